@@ -68,17 +68,24 @@ impl ClientFlags {
     }
 
     /// The bounds. Called after the store is open, since clients share the remaining descriptors.
-    pub(crate) fn limits(&self, listen: &Address, descriptors: DescriptorLimits) -> anyhow::Result<Limits> {
+    pub(crate) fn limits(
+        &self,
+        listen: &Address,
+        descriptors: DescriptorLimits,
+    ) -> anyhow::Result<Limits> {
         let open = open_descriptors().unwrap_or(OTHER_DESCRIPTORS);
         let is_local = matches!(listen, Address::Unix(_));
         let defaults = Limits::default();
-        let links_max = links_max(self.links, is_local, descriptors.now, open, defaults.unknown_max)?;
+        let links_max =
+            links_max(self.links, is_local, descriptors.now, open, defaults.unknown_max)?;
         let machine = || MemoryFacts::read().map(|facts| 2 * facts.total);
         let mapped_max = match self.client_memory {
             Some(size) => size.bytes(),
-            None => machine().context("cannot read the memory size of this machine, set --client-memory")?,
+            None => machine()
+                .context("cannot read the memory size of this machine, set --client-memory")?,
         };
-        let limits = Limits { links_max, mapped_max, mapped_of_peer_max: mapped_max / 2, ..defaults };
+        let limits =
+            Limits { links_max, mapped_max, mapped_of_peer_max: mapped_max / 2, ..defaults };
         Ok(limits)
     }
 }
@@ -138,7 +145,8 @@ pub(crate) fn log_bounds(
     memory: &ClientMemory,
 ) {
     let Limits { links_max, mapped_max, mapped_of_peer_max, .. } = limits;
-    let (descriptors, links_bytes) = (descriptors.now, Size::from_bytes(links_bytes_max(*links_max)));
+    let (descriptors, links_bytes) =
+        (descriptors.now, Size::from_bytes(links_bytes_max(*links_max)));
     if matches!(listen, Address::Tcp(_)) {
         return log!(
             "clients {memory} links_max={links_max} links_bytes_max={links_bytes} descriptors={descriptors}"
@@ -208,9 +216,14 @@ mod tests {
     #[test]
     fn invalid_bounds_are_refused_with_their_names() {
         let why = links_max(Some(9), true, 400, 10, 64).expect_err("too many").to_string();
-        assert!(why.contains("links=9") && why.contains("needed=599") && why.contains("--links"), "{why}");
         assert!(
-            client_memory("65TiB").is_err() && client_memory("0B").is_ok() && client_memory("x").is_err()
+            why.contains("links=9") && why.contains("needed=599") && why.contains("--links"),
+            "{why}"
+        );
+        assert!(
+            client_memory("65TiB").is_err()
+                && client_memory("0B").is_ok()
+                && client_memory("x").is_err()
         );
     }
 }

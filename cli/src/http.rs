@@ -79,9 +79,12 @@ impl Http {
             .addresses(endpoint, Limits::default().handshake)
             .with_context(|| format!("--metrics={endpoint}"))?;
         if !addresses.iter().all(|address| address.ip().is_loopback()) {
-            bail!("the address is not loopback, other hosts could read the metrics --metrics={endpoint}");
+            bail!(
+                "the address is not loopback, other hosts could read the metrics --metrics={endpoint}"
+            );
         }
-        TcpListener::bind(addresses.as_slice()).with_context(|| format!("cannot listen --metrics={endpoint}"))
+        TcpListener::bind(addresses.as_slice())
+            .with_context(|| format!("cannot listen --metrics={endpoint}"))
     }
 
     /// The address of the listener, with the port in use if none was given.
@@ -90,7 +93,13 @@ impl Http {
     }
 
     /// Serve requests until `stop` is set, which is checked at least every `wait`.
-    pub(crate) fn run(&mut self, store: &Store, serving: &ServeState, stop: &AtomicBool, wait: Duration) {
+    pub(crate) fn run(
+        &mut self,
+        store: &Store,
+        serving: &ServeState,
+        stop: &AtomicBool,
+        wait: Duration,
+    ) {
         let clock = SystemClock::new();
         while !stop.load(Ordering::Relaxed) {
             self.server.poll(&clock, wait, &mut |request| respond(request, store, serving));
@@ -104,7 +113,9 @@ fn respond(request: Request<'_>, store: &Store, serving: &ServeState) -> Respons
             let body = metrics(&store.stats(), &serving.gauges());
             Response { status: "200 OK", kind: OPEN_METRICS, body }
         }
-        ("GET" | "HEAD", "/healthz") => health(serving.since_accept_poll(), &store.stats().ssd_state),
+        ("GET" | "HEAD", "/healthz") => {
+            health(serving.since_accept_poll(), &store.stats().ssd_state)
+        }
         ("GET" | "HEAD", _) => Response::text("404 Not Found", "try /metrics or /healthz\n"),
         _ => Response::text("405 Method Not Allowed", "only GET and HEAD\n"),
     }
@@ -115,7 +126,8 @@ fn health(since_accept_poll: Duration, ssd_state: &str) -> Response {
     if since_accept_poll < ACCEPT_STALL {
         return Response::text("200 OK", format!("ok ssd_state={ssd_state}\n"));
     }
-    let text = format!("the accept loop is stalled accept_loop_idle_s={}\n", since_accept_poll.as_secs());
+    let text =
+        format!("the accept loop is stalled accept_loop_idle_s={}\n", since_accept_poll.as_secs());
     Response::text("503 Service Unavailable", text)
 }
 

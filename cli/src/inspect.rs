@@ -164,8 +164,12 @@ impl Inspection {
             let objects = generations.get(&current).copied().unwrap_or(0);
             let all: u64 = generations.values().sum();
             let namespace = namespace.to_string();
-            let row =
-                NamespaceRow { namespace, generation: current, objects, objects_cleared: all - objects };
+            let row = NamespaceRow {
+                namespace,
+                generation: current,
+                objects,
+                objects_cleared: all - objects,
+            };
             self.namespaces.push(row);
         }
         for which in 0..2 {
@@ -205,7 +209,9 @@ impl Inspection {
         segment.scan(disk, &mut |found| {
             let Found::Record { record, payload: Ok(()) } = found else { return };
             let facts = record.facts();
-            record.members().for_each(|_| count(facts.namespace, facts.generation.0, facts.sequence.0));
+            record
+                .members()
+                .for_each(|_| count(facts.namespace, facts.generation.0, facts.sequence.0));
             row.records += 1;
             row.bytes += align_up(record.record_bytes());
         })?;
@@ -274,12 +280,18 @@ impl Inspection {
         table.set_header(["namespace", "generation", "objects", "cleared"]);
         for n in &self.namespaces {
             let (generation, objects) = (n.generation.to_string(), n.objects.to_string());
-            table.add_row([n.namespace.clone(), generation, objects, n.objects_cleared.to_string()]);
+            table.add_row([
+                n.namespace.clone(),
+                generation,
+                objects,
+                n.objects_cleared.to_string(),
+            ]);
         }
         out += &format!("\n\n{table}\n");
         let number = |n: Option<u64>| n.map_or("-".to_owned(), |n| n.to_string());
         for c in &self.checkpoints {
-            let (serial, entries, replay) = (number(c.serial), number(c.entries), number(c.replay_from));
+            let (serial, entries, replay) =
+                (number(c.serial), number(c.entries), number(c.replay_from));
             let clean = c.clean.map_or("-".to_owned(), |c| c.to_string());
             out += &format!(
                 "\ncheckpoint {} serial={serial} entries={entries} replay_from={replay} clean={clean} file={}",
@@ -294,14 +306,25 @@ impl Inspection {
     fn segment_table(&self) -> String {
         let mut table = Table::new();
         table.load_style(presets::NOTHING);
-        let names = ["segment", "incarnation", "order", "state", "records", "objects", "bytes", "min", "max"];
+        let names = [
+            "segment",
+            "incarnation",
+            "order",
+            "state",
+            "records",
+            "objects",
+            "bytes",
+            "min",
+            "max",
+        ];
         table.set_header(names);
         let number = |n: Option<u64>| n.map_or("-".to_owned(), |n| n.to_string());
         for s in &self.segments {
             let [id, incarnation, order] =
                 [s.segment.into(), s.incarnation, s.order].map(|n: u64| n.to_string());
             let [records, objects, bytes] = [s.records, s.objects, s.bytes].map(|n| n.to_string());
-            let (state, least, most) = (s.state.to_owned(), number(s.min_sequence), number(s.max_sequence));
+            let (state, least, most) =
+                (s.state.to_owned(), number(s.min_sequence), number(s.max_sequence));
             table.add_row([id, incarnation, order, state, records, objects, bytes, least, most]);
         }
         table.to_string()

@@ -65,8 +65,9 @@ mod tests {
     fn refusals_beyond_the_limit_per_second_are_counted() {
         let mut limit = RefusalLimit::default();
         let at = |ms: u64| Mono(5_000_000_000 + ms * 1_000_000);
-        let lines =
-            |limit: &mut RefusalLimit, ms| (0..100).filter(|_| limit.refused(at(ms), false).line).count();
+        let lines = |limit: &mut RefusalLimit, ms| {
+            (0..100).filter(|_| limit.refused(at(ms), false).line).count()
+        };
         assert_eq!((lines(&mut limit, 0), lines(&mut limit, 999)), (10, 0));
         assert_eq!(limit.roll_over(at(999)), Decision::default());
         assert_eq!(limit.roll_over(at(1000)), Decision { line: false, suppressed: 190 });

@@ -71,7 +71,8 @@ fn write_log(line: &[u8]) {
 /// Whether a write to the log does not block, or is allowed to.
 fn is_ready(log: &impl std::os::fd::AsFd) -> bool {
     let mut log = [PollFd::new(log, PollFlags::OUT)];
-    BLOCKS.load(Ordering::Relaxed) || poll(&mut log, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    BLOCKS.load(Ordering::Relaxed)
+        || poll(&mut log, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
 /// The writer of `tracing` events: the log.
@@ -106,7 +107,8 @@ mod tests {
 
     #[test]
     fn result_for_a_closed_pipe_is_dropped_and_another_failure_is_an_error() {
-        let of = |kind| write_line(&mut Fails(kind), format_args!("x")).map_err(|error| error.kind());
+        let of =
+            |kind| write_line(&mut Fails(kind), format_args!("x")).map_err(|error| error.kind());
         assert_eq!(of(ErrorKind::BrokenPipe), Ok(()));
         assert_eq!(of(ErrorKind::StorageFull), Err(ErrorKind::StorageFull));
     }

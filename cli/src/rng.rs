@@ -1,5 +1,5 @@
-//! SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014): small,
-//! seedable, and the same on every machine, so that a seed names a run.
+//! SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014):
+//! small, seedable, and the same on every machine, so that a seed names a run.
 
 use pagelith::AlignedBuf;
 
@@ -21,8 +21,8 @@ impl SplitMix64 {
         mix(self.0)
     }
 
-    /// A number from `from` to `to`, both included; the bias of the widening multiplication is below 2^-32
-    /// for any range used here.
+    /// A number from `from` to `to`, both included; the bias of the widening multiplication is
+    /// below 2^-32 for any range used here.
     pub(crate) fn within(&mut self, from: u64, to: u64) -> u64 {
         let width = u128::from(to.saturating_sub(from)) + 1;
         from + ((u128::from(self.next_u64()) * width) >> 64) as u64
@@ -58,7 +58,10 @@ mod tests {
         // (https://prng.di.unimi.it/splitmix64.c).
         let mut r = SplitMix64::new(1_234_567);
         let first = [r.next_u64(), r.next_u64(), r.next_u64()];
-        assert_eq!(first, [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]);
+        assert_eq!(
+            first,
+            [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]
+        );
     }
 
     #[test]

@@ -95,20 +95,26 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<RunStatus> {
         signal_hook::flag::register(signal, stop.clone()).context("cannot take signals")?;
     }
     let admission = match &args.keys {
-        Some(path) => Admission::Keys(Arc::new(KeyRing::new(key_file::ring(path)?, &SystemEntropy)?)),
+        Some(path) => {
+            Admission::Keys(Arc::new(KeyRing::new(key_file::ring(path)?, &SystemEntropy)?))
+        }
         None => Admission::Connection(Rights::all()),
     };
     // Memory is shared only if every client has all rights. With keys, clients read only their
     // namespaces.
     let shared = matches!(args.listen, Address::Unix(_)) && args.keys.is_none();
     let with_peers = |config: &mut Config| args.peers.apply(config);
-    let config = args.store.resolve(defaults(shared.then_some(args.transfer)), None, &with_peers)?;
+    let config =
+        args.store.resolve(defaults(shared.then_some(args.transfer)), None, &with_peers)?;
     args.peers.check(&config)?;
     let memory = ClientMemory::for_store(&config, args.transfer)?;
-    let (staging, transfer) =
-        transfer_memory(&config, args.transfer).context("cannot allocate the memory of --transfer")?;
-    let listen =
-        ListenConfig { address: args.listen.clone(), admission, beyond_this_host: args.beyond_this_host };
+    let (staging, transfer) = transfer_memory(&config, args.transfer)
+        .context("cannot allocate the memory of --transfer")?;
+    let listen = ListenConfig {
+        address: args.listen.clone(),
+        admission,
+        beyond_this_host: args.beyond_this_host,
+    };
     // Finds an address that cannot be bound before a store is created. Until the store is open,
     // clients are refused.
     drop(listener(&listen, args.clients.limits(&args.listen, descriptors)?)?);
@@ -127,8 +133,10 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<RunStatus> {
     clients::log_bounds(&limits, &args.listen, descriptors, &memory);
     let mut listener = listener(&listen, limits)?.with_shared_regions(regions);
     let mut http = args.metrics.as_ref().map(Http::listen).transpose()?;
-    let mut lines =
-        http.iter().map(|http| format!("metrics http://{}/metrics", http.address())).collect::<Vec<_>>();
+    let mut lines = http
+        .iter()
+        .map(|http| format!("metrics http://{}/metrics", http.address()))
+        .collect::<Vec<_>>();
     lines.push(format!("listening {}", listener.address()));
     // A closed stdout does not prevent serving.
     out!("{}", lines.join("\n")).unwrap_or_else(|error| log!("{error:#}"));
@@ -200,7 +208,9 @@ fn serve(
                 for arrival in arrivals.drain(..) {
                     match arrival {
                         Arrival::Link(link) => start_client(link, scope, store, serving, stop),
-                        Arrival::Refused { peer, why } => log_refusal(&mut limit, clock.now(), &peer, &why),
+                        Arrival::Refused { peer, why } => {
+                            log_refusal(&mut limit, clock.now(), &peer, &why)
+                        }
                     }
                 }
             }
@@ -215,8 +225,8 @@ fn serve(
     })
 }
 
-/// End the process though threads of clients do not end: the kernel keeps a thread that closes a descriptor
-/// of a dead file system, or a socket that lingers. Everything is made durable first.
+/// End the process though threads of clients do not end: the kernel keeps a thread that closes a
+/// descriptor of a dead file system, or a socket that lingers. Everything is made durable first.
 fn end_without_clients(store: &Store, serving: &ServeState) -> ! {
     let options = Options { timeout: Some(store.close_timeout()), ..Options::default() };
     let flushed = store.flush(options);
@@ -299,11 +309,15 @@ fn listener(listen: &ListenConfig, limits: Limits) -> anyhow::Result<Listener> {
 }
 
 /// Transfer memory, and its region to share with clients if `dram.shared` is set.
-fn transfer_memory(config: &ValidConfig, bytes: Size) -> std::io::Result<(StagingPool, Option<Arc<Region>>)> {
+fn transfer_memory(
+    config: &ValidConfig,
+    bytes: Size,
+) -> std::io::Result<(StagingPool, Option<Arc<Region>>)> {
     let bytes = align_down(bytes.bytes()) as usize;
     if config.dram_shared() {
         let (staging, memory) = StagingPool::shared(bytes)?;
-        // The drive fills huge pages in fewer requests. What the system declines comes as it is used.
+        // The drive fills huge pages in fewer requests. What the system declines comes as it is
+        // used.
         let _ = memory.prefault();
         return Ok((staging, Some(memory)));
     }

@@ -1,4 +1,5 @@
-//! The configuration of a store that a command opens: the command's defaults < file < environment < flags.
+//! The configuration of a store that a command opens: the command's defaults < file < environment <
+//! flags.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +7,8 @@ use anyhow::{Context, bail};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, Command, Subcommand};
 use pagelith::config::{
-    Config, ConfigError, ConfigFormat, DramPolicy, ENV_PREFIX, Facts, Size, SsdIo, SsdPolicy, ValidConfig,
+    Config, ConfigError, ConfigFormat, DramPolicy, ENV_PREFIX, Facts, Size, SsdIo, SsdPolicy,
+    ValidConfig,
 };
 use pagelith::io::regular_file::read_text;
 use pagelith::io::shm::Region;
@@ -225,7 +227,10 @@ fn read_file(path: &Path) -> anyhow::Result<(ConfigFormat, String)> {
         bail!("a configuration file must end in .toml or .json file={}", path.display());
     };
     let text = read_text(path, CONFIG_BYTES_MAX);
-    Ok((format, text.with_context(|| format!("cannot read the configuration file={}", path.display()))?))
+    Ok((
+        format,
+        text.with_context(|| format!("cannot read the configuration file={}", path.display()))?,
+    ))
 }
 
 /// Whether this process can share memory of this length with others; logs the reason if not.
@@ -261,9 +266,10 @@ mod tests {
 
     #[test]
     fn setting_in_a_file_is_found_in_both_formats() {
-        for (format, text) in
-            [(ConfigFormat::Toml, "[ssd]\nbytes = 0"), (ConfigFormat::Json, r#"{"ssd": {"bytes": 0}}"#)]
-        {
+        for (format, text) in [
+            (ConfigFormat::Toml, "[ssd]\nbytes = 0"),
+            (ConfigFormat::Json, r#"{"ssd": {"bytes": 0}}"#),
+        ] {
             assert!(names_setting(format, text, "ssd", "bytes"));
             assert!(!names_setting(format, text, "dram", "bytes"));
             assert!(!names_setting(format, "not a file", "ssd", "bytes"));

@@ -45,8 +45,8 @@ impl TempDir {
         if dirs.iter().any(|dir| dir.starts_with(&self.path)) {
             remove_stale(&self.prefix);
             let made = make(&self.path);
-            let made =
-                made.with_context(|| format!("cannot make a directory dir={}", self.path.display()))?;
+            let made = made
+                .with_context(|| format!("cannot make a directory dir={}", self.path.display()))?;
             self.made = Some(made);
             remove_on_signals(self.path.clone()).context("cannot take signals")?;
         }
@@ -70,7 +70,8 @@ fn make(path: &Path) -> io::Result<OwnedFd> {
         return Err(io::ErrorKind::AlreadyExists.into());
     }
     // Under a name that `remove_stale` does not match.
-    let unlocked = path.with_file_name(format!("new-{}", path.file_name().unwrap_or_default().display()));
+    let unlocked =
+        path.with_file_name(format!("new-{}", path.file_name().unwrap_or_default().display()));
     std::fs::create_dir(&unlocked)?;
     let dir = OwnedFd::from(File::open(&unlocked)?);
     flock(&dir, FlockOperation::NonBlockingLockExclusive)?;
@@ -101,9 +102,9 @@ fn remove_on_signals(path: PathBuf) -> io::Result<()> {
     std::thread::Builder::new().name("pagelith-signals".to_owned()).spawn(move || {
         for signal in signals.forever() {
             // Starts again if a file is created meanwhile.
-            while std::fs::remove_dir_all(&path).is_err_and(|e| e.kind() == io::ErrorKind::DirectoryNotEmpty)
-            {
-            }
+            while std::fs::remove_dir_all(&path)
+                .is_err_and(|e| e.kind() == io::ErrorKind::DirectoryNotEmpty)
+            {}
             let _ = emulate_default_handler(signal);
         }
     })?;
@@ -130,8 +131,10 @@ mod tests {
 
     #[test]
     fn stale_directory_is_removed_and_one_in_use_is_kept() {
-        let (mut used, left) =
-            (TempDir::with_prefix("pagelith-test-used"), TempDir::with_prefix("pagelith-test-used"));
+        let (mut used, left) = (
+            TempDir::with_prefix("pagelith-test-used"),
+            TempDir::with_prefix("pagelith-test-used"),
+        );
         used.make_for(&[used.path().to_owned()]).unwrap();
         std::fs::create_dir(left.path()).unwrap();
         std::fs::write(left.path().join("file"), "x").unwrap();

@@ -79,9 +79,19 @@ impl Trace {
         let bytes_read = Arc::new(AtomicU64::new(0));
         let mut raw = BufReader::new(CountingReader { file, bytes: Arc::clone(&bytes_read) });
         let gzipped = raw.fill_buf().with_context(context)?.starts_with(&GZIP_MAGIC);
-        let reader: Box<dyn BufRead> =
-            if gzipped { Box::new(BufReader::new(MultiGzDecoder::new(raw))) } else { Box::new(raw) };
-        Ok(Trace { reader, path: path.to_owned(), file_bytes, bytes_read, line: 0, text: Vec::new() })
+        let reader: Box<dyn BufRead> = if gzipped {
+            Box::new(BufReader::new(MultiGzDecoder::new(raw)))
+        } else {
+            Box::new(raw)
+        };
+        Ok(Trace {
+            reader,
+            path: path.to_owned(),
+            file_bytes,
+            bytes_read,
+            line: 0,
+            text: Vec::new(),
+        })
     }
 
     /// (bytes of the file read so far, its length).
@@ -99,7 +109,8 @@ impl Trace {
             self.line += 1;
             self.text.clear();
             let read = self.reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut self.text);
-            let read = read.with_context(|| format!("cannot read the trace {}", self.location()))?;
+            let read =
+                read.with_context(|| format!("cannot read the trace {}", self.location()))?;
             if read == 0 {
                 return Ok(None);
             }
@@ -142,14 +153,16 @@ mod tests {
 
     use super::*;
 
-    const GOOD: &str = r#"{"timestamp": 0, "input_length": 900, "output_length": 5, "hash_ids": [0, 7]}"#;
+    const GOOD: &str =
+        r#"{"timestamp": 0, "input_length": 900, "output_length": 5, "hash_ids": [0, 7]}"#;
 
     fn read(bytes: &[u8]) -> Result<Vec<Vec<u64>>, String> {
         let dir = tempfile::tempdir().unwrap();
         // The name says nothing about compression.
         let path = dir.path().join("trace.gz");
         std::fs::write(&path, bytes).unwrap();
-        let requests: anyhow::Result<Vec<TraceRequest>> = Trace::open(&path).and_then(|t| t.collect());
+        let requests: anyhow::Result<Vec<TraceRequest>> =
+            Trace::open(&path).and_then(|t| t.collect());
         let shown = |e: anyhow::Error| format!("{e:#}").replace(&*path.to_string_lossy(), "FILE");
         requests.map(|r| r.into_iter().map(|r| r.hash_ids).collect()).map_err(shown)
     }
@@ -173,7 +186,10 @@ mod tests {
     fn bad_line_is_named_with_file_and_column() {
         let cases = [
             ("not json", "trace line is not JSON: expected ident FILE column=2"),
-            ("{\"timestamp\": 0", "trace line is not JSON: EOF while parsing an object FILE column=15"),
+            (
+                "{\"timestamp\": 0",
+                "trace line is not JSON: EOF while parsing an object FILE column=15",
+            ),
             (
                 r#"{"timestamp": 0, "input_length": 1, "output_length": 1}"#,
                 "trace line does not fit: missing field `hash_ids` FILE column=55",

@@ -24,7 +24,9 @@ fn found(report: &Value) -> u64 {
 #[test]
 fn client_finds_objects_of_the_previous_client_over_tcp_and_unix_socket() {
     let dir = tempfile::tempdir().expect("a directory");
-    for listen in ["tcp:127.0.0.1:0".to_owned(), format!("unix:{}", dir.path().join("socket").display())] {
+    for listen in
+        ["tcp:127.0.0.1:0".to_owned(), format!("unix:{}", dir.path().join("socket").display())]
+    {
         let store = tempfile::tempdir().expect("a directory");
         let ssd = ["--ssd", "256MiB", "--dir", store.path().to_str().expect("text")];
         let server = Serving::with(&[&["--listen", &listen][..], &ssd].concat());
@@ -46,7 +48,10 @@ fn client_finds_objects_of_the_previous_client_over_tcp_and_unix_socket() {
         drop(server);
         let server = Serving::with(&[&["--listen", &listen][..], &ssd].concat());
         let third = json(&replay(&server.address, "150").output().expect("run"));
-        assert!(is_right(&third) && found(&third) == found(&second) && hits(&third, "ssd") > 0, "{third}");
+        assert!(
+            is_right(&third) && found(&third) == found(&second) && hits(&third, "ssd") > 0,
+            "{third}"
+        );
     }
 }
 
@@ -95,7 +100,9 @@ fn attached_replay_refuses_store_flags_and_needs_a_valid_key() {
         let message = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.code() == Some(2) && message.contains(why), "{message}");
     };
-    for flag in [["--dram", "1MiB"], ["--ssd", "0"], ["--dir", "/tmp"], ["--remote", "tcp:127.0.0.1:1"]] {
+    for flag in
+        [["--dram", "1MiB"], ["--ssd", "0"], ["--dir", "/tmp"], ["--remote", "tcp:127.0.0.1:1"]]
+    {
         let mut own = replay("tcp:127.0.0.1:1", "1");
         own.args(flag);
         refused(own, "cannot be used with");
@@ -112,7 +119,10 @@ fn attached_replay_refuses_store_flags_and_needs_a_valid_key() {
     refused(with(&stranger), "cannot attach to the store");
     refused(replay(&server.address, "1"), "cannot attach to the store");
     refused(replay("tcp:127.0.0.1:1", "1"), "cannot attach to the store");
-    refused(command(&["replay", "--key", &known]), "remote.key: must be unset without remote.peers");
+    refused(
+        command(&["replay", "--key", &known]),
+        "remote.key: must be unset without remote.peers",
+    );
 }
 
 #[test]

@@ -1,5 +1,8 @@
 //! Errors are found before a command creates files, and temporary files are removed.
-#![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files and processes")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a test sets up and looks at real files and processes"
+)]
 
 mod common;
 
@@ -29,7 +32,10 @@ fn port_in_use_is_found_before_a_store_is_created() {
     let message = refused_without_files(&["--listen", &format!("tcp:{at}")]);
     assert!(message.contains(&at) && message.contains("in use"), "{message}");
     let message = refused_without_files(&["--listen", "tcp:127.0.0.1:0", "--metrics", &at]);
-    assert!(message.contains(&format!("--metrics={at}")) && message.contains("in use"), "{message}");
+    assert!(
+        message.contains(&format!("--metrics={at}")) && message.contains("in use"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -43,7 +49,8 @@ fn unusable_socket_path_is_found_before_a_store_is_created() {
     let message = refused_without_files(&["--listen", &address]);
     assert!(message.contains("in use"), "{message}");
     // The first server still works.
-    let replay = command(&["replay", "--attach", &address, "--requests", "1"]).output().expect("run");
+    let replay =
+        command(&["replay", "--attach", &address, "--requests", "1"]).output().expect("run");
     assert!(replay.status.success(), "{replay:?}");
     drop(server);
 }
@@ -55,7 +62,10 @@ fn transfer_memory_outside_its_range_is_refused() {
     }
     for size in ["0", "65535", "2TiB"] {
         let message = refused_without_files(&["--transfer", size]);
-        assert!(message.contains("--transfer") && message.contains("between 64KiB and 1TiB"), "{message}");
+        assert!(
+            message.contains("--transfer") && message.contains("between 64KiB and 1TiB"),
+            "{message}"
+        );
     }
 }
 
@@ -83,7 +93,9 @@ fn file_size_limit_is_reported_before_a_store_is_created() {
     let dir = home.path().join("store");
     let store = ["--ssd", "64MiB", "--dir", dir.to_str().expect("text")];
     let replay = ["replay", "--dram", "8MiB", "--requests", "10"];
-    for (code, command) in [(1, &["config", "check"][..]), (2, &["serve", "--dram", "8MiB"]), (2, &replay)] {
+    for (code, command) in
+        [(1, &["config", "check"][..]), (2, &["serve", "--dram", "8MiB"]), (2, &replay)]
+    {
         let (ended, message) = limited(&[command, &store].concat());
         assert!(
             ended == Some(code) && message.contains("ssd.bytes: needs a file of"),
@@ -101,7 +113,10 @@ fn file_size_limit_is_reported_before_a_store_is_created() {
     let shared = [("PAGELITH_DRAM__SHARED", "true")];
     let socket = format!("unix:{}", home.path().join("socket").display());
     let (ended, message) = limited_with(&shared, &["serve", "--listen", &socket]);
-    assert!(ended == Some(2) && message.contains("dram.bytes: is a file of memory"), "{ended:?} {message}");
+    assert!(
+        ended == Some(2) && message.contains("dram.bytes: is a file of memory"),
+        "{ended:?} {message}"
+    );
     let (ended, message) = limited_with(&shared, &["serve", "--listen", &socket, "--dram", "1MiB"]);
     assert!(
         ended == Some(2) && message.contains("--transfer") && message.contains("ulimit -f"),
@@ -127,7 +142,8 @@ fn directory_in_a_memory_file_system_is_reported_before_a_store_is_created() {
     let check = |ssd: &str| pagelith(&["config", "check", "--dir", dir, "--ssd", ssd]);
     let fits = check("64MiB");
     assert!(
-        fits.code == Some(0) && fits.stdout.contains(&format!("are memory, and are lost with it dir={dir}")),
+        fits.code == Some(0)
+            && fits.stdout.contains(&format!("are memory, and are lost with it dir={dir}")),
         "{fits:?}"
     );
     let too_much = check("60TiB");
@@ -136,7 +152,10 @@ fn directory_in_a_memory_file_system_is_reported_before_a_store_is_created() {
         "{too_much:?}"
     );
     let serve = pagelith(&["serve", "--dir", dir, "--ssd", "60TiB"]);
-    assert!(serve.code == Some(2) && serve.stderr.contains("ssd.dirs: must be on a drive"), "{serve:?}");
+    assert!(
+        serve.code == Some(2) && serve.stderr.contains("ssd.dirs: must be on a drive"),
+        "{serve:?}"
+    );
     assert_eq!(std::fs::read_dir(shm.path()).expect("listed").count(), 0);
 }
 
@@ -173,6 +192,7 @@ fn temporary_files_are_removed_by_signals_or_at_the_next_start() {
     }
     kill(&mut replaying(home.path()), "-KILL");
     assert_eq!(left(), 1);
-    let next = command(&["replay", "--requests", "10"]).env("TMPDIR", home.path()).output().expect("run");
+    let next =
+        command(&["replay", "--requests", "10"]).env("TMPDIR", home.path()).output().expect("run");
     assert!(next.status.success() && left() == 0, "{next:?}");
 }

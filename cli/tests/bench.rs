@@ -106,8 +106,14 @@ fn requested_baselines_are_measured_too() {
         (["--op=get", "--data=32MiB"], "--beside=as-put"),
         (["--op=put", "--data=1MiB"], "less than one write"),
     ] {
-        let all =
-            ["bench", "--tier=ssd", "--beside=as-put", "--object-bytes=64KiB", "--batch=8", "--seconds=0.2"];
+        let all = [
+            "bench",
+            "--tier=ssd",
+            "--beside=as-put",
+            "--object-bytes=64KiB",
+            "--batch=8",
+            "--seconds=0.2",
+        ];
         let ran = pagelith(&[&all[..], &args].concat());
         assert_ne!(ran.code, Some(0), "{ran:?}");
         assert!(ran.stderr.contains(says), "{ran:?}");

@@ -21,8 +21,16 @@ const POLLS_MAX: u64 = 20_000;
 
 fn replay(address: &str, seed: u64, requests: &str) -> Command {
     let seed = seed.to_string();
-    let mut replay =
-        command(&["replay", "--json", "--attach", address, "--seed", &seed, "--requests", requests]);
+    let mut replay = command(&[
+        "replay",
+        "--json",
+        "--attach",
+        address,
+        "--seed",
+        &seed,
+        "--requests",
+        requests,
+    ]);
     replay.stdout(Stdio::piped()).stderr(Stdio::null());
     replay
 }
@@ -37,7 +45,10 @@ fn metric(server: &Serving, name: &str) -> u64 {
 /// Number of objects that the store has stored or returned. A client is killed after a given
 /// increase.
 fn moved(server: &Serving) -> u64 {
-    ["puts_stored_total", "hits_memory_total", "hits_ssd_total"].iter().map(|name| metric(server, name)).sum()
+    ["puts_stored_total", "hits_memory_total", "hits_ssd_total"]
+        .iter()
+        .map(|name| metric(server, name))
+        .sum()
 }
 
 /// Kill clients at one address, each after the store has moved some more objects.
@@ -45,7 +56,8 @@ fn campaign(listen: &str, kills: u64) {
     let dir = tempfile::tempdir().expect("a directory");
     // Less memory than the clients put, so that some gets read from the disk.
     let flags = ["--listen", listen, "--metrics", "127.0.0.1:0", "--ssd", "256MiB", "--dir"];
-    let server = Serving::with(&[&flags[..], &[dir.path().join("store").to_str().expect("text")]].concat());
+    let server =
+        Serving::with(&[&flags[..], &[dir.path().join("store").to_str().expect("text")]].concat());
     let mut survivor = replay(&server.address, 1, "400").spawn().expect("spawned");
     let mut ended = 0;
     let spawn = |seed| replay(&server.address, 1 + seed % 5, "400").spawn().expect("spawned");
@@ -81,18 +93,26 @@ fn campaign(listen: &str, kills: u64) {
     let survivors = ended + 1;
     let mut stderr = std::io::stderr();
     let left = "links=0 transfer_bytes=0 readers=0";
-    writeln!(stderr, "{over}: clients killed={kills} survivors={survivors} wrong_bytes=0 left: {left}")
-        .expect("written");
+    writeln!(
+        stderr,
+        "{over}: clients killed={kills} survivors={survivors} wrong_bytes=0 left: {left}"
+    )
+    .expect("written");
 }
 
 /// Check that a client that was not killed succeeded, without wrong bytes and partial groups.
 fn check(client: Child) {
     let report = json(&client.wait_with_output().expect("ended"));
-    assert_eq!((&report["wrong_bytes"], &report["partial_groups"]), (&0.into(), &0.into()), "{report}");
+    assert_eq!(
+        (&report["wrong_bytes"], &report["partial_groups"]),
+        (&0.into(), &0.into()),
+        "{report}"
+    );
 }
 
 fn kills() -> u64 {
-    std::env::var("TEST_PAGELITH_CLIENT_KILLS").map_or(KILLS, |text| text.parse().expect("a number"))
+    std::env::var("TEST_PAGELITH_CLIENT_KILLS")
+        .map_or(KILLS, |text| text.parse().expect("a number"))
 }
 
 #[test]

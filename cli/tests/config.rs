@@ -16,7 +16,8 @@ fn file(text: &str) -> (tempfile::TempDir, String) {
 #[test]
 fn every_problem_is_reported_and_nothing_is_created() {
     let (dir, path) = file("[ssd]\nbytes = \"1GiB\"\nwrite_depth = 0\n[dram]\npolcy = \"lru\"\n");
-    let ran = pagelith_with(&["config", "check", "--config", &path], &[("PAGELITH_STAGING__RATIO", "7")]);
+    let ran =
+        pagelith_with(&["config", "check", "--config", &path], &[("PAGELITH_STAGING__RATIO", "7")]);
     assert_eq!(ran.code, Some(1), "{ran:?}");
     for problem in ["ssd.write_depth", "polcy", "staging.ratio"] {
         assert!(ran.stdout.contains(problem), "{problem} is not named: {ran:?}");
@@ -44,8 +45,7 @@ fn shown_peers_are_a_valid_configuration() {
         "[remote]\nkey = \"/key\"\npeers = [\"tcp:[::1]:7411\", {address = \"unix:/b\", name = \"b\", weight = 2.5, preferred = true}]",
     );
     let shown = pagelith(&["config", "show", "--config", &path]).json();
-    let plain =
-        r#"{"address": "tcp:[::1]:7411", "name": "tcp:[::1]:7411", "weight": 1.0, "preferred": false}"#;
+    let plain = r#"{"address": "tcp:[::1]:7411", "name": "tcp:[::1]:7411", "weight": 1.0, "preferred": false}"#;
     let table = r#"{"address": "unix:/b", "name": "b", "weight": 2.5, "preferred": true}"#;
     let right = format!(r#"{{"peers": [{plain}, {table}], "key": "/key"}}"#);
     assert_eq!(shown["remote"], serde_json::from_str::<serde_json::Value>(&right).unwrap());
@@ -63,7 +63,8 @@ fn shown_peers_are_a_valid_configuration() {
 
 #[test]
 fn flags_override_the_environment_and_that_overrides_the_file() {
-    let (_dir, path) = file("[dram]\nbytes = \"64MiB\"\npolicy = \"fifo\"\n[staging]\nbytes = \"5MiB\"\n");
+    let (_dir, path) =
+        file("[dram]\nbytes = \"64MiB\"\npolicy = \"fifo\"\n[staging]\nbytes = \"5MiB\"\n");
     let env = [("PAGELITH_DRAM__BYTES", "96MiB"), ("PAGELITH_STAGING__BYTES", "6MiB")];
     let args = ["config", "show", "--config", &path, "--staging", "7MiB"];
     let shown = pagelith_with(&args, &env).json();
@@ -82,7 +83,8 @@ fn flags_override_the_environment_and_that_overrides_the_file() {
 fn refusals(flags: &[&str], env: &[(&str, &str)]) -> Vec<String> {
     // If the store is opened nevertheless, `serve` ends with an error for the metrics address.
     let serve = ["serve", "--listen", "tcp:127.0.0.1:0", "--metrics", "0.0.0.0:0"];
-    let commands = [&["config", "check"][..], &["config", "show"], &serve, &["replay", "--requests", "1"]];
+    let commands =
+        [&["config", "check"][..], &["config", "show"], &serve, &["replay", "--requests", "1"]];
     let ran = commands.map(|command| pagelith_with(&[command, flags].concat(), env));
     ran.into_iter()
         .map(|ran| {
@@ -131,7 +133,10 @@ fn directory_without_a_size_is_refused_by_commands_without_a_default_size() {
 fn size_zero_disables_the_ssd_tier_of_a_file() {
     let (_dir, path) = file("ssd.bytes = \"64MiB\"\nssd.dirs = [\"/nowhere\"]");
     let shown = pagelith(&["config", "show", "--config", &path, "--ssd", "0"]).json();
-    assert_eq!((&shown["ssd"]["bytes"], &shown["ssd"]["dirs"]), (&"0B".into(), &serde_json::json!([])));
+    assert_eq!(
+        (&shown["ssd"]["bytes"], &shown["ssd"]["dirs"]),
+        (&"0B".into(), &serde_json::json!([]))
+    );
 }
 
 #[test]
@@ -139,16 +144,21 @@ fn help_states_the_defaults_of_its_command() {
     let help = |command: &[&str]| pagelith(&[command, &["--help"]].concat()).stdout;
     for command in [&["serve"][..], &["config", "check"], &["config", "show"]] {
         let message = help(command);
-        for default in ["[default: 256MiB]", "[default: 0B]", "[default: none; --ssd is needed too]"] {
+        for default in
+            ["[default: 256MiB]", "[default: 0B]", "[default: none; --ssd is needed too]"]
+        {
             assert!(message.contains(default), "{default} {message}");
         }
         assert!(
-            !message.contains("128MiB") && !message.contains("512MiB") && !message.contains("temporary"),
+            !message.contains("128MiB")
+                && !message.contains("512MiB")
+                && !message.contains("temporary"),
             "{message}"
         );
     }
     let message = help(&["replay"]);
-    for default in ["[default: 128MiB]", "[default: 512MiB]", "[default: a new one under", "[default: 64MiB]"]
+    for default in
+        ["[default: 128MiB]", "[default: 512MiB]", "[default: a new one under", "[default: 64MiB]"]
     {
         assert!(message.contains(default), "{default} {message}");
     }
@@ -164,6 +174,7 @@ fn kubernetes_service_variables_are_ignored_with_a_debug_event() {
     let quiet = pagelith_with(&["config", "check"], &env);
     assert!(quiet.code == Some(0) && quiet.stderr.is_empty(), "{quiet:?}");
     let ran = pagelith_with(&["config", "check"], &[&env[..], &[("RUST_LOG", "debug")]].concat());
-    let lines: Vec<&str> = ran.stderr.lines().filter(|line| line.contains("PAGELITH_PORT")).collect();
+    let lines: Vec<&str> =
+        ran.stderr.lines().filter(|line| line.contains("PAGELITH_PORT")).collect();
     assert!(ran.code == Some(0) && lines.len() == 1 && lines[0].contains("DEBUG"), "{ran:?}");
 }

@@ -33,7 +33,8 @@ fn client_in_another_pid_namespace_is_served() {
     let mut serve = common::without_settings(Command::new("unshare"));
     serve.args(unshare).arg(env!("CARGO_BIN_EXE_pagelith"));
     serve.args(["serve", "--dram", "64MiB", "--listen", &address]);
-    let mut server = Container(serve.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("spawned"));
+    let mut server =
+        Container(serve.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("spawned"));
     let mut line = String::new();
     let stdout = server.0.stdout.take().expect("stdout");
     BufReader::new(stdout).read_line(&mut line).expect("a line");

@@ -12,7 +12,8 @@ use pagelith::layouts::wire::greeting::{Reason, Refusal};
 use pagelith::layouts::wire::head::{self, HeadFacts};
 use pagelith::layouts::wire::{Kind, VERSION_GREETING};
 
-const TEXT: &str = "gone\nclosed durable_objects=7\r\u{1b}[2J\u{1b}]0;title\u{7}\u{9b}31m\u{202e}end";
+const TEXT: &str =
+    "gone\nclosed durable_objects=7\r\u{1b}[2J\u{1b}]0;title\u{7}\u{9b}31m\u{202e}end";
 
 #[test]
 fn text_of_an_unauthenticated_server_is_escaped_on_one_line() {
@@ -21,15 +22,23 @@ fn text_of_an_unauthenticated_server_is_escaped_on_one_line() {
     let server = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().expect("a client");
         let _ = stream.read(&mut [0; 64]).expect("a greeting");
-        let refusal = Refusal { reason: Reason::Denied, versions: (1, 1), missing: 0, text: TEXT.into() };
+        let refusal =
+            Refusal { reason: Reason::Denied, versions: (1, 1), missing: 0, text: TEXT.into() };
         let body = refusal.encode();
         let facts = HeadFacts::control(VERSION_GREETING, Kind::Refusal, OpId(0), &body);
         stream.write_all(&[&head::encode(&facts, [0; 16])[..], &body].concat()).expect("sent");
         let _ = stream.read_to_end(&mut Vec::new());
     });
-    let output = command(&["replay", "--requests", "5", "--attach", &address]).output().expect("run");
+    let output =
+        command(&["replay", "--requests", "5", "--attach", &address]).output().expect("run");
     let message = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && message.contains("gone\\nclosed durable_objects=7"), "{message:?}");
-    assert!(!message.replace('\n', "").contains(|c: char| c.is_control() || c == '\u{202e}'), "{message:?}");
+    assert!(
+        !output.status.success() && message.contains("gone\\nclosed durable_objects=7"),
+        "{message:?}"
+    );
+    assert!(
+        !message.replace('\n', "").contains(|c: char| c.is_control() || c == '\u{202e}'),
+        "{message:?}"
+    );
     server.join().expect("ended");
 }

@@ -29,7 +29,8 @@ impl Network {
             ip(&["netns", "add", &host])?;
             ip(&["-n", &host, "link", "set", "lo", "up"])?;
             ip(&[
-                "-n", &host, "link", "add", "eth0", "type", "veth", "peer", "name", &port, "netns", &switch,
+                "-n", &host, "link", "add", "eth0", "type", "veth", "peer", "name", &port, "netns",
+                &switch,
             ])?;
             ip(&["-n", &switch, "link", "set", &port, "master", "bridge0", "up"])?;
             ip(&["-n", &host, "address", "add", &format!("10.77.0.{}/24", n + 1), "dev", "eth0"])?;
@@ -72,7 +73,11 @@ impl Drop for Network {
 fn ip(args: &[&str]) -> Result<(), String> {
     let output = Command::new("ip").args(args).output().map_err(|error| format!("ip: {error}"))?;
     let message = String::from_utf8_lossy(&output.stderr);
-    if output.status.success() { Ok(()) } else { Err(format!("ip {}: {}", args.join(" "), message.trim())) }
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(format!("ip {}: {}", args.join(" "), message.trim()))
+    }
 }
 
 /// A store process on a host; killed when dropped.
@@ -84,9 +89,11 @@ struct Serving {
 impl Serving {
     fn on(network: &Network, n: usize, keys: &str) -> Serving {
         let listen = address(n);
-        let args = ["serve", "--dram", "64MiB", "--listen", &listen, "--keys", keys, "--beyond-this-host"];
+        let args =
+            ["serve", "--dram", "64MiB", "--listen", &listen, "--keys", keys, "--beyond-this-host"];
         let mut command = network.pagelith(n, &args);
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("spawned");
+        let mut child =
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("spawned");
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("stdout")).read_line(&mut line).expect("a line");
         let mut stderr = BufReader::new(child.stderr.take().expect("stderr"));
@@ -123,7 +130,8 @@ fn address(n: usize) -> String {
 
 /// A replay on host 0 with all other hosts as peers.
 fn replay(network: &Network, key: &str, requests: &str) -> Command {
-    let mut args = vec!["replay", "--json", "--dram", "2MiB", "--ssd", "0", "--object-bytes", "8KiB"];
+    let mut args =
+        vec!["replay", "--json", "--dram", "2MiB", "--ssd", "0", "--object-bytes", "8KiB"];
     args.extend(["--key", key, "--requests", requests]);
     let peers: Vec<String> = (1..network.hosts).map(address).collect();
     peers.iter().for_each(|peer| args.extend(["--remote", peer]));
@@ -133,7 +141,11 @@ fn replay(network: &Network, key: &str, requests: &str) -> Command {
 fn report(output: Output) -> Value {
     assert!(output.status.success(), "{output:?}");
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    assert_eq!((&report["wrong_bytes"], &report["partial_groups"]), (&0.into(), &0.into()), "{report}");
+    assert_eq!(
+        (&report["wrong_bytes"], &report["partial_groups"]),
+        (&0.into(), &0.into()),
+        "{report}"
+    );
     report
 }
 
@@ -153,7 +165,8 @@ fn partitions_and_kills_cost_only_misses() {
     };
     let dir = tempfile::tempdir().expect("a directory");
     let key = dir.path().join("key");
-    let made = Command::new(env!("CARGO_BIN_EXE_pagelith")).args(["key", "client"]).output().expect("run");
+    let made =
+        Command::new(env!("CARGO_BIN_EXE_pagelith")).args(["key", "client"]).output().expect("run");
     std::fs::write(&key, made.stdout).expect("written");
     std::fs::set_permissions(&key, PermissionsExt::from_mode(0o600)).expect("made private");
     let key = key.to_str().expect("text");

@@ -37,7 +37,17 @@ fn serve(keys: &str) -> String {
 /// The error for this key file of a process with peers.
 #[track_caller]
 fn client(key: &str) -> String {
-    refused(&["replay", "--ssd", "0", "--requests", "1", "--remote", "tcp:127.0.0.1:1", "--key", key])
+    refused(&[
+        "replay",
+        "--ssd",
+        "0",
+        "--requests",
+        "1",
+        "--remote",
+        "tcp:127.0.0.1:1",
+        "--key",
+        key,
+    ])
 }
 
 fn text(path: &Path) -> &str {
@@ -59,13 +69,19 @@ fn key_file_accessible_to_others_is_refused() {
     let one = keys(dir.path(), &["a"]);
     for mode in [0o640, 0o604, 0o620] {
         std::fs::set_permissions(&one, PermissionsExt::from_mode(mode)).expect("shared");
-        assert!(serve(&one).contains("other users can read the keys") && client(&one).contains("chmod 600"));
+        assert!(
+            serve(&one).contains("other users can read the keys")
+                && client(&one).contains("chmod 600")
+        );
     }
     std::fs::set_permissions(&one, PermissionsExt::from_mode(0o600)).expect("made private");
     if is_root("key_file_accessible_to_others_is_refused") {
         chown(&one, Some(12345), None).expect("given away");
         for message in [serve(&one), client(&one)] {
-            assert!(message.contains("another user's") && message.contains("owner=12345"), "{message}");
+            assert!(
+                message.contains("another user's") && message.contains("owner=12345"),
+                "{message}"
+            );
         }
     }
 }
@@ -77,17 +93,25 @@ fn special_file_in_a_setting_is_refused_without_blocking() {
     for name in ["pipe", "pipe.toml"] {
         assert!(Command::new("mkfifo").arg(at(name)).status().expect("run").success());
     }
-    let _listeners = ["socket", "socket.json"].map(|name| UnixListener::bind(at(name)).expect("a socket"));
+    let _listeners =
+        ["socket", "socket.json"].map(|name| UnixListener::bind(at(name)).expect("a socket"));
     for name in ["directory", "directory.toml"] {
         std::fs::create_dir(at(name)).expect("a directory");
     }
     for path in [&at("pipe"), &at("socket"), &at("directory"), Path::new("/dev/zero")] {
         let config = at("key.toml");
-        std::fs::write(&config, format!("[remote]\nkey = {path:?}\npeers = [\"tcp:127.0.0.1:1\"]\n"))
-            .expect("written");
-        let listen = ["serve", "--dram", "1MiB", "--listen", "tcp:127.0.0.1:0", "--config", text(&config)];
+        std::fs::write(
+            &config,
+            format!("[remote]\nkey = {path:?}\npeers = [\"tcp:127.0.0.1:1\"]\n"),
+        )
+        .expect("written");
+        let listen =
+            ["serve", "--dram", "1MiB", "--listen", "tcp:127.0.0.1:0", "--config", text(&config)];
         for message in [serve(text(path)), client(text(path)), refused(&listen)] {
-            assert!(message.contains("not a regular file") && message.contains(text(path)), "{message}");
+            assert!(
+                message.contains("not a regular file") && message.contains(text(path)),
+                "{message}"
+            );
         }
     }
     for name in ["pipe.toml", "socket.json", "directory.toml"] {
@@ -134,7 +158,10 @@ fn message_about_a_key_file_has_no_part_of_its_content() {
             format!("[[key]]\nname = \"a\"\nsecret = {short}"),
             "not TOML of [[key]] entries whose texts are in quotes line=3",
         ),
-        (format!("[[key]]\nname = \"a\"\nsecret = [\"{secret}\"]"), "secret is not 64 hexadecimal digits"),
+        (
+            format!("[[key]]\nname = \"a\"\nsecret = [\"{secret}\"]"),
+            "secret is not 64 hexadecimal digits",
+        ),
         (format!("key = \"{secret}\""), "not TOML of [[key]] entries"),
         (format!("key = [\"{half}\"]"), "not TOML of [[key]] entries"),
         (format!("{half} = \"a\""), "not TOML of [[key]] entries"),
@@ -157,7 +184,10 @@ fn message_about_a_key_file_has_no_part_of_its_content() {
             entry("a", &secret, &format!("namespaces = \"{half}\"")),
             "namespaces must be a list of texts of 32",
         ),
-        (entry("a", &secret, "\n") + &entry("a", &secret, ""), "the name is another entry's as well entry=2"),
+        (
+            entry("a", &secret, "\n") + &entry("a", &secret, ""),
+            "the name is another entry's as well entry=2",
+        ),
         (
             entry(half, &secret, "\n") + &entry(half, &secret, ""),
             "the name is another entry's as well entry=2",
@@ -177,9 +207,14 @@ fn message_about_a_key_file_has_no_part_of_its_content() {
     }
     // Bytes that are not UTF-8, and the secret as the path.
     std::fs::write(&path, [&b"\xff"[..], secret.as_bytes()].concat()).expect("written");
-    for message in
-        [serve(text(&path)), client(text(&path)), serve(&secret), client(&secret), serve(short), client(half)]
-    {
+    for message in [
+        serve(text(&path)),
+        client(text(&path)),
+        serve(&secret),
+        client(&secret),
+        serve(short),
+        client(half),
+    ] {
         assert_no_secret(&message, &secret);
     }
     // A client's key file has one entry.

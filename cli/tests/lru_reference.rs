@@ -46,7 +46,8 @@ fn reference(requests: impl Iterator<Item = Vec<u64>>, capacity: usize) -> f64 {
 fn store(pages: usize, more: &[&str]) -> f64 {
     let dram = format!("--dram={}", pages as u64 * PAGE_BYTES);
     let args =
-        [&["replay", "--json", "--ssd=0", "--policy=lru", "--object-bytes=4KiB", &dram], more].concat();
+        [&["replay", "--json", "--ssd=0", "--policy=lru", "--object-bytes=4KiB", &dram], more]
+            .concat();
     let ran = pagelith(&args);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert_eq!(ran.json()["wrong_bytes"], 0, "{ran:?}");
@@ -67,7 +68,10 @@ fn built_in_workload_hits_as_often_as_an_lru_list() {
     for pages in [500, 2000] {
         let expected = reference(chat(1500), pages);
         let found = store(pages, &["--requests=1500", "--seed=1"]);
-        assert!((found - expected).abs() < TOLERANCE, "pages={pages} expected={expected} found={found}");
+        assert!(
+            (found - expected).abs() < TOLERANCE,
+            "pages={pages} expected={expected} found={found}"
+        );
     }
     // The measure can tell capacities apart.
     assert!(reference(chat(1500), 2000) - reference(chat(1500), 500) > 5.0 * TOLERANCE);
@@ -83,11 +87,17 @@ fn real_trace_hits_as_often_as_an_lru_list() {
     // Known figures of this trace, so that a mistake in the list itself shows.
     for (pages, known) in [(5_483, 0.126), (18_279, 0.279), (usize::MAX, 0.366)] {
         let expected = reference(trace(&path), pages);
-        assert!((expected - known).abs() < 0.001, "pages={pages} expected={expected} known={known}");
+        assert!(
+            (expected - known).abs() < 0.001,
+            "pages={pages} expected={expected} known={known}"
+        );
     }
     for pages in [5_483, 18_279] {
         let expected = reference(trace(&path), pages);
         let found = store(pages, &["--trace", &path.to_string_lossy()]);
-        assert!((found - expected).abs() < TOLERANCE, "pages={pages} expected={expected} found={found}");
+        assert!(
+            (found - expected).abs() < TOLERANCE,
+            "pages={pages} expected={expected} found={found}"
+        );
     }
 }

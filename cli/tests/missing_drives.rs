@@ -64,14 +64,24 @@ fn store_with_missing_drives_is_refused_until_they_are_mounted() {
             unmount(&f, missing, remains);
             let before = contents(&f);
             let (number, dir) = (missing[0] + 1, f.dirs[missing[0]].display());
-            let says = format!("directory {number} of 3 holds no file of the store, is its drive mounted?");
+            let says = format!(
+                "directory {number} of 3 holds no file of the store, is its drive mounted?"
+            );
             for command in COMMANDS {
                 let ran = run(&f, command);
                 assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{command:?} {ran:?}");
                 assert!(ran.stderr.contains(&format!("{says} dir={dir}")), "{command:?} {ran:?}");
                 let repairs = command.len() > 1;
-                assert_eq!(ran.stderr.contains("repair would drop"), repairs, "{command:?} {ran:?}");
-                assert_eq!(ran.stderr.contains("--drop-missing-dirs"), repairs, "{command:?} {ran:?}");
+                assert_eq!(
+                    ran.stderr.contains("repair would drop"),
+                    repairs,
+                    "{command:?} {ran:?}"
+                );
+                assert_eq!(
+                    ran.stderr.contains("--drop-missing-dirs"),
+                    repairs,
+                    "{command:?} {ran:?}"
+                );
             }
             let error = f.try_open().map(|_| ()).unwrap_err();
             assert_eq!(error.kind, ErrorKind::Unavailable, "{error}");
@@ -111,12 +121,16 @@ fn repair_with_drop_missing_dirs_makes_the_store_usable() {
             unmount(&f, &[lost], false);
             let ran = run(&f, &["verify", how, "--drop-missing-dirs"]);
             assert_eq!(ran.code, Some(2), "{ran:?}");
-            assert!(ran.stderr.contains("the directory does not exist, create it first"), "{ran:?}");
+            assert!(
+                ran.stderr.contains("the directory does not exist, create it first"),
+                "{ran:?}"
+            );
             fs::create_dir(&f.dirs[lost]).unwrap();
             let ran = run(&f, &["verify", how, "--drop-missing-dirs"]);
             assert_eq!(ran.code, Some(0), "{ran:?}");
             assert_eq!(run(&f, &["verify"]).code, Some(0));
-            let missing = f.missing_without_clears(if how == "--repair" { &f.removed } else { &[] });
+            let missing =
+                f.missing_without_clears(if how == "--repair" { &f.removed } else { &[] });
             assert!(missing.len() <= PAGES as usize, "it opens");
         }
     }
@@ -129,7 +143,10 @@ fn store_with_all_drives_missing_is_not_found() {
     for command in COMMANDS {
         let ran = run(&f, command);
         assert_eq!(ran.code, Some(2), "{ran:?}");
-        assert!(ran.stderr.contains("no file of a store is there, is the drive mounted?"), "{ran:?}");
+        assert!(
+            ran.stderr.contains("no file of a store is there, is the drive mounted?"),
+            "{ran:?}"
+        );
     }
 }
 

@@ -33,7 +33,8 @@ fn closed_stdout_ends_every_command_without_an_error() {
     let replay = ["replay", "--requests", "20", "--dram", "4MiB"];
     let own = ["--ssd", "64MiB", "--dir", store];
     json(&command(&[&replay[..], &own, &["--json"]].concat()).output().expect("run"));
-    let bench = ["bench", "--tier", "dram", "--op", "get", "--object-bytes", "4KiB", "--data", "1MiB"];
+    let bench =
+        ["bench", "--tier", "dram", "--op", "get", "--object-bytes", "4KiB", "--data", "1MiB"];
     let bench = [&bench[..], &["--rounds", "1", "--seconds", "0.01"]].concat();
     for args in [
         &["--help"][..],
@@ -62,13 +63,18 @@ fn closed_stdout_ends_every_command_without_an_error() {
 
 #[test]
 fn stdout_on_a_full_disk_is_reported_as_an_error() {
-    for args in
-        [&["key", "a"][..], &["config", "show"], &["replay", "--json", "--requests", "5", "--ssd", "0"]]
-    {
+    for args in [
+        &["key", "a"][..],
+        &["config", "show"],
+        &["replay", "--json", "--requests", "5", "--ssd", "0"],
+    ] {
         let ended = run(args, full_disk());
         let text = String::from_utf8_lossy(&ended.stderr);
         assert_eq!(ended.status.code(), Some(2), "{args:?} {text}");
-        assert!(text.contains("cannot write the result to stdout: No space left"), "{args:?} {text}");
+        assert!(
+            text.contains("cannot write the result to stdout: No space left"),
+            "{args:?} {text}"
+        );
     }
 }
 
@@ -105,7 +111,8 @@ fn serve_with_an_unwritable_log_serves_and_keeps_objects() {
     for log in ["closed pipe", "full disk", "unread"] {
         let dir = tempfile::tempdir().expect("a directory");
         let store = dir.path().join("store");
-        let flags = ["--ssd", "256MiB", "--dir", store.to_str().expect("text"), "--metrics", "127.0.0.1:0"];
+        let flags =
+            ["--ssd", "256MiB", "--dir", store.to_str().expect("text"), "--metrics", "127.0.0.1:0"];
         let flags = [&flags[..], &["--listen", "tcp:127.0.0.1:0"]].concat();
         let (unread, _reader) = unread();
         let stderr = match log {
@@ -114,12 +121,16 @@ fn serve_with_an_unwritable_log_serves_and_keeps_objects() {
             _ => unread,
         };
         let mut server = Serving::logging_to(stderr, &flags);
-        let client = ["replay", "--json", "--object-bytes", "8KiB", "--requests", "100", "--attach"];
+        let client =
+            ["replay", "--json", "--object-bytes", "8KiB", "--requests", "100", "--attach"];
         let attach = |server: &Serving| {
             json(&command(&[&client[..], &[&server.address]].concat()).output().expect("run"))
         };
         let (first, second) = (attach(&server), attach(&server));
-        assert!(first["prefix_hit_ratio"] != 1.0 && second["prefix_hit_ratio"] == 1.0, "{first} {second}");
+        assert!(
+            first["prefix_hit_ratio"] != 1.0 && second["prefix_hit_ratio"] == 1.0,
+            "{first} {second}"
+        );
         assert_eq!(server.get("/healthz").0, 200);
         end(&mut server.child);
         let again = attach(&Serving::with(&flags));

@@ -61,11 +61,18 @@ fn json_has_the_documented_keys_and_no_problems() {
     assert_eq!(keys(&ran.stdout).join(" "), expected);
     let json = ran.json();
     let number = |name: &str| json[name].as_u64().unwrap_or_else(|| panic!("{name} {json}"));
-    assert_eq!((number("wrong_bytes"), number("partial_groups"), number("requests")), (0, 0, 300), "{json}");
-    let (dram, ssd) =
-        (json["prefix_hits"]["dram"].as_u64().unwrap(), json["prefix_hits"]["ssd"].as_u64().unwrap());
+    assert_eq!(
+        (number("wrong_bytes"), number("partial_groups"), number("requests")),
+        (0, 0, 300),
+        "{json}"
+    );
+    let (dram, ssd) = (
+        json["prefix_hits"]["dram"].as_u64().unwrap(),
+        json["prefix_hits"]["ssd"].as_u64().unwrap(),
+    );
     assert!(dram > 0 && ssd > 0, "both tiers hit: {json}");
-    let missed: u64 = json["misses"].as_object().unwrap().values().map(|n| n.as_u64().unwrap()).sum();
+    let missed: u64 =
+        json["misses"].as_object().unwrap().values().map(|n| n.as_u64().unwrap()).sum();
     assert_eq!(
         dram + ssd + missed,
         number("pages_requested"),
@@ -81,7 +88,8 @@ fn json_has_the_documented_keys_and_no_problems() {
 /// Each requested page is a prefix hit, or a miss of exactly one cause.
 fn assert_every_page_is_accounted_for(json: &serde_json::Value) {
     let hits = ["dram", "ssd"].map(|tier| json["prefix_hits"][tier].as_u64().unwrap());
-    let missed: u64 = json["misses"].as_object().unwrap().values().map(|n| n.as_u64().unwrap()).sum();
+    let missed: u64 =
+        json["misses"].as_object().unwrap().values().map(|n| n.as_u64().unwrap()).sum();
     assert_eq!(hits[0] + hits[1] + missed, json["pages_requested"].as_u64().unwrap(), "{json}");
 }
 
@@ -150,8 +158,12 @@ fn given_directory_is_kept_intact_with_its_objects() {
     assert_eq!(verified.code, Some(0), "{verified:?}");
     let inspected = pagelith(&["inspect".as_ref(), "--json".as_ref(), store.as_os_str()]);
     assert_eq!(inspected.code, Some(0), "{inspected:?}");
-    let sealed =
-        inspected.json()["segments"].as_array().unwrap().iter().filter(|s| s["state"] == "sealed").count();
+    let sealed = inspected.json()["segments"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|s| s["state"] == "sealed")
+        .count();
     assert!(sealed > 0, "{inspected:?}");
     let second = replay(&[&flag]);
     assert_eq!((second.code, &second.json()["wrong_bytes"]), (Some(0), &0.into()), "{second:?}");
@@ -159,7 +171,8 @@ fn given_directory_is_kept_intact_with_its_objects() {
     assert!(ratio(&second.json()) > ratio(&first), "{second:?} {first}");
     let other_seed = replay(&[&flag, "--seed=4"]);
     assert_eq!(other_seed.json()["wrong_bytes"], 0, "{other_seed:?}");
-    let bytes: u64 = std::fs::read_dir(&store).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
+    let bytes: u64 =
+        std::fs::read_dir(&store).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
     assert!(bytes <= 40 << 20, "bytes={bytes}");
 }
 
@@ -222,7 +235,8 @@ fn temporary_directory_is_empty_afterwards() {
     let args = [&SMALL[..], &[&trace]].concat();
     let failed = pagelith_with(&args, &[("TMPDIR", &tmp)]);
     assert_eq!(failed.code, Some(2), "{failed:?}");
-    let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    let left: Vec<_> =
+        std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(left, ["bad.jsonl"]);
 }
 
@@ -230,17 +244,26 @@ fn temporary_directory_is_empty_afterwards() {
 fn trace_is_replayed_and_invalid_lines_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     let line = |ids: &str| {
-        format!("{{\"timestamp\": 1, \"input_length\": 1024, \"output_length\": 3, \"hash_ids\": [{ids}]}}\n")
+        format!(
+            "{{\"timestamp\": 1, \"input_length\": 1024, \"output_length\": 3, \"hash_ids\": [{ids}]}}\n"
+        )
     };
     let write = |name: &str, text: String| {
         let path = dir.path().join(name);
         std::fs::write(&path, text).unwrap();
         path.to_string_lossy().into_owned()
     };
-    let good = write("good.jsonl", [line("1, 2"), line("1, 2, 3"), line("1, 4"), line("1, 2, 3")].concat());
+    let good = write(
+        "good.jsonl",
+        [line("1, 2"), line("1, 2, 3"), line("1, 4"), line("1, 2, 3")].concat(),
+    );
     let json = replay(&["--trace", &good]).json();
     assert_eq!((&json["requests"], &json["pages_requested"]), (&4.into(), &10.into()), "{json}");
-    assert_eq!((&json["prefix_hits"]["dram"], &json["prefix_hit_ratio"]), (&6.into(), &0.6.into()), "{json}");
+    assert_eq!(
+        (&json["prefix_hits"]["dram"], &json["prefix_hit_ratio"]),
+        (&6.into(), &0.6.into()),
+        "{json}"
+    );
     assert_eq!(json["misses"], serde_json::json!({"absent": 4}), "{json}");
     let two = replay(&["--trace", &good, "--requests=2"]).json();
     assert_eq!(two["requests"], 2, "{two}");
@@ -248,14 +271,22 @@ fn trace_is_replayed_and_invalid_lines_are_reported() {
     let bad = write("bad.jsonl", [line("1"), line("2"), "oops\n".to_owned()].concat());
     let message = refused(&["replay", "--ssd=0", "--trace", &bad]);
     assert!(
-        message.contains(&format!("trace line is not JSON: expected value file={bad} line=3 column=1")),
+        message.contains(&format!(
+            "trace line is not JSON: expected value file={bad} line=3 column=1"
+        )),
         "{message}"
     );
     let missing = write("missing.jsonl", line("1") + "{\"timestamp\": 0}\n");
     let message = refused(&["replay", "--ssd=0", "--trace", &missing]);
-    assert!(message.contains("missing field `input_length`") && message.contains("line=2"), "{message}");
+    assert!(
+        message.contains("missing field `input_length`") && message.contains("line=2"),
+        "{message}"
+    );
     let empty = write("empty.jsonl", String::new());
-    assert!(refused(&["replay", "--ssd=0", "--trace", &empty]).contains("there is no request to replay"));
+    assert!(
+        refused(&["replay", "--ssd=0", "--trace", &empty])
+            .contains("there is no request to replay")
+    );
     let absent = dir.path().join("absent").to_string_lossy().into_owned();
     assert!(refused(&["replay", "--trace", &absent]).contains("cannot read the trace file="));
 }
@@ -273,7 +304,10 @@ fn invalid_flags_settings_and_files_are_reported() {
     let message = refused(&["replay", "--dram=100TiB"]);
     assert!(message.contains("dram.bytes"), "{message}");
     let message = refused(&["replay", "--object-bytes=64MiB", "--requests=5"]);
-    assert!(message.contains("too large") || message.contains("larger than a segment"), "{message}");
+    assert!(
+        message.contains("too large") || message.contains("larger than a segment"),
+        "{message}"
+    );
 
     let ran = pagelith_with(&["replay"], &[("PAGELITH_DRAM__BITES", "1GiB")]);
     assert_eq!(ran.code, Some(2), "{ran:?}");
@@ -285,7 +319,10 @@ fn invalid_flags_settings_and_files_are_reported() {
     let file = dir.path().join("c.toml");
     std::fs::write(&file, "[dram]\nbites = 1\n").unwrap();
     let message = refused(&["replay", "--config", &file.to_string_lossy()]);
-    assert!(message.contains("dram.bites: is not a setting; did you mean dram.bytes?"), "{message}");
+    assert!(
+        message.contains("dram.bites: is not a setting; did you mean dram.bytes?"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -293,8 +330,14 @@ fn flags_override_the_environment_and_that_overrides_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("c.json");
     std::fs::write(&file, r#"{"dram": {"bytes": "10MiB"}, "ssd": {"bytes": 0}}"#).unwrap();
-    let base =
-        ["replay", "--json", "--requests=2", "--object-bytes=4KiB", "--config", &*file.to_string_lossy()];
+    let base = [
+        "replay",
+        "--json",
+        "--requests=2",
+        "--object-bytes=4KiB",
+        "--config",
+        &*file.to_string_lossy(),
+    ];
     let arena = |ran: Ran| {
         assert_eq!(ran.code, Some(0), "{ran:?}");
         let at = ran.stderr.find("arena=").unwrap();
@@ -338,8 +381,7 @@ fn memory_stays_within_the_plan_while_the_writer_outruns_the_disk() {
     // A write buffer of two segments of 1 MiB, emptied by one small write at a time.
     let dir = tempfile::tempdir().expect("a directory");
     let config = dir.path().join("slow.toml");
-    let text =
-        "[ssd]\nsegment_bytes = \"1MiB\"\nwrite_depth = 1\nwrite_bytes = \"64KiB\"\nio = \"blocking\"\n";
+    let text = "[ssd]\nsegment_bytes = \"1MiB\"\nwrite_depth = 1\nwrite_bytes = \"64KiB\"\nio = \"blocking\"\n";
     std::fs::write(&config, text).expect("written");
     let config = format!("--config={}", config.display());
     let json = replay(&["--dram=0", "--object-bytes=64KiB", "--requests=150", &config]).json();

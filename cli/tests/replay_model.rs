@@ -14,8 +14,15 @@ const QWEN: &str = "--model=qwen3-next";
 const WINDOW: &str = "--model=gpt-oss-20b";
 
 /// A small store; with each model the small workload uses both of its tiers.
-const SMALL: [&str; 7] =
-    ["replay", "--json", "--requests=300", "--seed=3", "--dram=8MiB", "--ssd=64MiB", "--staging=2MiB"];
+const SMALL: [&str; 7] = [
+    "replay",
+    "--json",
+    "--requests=300",
+    "--seed=3",
+    "--dram=8MiB",
+    "--ssd=64MiB",
+    "--staging=2MiB",
+];
 
 /// Run the small workload; these flags replace its own.
 fn replay(more: &[&str]) -> Ran {
@@ -30,7 +37,8 @@ fn clean_report(more: &[&str]) -> Value {
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let json = ran.json();
     assert_eq!((&json["wrong_bytes"], &json["partial_groups"]), (&0.into(), &0.into()), "{json}");
-    let missed: u64 = json["misses"].as_object().unwrap().values().map(|n| n.as_u64().unwrap()).sum();
+    let missed: u64 =
+        json["misses"].as_object().unwrap().values().map(|n| n.as_u64().unwrap()).sum();
     let hits = number(&json["prefix_hits"]["dram"]) + number(&json["prefix_hits"]["ssd"]);
     assert_eq!(
         hits + missed,
@@ -64,7 +72,10 @@ fn all_pools_hit_in_both_tiers_and_after_a_reopen() {
         assert_eq!(found, pools, "{json}");
         for pool in pools {
             let counts = &json["pools"][pool];
-            assert!(number(&counts["hits"]) > 0 && number(&counts["bytes_put"]) > 0, "{pool} {json}");
+            assert!(
+                number(&counts["hits"]) > 0 && number(&counts["bytes_put"]) > 0,
+                "{pool} {json}"
+            );
         }
         for tier in ["dram", "ssd"] {
             assert!(number(&json["prefix_hits"][tier]) > 0, "{tier} {json}");
@@ -81,7 +92,10 @@ fn trailing_objects_wait_for_their_pages_and_limit_the_prefix() {
     assert_eq!((&groups["waiting_dropped"], &groups["refused"]), (&0.into(), &0.into()), "{json}");
     // Pages of answers have no checkpoint, nor has the page where a session forks from a shared
     // prompt.
-    assert!(number(&json["stops"]["cut_short"]) > 0 && number(&json["misses"]["no_stop"]) > 0, "{json}");
+    assert!(
+        number(&json["stops"]["cut_short"]) > 0 && number(&json["misses"]["no_stop"]) > 0,
+        "{json}"
+    );
     let every_page = clean_report(&[QWEN, "--scale=512", "--pools=kv"]);
     let ratio = |json: &Value| json["prefix_hit_ratio"].as_f64().unwrap();
     assert!(ratio(&json) > 0.3 && ratio(&every_page) > ratio(&json), "{json} {every_page}");
@@ -92,7 +106,8 @@ fn trailing_objects_wait_for_their_pages_and_limit_the_prefix() {
 fn json_keys_of_the_model_follow_the_common_keys() {
     let ran = replay(&[QWEN, "--scale=512", "--requests=20"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
-    let (plain, of_model) = ran.stdout.split_once(r#","model":"qwen3-next","page_bytes":"#).expect("model");
+    let (plain, of_model) =
+        ran.stdout.split_once(r#","model":"qwen3-next","page_bytes":"#).expect("model");
     assert!(plain.starts_with(r#"{"requests":20,"#) && plain.contains(r#","io":"#), "{ran:?}");
     // 2 * 786,432 of k and v, 75,497,472 and 1,769,472 of states, by 512.
     assert!(of_model.starts_with(r#"153984,"pools":{"kv":{"hits":"#), "{ran:?}");
@@ -107,9 +122,12 @@ fn json_keys_of_the_model_follow_the_common_keys() {
 
 #[test]
 fn table_has_a_row_for_each_pool() {
-    let ran = pagelith(&["replay", "--requests=50", "--dram=8MiB", "--ssd=0", DEEPSEEK, "--scale=64"]);
+    let ran =
+        pagelith(&["replay", "--requests=50", "--dram=8MiB", "--ssd=0", DEEPSEEK, "--scale=64"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
-    for text in ["deepseek-v3.2+deepseek-v3.2-mtp", "pool draft_indexer", "committed", "groups dropped"] {
+    for text in
+        ["deepseek-v3.2+deepseek-v3.2-mtp", "pool draft_indexer", "committed", "groups dropped"]
+    {
         assert!(ran.stdout.contains(text), "{text} {ran:?}");
     }
 }
@@ -139,12 +157,16 @@ fn incomplete_block_is_not_a_page_of_a_model() {
         )
     };
     // The second turn continues where the first was cut; the third is shorter than a block.
-    let text = [line(1100, "1, 2, 3"), line(1600, "1, 2, 4, 5"), line(40, "6"), line(1024, "1, 2")].concat();
+    let text = [line(1100, "1, 2, 3"), line(1600, "1, 2, 4, 5"), line(40, "6"), line(1024, "1, 2")]
+        .concat();
     std::fs::write(&path, text).unwrap();
     let trace = format!("--trace={}", path.display());
     let json = clean_report(&[QWEN, "--scale=512", &trace]);
     assert_eq!((&json["requests"], &json["pages_requested"]), (&4.into(), &7.into()), "{json}");
-    assert_eq!(json["prefix_hits"]["dram"], 4, "the checkpoint of the first turn serves two others: {json}");
+    assert_eq!(
+        json["prefix_hits"]["dram"], 4,
+        "the checkpoint of the first turn serves two others: {json}"
+    );
     let plain = replay(&[&trace]).json();
     assert_eq!(plain["pages_requested"], 10, "{plain}");
 }
@@ -211,7 +233,10 @@ fn conflicting_flags_are_refused_with_their_names() {
         (&[QWEN, "--pools=mamba"], &["--pools=mamba", "every page"]),
         (&[QWEN, "--object-bytes=4KiB"], &["--model", "--object-bytes"]),
         (&[QWEN, "--layout=page_head"], &["layout", "mamba", "page_head"]),
-        (&["--model=deepseek-v3", "--layout=page_first_kv_spilt"], &["did you mean page_first_kv_split?"]),
+        (
+            &["--model=deepseek-v3", "--layout=page_first_kv_spilt"],
+            &["did you mean page_first_kv_split?"],
+        ),
         (&[QWEN, "--scale=0"], &["--scale"]),
         (&["--tp=2"], &["--model"]),
         (&["--scale=2", "--pools=kv"], &["--model"]),

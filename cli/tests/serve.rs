@@ -19,7 +19,11 @@ fn replay_beyond_local_memory_hits_at_a_peer() {
     let server = Serving::at("tcp:127.0.0.1:0");
     let report = json(&replay(&server.address, "150").output().expect("run"));
     assert!(hits(&report, "remote") > 0 && hits(&report, "dram") > 0, "{report}");
-    assert_eq!((&report["wrong_bytes"], &report["partial_groups"]), (&0.into(), &0.into()), "{report}");
+    assert_eq!(
+        (&report["wrong_bytes"], &report["partial_groups"]),
+        (&0.into(), &0.into()),
+        "{report}"
+    );
     // The next replay finds the objects of the first.
     let again = json(&replay(&server.address, "150").output().expect("run"));
     assert!(hits(&again, "remote") > hits(&report, "remote"), "{report} {again}");
@@ -73,7 +77,8 @@ fn peers_of_a_file_have_weights_and_flags_override_them() {
     let text = peer(&one, "a", "weight = 1e-9") + &peer(&two, "b", "");
     std::fs::write(&file, text).expect("written");
     let file = file.to_str().expect("text");
-    let own = ["replay", "--json", "--dram", "2MiB", "--ssd", "0", "--requests", "150", "--config", file];
+    let own =
+        ["replay", "--json", "--dram", "2MiB", "--ssd", "0", "--requests", "150", "--config", file];
     let run = |flags: &[&str]| json(&command(&[&own[..], flags].concat()).output().expect("run"));
     let report = run(&[]);
     assert!(hits(&report, "remote") > 0 && report["wrong_bytes"] == 0, "{report}");
@@ -82,7 +87,14 @@ fn peers_of_a_file_have_weights_and_flags_override_them() {
     assert!(stored(&one) > 0, "the preferred peer gets all pages");
     // A store process uses the peers of its file too, and offers the pages of its clients to them.
     let (three, before) = (serving(), stored(&two));
-    let front = Serving::with(&["--listen", "tcp:127.0.0.1:0", "--config", file, "--remote", &three.address]);
+    let front = Serving::with(&[
+        "--listen",
+        "tcp:127.0.0.1:0",
+        "--config",
+        file,
+        "--remote",
+        &three.address,
+    ]);
     client_of(front, "1");
     assert!(stored(&three) > 0 && stored(&two) == before, "flags override the file");
 }
@@ -90,10 +102,23 @@ fn peers_of_a_file_have_weights_and_flags_override_them() {
 /// Remote hits in pages of a client of `front` with this seed. Then `front` offers its remaining
 /// pages to its peers, and ends.
 fn client_of(mut front: Serving, seed: &str) -> u64 {
-    let flags =
-        ["replay", "--json", "--object-bytes", "8KiB", "--requests", "150", "--seed", seed, "--attach"];
+    let flags = [
+        "replay",
+        "--json",
+        "--object-bytes",
+        "8KiB",
+        "--requests",
+        "150",
+        "--seed",
+        seed,
+        "--attach",
+    ];
     let report = json(&command(&[&flags[..], &[&front.address]].concat()).output().expect("run"));
-    assert_eq!((&report["wrong_bytes"], &report["partial_groups"]), (&0.into(), &0.into()), "{report}");
+    assert_eq!(
+        (&report["wrong_bytes"], &report["partial_groups"]),
+        (&0.into(), &0.into()),
+        "{report}"
+    );
     end(&mut front);
     hits(&report, "remote")
 }
@@ -147,7 +172,11 @@ fn restart_of_a_killed_peer_costs_only_misses() {
     server.kill();
     let mut server = Serving::at(&server.address.clone());
     let report = json(&running.wait_with_output().expect("ended"));
-    assert_eq!((&report["wrong_bytes"], &report["partial_groups"]), (&0.into(), &0.into()), "{report}");
+    assert_eq!(
+        (&report["wrong_bytes"], &report["partial_groups"]),
+        (&0.into(), &0.into()),
+        "{report}"
+    );
     let warm = json(&replay(&server.address, "150").output().expect("run"));
     assert!(hits(&warm, "remote") > 0 && warm["wrong_bytes"] == 0, "{warm}");
     server.kill();
@@ -162,9 +191,13 @@ fn sigterm_closes_the_store_with_exit_status_0() {
 
 #[test]
 fn non_loopback_address_without_the_option_is_refused() {
-    let output = command(&["serve", "--dram", "1MiB", "--listen", "tcp:0.0.0.0:0"]).output().expect("run");
+    let output =
+        command(&["serve", "--dram", "1MiB", "--listen", "tcp:0.0.0.0:0"]).output().expect("run");
     let message = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && message.contains("the address is not loopback"), "{message}");
+    assert!(
+        !output.status.success() && message.contains("the address is not loopback"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -172,7 +205,8 @@ fn client_without_a_valid_key_is_not_served() {
     let dir = tempfile::tempdir().expect("a directory");
     let (known, stranger) = (keys(dir.path(), &["rank-0"]), keys(dir.path(), &["rank-1"]));
     let server = Serving::with(&["--listen", "tcp:127.0.0.1:0", "--keys", &known]);
-    let with = |key: &[&str]| json(&replay(&server.address, "150").args(key).output().expect("run"));
+    let with =
+        |key: &[&str]| json(&replay(&server.address, "150").args(key).output().expect("run"));
     assert!(hits(&with(&["--key", &known]), "remote") > 0);
     assert!(hits(&with(&["--key", &known]), "remote") > 0);
     for key in [&["--key", &stranger][..], &[]] {
@@ -189,8 +223,14 @@ fn read_only_key_puts_nothing() {
     let ring = dir.path().join("ring");
     std::fs::write(&ring, rights).expect("written");
     std::fs::set_permissions(&ring, PermissionsExt::from_mode(0o600)).expect("made private");
-    let flags =
-        ["--listen", "tcp:127.0.0.1:0", "--keys", ring.to_str().expect("text"), "--metrics", "127.0.0.1:0"];
+    let flags = [
+        "--listen",
+        "tcp:127.0.0.1:0",
+        "--keys",
+        ring.to_str().expect("text"),
+        "--metrics",
+        "127.0.0.1:0",
+    ];
     let server = Serving::with(&flags);
     let report = json(&replay(&server.address, "150").args(["--key", &key]).output().expect("run"));
     assert_eq!((hits(&report, "remote"), &report["wrong_bytes"]), (0, &0.into()), "{report}");
@@ -210,7 +250,8 @@ fn metrics_count_served_objects() {
     assert!(served > 0 && counted >= 2 * served, "served={served} counted={counted}");
     assert_eq!(server.get("/healthz"), (200, "ok ssd_state=off\n".to_owned()));
     assert_eq!(server.get("/").0, 404);
-    let refused = command(&["serve", "--dram", "1MiB", "--metrics", "0.0.0.0:0"]).output().expect("run");
+    let refused =
+        command(&["serve", "--dram", "1MiB", "--metrics", "0.0.0.0:0"]).output().expect("run");
     assert!(
         String::from_utf8_lossy(&refused.stderr)
             .contains("the address is not loopback, other hosts could read the metrics")
@@ -236,7 +277,16 @@ fn unix_socket_serves_and_a_stale_file_is_replaced() {
 fn server_serves_hits_of_its_peer_to_clients() {
     let owner = Serving::at("tcp:127.0.0.1:0");
     let on = |address: &str| {
-        let flags = ["replay", "--json", "--object-bytes", "8KiB", "--attach", address, "--requests", "150"];
+        let flags = [
+            "replay",
+            "--json",
+            "--object-bytes",
+            "8KiB",
+            "--attach",
+            address,
+            "--requests",
+            "150",
+        ];
         json(&command(&flags).output().expect("run"))
     };
     let first = on(&owner.address);
@@ -245,6 +295,13 @@ fn server_serves_hits_of_its_peer_to_clients() {
     let middle = Serving::with(&["--listen", "tcp:127.0.0.1:0", "--remote", &owner.address]);
     let second = on(&middle.address);
     assert!(hits(&second, "remote") > 0, "{second}");
-    assert_eq!((&second["wrong_bytes"], &second["partial_groups"]), (&0.into(), &0.into()), "{second}");
-    assert!(second["prefix_hit_ratio"].as_f64() > first["prefix_hit_ratio"].as_f64(), "{first} {second}");
+    assert_eq!(
+        (&second["wrong_bytes"], &second["partial_groups"]),
+        (&0.into(), &0.into()),
+        "{second}"
+    );
+    assert!(
+        second["prefix_hit_ratio"].as_f64() > first["prefix_hit_ratio"].as_f64(),
+        "{first} {second}"
+    );
 }

@@ -21,7 +21,8 @@ use rustix::net::sockopt::set_socket_linger;
 const NO_STACK: (&str, &str) = ("RUST_MIN_STACK", "1125899906842624");
 
 fn attach(address: &str) -> Output {
-    let client = ["replay", "--json", "--object-bytes", "8KiB", "--requests", "100", "--attach", address];
+    let client =
+        ["replay", "--json", "--object-bytes", "8KiB", "--requests", "100", "--attach", address];
     command(&client).output().expect("run")
 }
 
@@ -36,7 +37,15 @@ fn serve_ended_by_a_signal_keeps_all_objects() {
     let store = dir.path().join("store");
     let program = env!("CARGO_BIN_EXE_pagelith");
     // A test under nohup would inherit an ignored SIGHUP.
-    let serve = ["--default-signal=HUP", program, "serve", "--dram", "64MiB", "--listen", "tcp:127.0.0.1:0"];
+    let serve = [
+        "--default-signal=HUP",
+        program,
+        "serve",
+        "--dram",
+        "64MiB",
+        "--listen",
+        "tcp:127.0.0.1:0",
+    ];
     let files = ["--ssd", "256MiB", "--dir", store.to_str().expect("text")];
     for name in ["-HUP", "-INT", "-TERM"] {
         let mut env = common::without_settings(Command::new("env"));
@@ -53,7 +62,9 @@ fn serve_ended_by_a_signal_keeps_all_objects() {
 fn serve_under_nohup_ignores_sighup() {
     let program = env!("CARGO_BIN_EXE_pagelith");
     let mut nohup = common::without_settings(Command::new("nohup"));
-    nohup.args([program, "serve", "--dram", "8MiB", "--listen", "tcp:127.0.0.1:0"]).stderr(Stdio::piped());
+    nohup
+        .args([program, "serve", "--dram", "8MiB", "--listen", "tcp:127.0.0.1:0"])
+        .stderr(Stdio::piped());
     let mut server = Serving::of(&mut nohup);
     signal(&mut server, "-HUP");
     json(&attach(&server.address));
@@ -85,7 +96,8 @@ fn client_without_a_thread_is_refused_and_accepting_continues() {
     assert_eq!(server.child.wait().expect("reaped").code(), Some(0));
 }
 
-/// A descriptor whose close waits in the kernel: a socket that lingers until its peer has read everything.
+/// A descriptor whose close waits in the kernel: a socket that lingers until its peer has read
+/// everything.
 fn lingering_socket() -> (TcpStream, OwnedFd) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
     let mut lingers = TcpStream::connect(listener.local_addr().expect("known")).expect("connected");
@@ -132,17 +144,25 @@ fn store_without_threads_does_not_open() {
         let refused = command.env(NO_STACK.0, NO_STACK.1).output().expect("run");
         let message = String::from_utf8_lossy(&refused.stderr);
         assert_eq!(refused.status.code(), Some(2), "{message}");
-        assert!(message.contains("no thread can be started") && !message.contains("panicked"), "{message}");
+        assert!(
+            message.contains("no thread can be started") && !message.contains("panicked"),
+            "{message}"
+        );
     }
     // The failed open left nothing that blocks the next one.
-    json(&command(&[&["replay", "--json", "--requests", "5"][..], &flags].concat()).output().expect("run"));
+    json(
+        &command(&[&["replay", "--json", "--requests", "5"][..], &flags].concat())
+            .output()
+            .expect("run"),
+    );
 }
 
 #[test]
 fn unit_file_allows_the_maximum_close_time() {
-    let unit =
-        fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/pagelith.service")).expect("read");
-    let allowed = unit.lines().find_map(|line| line.strip_prefix("TimeoutStopSec=")).expect("a line");
+    let unit = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/pagelith.service"))
+        .expect("read");
+    let allowed =
+        unit.lines().find_map(|line| line.strip_prefix("TimeoutStopSec=")).expect("a line");
     let allowed = Duration::from_secs(allowed.parse().expect("seconds"));
     let config = Config::default();
     // Calls in flight end first.

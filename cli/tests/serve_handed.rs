@@ -22,7 +22,8 @@ const LEN: usize = 1 << 20;
 
 fn key(page: u8) -> ObjectKey {
     let hash = PrefixHash([page; 32]);
-    ObjectKey::new(NamespaceId([5; 16]), hash, Role::Target, "kv", "k", Shard::Whole).expect("a key")
+    ObjectKey::new(NamespaceId([5; 16]), hash, Role::Target, "kv", "k", Shard::Whole)
+        .expect("a key")
 }
 
 fn serving(dir: &tempfile::TempDir, flags: &[&str]) -> Serving {

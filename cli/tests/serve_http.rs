@@ -39,8 +39,11 @@ fn end(mut server: Serving) -> String {
 /// Check that both paths respond within [`TIMEOUT`].
 #[track_caller]
 fn assert_responds(server: &Serving) {
-    for (path, expected) in [("/healthz", "\r\n\r\nok ssd_state=off\n"), ("/metrics", "\npagelith_links ")] {
-        let mut client = TcpStream::connect(server.metrics.as_ref().expect("an address")).expect("connected");
+    for (path, expected) in
+        [("/healthz", "\r\n\r\nok ssd_state=off\n"), ("/metrics", "\npagelith_links ")]
+    {
+        let mut client =
+            TcpStream::connect(server.metrics.as_ref().expect("an address")).expect("connected");
         client.set_read_timeout(Some(TIMEOUT)).expect("set");
         write!(client, "GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").expect("sent");
         let mut response = String::new();
@@ -50,7 +53,8 @@ fn assert_responds(server: &Serving) {
 }
 
 fn send(server: &Serving, bytes: &[u8]) -> TcpStream {
-    let mut stream = TcpStream::connect(server.metrics.as_ref().expect("an address")).expect("connected");
+    let mut stream =
+        TcpStream::connect(server.metrics.as_ref().expect("an address")).expect("connected");
     // The server may read only a part of it.
     stream.set_write_timeout(Some(Duration::from_millis(200))).expect("set");
     let _ = stream.write_all(bytes);

@@ -22,14 +22,16 @@ const LEN: usize = 1 << 20;
 
 fn key(page: u8) -> ObjectKey {
     let hash = PrefixHash([page; 32]);
-    ObjectKey::new(NamespaceId([5; 16]), hash, Role::Target, "kv", "k", Shard::Whole).expect("a key")
+    ObjectKey::new(NamespaceId([5; 16]), hash, Role::Target, "kv", "k", Shard::Whole)
+        .expect("a key")
 }
 
 #[test]
 fn store_process_survives_truncated_client_memory() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut server = Serving::at(&format!("unix:{}", dir.path().join("socket").display()));
-    let client = Attached::to(&server.address.parse().expect("an address"), None, Duration::from_secs(30));
+    let client =
+        Attached::to(&server.address.parse().expect("an address"), None, Duration::from_secs(30));
     let client = client.expect("attached");
     // A tmpfs file, since that cannot be sealed.
     let file = tempfile::tempfile_in("/dev/shm").expect("a file in memory");
@@ -40,7 +42,8 @@ fn store_process_survives_truncated_client_memory() {
     let region = Region::mapped(fd, own.as_ptr().addr(), LEN).expect("a region");
     client.share(Arc::new(region)).expect("shared");
     let options = Options { timeout: Some(Duration::from_secs(2)), ..Options::default() };
-    let put = |page| client.put_batch(&[PutSlice { key: key(page), pieces: &[&own] }], options).remove(0);
+    let put =
+        |page| client.put_batch(&[PutSlice { key: key(page), pieces: &[&own] }], options).remove(0);
     let truncate = |file: &File, len: usize| file.set_len(len as u64).expect("another length");
     assert_eq!(put(1), Ok(PutOutcome::Stored));
     truncate(&file, 300_000);

@@ -40,11 +40,21 @@ const WARNING: &str = "memory cannot be shared with clients of this host";
 /// Check that the server has logged the warning, and serves.
 fn serves(mut server: Serving, cause: &str) {
     server.says(WARNING);
-    let args =
-        ["replay", "--json", "--requests", "20", "--object-bytes", "8KiB", "--attach", &server.address];
+    let args = [
+        "replay",
+        "--json",
+        "--requests",
+        "20",
+        "--object-bytes",
+        "8KiB",
+        "--attach",
+        &server.address,
+    ];
     let report = json(&command(&args).output().expect("run"));
     assert!(hits(&report, "dram") > 0 && report["wrong_bytes"] == 0, "{report}");
-    assert!(Command::new("kill").arg(server.child.id().to_string()).status().expect("run").success());
+    assert!(
+        Command::new("kill").arg(server.child.id().to_string()).status().expect("run").success()
+    );
     assert_eq!(server.child.wait().expect("reaped").code(), Some(0), "{cause}");
 }
 
@@ -84,8 +94,13 @@ fn explicitly_requested_sharing_that_fails_is_an_error() {
     let mut declined = command(&["serve", "--dram", "8MiB", "--listen", &address]);
     declined.env("PAGELITH_DRAM__SHARED", "false").stderr(Stdio::piped());
     let mut server = without_memfd(|| Serving::of(&mut declined));
-    assert!(Command::new("kill").arg(server.child.id().to_string()).status().expect("run").success());
+    assert!(
+        Command::new("kill").arg(server.child.id().to_string()).status().expect("run").success()
+    );
     let mut message = String::new();
     std::io::Read::read_to_string(&mut server.log(), &mut message).expect("its log");
-    assert!(!message.contains(WARNING) && message.contains("closed durable_objects=0"), "{message}");
+    assert!(
+        !message.contains(WARNING) && message.contains("closed durable_objects=0"),
+        "{message}"
+    );
 }

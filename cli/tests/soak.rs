@@ -9,7 +9,10 @@
 //! does: on two cores each wake-up of the first tenant then waits for a time slice of the
 //! scheduler. So the baseline is the first tenant while threads that never touch the store take
 //! that time. `benches/results/soak.md` has the figures.
-#![allow(clippy::disallowed_methods, reason = "a test sets up and polls at real processes, threads and time")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a test sets up and polls at real processes, threads and time"
+)]
 
 #[path = "soak/behaved.rs"]
 mod behaved;
@@ -106,18 +109,21 @@ fn ring(home: &Path) -> PathBuf {
 }
 
 fn seconds() -> u64 {
-    std::env::var("TEST_PAGELITH_SOAK_S").map_or(SECONDS, |text| text.parse().expect("a number of seconds"))
+    std::env::var("TEST_PAGELITH_SOAK_S")
+        .map_or(SECONDS, |text| text.parse().expect("a number of seconds"))
 }
 
 /// Gauges of activity that are not zero.
 fn gauges_left(server: &Serving) -> Vec<String> {
     let (status, text) = server.get("/metrics");
     assert_eq!(status, 200);
-    let gauges =
-        text.lines().filter_map(|line| line.strip_prefix("# TYPE pagelith_")?.strip_suffix(" gauge"));
+    let gauges = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE pagelith_")?.strip_suffix(" gauge"));
     let value = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(&format!("pagelith_{name} ")));
-        line.and_then(|value| value.parse::<i64>().ok()).unwrap_or_else(|| panic!("{name} is not in\n{text}"))
+        line.and_then(|value| value.parse::<i64>().ok())
+            .unwrap_or_else(|| panic!("{name} is not in\n{text}"))
     };
     let left = gauges.filter(|name| !CONTENT_GAUGES.contains(name)).map(|name| (name, value(name)));
     left.filter(|(_, value)| *value != 0).map(|(name, value)| format!("{name}={value}")).collect()
@@ -125,11 +131,14 @@ fn gauges_left(server: &Serving) -> Vec<String> {
 
 /// Peak memory of the process, and the memory plan of store and clients that it logged, in bytes.
 fn memory(server: &Serving, log: &Path) -> (u64, u64) {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", server.child.id())).expect("a status");
+    let status =
+        std::fs::read_to_string(format!("/proc/{}/status", server.child.id())).expect("a status");
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
     let peak_kib: u64 = peak.trim().trim_end_matches(" kB").parse().expect("a number");
     let log_text = std::fs::read_to_string(log).expect("a log");
-    let size = |name| log_text.split_whitespace().find_map(|word| word.strip_prefix(name)).expect("a plan");
+    let size = |name| {
+        log_text.split_whitespace().find_map(|word| word.strip_prefix(name)).expect("a plan")
+    };
     let bytes = |name| size(name).parse::<Size>().expect("a size").bytes();
     (peak_kib << 10, bytes("total=") + bytes("clients_total="))
 }
@@ -140,9 +149,20 @@ fn kill_clients(address: &str, key: &str, stop: &Stop) -> u64 {
     let mut pause = Duration::from_millis(30);
     loop {
         let seed = (kills % 5 + 1).to_string();
-        let args =
-            ["replay", "--json", "--attach", address, "--key", key, "--seed", &seed, "--requests", "400"];
-        let mut child = command(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("spawned");
+        let args = [
+            "replay",
+            "--json",
+            "--attach",
+            address,
+            "--key",
+            key,
+            "--seed",
+            &seed,
+            "--requests",
+            "400",
+        ];
+        let mut child =
+            command(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("spawned");
         let over = stop.within(pause);
         // It may have ended by itself.
         let _ = child.kill();
@@ -181,7 +201,8 @@ fn count(counter: &AtomicU64) {
 fn well_behaved_tenant_is_unharmed_by_kills_and_a_hostile_tenant() {
     let home = tempfile::tempdir().expect("a directory");
     let (home, log) = (home.path(), home.path().join("log"));
-    let address: Address = format!("unix:{}", home.join("socket").display()).parse().expect("an address");
+    let address: Address =
+        format!("unix:{}", home.join("socket").display()).parse().expect("an address");
     std::fs::write(ring(home), "").expect("written");
     let own = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o600);
     std::fs::set_permissions(ring(home), own).expect("made private");
@@ -195,9 +216,11 @@ fn well_behaved_tenant_is_unharmed_by_kills_and_a_hostile_tenant() {
 
     let (listen, keys) = (address.to_string(), ring(home));
     let (keys, dir) = (keys.to_str().expect("text"), home.join("store"));
-    let flags = ["--listen", &listen, "--keys", keys, "--metrics", "127.0.0.1:0", "--ssd", SSD, "--dir"];
+    let flags =
+        ["--listen", &listen, "--keys", keys, "--metrics", "127.0.0.1:0", "--ssd", SSD, "--dir"];
     let stderr = Stdio::from(File::create(&log).expect("a log"));
-    let mut server = Serving::logging_to(stderr, &[&flags[..], &[dir.to_str().expect("text")]].concat());
+    let mut server =
+        Serving::logging_to(stderr, &[&flags[..], &[dir.to_str().expect("text")]].concat());
 
     let total = Duration::from_secs(seconds());
     let mut client = behaved::Behaved::new(&behaved);

@@ -34,7 +34,8 @@ fn files(filled: &Filled) -> Vec<PathBuf> {
 #[test]
 fn store_with_a_replaced_file_is_not_opened() {
     let filled = Filled::new(2, true);
-    let elsewhere = tempfile::tempdir_in(filled.dirs[0].parent().expect("a parent")).expect("a directory");
+    let elsewhere =
+        tempfile::tempdir_in(filled.dirs[0].parent().expect("a parent")).expect("a directory");
     let away = elsewhere.path().join("away");
     for path in files(&filled) {
         std::fs::rename(&path, &away).expect("moved");
@@ -74,7 +75,10 @@ fn verify_and_inspect_do_not_follow_links_or_block_on_pipes() {
                     "{command:?} {what} in place of {path:?}: {output:?}"
                 );
             }
-            assert!(std::fs::read(&away).expect("read") == before, "{what}: written through {path:?}");
+            assert!(
+                std::fs::read(&away).expect("read") == before,
+                "{what}: written through {path:?}"
+            );
             let _ = std::fs::remove_file(&path);
         }
         let _ = std::fs::rename(&away, &path);
@@ -95,13 +99,20 @@ fn repair_with_a_hard_linked_file_changes_nothing() {
         let paths = files_of_one(&filled).into_iter();
         paths
             .map(|path| {
-                (std::fs::metadata(&path).expect("a file").ino(), std::fs::read(&path).expect("read"))
+                (
+                    std::fs::metadata(&path).expect("a file").ino(),
+                    std::fs::read(&path).expect("read"),
+                )
             })
             .collect()
     };
     let before = contents();
-    let ran = common::pagelith(&["verify".as_ref(), "--repair".as_ref(), filled.dirs[0].as_os_str()]);
-    assert!(ran.code == Some(2) && ran.stderr.contains("cannot repair, a file cannot be locked"), "{ran:?}");
+    let ran =
+        common::pagelith(&["verify".as_ref(), "--repair".as_ref(), filled.dirs[0].as_os_str()]);
+    assert!(
+        ran.code == Some(2) && ran.stderr.contains("cannot repair, a file cannot be locked"),
+        "{ran:?}"
+    );
     assert!(contents() == before, "a file was changed");
 }
 
@@ -124,7 +135,10 @@ fn store_with_a_file_of_another_user_is_refused() {
     for path in files(&filled) {
         chown(&path, Some(12345), None).expect("given away");
         let refused = filled.try_open().map(drop).expect_err("refused").to_string();
-        assert!(refused.contains("another user's") && refused.contains("owner=12345"), "{path:?}: {refused}");
+        assert!(
+            refused.contains("another user's") && refused.contains("owner=12345"),
+            "{path:?}: {refused}"
+        );
         chown(&path, Some(0), None).expect("taken back");
     }
     assert_eq!(filled.missing(), Vec::<u64>::new());

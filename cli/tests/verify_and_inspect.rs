@@ -52,9 +52,13 @@ fn intact_store_with_older_incarnations_has_no_findings() {
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let json = ran.json();
     assert_eq!(json["findings"], serde_json::json!([]), "{json}");
-    for (name, expected) in
-        [("segments", 4), ("segments_sealed", 2), ("records", 8), ("objects", 16), ("stale_records", 3)]
-    {
+    for (name, expected) in [
+        ("segments", 4),
+        ("segments_sealed", 2),
+        ("records", 8),
+        ("objects", 16),
+        ("stale_records", 3),
+    ] {
         assert_eq!(json[name], expected, "{name} {json}");
     }
     let text = pagelith(&["verify".as_ref(), dir.path().as_os_str()]);
@@ -77,8 +81,9 @@ fn segment_with_only_removals_has_no_findings() {
 fn flipped_bit_in_a_sealed_header_or_footer_is_found() {
     let dir = tempfile::tempdir().unwrap();
     let (f, [first, ..]) = store(dir.path());
-    // A byte of each field: magic, checksum, version, kind, lengths, store, namespace, generation, segment,
-    // counts, incarnation, offset, sequence, group, flags, members, payload checksums, padding.
+    // A byte of each field: magic, checksum, version, kind, lengths, store, namespace, generation,
+    // segment, counts, incarnation, offset, sequence, group, flags, members, payload checksums,
+    // padding.
     for byte in [0, 8, 24, 26, 28, 32, 48, 64, 72, 76, 80, 88, 96, 104, 140, 192, 320, 530, 4095] {
         f.flip(0, first[1] + byte);
         let (segment, offset, cause) = only_wrong(&verify(&f));
@@ -87,7 +92,9 @@ fn flipped_bit_in_a_sealed_header_or_footer_is_found() {
         f.flip(0, first[1] + byte);
     }
     let footer = SEGMENT_BYTES - 4096;
-    for byte in [0, 128, 400, 2000, 3968, 3976, 3992, 3996, 4000, 4016, 4024, 4032, 4040, 4056, 4064, 4095] {
+    for byte in
+        [0, 128, 400, 2000, 3968, 3976, 3992, 3996, 4000, 4016, 4024, 4032, 4040, 4056, 4064, 4095]
+    {
         f.flip(0, footer + byte);
         let ran = verify(&f);
         assert_eq!(ran.code, Some(1), "byte={byte} {ran:?}");
@@ -146,7 +153,11 @@ fn torn_tail_is_reported_and_not_wrong() {
     f.write(2, open[2] + 8192, &vec![0; 4096]);
     let ran = verify(&f);
     let json = ran.json();
-    assert_eq!((ran.code, &json["torn_tails"], &json["wrong"]), (Some(0), &1.into(), &0.into()), "{json}");
+    assert_eq!(
+        (ran.code, &json["torn_tails"], &json["wrong"]),
+        (Some(0), &1.into(), &0.into()),
+        "{json}"
+    );
     let found = &json["findings"][0];
     assert_eq!((&found["severity"], &found["segment"]), (&"torn_tail".into(), &2.into()), "{json}");
     assert_eq!(found["offset"], open[2], "{json}");
@@ -174,8 +185,12 @@ fn damage_in_an_open_segment_before_the_replay_point_is_wrong() {
     f.checkpoint(1, 2, 5);
     let ran = verify(&f);
     assert_eq!(ran.code, Some(1), "{ran:?}");
-    let causes: Vec<_> = wrong(&ran).iter().map(|w| w["cause"].as_str().unwrap().to_owned()).collect();
-    assert_eq!(causes, ["checksum of payload block 0 does not match", "segment has records and no footer"]);
+    let causes: Vec<_> =
+        wrong(&ran).iter().map(|w| w["cause"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(
+        causes,
+        ["checksum of payload block 0 does not match", "segment has records and no footer"]
+    );
 }
 
 #[test]
@@ -321,7 +336,10 @@ fn store_in_use_is_inspected_and_not_verified() {
     assert!(ran.stderr.contains("the store is in use"), "{ran:?}");
     let ran = pagelith(&["inspect".as_ref(), dir.path().as_os_str()]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
-    assert!(ran.stderr.contains("the store is in use") && ran.stdout.contains("(in use)"), "{ran:?}");
+    assert!(
+        ran.stderr.contains("the store is in use") && ran.stdout.contains("(in use)"),
+        "{ran:?}"
+    );
 }
 
 #[test]

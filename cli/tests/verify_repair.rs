@@ -8,8 +8,8 @@ mod common;
 use std::fs::File;
 
 use common::filled::{
-    CAPACITY_BYTES, Filled, NAMESPACES_MAX, PAGES, RecordLocation, SEGMENT_BYTES, bytes, is_present, key,
-    pages, put, zero,
+    CAPACITY_BYTES, Filled, NAMESPACES_MAX, PAGES, RecordLocation, SEGMENT_BYTES, bytes,
+    is_present, key, pages, put, zero,
 };
 use common::fixture::flip;
 use common::{Ran, pagelith};
@@ -39,15 +39,21 @@ fn repaired(f: &Filled, flags: &[&str]) -> serde_json::Value {
     assert_eq!(verified.code, Some(0), "{verified:?}");
     let files = contents(f);
     let again = run(f, &["--repair"]);
-    assert_eq!((again.code, &again.json()["repairs"]), (Some(0), &serde_json::json!([])), "{again:?}");
+    assert_eq!(
+        (again.code, &again.json()["repairs"]),
+        (Some(0), &serde_json::json!([])),
+        "{again:?}"
+    );
     assert!(files == contents(f), "a repair of an intact store wrote something");
     report
 }
 
 fn contents(f: &Filled) -> Vec<(std::ffi::OsString, Vec<u8>)> {
     let entries = f.dirs.iter().flat_map(|d| std::fs::read_dir(d).unwrap());
-    let mut files: Vec<_> =
-        entries.map(|e| e.unwrap()).map(|e| (e.file_name(), std::fs::read(e.path()).unwrap())).collect();
+    let mut files: Vec<_> = entries
+        .map(|e| e.unwrap())
+        .map(|e| (e.file_name(), std::fs::read(e.path()).unwrap()))
+        .collect();
     files.sort();
     files
 }
@@ -60,7 +66,8 @@ fn middle(f: &Filled) -> SegmentId {
 fn record_of(f: &Filled, kind: RecordKind, but: &[SegmentId]) -> RecordLocation {
     let ids = f.segments();
     let last = ids[ids.len() - 1];
-    let all = ids.iter().filter(|id| **id != last && !but.contains(id)).flat_map(|id| f.records(*id));
+    let all =
+        ids.iter().filter(|id| **id != last && !but.contains(id)).flat_map(|id| f.records(*id));
     all.filter(|r| r.kind == kind).nth(3.min(if kind == RecordKind::Data { 3 } else { 0 })).unwrap()
 }
 
@@ -181,8 +188,12 @@ fn older_objects_are_dropped_if_removals_may_be_lost() {
     };
     let (f, id) = damage(false);
     let ids = f.segments();
-    let doubtful: Vec<_> =
-        ids.iter().take_while(|other| **other != id).chain([&id]).flat_map(|id| f.records(*id)).collect();
+    let doubtful: Vec<_> = ids
+        .iter()
+        .take_while(|other| **other != id)
+        .chain([&id])
+        .flat_map(|id| f.records(*id))
+        .collect();
     let report = repaired(&f, &["--repair"]);
     let dropped: Vec<_> = report["repairs"]
         .as_array()
@@ -191,8 +202,11 @@ fn older_objects_are_dropped_if_removals_may_be_lost() {
         .filter(|r| r["action"] == "segment is dropped")
         .collect();
     assert_eq!(dropped.len(), ids.iter().position(|i| *i == id).unwrap() + 1, "{report}");
-    let mut lost: Vec<u64> =
-        doubtful.iter().filter(|r| r.kind == RecordKind::Data).flat_map(|r| pages(&r.keys)).collect();
+    let mut lost: Vec<u64> = doubtful
+        .iter()
+        .filter(|r| r.kind == RecordKind::Data)
+        .flat_map(|r| pages(&r.keys))
+        .collect();
     lost.sort_unstable();
     lost.retain(|page| !f.removed.contains(page));
     assert_eq!(f.missing(), lost);
@@ -274,7 +288,10 @@ fn store_without_a_superblock_is_removed_or_rebuilt_with_given_sizes() {
     let ran = run(&f, &["--repair=keep"]);
     assert_eq!(ran.code, Some(2), "{ran:?}");
     assert!(ran.stderr.contains("--capacity-bytes (ssd.bytes) and --namespaces-max"), "{ran:?}");
-    let sizes = [format!("--capacity-bytes={CAPACITY_BYTES}"), format!("--namespaces-max={NAMESPACES_MAX}")];
+    let sizes = [
+        format!("--capacity-bytes={CAPACITY_BYTES}"),
+        format!("--namespaces-max={NAMESPACES_MAX}"),
+    ];
     let report = repaired(&f, &["--repair=keep", &sizes[0], &sizes[1]]);
     assert!(report["warnings"].to_string().contains("both superblocks are lost"), "{report}");
     assert_eq!(f.missing_without_clears(&f.removed), Vec::<u64>::new());
@@ -291,7 +308,8 @@ fn store_without_a_superblock_is_removed_or_rebuilt_with_given_sizes() {
 #[test]
 fn object_replaced_by_a_damaged_record_does_not_return() {
     let f = Filled::new(1, false);
-    let stays = |r: &RecordLocation| r.kind == RecordKind::Data && !f.removed.contains(&pages(&r.keys)[0]);
+    let stays =
+        |r: &RecordLocation| r.kind == RecordKind::Data && !f.removed.contains(&pages(&r.keys)[0]);
     let old = f.records(middle(&f)).into_iter().find(stays).unwrap();
     let page = pages(&old.keys)[0];
     f.flip(old.segment, old.offset + 4096);
@@ -305,7 +323,8 @@ fn object_replaced_by_a_damaged_record_does_not_return() {
     store.flush(Options::default()).unwrap();
     store.abandon();
     f.flip(old.segment, old.offset + 4096);
-    let young = f.segments().iter().flat_map(|id| f.records(*id)).rfind(|r| r.keys == old.keys).unwrap();
+    let young =
+        f.segments().iter().flat_map(|id| f.records(*id)).rfind(|r| r.keys == old.keys).unwrap();
     assert_ne!((young.segment, young.offset), (old.segment, old.offset));
     f.flip(young.segment, young.offset + 4096);
     repaired(&f, &["--repair"]);

@@ -21,8 +21,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The write path begins in `write/put.rs`, the read path in `read/get.rs`. The store's promises are in
-//! `docs/promises.md`.
+//! The write path begins in `write/put.rs`, the read path in `read/get.rs`. The store's promises
+//! are in `docs/promises.md`.
 
 mod api;
 mod background;
@@ -47,9 +47,12 @@ pub use api::error::{Error, ErrorKind, Result};
 pub use api::events::{Event, Events};
 pub use api::hits::{HitPolicy, PagesFound, PagesQuery, PoolQuery};
 pub use api::outcome::{
-    CloseReport, Done, FlushReport, GetDone, GetOutcome, MissCause, PutDone, PutOutcome, Ticket, Tier,
+    CloseReport, Done, FlushReport, GetDone, GetOutcome, MissCause, PutDone, PutOutcome, Ticket,
+    Tier,
 };
-pub use api::request::{Destination, Get, GetSlice, Options, Put, PutGroup, PutSlice, Request, Source};
+pub use api::request::{
+    Destination, Get, GetSlice, Options, Put, PutGroup, PutSlice, Request, Source,
+};
 pub use api::stats::Stats;
 pub use background::scrub::{ScrubOptions, ScrubReport};
 pub use config::{Config, ConfigError, Facts, Size, ValidConfig};

@@ -28,8 +28,8 @@ use pagelith::transport::rights::{Namespaces, Rights};
 use pagelith::transport::shown::SharedRegions;
 use pagelith::transport::socket::{Arrival, ListenConfig, Listener};
 use pagelith::{
-    Config, ErrorKind, Event, Events, Facts, GetOutcome, GetSlice, MissCause, Options, PutOutcome, PutSlice,
-    Size, Store, Tier,
+    Config, ErrorKind, Event, Events, Facts, GetOutcome, GetSlice, MissCause, Options, PutOutcome,
+    PutSlice, Size, Store, Tier,
 };
 
 const LEN: usize = 100_000;
@@ -71,8 +71,9 @@ impl Process {
             beyond_this_host: false,
         };
         let clock = Arc::new(SystemClock::new());
-        let mut listener = Listener::new(&listen, offer, Arc::new(SystemEntropy), clock, Limits::default())
-            .expect("listens");
+        let mut listener =
+            Listener::new(&listen, offer, Arc::new(SystemEntropy), clock, Limits::default())
+                .expect("listens");
         let address = listener.address().clone();
         let flag = || Arc::new(AtomicBool::new(false));
         let (stop, deaf, is_deaf) = (flag(), flag(), flag());
@@ -133,12 +134,15 @@ fn anywhere() -> Address {
 
 fn key(page: u8) -> ObjectKey {
     let namespace = NamespaceId([5; 16]);
-    ObjectKey::new(namespace, PrefixHash([page; 32]), Role::Target, "kv", "k", Shard::Whole).expect("a key")
+    ObjectKey::new(namespace, PrefixHash([page; 32]), Role::Target, "kv", "k", Shard::Whole)
+        .expect("a key")
 }
 
 fn put(client: &Attached, page: u8) -> pagelith::Result<PutOutcome> {
     let bytes = vec![page; LEN];
-    client.put_batch(&[PutSlice { key: key(page), pieces: &[&bytes] }], Options::default()).remove(0)
+    client
+        .put_batch(&[PutSlice { key: key(page), pieces: &[&bytes] }], Options::default())
+        .remove(0)
 }
 
 fn get(client: &Attached, page: u8) -> pagelith::Result<GetOutcome> {
@@ -202,7 +206,8 @@ fn dead_server_is_an_error_and_unresponsive_server_times_out() {
 fn invalid_put_is_refused_locally_and_connection_survives() {
     let process = Process::at(&anywhere(), 1);
     let client = process.client(Duration::from_secs(30));
-    let empty = client.put_batch(&[PutSlice { key: key(1), pieces: &[] }], Options::default()).remove(0);
+    let empty =
+        client.put_batch(&[PutSlice { key: key(1), pieces: &[] }], Options::default()).remove(0);
     assert_eq!(empty.expect_err("no byte").kind, ErrorKind::Invalid);
     assert_eq!(
         client.put_groups(&[&[]], Options::default())[0].as_ref().expect_err("no object").kind,
@@ -228,8 +233,15 @@ fn invalid_put_is_refused_locally_and_connection_survives() {
 /// Put one of the two objects of a page's group.
 fn put_part(client: &Attached, object: &str) -> pagelith::Result<PutOutcome> {
     let named = |component| {
-        ObjectKey::new(NamespaceId([1; 16]), PrefixHash([7; 32]), Role::Target, "kv", component, Shard::Whole)
-            .expect("names")
+        ObjectKey::new(
+            NamespaceId([1; 16]),
+            PrefixHash([7; 32]),
+            Role::Target,
+            "kv",
+            component,
+            Shard::Whole,
+        )
+        .expect("names")
     };
     let bytes = vec![3; LEN];
     let part = [PutSlice { key: named(object), pieces: &[&bytes] }];
@@ -303,13 +315,17 @@ fn server_without_pins_is_named_and_connection_survives() {
     let process = Process::offering(&anywhere(), old);
     let client = process.client(Duration::from_secs(60));
     assert_eq!(put(&client, 1), Ok(PutOutcome::Stored));
-    let expected = (ErrorKind::Incompatible, "the store pins and leases nothing for other processes");
-    let pin = client.pin(&[key(1)], Options::default()).map(|pin| pin.pinned()).expect_err("no pins");
-    let lease = client.lease(&[key(1)], Duration::from_secs(1), Options::default()).expect_err("no leases");
+    let expected =
+        (ErrorKind::Incompatible, "the store pins and leases nothing for other processes");
+    let pin =
+        client.pin(&[key(1)], Options::default()).map(|pin| pin.pinned()).expect_err("no pins");
+    let lease =
+        client.lease(&[key(1)], Duration::from_secs(1), Options::default()).expect_err("no leases");
     assert_eq!((pin.kind, pin.message.as_str()), expected);
     assert_eq!((lease.kind, lease.message.as_str()), expected);
     let expected = (ErrorKind::Incompatible, "the store lets no other process begin groups");
-    let group = client.begin_group(&[key(7)], Options::default()).map(|_| ()).expect_err("no groups");
+    let group =
+        client.begin_group(&[key(7)], Options::default()).map(|_| ()).expect_err("no groups");
     assert_eq!((group.kind, group.message.as_str()), expected);
     assert!(get(&client, 1).is_ok_and(|outcome| outcome.is_hit()));
 }
@@ -322,7 +338,10 @@ fn group_lost_with_its_server_is_reported() {
     let object = [PutSlice { key: key(7), pieces: &[&bytes] }];
     let group = client.begin_group(&[key(7)], Options::default()).expect("begun");
     assert_eq!(group.put(&object, Options::default()), [Ok(PutOutcome::Waiting)]);
-    assert_eq!((counter(&client, "groups_waiting"), group.missing(Options::default())), (1, Ok(Vec::new())));
+    assert_eq!(
+        (counter(&client, "groups_waiting"), group.missing(Options::default())),
+        (1, Ok(Vec::new()))
+    );
     let address = process.address.clone();
     drop(process);
     let _process = Process::at(&address, 2);
@@ -332,7 +351,11 @@ fn group_lost_with_its_server_is_reported() {
     unavailable(group.missing(Options::default()).expect_err("it is gone"));
     drop(group);
     let again = client.begin_group(&[key(7)], Options::default()).expect("begun");
-    assert_eq!(again.missing(Options::default()), Ok(vec![key(7)]), "earlier puts are lost, and reported");
+    assert_eq!(
+        again.missing(Options::default()),
+        Ok(vec![key(7)]),
+        "earlier puts are lost, and reported"
+    );
     assert_eq!(again.put(&object, Options::default()), [Ok(PutOutcome::Waiting)]);
     assert_eq!(again.commit(Options::default()), Ok(PutOutcome::Stored));
     assert!(get(&client, 7).is_ok_and(|outcome| outcome.is_hit()));
@@ -370,14 +393,22 @@ fn client_receives_events_since_its_first_read() {
 fn events_of_unreadable_namespaces_are_skipped() {
     let own = NamespaceId([5; 16]);
     let offer = Offer::of_this_build([1; 16]);
-    let process = Process::of(&anywhere(), offer, Rights::of(Namespaces::These([own].into())), 3000);
+    let process =
+        Process::of(&anywhere(), offer, Rights::of(Namespaces::These([own].into())), 3000);
     let client = process.client(PATIENCE);
     assert_eq!(client.take_events(1, Options::default()), Ok(Events::default()));
     let foreign = |n: u16| {
         let mut hash = [0; 32];
         hash[..2].copy_from_slice(&n.to_le_bytes());
-        ObjectKey::new(NamespaceId([6; 16]), PrefixHash(hash), Role::Target, "kv", "k", Shard::Whole)
-            .expect("names")
+        ObjectKey::new(
+            NamespaceId([6; 16]),
+            PrefixHash(hash),
+            Role::Target,
+            "kv",
+            "k",
+            Shard::Whole,
+        )
+        .expect("names")
     };
     // More events than one response holds.
     for n in 0..800 {
@@ -387,18 +418,23 @@ fn events_of_unreadable_namespaces_are_skipped() {
     }
     assert_eq!(put(&client, 1), Ok(PutOutcome::Stored));
     let stored = Event::Stored { tier: Tier::Memory, key: key(1), new: true };
-    assert_eq!(client.take_events(100, Options::default()), Ok(Events { events: vec![stored], lost: 0 }));
+    assert_eq!(
+        client.take_events(100, Options::default()),
+        Ok(Events { events: vec![stored], lost: 0 })
+    );
 }
 
 #[test]
 fn store_without_events_says_so() {
     let none = Process::of(&anywhere(), Offer::of_this_build([1; 16]), Rights::all(), 0);
-    let refused = none.client(PATIENCE).take_events(1, Options::default()).expect_err("none are kept");
+    let refused =
+        none.client(PATIENCE).take_events(1, Options::default()).expect_err("none are kept");
     assert_eq!(
         (refused.kind, &refused.message[..33]),
         (ErrorKind::Incompatible, "the store keeps no events: its se")
     );
-    let old = Process::offering(&anywhere(), Offer::of_this_build([1; 16]).without(Feature::Events));
+    let old =
+        Process::offering(&anywhere(), Offer::of_this_build([1; 16]).without(Feature::Events));
     let refused = old.client(PATIENCE).take_events(1, Options::default()).expect_err("no events");
     assert_eq!(refused.kind, ErrorKind::Incompatible);
     assert_eq!(refused.message, "the store tells nobody what comes and goes");

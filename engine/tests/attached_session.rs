@@ -26,11 +26,12 @@ use pagelith::transport::limits::Limits;
 use pagelith::transport::rights::Rights;
 use pagelith::transport::socket::{Arrival, ListenConfig, Listener};
 use pagelith::{
-    Config, Destination, Done, ErrorKind, Facts, Get, GetOutcome, MissCause, Options, Put, PutGroup,
-    PutOutcome, Size, Source, Store, Ticket, Tier,
+    Config, Destination, Done, ErrorKind, Facts, Get, GetOutcome, MissCause, Options, Put,
+    PutGroup, PutOutcome, Size, Source, Store, Ticket, Tier,
 };
 
-/// Two blocks and some, in whole pages: a client reads no such object from where it lies on SSD, for there is none.
+/// Two blocks and some, in whole pages: a client reads no such object from where it lies on SSD,
+/// for there is none.
 const LEN: usize = 73_728;
 const OBJECTS: u64 = 8;
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -72,16 +73,18 @@ impl Process {
         let listen = ListenConfig { address, admission, beyond_this_host: false };
         let (clock, offer) = (Arc::new(SystemClock::new()), offer(way, instance));
         let (staging, memory) = StagingPool::shared(16 << 20).expect("memory");
-        let mut listener = Listener::new(&listen, offer, Arc::new(SystemEntropy), clock, Limits::default())
-            .expect("listens");
+        let mut listener =
+            Listener::new(&listen, offer, Arc::new(SystemEntropy), clock, Limits::default())
+                .expect("listens");
         if way == Way::Shown {
-            listener =
-                listener.with_shared_regions(store.shared_memory().into_iter().chain([memory]).collect());
+            listener = listener
+                .with_shared_regions(store.shared_memory().into_iter().chain([memory]).collect());
         }
         let address = listener.address().clone();
         let flag = || Arc::new(AtomicBool::new(false));
         let (stop, deaf, is_deaf, links) = (flag(), flag(), flag(), Arc::new(AtomicUsize::new(0)));
-        let (ends, hears_not, says_so, counts) = (stop.clone(), deaf.clone(), is_deaf.clone(), links.clone());
+        let (ends, hears_not, says_so, counts) =
+            (stop.clone(), deaf.clone(), is_deaf.clone(), links.clone());
         let thread = std::thread::spawn(move || {
             let (mut arrivals, mut servers) = (Vec::new(), Vec::new());
             while !ends.load(Ordering::Relaxed) {
@@ -190,7 +193,9 @@ fn gets(n: u64, buffers: Vec<AlignedBuf>) -> Vec<Get> {
 /// Outcomes of a put, and its buffers.
 fn was_put(done: Option<Done>) -> (Vec<pagelith::Result<PutOutcome>>, Vec<AlignedBuf>) {
     let Some(Done::Put(done)) = done else { panic!("not a put: {done:?}") };
-    done.into_iter().map(|done| (done.outcome, done.source.into_buffer().expect("its buffer"))).unzip()
+    done.into_iter()
+        .map(|done| (done.outcome, done.source.into_buffer().expect("its buffer")))
+        .unzip()
 }
 
 /// The same for a get; the bytes of hits are correct.
@@ -202,7 +207,9 @@ fn was_got(n: u64, done: Option<Done>) -> (Vec<pagelith::Result<GetOutcome>>, Ve
             assert!(done.destination.pieces().flatten().copied().eq(content(page)), "page={page}");
         }
     }
-    done.into_iter().map(|done| (done.outcome, done.destination.into_buffer().expect("its buffer"))).unzip()
+    done.into_iter()
+        .map(|done| (done.outcome, done.destination.into_buffer().expect("its buffer")))
+        .unzip()
 }
 
 fn all<T: Clone>(outcome: T) -> Vec<T> {
@@ -260,7 +267,10 @@ fn each_batch_completes_once_with_its_own_bytes() {
         for (ticket, n, outcome) in [(got[0], 4, hit()), (got[1], 0, hit()), (got[2], 99, absent)] {
             assert_eq!(was_got(n, seen.remove(&ticket)).0, all(outcome), "{way:?} n={n}");
         }
-        assert!(session.wait_any(PATIENCE).is_none() && session.poll().is_none(), "nothing is under way");
+        assert!(
+            session.wait_any(PATIENCE).is_none() && session.poll().is_none(),
+            "nothing is under way"
+        );
         drop(session);
         let links = process.links.load(Ordering::Relaxed);
         assert_eq!(client.ping(Options::default()), Ok(()));
@@ -311,26 +321,34 @@ fn dead_server_fails_each_batch_and_returns_its_memory() {
         let (client, mut buffers) = process.client(4 * OBJECTS as usize);
         let mut session = client.session();
         process.hear(false);
-        let got = [0, 1].map(|n| session.submit_get(gets(n, taken(&mut buffers)), Options::default()));
-        let put = [2, 3].map(|n| session.submit_put(puts(n, taken(&mut buffers)), Options::default()));
+        let got =
+            [0, 1].map(|n| session.submit_get(gets(n, taken(&mut buffers)), Options::default()));
+        let put =
+            [2, 3].map(|n| session.submit_put(puts(n, taken(&mut buffers)), Options::default()));
         process.end();
         let unavailable = |error: &pagelith::Error| error.kind == ErrorKind::Unavailable;
         for (n, ticket) in (0..).zip(got) {
             let (outcomes, back) = was_got(n, session.wait(ticket, PATIENCE));
-            assert!(outcomes.iter().all(|o| o.as_ref().is_err_and(unavailable)), "{way:?} {outcomes:?}");
+            assert!(
+                outcomes.iter().all(|o| o.as_ref().is_err_and(unavailable)),
+                "{way:?} {outcomes:?}"
+            );
             buffers.extend(back);
         }
         for ticket in put {
             let (outcomes, back) = was_put(session.wait(ticket, PATIENCE));
-            assert!(outcomes.iter().all(|o| o.as_ref().is_err_and(unavailable)), "{way:?} {outcomes:?}");
+            assert!(
+                outcomes.iter().all(|o| o.as_ref().is_err_and(unavailable)),
+                "{way:?} {outcomes:?}"
+            );
             buffers.extend(back);
         }
         assert_eq!(buffers.len() as u64, 4 * OBJECTS);
     }
 }
 
-/// Memory is something else's as soon as a batch is over, also one whose time is up while the store copies: none of that is ever here
-/// under the keys of the batch.
+/// Memory is something else's as soon as a batch is over, also one whose time is up while the store
+/// copies: none of that is ever here under the keys of the batch.
 #[test]
 fn what_came_into_memory_behind_a_put_is_never_what_was_put() {
     for way in WAYS {
@@ -394,7 +412,10 @@ fn batch_past_its_deadline_is_late_and_others_continue() {
         assert_eq!(was_got(6, session.wait(patient, PATIENCE)).0, all(absent), "{way:?}");
         let put = session.submit_put(puts(5, taken(&mut buffers)), Options::default());
         assert!(was_put(session.wait(put, PATIENCE)).0.iter().all(Result::is_ok), "{way:?}");
-        assert!(buffers.iter().all(|buffer| buffer.iter().all(|byte| *byte == 0xcc)), "{way:?}: written to");
+        assert!(
+            buffers.iter().all(|buffer| buffer.iter().all(|byte| *byte == 0xcc)),
+            "{way:?}: written to"
+        );
     }
 }
 
@@ -414,7 +435,11 @@ fn connection_full_of_late_batches_recovers() {
             buffers.extend(back);
             outcomes
         };
-        assert_eq!(put(&mut session, 0, Options::default()), all(Ok(PutOutcome::Stored)), "{way:?}");
+        assert_eq!(
+            put(&mut session, 0, Options::default()),
+            all(Ok(PutOutcome::Stored)),
+            "{way:?}"
+        );
         process.hear(false);
         let soon = Options { timeout: Some(Duration::from_micros(100)), ..Options::default() };
         for _ in 0..300 {
@@ -424,7 +449,11 @@ fn connection_full_of_late_batches_recovers() {
             );
         }
         process.hear(true);
-        assert_eq!(put(&mut session, 2, Options::default()), all(Ok(PutOutcome::Stored)), "{way:?}");
+        assert_eq!(
+            put(&mut session, 2, Options::default()),
+            all(Ok(PutOutcome::Stored)),
+            "{way:?}"
+        );
     }
 }
 
@@ -459,7 +488,11 @@ fn dropped_session_releases_caller_memory() {
         }
         assert!(hears || Arc::strong_count(&guard) > 1 && Arc::strong_count(&bytes) > 1);
         drop(session);
-        assert_eq!((Arc::strong_count(&guard), Arc::strong_count(&bytes)), (1, 1), "{way:?} hears={hears}");
+        assert_eq!(
+            (Arc::strong_count(&guard), Arc::strong_count(&bytes)),
+            (1, 1),
+            "{way:?} hears={hears}"
+        );
         targets.iter_mut().for_each(|target| target.fill(0xcc));
         process.hear(true);
         let links = process.links.load(Ordering::Relaxed);
@@ -467,7 +500,10 @@ fn dropped_session_releases_caller_memory() {
         let get = session.submit_get(gets(0, taken(&mut buffers)), Options::default());
         assert_eq!(was_got(0, session.wait(get, PATIENCE)).0, all(hit()), "{way:?} hears={hears}");
         assert_eq!(process.links.load(Ordering::Relaxed), links, "{way:?}: it is made anew");
-        assert!(targets.iter().flatten().all(|byte| *byte == 0xcc), "{way:?} hears={hears}: written to");
+        assert!(
+            targets.iter().flatten().all(|byte| *byte == 0xcc),
+            "{way:?} hears={hears}: written to"
+        );
     }
 }
 

@@ -3,9 +3,12 @@
 
 use std::os::unix::fs::FileExt;
 
-use pagelith::layouts::{ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard};
+use pagelith::layouts::{
+    ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard,
+};
 use pagelith::{
-    AlignedBuf, Config, ErrorKind, Facts, GetOutcome, GetSlice, Options, PutSlice, Size, Store, Tier,
+    AlignedBuf, Config, ErrorKind, Facts, GetOutcome, GetSlice, Options, PutSlice, Size, Store,
+    Tier,
 };
 
 const SLOT: usize = 320 << 10;
@@ -16,8 +19,15 @@ const LENGTHS: [usize; 6] = [700, 4096, 65_536, 100_000, 262_144, 300_001];
 fn key(n: usize) -> ObjectKey {
     let mut hash = [0; 32];
     hash[..8].copy_from_slice(&n.to_le_bytes());
-    ObjectKey::new(Namespace::default().id(), PrefixHash(hash), Role::Target, "kv", "k", Shard::Whole)
-        .unwrap()
+    ObjectKey::new(
+        Namespace::default().id(),
+        PrefixHash(hash),
+        Role::Target,
+        "kv",
+        "k",
+        Shard::Whole,
+    )
+    .unwrap()
 }
 
 fn object(n: usize) -> Vec<u8> {
@@ -41,7 +51,8 @@ fn get(store: &Store, pool: &mut [u8], objects: std::ops::Range<usize>, shift: u
     let mut pieces: Vec<_> =
         slots.map(|(slot, n)| [&mut slot[shift..][..LENGTHS[n % LENGTHS.len()]]]).collect();
     let asked = objects.clone().zip(&mut pieces);
-    let mut gets: Vec<_> = asked.map(|(n, pieces)| GetSlice { key: key(n), range: None, pieces }).collect();
+    let mut gets: Vec<_> =
+        asked.map(|(n, pieces)| GetSlice { key: key(n), range: None, pieces }).collect();
     let outcomes = store.get_batch(&mut gets, Options::default());
     let here = |outcome: &pagelith::Result<GetOutcome>| match outcome.as_ref().expect("an answer") {
         GetOutcome::Hit { tier, .. } => *tier == Tier::Ssd,
@@ -54,7 +65,10 @@ fn get(store: &Store, pool: &mut [u8], objects: std::ops::Range<usize>, shift: u
             front.iter().chain(end).all(|b| *b == 0xee),
             "bytes around the destination of n={n} were written"
         );
-        assert!(!here || slot[shift..].starts_with(&object(n)), "other bytes of n={n} shift={shift}");
+        assert!(
+            !here || slot[shift..].starts_with(&object(n)),
+            "other bytes of n={n} shift={shift}"
+        );
     }
     here
 }
@@ -96,8 +110,11 @@ fn hits_are_correct_with_any_registration() {
 
     // Change a byte in each MiB of the segments: some objects become misses, and none returns other
     // bytes.
-    let segments =
-        std::fs::File::options().read(true).write(true).open(home.path().join("store/segments")).unwrap();
+    let segments = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(home.path().join("store/segments"))
+        .unwrap();
     for at in (0..segments.metadata().unwrap().len()).step_by(1 << 20) {
         let mut byte = [0];
         segments.read_exact_at(&mut byte, at + 77_777).unwrap();
@@ -117,8 +134,9 @@ fn registration_failure_is_reported() {
     if !store.register_memory(memory.as_ptr(), 4096).unwrap().is_used() {
         return eprintln!("skipped: io_uring is refused here, and nothing is registered");
     }
-    let error =
-        store.register_memory(std::ptr::without_provenance(4096), 4096).expect_err("nothing is there");
+    let error = store
+        .register_memory(std::ptr::without_provenance(4096), 4096)
+        .expect_err("nothing is there");
     assert_eq!((error.kind, error.errno), (ErrorKind::Invalid, Some(14)), "{error}");
     for len in [1 << 60, usize::MAX] {
         let error = store.register_memory(memory.as_ptr(), len).expect_err("more than there is");
@@ -140,7 +158,8 @@ fn short_object_is_read_whole_into_aligned_memory() {
     let store = open(&home);
     for (n, length) in (0..).zip(lengths) {
         let bytes = vec![n as u8 + 1; length];
-        let outcomes = store.put_batch(&[PutSlice { key: key(n), pieces: &[&bytes] }], Options::default());
+        let outcomes =
+            store.put_batch(&[PutSlice { key: key(n), pieces: &[&bytes] }], Options::default());
         assert!(outcomes[0].is_ok(), "{outcomes:?}");
     }
     store.close().unwrap();
@@ -154,7 +173,10 @@ fn short_object_is_read_whole_into_aligned_memory() {
         let outcomes = store.get_batch(&mut get, Options::default());
         assert_eq!(outcomes, [Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: length as u64 })]);
         assert!(buffer[..length].iter().all(|b| *b == n as u8 + 1), "length={length}");
-        assert!(buffer[length..].iter().all(|b| *b == 0), "bytes after the destination were written");
+        assert!(
+            buffer[length..].iter().all(|b| *b == 0),
+            "bytes after the destination were written"
+        );
     }
     assert_eq!(store.stats().damaged, 0);
 }

@@ -38,7 +38,9 @@ fn config() -> pagelith::ValidConfig {
     config.ssd.dirs = vec!["/sim/0".into()];
     config.ssd.write_depth = 1;
     config.memory.reserve = Size::ZERO;
-    config.validate(&Facts::of_this_machine().expect("facts")).unwrap_or_else(|error| panic!("{error}"))
+    config
+        .validate(&Facts::of_this_machine().expect("facts"))
+        .unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn open(world: &SimWorld) -> Store {
@@ -48,7 +50,11 @@ fn open(world: &SimWorld) -> Store {
 fn put(store: &Store) {
     for page in 0..PAGES {
         let put = PutSlice { key: key(page), pieces: &[&[page as u8; LEN]] };
-        assert_eq!(store.put_batch(&[put], Options::default()), [Ok(PutOutcome::Stored)], "page={page}");
+        assert_eq!(
+            store.put_batch(&[put], Options::default()),
+            [Ok(PutOutcome::Stored)],
+            "page={page}"
+        );
     }
 }
 
@@ -66,7 +72,11 @@ fn close_of_slow_drive_exceeds_call_deadline_and_loses_nothing() {
     let begun = world.clock.now();
     let report = store.close_within(Duration::from_secs(60));
     let took = world.clock.now().since(begun);
-    assert_eq!((report.unsaved_objects, report.unsaved_bytes, &report.error), (0, 0, &None), "{report:?}");
+    assert_eq!(
+        (report.unsaved_objects, report.unsaved_bytes, &report.error),
+        (0, 0, &None),
+        "{report:?}"
+    );
     assert!(took > Duration::from_millis(100), "it was not slow: {took:?}");
     world.disk.set_latency(Duration::ZERO);
     assert_eq!(found(&open(&world)), PAGES);
@@ -85,22 +95,35 @@ fn close_after_the_log_has_wrapped_reports_no_loss() {
     config.memory.reserve = Size::ZERO;
     let open = || {
         let valid = config.validate(&Facts::of_this_machine().expect("facts"));
-        Store::open_in(valid.unwrap_or_else(|error| panic!("{error}")), world.env()).expect("a store")
+        Store::open_in(valid.unwrap_or_else(|error| panic!("{error}")), world.env())
+            .expect("a store")
     };
     let store = open();
     for page in 0..400 {
         let put = PutSlice { key: key(page), pieces: &[&[1; LEN]] };
-        assert_eq!(store.put_batch(&[put], Options::default()), [Ok(PutOutcome::Stored)], "page={page}");
+        assert_eq!(
+            store.put_batch(&[put], Options::default()),
+            [Ok(PutOutcome::Stored)],
+            "page={page}"
+        );
         store.flush(Options::default()).expect("flushed");
     }
     let keys: Vec<_> = (0..400).map(key).collect();
-    let count =
-        |store: &Store| store.exists_batch(&keys, Options::default()).iter().filter(|here| **here).count();
+    let count = |store: &Store| {
+        store.exists_batch(&keys, Options::default()).iter().filter(|here| **here).count()
+    };
     let here = count(&store);
     let report = store.close_within(Duration::from_secs(60));
-    assert_eq!((report.unsaved_objects, report.unsaved_bytes, &report.error), (0, 0, &None), "{report:?}");
+    assert_eq!(
+        (report.unsaved_objects, report.unsaved_bytes, &report.error),
+        (0, 0, &None),
+        "{report:?}"
+    );
     let found = count(&open());
-    assert!((1..here).contains(&found), "DRAM had none that the log has not: here={here} found={found}");
+    assert!(
+        (1..here).contains(&found),
+        "DRAM had none that the log has not: here={here} found={found}"
+    );
 }
 
 #[test]
@@ -125,14 +148,21 @@ fn close_of_failed_tier_ends_at_once_and_counts_unsaved_objects() {
         world.disk.inject(FaultPlan::Fail { op: FaultOp::Sync, nth, kind: FaultKind::Device });
     });
     put(&store);
-    assert_eq!(store.flush(Options::default()).map_err(|error| error.kind), Err(ErrorKind::Unavailable));
+    assert_eq!(
+        store.flush(Options::default()).map_err(|error| error.kind),
+        Err(ErrorKind::Unavailable)
+    );
     assert_eq!(store.stats().ssd_state, "read-only");
     let here = found(&store);
     let begun = world.clock.now();
     let report = store.close_within(Duration::from_secs(60));
     let took = world.clock.now().since(begun);
     assert!(took < Duration::from_millis(500), "{took:?}");
-    assert_eq!((report.unsaved_objects, report.unsaved_bytes), (here, here * LEN as u64), "{report:?}");
+    assert_eq!(
+        (report.unsaved_objects, report.unsaved_bytes),
+        (here, here * LEN as u64),
+        "{report:?}"
+    );
     let said = report.error.expect("an error").message;
     assert!(said.contains("ssd tier is read-only"), "{said}");
 }
@@ -156,7 +186,12 @@ fn close_of_hung_drive_ends_once_the_stall_is_detected() {
 struct NoWriter(Arc<dyn Runtime>);
 
 impl Runtime for NoWriter {
-    fn spawn(&self, name: &str, task: Box<dyn Task>, wake: Signal) -> Result<Box<dyn Join>, IoFault> {
+    fn spawn(
+        &self,
+        name: &str,
+        task: Box<dyn Task>,
+        wake: Signal,
+    ) -> Result<Box<dyn Join>, IoFault> {
         if name == "pagelith-remote" {
             return Err(IoFault::found(FaultKind::Exhausted, FaultOp::Spawn, name, 0, "planted"));
         }

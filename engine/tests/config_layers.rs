@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pagelith::config::{
-    Config, ConfigFormat, DramPolicy, Facts, MemoryPlan, PeerConfig, Promote, Size, SsdIo, SsdPolicy, fields,
+    Config, ConfigFormat, DramPolicy, Facts, MemoryPlan, PeerConfig, Promote, Size, SsdIo,
+    SsdPolicy, fields,
 };
 use pagelith::transport::address::Address;
 use proptest::prelude::*;
@@ -16,7 +17,8 @@ fn facts(memory_bytes: u64) -> Facts {
 #[test]
 fn code_wins_over_environment_over_file_over_defaults() {
     let file = "[dram]\nbytes = \"1GiB\"\n[read]\ndepth = 2\n[ssd]\nwrite_depth = 2";
-    let environment = [("PAGELITH_READ__DEPTH", "3"), ("PAGELITH_SSD__WRITE_DEPTH", "3"), ("HOME", "/root")];
+    let environment =
+        [("PAGELITH_READ__DEPTH", "3"), ("PAGELITH_SSD__WRITE_DEPTH", "3"), ("HOME", "/root")];
     // The order of the calls does not determine the precedence.
     let config = Config::builder()
         .set(|config| config.ssd.write_depth = 4)
@@ -73,7 +75,8 @@ fn every_problem_of_every_layer_is_reported_at_once() {
 #[test]
 fn misspelled_setting_is_not_also_reported_as_missing() {
     let text = "ssd.byts = \"1GiB\"\nssd.dirs = [\"/a\"]";
-    let error = Config::builder().file(ConfigFormat::Toml, text).validate(&facts(1 << 40)).unwrap_err();
+    let error =
+        Config::builder().file(ConfigFormat::Toml, text).validate(&facts(1 << 40)).unwrap_err();
     assert_eq!(error.to_string(), "ssd.byts: is not a setting; did you mean ssd.bytes?");
 }
 
@@ -179,7 +182,8 @@ const SERVICE_LINKS: [(&str, &str); 17] = [
 
 #[test]
 fn service_links_are_ignored_and_other_prefixed_variables_refused() {
-    let config = Config::builder().env(SERVICE_LINKS).env([("PAGELITH_READ__DEPTH", "3")]).build().unwrap();
+    let config =
+        Config::builder().env(SERVICE_LINKS).env([("PAGELITH_READ__DEPTH", "3")]).build().unwrap();
     assert_eq!(config.read.depth, 3);
     for (name, text) in [
         ("PAGELITH_PORT", "7411"),
@@ -277,7 +281,10 @@ fn every_setting_of_a_file_is_applied() {
     assert_eq!(valid.ssd_dirs(), [PathBuf::from("/a"), PathBuf::from("/b")]);
     assert_eq!(valid.segment_bytes(), 256 << 20);
     assert_eq!((valid.ssd_policy(), valid.reinsert_ratio()), (SsdPolicy::Recency, 0.0));
-    assert_eq!((valid.ssd_io(), valid.write_depth(), valid.write_bytes()), (SsdIo::Uring, 64, 64 << 10));
+    assert_eq!(
+        (valid.ssd_io(), valid.write_depth(), valid.write_bytes()),
+        (SsdIo::Uring, 64, 64 << 10)
+    );
     assert_eq!((valid.write_depth_reading(), valid.checkpoint_segments()), (7, 0));
     assert_eq!(valid.headers_bytes(), 3 << 20);
     assert_eq!(valid.probe_pauses(), (Duration::from_millis(250), Duration::from_millis(1250)));
@@ -291,13 +298,19 @@ fn every_setting_of_a_file_is_applied() {
     assert_eq!(valid.staging_chunk_bytes(), 96 << 10);
     assert_eq!((valid.group_deadline(), valid.events_max()), (Duration::from_millis(5), 77));
     assert_eq!(valid.max_objects(), 1000);
-    assert_eq!((valid.read_depth(), valid.memory_reserve(), valid.batch_summary()), (1024, 0, true));
+    assert_eq!(
+        (valid.read_depth(), valid.memory_reserve(), valid.batch_summary()),
+        (1024, 0, true)
+    );
     // No setting is left at its default, so none of the lines above could pass by accident.
     for field in fields() {
         let default = field.shown_in(&Config::default());
         assert_ne!(field.shown_in(valid.config()), default, "{}", field.path());
     }
-    assert_eq!(Config::from_json_str(&valid.config().to_json_string()).as_ref(), Ok(valid.config()));
+    assert_eq!(
+        Config::from_json_str(&valid.config().to_json_string()).as_ref(),
+        Ok(valid.config())
+    );
 }
 
 #[test]
@@ -396,14 +409,18 @@ fn too_long_or_too_deep_text_is_refused() {
     let parsed = format!("{{{dotted}={}1{}}}", "{a=".repeat(49), "}".repeat(49));
     let error = Config::from_toml_str(&format!("a={parsed}")).unwrap_err();
     assert!(error.problems[0].message.starts_with("is not a setting"), "{error}");
-    for text in [format!("{}=1", ["a"; 100_000].join(".")), format!("[{dotted}]\n{dotted}={inline}")] {
+    for text in
+        [format!("{}=1", ["a"; 100_000].join(".")), format!("[{dotted}]\n{dotted}={inline}")]
+    {
         assert!(!Config::from_toml_str(&text).unwrap_err().problems.is_empty());
     }
 }
 
 /// Texts that are nearly valid: they exercise more code than noise.
 fn nearly_right() -> impl Strategy<Value = String> {
-    let key = prop::sample::select(fields().iter().map(|field| field.path().to_owned()).collect::<Vec<_>>());
+    let key = prop::sample::select(
+        fields().iter().map(|field| field.path().to_owned()).collect::<Vec<_>>(),
+    );
     let key = prop_oneof![key, "[a-z._\"]{0,12}"];
     let value = prop_oneof![
         any::<i64>().prop_map(|value| value.to_string()),
@@ -412,7 +429,10 @@ fn nearly_right() -> impl Strategy<Value = String> {
         "\"\\PC{0,8}\"",
         Just("true".to_owned()),
         Just("[\"/a\", [], {}]".to_owned()),
-        Just("[\"unix:/a\", {\"address\": \"unix:/b\", \"weight\": 1e999, \"name\": null}]".to_owned()),
+        Just(
+            "[\"unix:/a\", {\"address\": \"unix:/b\", \"weight\": 1e999, \"name\": null}]"
+                .to_owned()
+        ),
         Just("1979-05-27T07:32:00Z".to_owned()),
     ];
     let line = (key, value).prop_map(|(key, value)| format!("{key} = {value}\n"));

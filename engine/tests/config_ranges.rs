@@ -44,11 +44,14 @@ fn odd_values(field: &Field) -> Vec<String> {
     ];
     let allowed = |value: &u64| match () {
         () if documented.starts_with("a power of two") => value.is_power_of_two(),
-        () if documented.starts_with("a multiple of") => value.is_multiple_of(words[3].parse().unwrap()),
+        () if documented.starts_with("a multiple of") => {
+            value.is_multiple_of(words[3].parse().unwrap())
+        }
         () => true,
     };
     let zero = documented.starts_with("0 or").then_some(0);
-    let within = odd.into_iter().filter(|value| (min..=max).contains(value) && allowed(value)).chain(zero);
+    let within =
+        odd.into_iter().filter(|value| (min..=max).contains(value) && allowed(value)).chain(zero);
     let feasible = within.filter(|value| field.path() != "ssd.bytes" || *value <= FILES_MAX);
     let mut values: Vec<u64> = feasible.collect();
     values.sort_unstable();
@@ -61,7 +64,8 @@ fn odd_values(field: &Field) -> Vec<String> {
 fn opens_or_names(base: &[(&str, &str)], dir: &Path, field: &Field, value: &str) {
     let mut settings: BTreeMap<&str, &str> = base.iter().copied().collect();
     settings.insert(field.path(), value);
-    let mut text: String = settings.iter().map(|(path, value)| format!("{path} = {value}\n")).collect();
+    let mut text: String =
+        settings.iter().map(|(path, value)| format!("{path} = {value}\n")).collect();
     let has_ssd = base.iter().any(|(path, _)| *path == "ssd.bytes");
     if has_ssd && settings["ssd.bytes"] != "0" {
         text += &format!("ssd.dirs = [{dir:?}]\n");
@@ -79,7 +83,9 @@ fn opens_or_names(base: &[(&str, &str)], dir: &Path, field: &Field, value: &str)
         }
         Ok(valid) => match Store::open(valid) {
             Ok(store) => store.abandon(),
-            Err(error) => panic!("{}={value} is valid and does not open: {error}\n{text}", field.path()),
+            Err(error) => {
+                panic!("{}={value} is valid and does not open: {error}\n{text}", field.path())
+            }
         },
     }
 }
@@ -130,5 +136,8 @@ fn sizes_are_used_in_whole_pages() {
     let valid = Config::builder().file(ConfigFormat::Toml, text).validate(&facts).unwrap();
     assert_eq!((valid.arena_bytes(), valid.staging_bytes()), (999_997_440, 1_998_848));
     let store = Store::open(valid).unwrap();
-    assert_eq!((store.opened().memory.arena, store.opened().memory.staging), (999_997_440, 1_998_848));
+    assert_eq!(
+        (store.opened().memory.arena, store.opened().memory.staging),
+        (999_997_440, 1_998_848)
+    );
 }

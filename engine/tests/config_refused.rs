@@ -226,7 +226,11 @@ fn wrong_values_in_json() {
 fn wrong_values_in_the_environment() {
     for (name, text, field, message) in ENV_ROWS {
         let result = Config::builder().env([(*name, *text)]).validate(&facts());
-        assert_eq!(only(result, name), (field.to_string(), message.to_string()), "row={name}={text}");
+        assert_eq!(
+            only(result, name),
+            (field.to_string(), message.to_string()),
+            "row={name}={text}"
+        );
     }
 }
 
@@ -240,7 +244,9 @@ fn more_than_64_peers_are_refused() {
     let (field, message) = only(of(65), "65 peers");
     assert!(field == "remote.peers" && message.contains("entries=65"), "{message}");
     let mut config = Config::default();
-    let peer = |number| PeerConfig::from(format!("unix:/{number}").parse::<Address>().expect("an address"));
+    let peer = |number| {
+        PeerConfig::from(format!("unix:/{number}").parse::<Address>().expect("an address"))
+    };
     config.remote.peers = (0..65).map(peer).collect();
     let (field, message) = only(config.validate(&facts()), "65 peers of code");
     assert!(field == "remote.peers" && message.ends_with("but there are 65"), "{message}");
@@ -249,7 +255,8 @@ fn more_than_64_peers_are_refused() {
 #[test]
 fn peer_name_above_255_bytes_is_refused() {
     let of = |bytes: usize| {
-        let text = format!("remote.peers = [{{address = \"unix:/a\", name = \"{}\"}}]", "n".repeat(bytes));
+        let text =
+            format!("remote.peers = [{{address = \"unix:/a\", name = \"{}\"}}]", "n".repeat(bytes));
         Config::from_toml_str(&text)
     };
     assert_eq!(of(255).expect("valid").remote.peers[0].name.len(), 255);

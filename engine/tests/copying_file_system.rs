@@ -15,7 +15,8 @@ use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::namespace::Namespace;
 use pagelith::layouts::shard::Shard;
 use pagelith::{
-    Config, ErrorKind, Facts, GetOutcome, GetSlice, Options, PutOutcome, PutSlice, Size, Store, Tier,
+    Config, ErrorKind, Facts, GetOutcome, GetSlice, Options, PutOutcome, PutSlice, Size, Store,
+    Tier,
 };
 
 const LEN: usize = 100_000;
@@ -78,7 +79,8 @@ fn in_place(file: &Path) -> bool {
     run("lsattr", &[text(file)]).unwrap().split(' ').next().unwrap().contains('C')
 }
 
-const FILES: [&str; 6] = ["LOCK", "segments", "manifest.0", "manifest.1", "checkpoint.0", "checkpoint.1"];
+const FILES: [&str; 6] =
+    ["LOCK", "segments", "manifest.0", "manifest.1", "checkpoint.0", "checkpoint.1"];
 
 #[test]
 fn store_with_nocow_files_works_on_a_full_file_system() {

@@ -5,7 +5,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pagelith::config::DramPolicy;
-use pagelith::layouts::{ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard};
+use pagelith::layouts::{
+    ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard,
+};
 use pagelith::{Config, Facts, Options, PutSlice, Size, Store};
 
 /// Objects that stay, each on its own page.
@@ -17,8 +19,15 @@ const ROUNDS: u32 = 300;
 fn key(page: u32, component: &str) -> ObjectKey {
     let mut hash = [0; 32];
     hash[..4].copy_from_slice(&page.to_le_bytes());
-    ObjectKey::new(Namespace::default().id(), PrefixHash(hash), Role::Target, "kv", component, Shard::Whole)
-        .expect("a key")
+    ObjectKey::new(
+        Namespace::default().id(),
+        PrefixHash(hash),
+        Role::Target,
+        "kv",
+        component,
+        Shard::Whole,
+    )
+    .expect("a key")
 }
 
 fn page(n: u32) -> [ObjectKey; 3] {
@@ -32,11 +41,13 @@ fn store(policy: DramPolicy) -> Store {
     config.dram.bytes = Size::from_bytes(u64::from(KEPT + 3 * PAGES / 2) * 4096);
     config.dram.policy = policy;
     config.index.max_objects = Some(u64::from(KEPT + 3 * PAGES));
-    Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("valid")).expect("open")
+    Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("valid"))
+        .expect("open")
 }
 
 fn put(store: &Store, objects: &[ObjectKey]) {
-    let objects: Vec<_> = objects.iter().map(|key| PutSlice { key: *key, pieces: &[&[7; 100]] }).collect();
+    let objects: Vec<_> =
+        objects.iter().map(|key| PutSlice { key: *key, pieces: &[&[7; 100]] }).collect();
     // With other writers there may be no room at once, or the object may be present already.
     let _ = store.put_groups(&[&objects], Options::default());
 }
@@ -55,8 +66,13 @@ fn looked_at_while_changing(policy: DramPolicy) {
                 let here = store.exists_batch(&kept, Options::default());
                 assert_eq!(here.iter().position(|here| !here), None, "a kept key is not found");
                 assert_eq!(store.exists_prefix(&kept, Options::default()), kept.len());
-                for (n, here) in store.exists_batch(&pages, Options::default()).chunks(3).enumerate() {
-                    assert!(here.iter().all(|h| *h == here[0]), "a part of page {n} is here: {here:?}");
+                for (n, here) in
+                    store.exists_batch(&pages, Options::default()).chunks(3).enumerate()
+                {
+                    assert!(
+                        here.iter().all(|h| *h == here[0]),
+                        "a part of page {n} is here: {here:?}"
+                    );
                     looks[usize::from(here[0])] += 1;
                 }
             }

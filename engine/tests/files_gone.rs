@@ -17,7 +17,8 @@ use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::namespace::Namespace;
 use pagelith::layouts::shard::Shard;
 use pagelith::{
-    Config, Error, ErrorKind, Facts, FlushReport, GetSlice, Options, PutOutcome, PutSlice, Size, Store,
+    Config, Error, ErrorKind, Facts, FlushReport, GetSlice, Options, PutOutcome, PutSlice, Size,
+    Store,
 };
 
 const LEN: usize = 100_000;
@@ -133,7 +134,9 @@ fn remove_and_clear_after_file_removal_are_unavailable() {
         fs::remove_dir_all(&dir).unwrap();
         let error = match removes {
             true => store.remove(&[key(1)], Options::default()).map(|_| ()).unwrap_err(),
-            false => store.clear(Namespace::default().id(), Options::default()).map(|_| ()).unwrap_err(),
+            false => {
+                store.clear(Namespace::default().id(), Options::default()).map(|_| ()).unwrap_err()
+            }
         };
         assert_eq!(error.kind, ErrorKind::Unavailable, "{error}");
         assert!(error.message.contains(text(&dir)), "{error}");

@@ -59,8 +59,11 @@ fn store_larger_than_file_system_is_refused_and_leaves_no_files() {
     run("sync", &["-f", text(fs.path())]).unwrap();
     let ballast = fs.path().join("ballast");
     let blocks = ((free - need) / 4096 + 4).to_string();
-    run("dd", &["if=/dev/zero", &format!("of={}", text(&ballast)), "bs=4096", &format!("count={blocks}")])
-        .unwrap();
+    run(
+        "dd",
+        &["if=/dev/zero", &format!("of={}", text(&ballast)), "bs=4096", &format!("count={blocks}")],
+    )
+    .unwrap();
     run("sync", &["-f", text(&ballast)]).unwrap();
     let left = fs.free_bytes();
     assert!(left < need && need - left < 64 << 10, "left={left} need={need}");
@@ -137,7 +140,10 @@ fn directory_without_a_device_uses_the_blocking_backend_and_says_so() {
     uring.ssd.io = SsdIo::Uring;
     let error = refused(uring);
     assert_eq!(error.kind, ErrorKind::Unavailable, "{error}");
-    assert!(error.message.contains("io_uring was asked for") && error.message.contains("tmpfs"), "{error}");
+    assert!(
+        error.message.contains("io_uring was asked for") && error.message.contains("tmpfs"),
+        "{error}"
+    );
 }
 
 fn left_in(dir: &Path) -> Vec<PathBuf> {

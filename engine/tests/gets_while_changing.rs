@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use pagelith::config::DramPolicy;
 use pagelith::layouts::{
-    ids::NamespaceId, ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard,
+    ids::NamespaceId, ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace,
+    shard::Shard,
 };
 use pagelith::{Config, Facts, GetSlice, Options, PutSlice, Size, Store};
 
@@ -25,14 +26,22 @@ fn page(model: &str, n: u32) -> [ObjectKey; 3] {
     let mut hash = [0; 32];
     hash[..4].copy_from_slice(&n.to_le_bytes());
     let key = |component| {
-        ObjectKey::new(namespace(model), PrefixHash(hash), Role::Target, "kv", component, Shard::Whole)
+        ObjectKey::new(
+            namespace(model),
+            PrefixHash(hash),
+            Role::Target,
+            "kv",
+            component,
+            Shard::Whole,
+        )
     };
     ["k", "v", "s"].map(|component| key(component).expect("a key"))
 }
 
 /// The bytes of every put of a key; different keys have different bytes.
 fn bytes_of(key: &ObjectKey) -> Vec<u8> {
-    let seed = key.as_bytes().iter().fold(7u32, |sum, b| sum.wrapping_mul(31).wrapping_add(u32::from(*b)));
+    let seed =
+        key.as_bytes().iter().fold(7u32, |sum, b| sum.wrapping_mul(31).wrapping_add(u32::from(*b)));
     (0..LEN as u32).map(|i| (i.wrapping_mul(2_654_435_761) ^ seed).to_be_bytes()[0]).collect()
 }
 
@@ -58,10 +67,18 @@ fn get(store: &Store, keys: &[ObjectKey], to: &mut [Vec<u8>], whole: bool) -> [u
     let outcomes = store.get_batch(&mut gets, Options::default());
     let hits: Vec<bool> = outcomes.iter().map(|o| o.as_ref().expect("no error").is_hit()).collect();
     for (at, hit) in hits.iter().enumerate().filter(|(_, hit)| **hit) {
-        assert!(*hit && to[at] == bytes_of(&keys[at]), "a hit brought other bytes key={}", keys[at]);
+        assert!(
+            *hit && to[at] == bytes_of(&keys[at]),
+            "a hit brought other bytes key={}",
+            keys[at]
+        );
     }
     for (keys, hits) in keys.chunks(3).zip(hits.chunks(3)) {
-        assert!(!whole || hits.iter().all(|h| *h == hits[0]), "a part of a page {} {hits:?}", keys[0]);
+        assert!(
+            !whole || hits.iter().all(|h| *h == hits[0]),
+            "a part of a page {} {hits:?}",
+            keys[0]
+        );
     }
     let hit = hits.iter().filter(|hit| **hit).count() as u64;
     [hits.len() as u64 - hit, hit]
@@ -74,7 +91,8 @@ fn got_while_changing(store: &Store, whole: bool) -> [u64; 2] {
     let kept: Vec<ObjectKey> = kept.into_iter().flatten().collect();
     let pin = store.pin(&kept);
     assert_eq!(pin.pinned(), kept.len());
-    let pages: Vec<ObjectKey> = ["a", "b"].iter().flat_map(|m| (0..PAGES).flat_map(|n| page(m, n))).collect();
+    let pages: Vec<ObjectKey> =
+        ["a", "b"].iter().flat_map(|m| (0..PAGES).flat_map(|n| page(m, n))).collect();
     let over = AtomicBool::new(false);
     let seen = std::thread::scope(|scope| {
         let getting: Vec<_> = [0, 1]
@@ -88,7 +106,8 @@ fn got_while_changing(store: &Store, whole: bool) -> [u64; 2] {
                             return seen;
                         }
                         let at = (turn * 48) % pages.len();
-                        let [misses, hits] = get(store, &pages[at..pages.len().min(at + 48)], &mut to, whole);
+                        let [misses, hits] =
+                            get(store, &pages[at..pages.len().min(at + 48)], &mut to, whole);
                         seen = [seen[0] + misses, seen[1] + hits];
                         let at = (turn * 3) % kept.len();
                         let [misses, _] = get(store, &kept[at..at + 3], &mut to, whole);
@@ -112,7 +131,10 @@ fn got_while_changing(store: &Store, whole: bool) -> [u64; 2] {
             }
         }
         over.store(true, Ordering::Relaxed);
-        getting.into_iter().map(|thread| thread.join().expect("every get was right")).collect::<Vec<_>>()
+        getting
+            .into_iter()
+            .map(|thread| thread.join().expect("every get was right"))
+            .collect::<Vec<_>>()
     });
     drop(pin);
     // Frames that are being written are held, too.
@@ -128,7 +150,8 @@ fn in_memory(policy: DramPolicy) -> Store {
     config.dram.policy = policy;
     // Nearly full, so that entries displace one another.
     config.index.max_objects = Some(u64::from(KEPT + 3 * PAGES / 2) * 3);
-    Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("valid")).expect("open")
+    Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("valid"))
+        .expect("open")
 }
 
 #[test]
@@ -158,6 +181,9 @@ fn concurrent_gets_from_ssd_during_reclaim_are_correct() {
     let seen = got_while_changing(&store, false);
     assert!(seen.iter().all(|seen| *seen > 0), "hits and misses {seen:?}");
     let (reclaimed, from_ssd) = (store.stats().segments_reclaimed, store.stats().hits_ssd);
-    assert!(reclaimed > 0 && from_ssd > 0, "segments reclaimed {reclaimed}, hits from SSD {from_ssd}");
+    assert!(
+        reclaimed > 0 && from_ssd > 0,
+        "segments reclaimed {reclaimed}, hits from SSD {from_ssd}"
+    );
     store.abandon();
 }

@@ -2,7 +2,10 @@
 //! places of `unsafe` and of system calls, and agreement of documents with the code. Each check is
 //! a function of texts, so that it can be tested with a planted violation.
 
-#![expect(clippy::disallowed_methods, reason = "reads the repository's own files; nothing here ships")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "reads the repository's own files; nothing here ships"
+)]
 
 #[path = "house/code.rs"]
 mod code;

@@ -3,7 +3,10 @@
 //!
 //! The slow device is a loop device with ext4 and a cgroup v1 write limit; without root or these,
 //! the test is skipped.
-#![allow(clippy::disallowed_methods, reason = "tests start processes, look at files and measure time")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests start processes, look at files and measure time"
+)]
 #![allow(clippy::print_stdout, reason = "a skip is printed, and how long opening was refused")]
 
 #[allow(dead_code, reason = "other tests use the rest")]
@@ -33,7 +36,8 @@ fn child() {
 
 #[test]
 fn write_left_by_a_killed_process_never_reaches_an_open_store() {
-    let slow = LoopFs::new(96).and_then(|fs| Throttle::new(&fs, SLOW).map(|throttle| (throttle, fs)));
+    let slow =
+        LoopFs::new(96).and_then(|fs| Throttle::new(&fs, SLOW).map(|throttle| (throttle, fs)));
     let (throttle, fs) = match slow {
         Ok(slow) => slow,
         Err(why) => return println!("skipped: no slow loop device: {why}"),
@@ -111,7 +115,10 @@ fn open_when_it_may_be(plan: &Plan) -> (Store, u32, Duration) {
             Ok(store) => return (store, refusals, began.elapsed()),
             Err(e) if e.kind == ErrorKind::Denied => {
                 assert!(e.message.contains("store is open elsewhere"), "{e}");
-                assert!(began.elapsed() < LANDED_MAX, "the dead process's writes never landed: {e}");
+                assert!(
+                    began.elapsed() < LANDED_MAX,
+                    "the dead process's writes never landed: {e}"
+                );
                 refusals += 1;
             }
             Err(e) => panic!("open: {e}"),

@@ -3,16 +3,27 @@
 //! reopening.
 #![allow(clippy::disallowed_methods, reason = "tests look at files from outside the store")]
 
-use pagelith::layouts::{ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard};
-use pagelith::{AlignedBuf, Config, Facts, GetOutcome, GetSlice, Options, PutOutcome, PutSlice, Size, Store};
+use pagelith::layouts::{
+    ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard,
+};
+use pagelith::{
+    AlignedBuf, Config, Facts, GetOutcome, GetSlice, Options, PutOutcome, PutSlice, Size, Store,
+};
 
 const FULL: usize = 20_000;
 
 fn key(n: u32, part: &str) -> ObjectKey {
     let mut hash = [0; 32];
     hash[..4].copy_from_slice(&n.to_le_bytes());
-    ObjectKey::new(Namespace::default().id(), PrefixHash(hash), Role::Target, "kv", part, Shard::Whole)
-        .unwrap()
+    ObjectKey::new(
+        Namespace::default().id(),
+        PrefixHash(hash),
+        Role::Target,
+        "kv",
+        part,
+        Shard::Whole,
+    )
+    .unwrap()
 }
 
 fn config(home: &tempfile::TempDir) -> Config {
@@ -55,8 +66,10 @@ fn batch_with_more_headers_than_scratch_buffers_completes() {
         let outcomes = store.get_batch(&mut gets, Options::default());
         let hits = outcomes.iter().filter(|o| o.as_ref().is_ok_and(GetOutcome::is_hit)).count();
         assert_eq!(hits, count as usize, "crooked={crooked} {:?}", store.stats().misses);
-        let right =
-            memory.chunks(8192).zip(0u32..).all(|(page, n)| page[crooked..crooked + 4096] == [n as u8; 4096]);
+        let right = memory
+            .chunks(8192)
+            .zip(0u32..)
+            .all(|(page, n)| page[crooked..crooked + 4096] == [n as u8; 4096]);
         assert!(right);
     }
 }
@@ -70,17 +83,22 @@ fn last_member_of_a_group_may_be_got_first() {
     config.staging.bytes = Size::mib(2);
     let store = open(&config);
     let (k, v) = (vec![1u8; 1_500_000], vec![2u8; 1_500_000]);
-    let page = [PutSlice { key: key(7, "k"), pieces: &[&k] }, PutSlice { key: key(7, "v"), pieces: &[&v] }];
+    let page = [
+        PutSlice { key: key(7, "k"), pieces: &[&k] },
+        PutSlice { key: key(7, "v"), pieces: &[&v] },
+    ];
     assert_eq!(store.put_groups(&[&page], Options::default()), [Ok(PutOutcome::Stored)]);
     store.close().unwrap();
     let store = open(&config);
-    let (mut k2, mut v2) = (AlignedBuf::new(k.len() + 1).unwrap(), AlignedBuf::new(v.len() + 1).unwrap());
+    let (mut k2, mut v2) =
+        (AlignedBuf::new(k.len() + 1).unwrap(), AlignedBuf::new(v.len() + 1).unwrap());
     let (mut kp, mut vp) = ([&mut k2[1..]], [&mut v2[1..]]);
     let mut gets = [
         GetSlice { key: key(7, "v"), range: None, pieces: &mut vp },
         GetSlice { key: key(7, "k"), range: None, pieces: &mut kp },
     ];
-    let options = Options { timeout: Some(std::time::Duration::from_secs(20)), ..Options::default() };
+    let options =
+        Options { timeout: Some(std::time::Duration::from_secs(20)), ..Options::default() };
     let outcomes = store.get_batch(&mut gets, options);
     assert!(outcomes.iter().all(|o| o.as_ref().is_ok_and(GetOutcome::is_hit)), "{outcomes:?}");
     assert!(k2[1..] == k[..] && v2[1..] == v[..]);

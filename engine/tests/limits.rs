@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use pagelith::config::{Promote, SsdIo};
 use pagelith::io::system::{SystemClock, SystemEntropy};
-use pagelith::layouts::{ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard};
+use pagelith::layouts::{
+    ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard,
+};
 use pagelith::transport::address::Address;
 use pagelith::transport::capability::Offer;
 use pagelith::transport::handshake::Admission;
@@ -17,7 +19,8 @@ use pagelith::transport::pending::Progress;
 use pagelith::transport::rights::Rights;
 use pagelith::transport::socket::{Arrival, ListenConfig, Listener, connect};
 use pagelith::{
-    AlignedBuf, Config, ErrorKind, Facts, GetOutcome, GetSlice, Options, PutOutcome, PutSlice, Size, Store,
+    AlignedBuf, Config, ErrorKind, Facts, GetOutcome, GetSlice, Options, PutOutcome, PutSlice,
+    Size, Store,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities, set_thread_res_uid};
@@ -38,7 +41,8 @@ fn in_child(name: &str, body: impl FnOnce()) {
         .env(CHILD, "1")
         .output()
         .expect("the child ran");
-    let (said, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (said, log) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && said.contains("1 passed"), "{said}\n{log}");
     for line in log.lines().filter(|line| line.starts_with("skipped: ")) {
         // Bypasses the test harness's capture, so that skipped tests are reported.
@@ -156,7 +160,10 @@ fn store_above_the_locked_memory_limit_opens_blocking_and_names_it() {
         if !counts_rings {
             eprintln!("skipped: this kernel does not count rings as locked memory");
         }
-        assert!(!counts_rings || report.side_reason.contains("RLIMIT_MEMLOCK=0 (ulimit -l)"), "{report:?}");
+        assert!(
+            !counts_rings || report.side_reason.contains("RLIMIT_MEMLOCK=0 (ulimit -l)"),
+            "{report:?}"
+        );
         put_all(&store);
         store.close().unwrap();
         let store = open(&config(&home, SsdIo::Auto)).unwrap();

@@ -41,8 +41,8 @@ use pagelith::transport::limits::Limits;
 use pagelith::transport::rights::Rights;
 use pagelith::transport::socket::{Arrival, ListenConfig, Listener};
 use pagelith::{
-    AlignedBuf, Config, Destination, Done, Facts, Get, GetOutcome, GetSlice, MissCause, Options, PutOutcome,
-    PutSlice, Size, Store, Tier, ValidConfig,
+    AlignedBuf, Config, Destination, Done, Facts, Get, GetOutcome, GetSlice, MissCause, Options,
+    PutOutcome, PutSlice, Size, Store, Tier, ValidConfig,
 };
 use tempfile::TempDir;
 
@@ -90,7 +90,8 @@ impl Process {
             beyond_this_host: false,
         };
         let entropy = Arc::new(SystemEntropy);
-        let mut listener = Listener::new(&listen, offer, entropy, clock, Limits::default()).expect("listens");
+        let mut listener =
+            Listener::new(&listen, offer, entropy, clock, Limits::default()).expect("listens");
         let address = listener.address().clone();
         let stop = Arc::new(AtomicBool::new(false));
         let (ends, served) = (stop.clone(), store.clone());
@@ -122,7 +123,8 @@ impl Process {
     /// A store that uses this peer with this offer.
     fn front(&self, config: &Config, offer: Offer) -> Store {
         let dial = SocketDial::new(self.address.clone(), None, offer, Arc::new(SystemClock::new()));
-        let peer = Peer { name: "peer".into(), weight: 1.0, preferred: false, dial: Arc::new(dial) };
+        let peer =
+            Peer { name: "peer".into(), weight: 1.0, preferred: false, dial: Arc::new(dial) };
         Store::open_with_peers(valid(config), vec![peer]).expect("opened")
     }
 }
@@ -154,7 +156,8 @@ fn offer() -> Offer {
 fn key(page: u64, component: &str) -> ObjectKey {
     let mut hash = [0; 32];
     hash[..8].copy_from_slice(&page.to_le_bytes());
-    ObjectKey::new(NAMESPACE, PrefixHash(hash), Role::Target, "kv", component, Shard::Whole).expect("a key")
+    ObjectKey::new(NAMESPACE, PrefixHash(hash), Role::Target, "kv", component, Shard::Whole)
+        .expect("a key")
 }
 
 fn content(key: &ObjectKey) -> Vec<u8> {
@@ -162,7 +165,9 @@ fn content(key: &ObjectKey) -> Vec<u8> {
 }
 
 fn content_of(key: &ObjectKey, len: usize) -> Vec<u8> {
-    let seed = u64::from(key.as_bytes().iter().fold(7u32, |sum, byte| sum.rotate_left(5) ^ u32::from(*byte)));
+    let seed = u64::from(
+        key.as_bytes().iter().fold(7u32, |sum, byte| sum.rotate_left(5) ^ u32::from(*byte)),
+    );
     (0..len as u64).map(|at| (at * 31 + at / 253 + seed) as u8).collect()
 }
 
@@ -178,19 +183,21 @@ fn put(store: &Store, keys: &[ObjectKey]) {
 fn get(store: &Store, keys: &[ObjectKey]) -> Vec<Option<Tier>> {
     let mut memory: Vec<Vec<u8>> = keys.iter().map(|_| vec![0xee; LEN]).collect();
     let mut lent: Vec<[&mut [u8]; 1]> = memory.iter_mut().map(|memory| [&mut memory[..]]).collect();
-    let mut gets: Vec<GetSlice<'_, '_>> =
-        keys.iter().zip(&mut lent).map(|(key, pieces)| GetSlice { key: *key, range: None, pieces }).collect();
+    let mut gets: Vec<GetSlice<'_, '_>> = keys
+        .iter()
+        .zip(&mut lent)
+        .map(|(key, pieces)| GetSlice { key: *key, range: None, pieces })
+        .collect();
     let outcomes = store.get_batch(&mut gets, Options::default());
     let tier =
-        |((outcome, key), bytes): ((&pagelith::Result<GetOutcome>, &ObjectKey), &Vec<u8>)| match outcome
-            .as_ref()
-            .expect("no error")
-        {
-            GetOutcome::Hit { tier, .. } => {
-                assert!(*bytes == content(key), "wrong bytes key={key}");
-                Some(*tier)
+        |((outcome, key), bytes): ((&pagelith::Result<GetOutcome>, &ObjectKey), &Vec<u8>)| {
+            match outcome.as_ref().expect("no error") {
+                GetOutcome::Hit { tier, .. } => {
+                    assert!(*bytes == content(key), "wrong bytes key={key}");
+                    Some(*tier)
+                }
+                GetOutcome::Miss(_) => None,
             }
-            GetOutcome::Miss(_) => None,
         };
     outcomes.iter().zip(keys).zip(&memory).map(tier).collect()
 }
@@ -219,7 +226,9 @@ fn object_from_a_peer_is_kept_and_not_offered_back() {
     // A part of an object, or of a page, is not kept.
     let mut part = [0; 100];
     let range = GetSlice { key: page[0], range: Some(5..105), pieces: &mut [&mut part] };
-    assert!(front.get_batch(&mut [range], Options::default())[0].as_ref().is_ok_and(GetOutcome::is_hit));
+    assert!(
+        front.get_batch(&mut [range], Options::default())[0].as_ref().is_ok_and(GetOutcome::is_hit)
+    );
     for _ in 0..2 {
         assert_eq!(get(&front, &page[..2]), all(Tier::Remote, 2));
     }
@@ -325,7 +334,8 @@ fn object_removed_during_its_transfer_is_not_kept() {
 
 fn get_over(session: &mut pagelith::Session, key: ObjectKey) -> Option<Tier> {
     let destination = Destination::owned(AlignedBuf::new(LEN).expect("memory"));
-    let ticket = session.submit_get(vec![Get { key, range: None, destination }], Options::default());
+    let ticket =
+        session.submit_get(vec![Get { key, range: None, destination }], Options::default());
     let Some(Done::Get(done)) = session.wait(ticket, PATIENCE) else { panic!("it ends") };
     match done[0].outcome.as_ref().expect("no error") {
         GetOutcome::Hit { tier, .. } => Some(*tier),

@@ -6,7 +6,8 @@
 use std::sync::Barrier;
 
 use pagelith::layouts::{
-    ids::NamespaceId, ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard,
+    ids::NamespaceId, ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace,
+    shard::Shard,
 };
 use pagelith::{Config, Facts, Options, PutOutcome, PutSlice, Size, Store};
 
@@ -21,8 +22,9 @@ fn page(round: u32, n: u32) -> [ObjectKey; 2] {
     hash[..4].copy_from_slice(&round.to_le_bytes());
     hash[4..8].copy_from_slice(&n.to_le_bytes());
     let namespace: NamespaceId = Namespace::default().id();
-    let key =
-        |component| ObjectKey::new(namespace, PrefixHash(hash), Role::Target, "kv", component, Shard::Whole);
+    let key = |component| {
+        ObjectKey::new(namespace, PrefixHash(hash), Role::Target, "kv", component, Shard::Whole)
+    };
     ["k", "v"].map(|component| key(component).expect("a key"))
 }
 
@@ -30,7 +32,8 @@ fn open(pages: u64) -> Store {
     let mut config = Config::default();
     config.dram.bytes = Size::from_bytes(pages * 2 * LEN as u64);
     config.index.max_objects = Some(1 << 16);
-    Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("room")).expect("a store")
+    Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("room"))
+        .expect("a store")
 }
 
 /// Put the pages of a round as groups (of two, or of one each); how many objects were stored, and
@@ -85,7 +88,11 @@ fn concurrent_puts_store_each_page_once() {
         // Room for puts in flight in addition to the stored pages.
         let store = put_by_all(2 * pages, whole);
         let stats = store.stats();
-        assert_eq!((stats.puts_stored, stats.objects), (2 * pages, 2 * pages), "a page was stored twice");
+        assert_eq!(
+            (stats.puts_stored, stats.objects),
+            (2 * pages, 2 * pages),
+            "a page was stored twice"
+        );
         assert_eq!(stats.dram_bytes, 2 * pages * LEN as u64);
         let keys: Vec<_> =
             (0..ROUNDS).flat_map(|round| (0..PAGES).flat_map(move |n| page(round, n))).collect();
@@ -107,7 +114,8 @@ fn concurrent_puts_with_eviction_leak_no_memory() {
         let store = put_by_all(4 * u64::from(PAGES), whole);
         let keys: Vec<_> =
             (0..ROUNDS).flat_map(|round| (0..PAGES).flat_map(move |n| page(round, n))).collect();
-        let here = store.exists_batch(&keys, Options::default()).iter().filter(|here| **here).count();
+        let here =
+            store.exists_batch(&keys, Options::default()).iter().filter(|here| **here).count();
         assert!(here > 0);
         let each = if whole { 2 } else { 1 };
         assert_eq!(store.remove(&keys, Options::default()).expect("removed"), here / each);

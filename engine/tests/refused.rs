@@ -42,8 +42,9 @@ fn closed() -> World {
 #[track_caller]
 fn damaged(world: &World, message: &str) {
     let dir = dir(world);
-    let commands =
-        format!("; `pagelith verify {dir}` says what is damaged, `pagelith verify --repair {dir}` drops it");
+    let commands = format!(
+        "; `pagelith verify {dir}` says what is damaged, `pagelith verify --repair {dir}` drops it"
+    );
     refused(open(world), ErrorKind::Damaged, &(message.to_owned() + &commands));
 }
 
@@ -76,7 +77,8 @@ fn directory_without_a_store_is_refused() {
     let path = world.paths()[0].clone();
     std::fs::create_dir(&path).expect("made");
     std::fs::write(path.join("thesis.tex"), b"irreplaceable").expect("written");
-    let message = format!("directory is not a store and not empty dir={} file=thesis.tex", dir(&world));
+    let message =
+        format!("directory is not a store and not empty dir={} file=thesis.tex", dir(&world));
     refused(open(&world), ErrorKind::Invalid, &message);
     assert_eq!(std::fs::read(path.join("thesis.tex")).expect("there"), b"irreplaceable");
     assert_eq!(world.files(0).len(), 1, "nothing was made");
@@ -148,7 +150,10 @@ fn truncated_or_missing_manifest_copy_is_recreated() {
             let store = open(&world).unwrap_or_else(|e| panic!("{name} len={len:?} {e}"));
             hit_page(&store, 39, LEN);
             store.close().expect("closed");
-            assert!(world.read(0, "manifest.0") == world.read(0, "manifest.1"), "{name} len={len:?}");
+            assert!(
+                world.read(0, "manifest.0") == world.read(0, "manifest.1"),
+                "{name} len={len:?}"
+            );
         }
     }
 }

@@ -110,7 +110,8 @@ fn kill_at_each_named_point_leaves_a_consistent_store() {
             round += 1;
         }
     }
-    let missed: Vec<_> = POINTS.iter().zip(&hit).filter(|(_, n)| **n == 0).map(|(p, _)| p.0).collect();
+    let missed: Vec<_> =
+        POINTS.iter().zip(&hit).filter(|(_, n)| **n == 0).map(|(p, _)| p.0).collect();
     for (point, n) in POINTS.iter().zip(&hit) {
         println!("points: {n} x {}", point.0);
     }
@@ -182,7 +183,10 @@ impl<'a> Campaign<'a> {
     fn report(&mut self, kills: u64) {
         self.took.sort();
         let (median, max) = (self.took[self.took.len() / 2], self.took[self.took.len() - 1]);
-        println!("{}: kills={kills} open median={median:?} max={max:?} {:?}", self.name, self.tally);
+        println!(
+            "{}: kills={kills} open median={median:?} max={max:?} {:?}",
+            self.name, self.tally
+        );
         // The checks panic, so a result here means that nothing was wrong. Kills appear in no
         // counter of the store.
         let Tally { here, durable, gone, .. } = self.tally;

@@ -56,28 +56,43 @@ fn keys(reads: &[Read]) -> Vec<ObjectKey> {
 fn flipped_bit_misses_exactly_the_ranges_that_contain_it() {
     // A head of the target is one checksum block, one of the draft half of one.
     for (role, rotten) in [(Role::Target, vec![3]), (Role::Draft, vec![2, 3])] {
-        let (world, case) = (cold(), mha(role, 8, Side::of(Layout::PageHead), Side::of(Layout::PageHead)));
+        let (world, case) =
+            (cold(), mha(role, 8, Side::of(Layout::PageHead), Side::of(Layout::PageHead)));
         let config = world.cold_config();
         let store = world.open(&config);
         written(&store, &case, 1);
         store.close().expect("closed");
-        let readers: Vec<Vec<Read>> = (0..8).map(|rank| case.reads(namespace_of(1), 1, rank, 8)).collect();
+        let readers: Vec<Vec<Read>> =
+            (0..8).map(|rank| case.reads(namespace_of(1), 1, rank, 8)).collect();
         let k = &readers[3][0];
         assert_eq!(k.range.end - k.range.start, u64::from(BLOCK_BYTES) / rotten.len() as u64);
         world.flip(0, "segments", kit::find(&world, k.key).payload + k.range.start + 100);
 
         let store = world.open(&config);
         let mut buffers: Vec<Vec<u8>> = (0..8).map(|rank| case.empty(rank, 8)).collect();
-        let mut all: Vec<(&[Read], &mut [u8])> =
-            readers.iter().zip(&mut buffers).map(|(reads, buffer)| (&reads[..], &mut buffer[..])).collect();
+        let mut all: Vec<(&[Read], &mut [u8])> = readers
+            .iter()
+            .zip(&mut buffers)
+            .map(|(reads, buffer)| (&reads[..], &mut buffer[..]))
+            .collect();
         let outcomes = get_all(&store, &mut all);
         for (rank, (outcomes, buffer)) in outcomes.chunks(2).zip(&buffers).enumerate() {
             let is_rotten = rotten.contains(&rank);
             let damaged = Ok(GetOutcome::Miss(MissCause::Damaged));
             assert_eq!(outcomes[0] == damaged, is_rotten, "K of rank {rank}: {outcomes:?}");
-            assert!(outcomes[1].as_ref().is_ok_and(GetOutcome::is_hit), "V of rank {rank}: {outcomes:?}");
-            assert_eq!(restored(&readers[rank], outcomes, Tier::Ssd), !is_rotten, "{rank}: {outcomes:?}");
-            assert!(is_rotten || *buffer == case.expected(rank as u16, 8), "wrong bytes at rank {rank}");
+            assert!(
+                outcomes[1].as_ref().is_ok_and(GetOutcome::is_hit),
+                "V of rank {rank}: {outcomes:?}"
+            );
+            assert_eq!(
+                restored(&readers[rank], outcomes, Tier::Ssd),
+                !is_rotten,
+                "{rank}: {outcomes:?}"
+            );
+            assert!(
+                is_rotten || *buffer == case.expected(rank as u16, 8),
+                "wrong bytes at rank {rank}"
+            );
         }
         assert_eq!(store.stats().damaged, rotten.len() as u64);
         let here = store.exists_prefix(&keys(&readers[0]), Options::default());
@@ -106,10 +121,18 @@ fn missing_rank_is_a_miss_of_the_whole_page() {
             assert_eq!(here == reads.len(), !needs_it, "{rank} of {tp}");
             let mut buffer = case.empty(rank, tp);
             let outcomes = get(&store, &reads, &mut buffer);
-            assert_eq!(restored(&reads, &outcomes, Tier::Ssd), !needs_it, "{rank} of {tp}: {outcomes:?}");
+            assert_eq!(
+                restored(&reads, &outcomes, Tier::Ssd),
+                !needs_it,
+                "{rank} of {tp}: {outcomes:?}"
+            );
             for (read, outcome) in reads.iter().zip(&outcomes) {
                 let absent = read.key == gone[0].key || read.key == gone[1].key;
-                assert_eq!(*outcome == Ok(GetOutcome::Miss(MissCause::Absent)), absent, "{outcome:?}");
+                assert_eq!(
+                    *outcome == Ok(GetOutcome::Miss(MissCause::Absent)),
+                    absent,
+                    "{outcome:?}"
+                );
             }
             assert!(needs_it || buffer == case.expected(rank, tp), "wrong bytes at {rank} of {tp}");
         }
@@ -127,13 +150,18 @@ fn servers_with_equal_head_splits_share_objects() {
         let first = case.write(&store, namespace, 2);
         assert_eq!(first, vec![Ok(PutOutcome::Stored); 16], "eight groups of two pages");
         for tp in [1, 4, 8] {
-            assert_eq!(case.write(&store, namespace, tp), vec![Ok(PutOutcome::AlreadyPresent); 16], "{tp}");
+            assert_eq!(
+                case.write(&store, namespace, tp),
+                vec![Ok(PutOutcome::AlreadyPresent); 16],
+                "{tp}"
+            );
         }
         // A group of all objects of a rank would differ for each size.
         let wide = case.reads(namespace, 1, 0, 1);
         let bytes = vec![0; wide[0].object_bytes as usize];
         let pieces = [&bytes[..]];
-        let of_rank: Vec<_> = wide.iter().map(|r| PutSlice { key: r.key, pieces: &pieces }).collect();
+        let of_rank: Vec<_> =
+            wide.iter().map(|r| PutSlice { key: r.key, pieces: &pieces }).collect();
         let refused = store.put_groups(&[&of_rank], Options::default()).remove(0);
         assert_eq!(refused.map_err(|e| e.kind), Err(ErrorKind::Invalid));
         kit::flush(&store);
@@ -145,7 +173,10 @@ fn servers_with_equal_head_splits_share_objects() {
                 let mut keys = keys(&reads);
                 keys.dedup();
                 assert_eq!(keys.len(), usize::from(16 / tp), "K and V of each group, whole");
-                assert!(reads.iter().all(|read| read.range == (0..read.object_bytes)), "{rank} of {tp}");
+                assert!(
+                    reads.iter().all(|read| read.range == (0..read.object_bytes)),
+                    "{rank} of {tp}"
+                );
                 let mut buffer = case.empty(rank, tp);
                 let outcomes = get(&store, &reads, &mut buffer);
                 assert!(restored(&reads, &outcomes, Tier::Ssd), "{rank} of {tp}: {outcomes:?}");

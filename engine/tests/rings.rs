@@ -6,10 +6,12 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use pagelith::config::{Promote, SsdIo};
-use pagelith::layouts::{ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard};
+use pagelith::layouts::{
+    ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard,
+};
 use pagelith::{
-    AlignedBuf, Config, Destination, Done, Facts, Get, GetOutcome, GetSlice, Options, PutSlice, Session,
-    Size, Store, Tier,
+    AlignedBuf, Config, Destination, Done, Facts, Get, GetOutcome, GetSlice, Options, PutSlice,
+    Session, Size, Store, Tier,
 };
 
 const OBJECTS: u32 = 24;
@@ -70,7 +72,8 @@ fn get(store: &Store, options: Options) -> usize {
     let mut memory = vec![vec![0; LEN]; OBJECTS as usize];
     let mut pieces: Vec<_> = memory.iter_mut().map(|to| [&mut to[..]]).collect();
     let asked = (0..OBJECTS).zip(&mut pieces);
-    let mut gets: Vec<_> = asked.map(|(n, pieces)| GetSlice { key: key(n), range: None, pieces }).collect();
+    let mut gets: Vec<_> =
+        asked.map(|(n, pieces)| GetSlice { key: key(n), range: None, pieces }).collect();
     let outcomes = store.get_batch(&mut gets, options);
     let hits = outcomes.iter().zip(&memory).zip(0..).filter(|((outcome, to), n)| {
         let hit = is_hit(outcome);

@@ -65,7 +65,8 @@ fn every_behaviour_works_with_io_uring_refused() {
         .expect("the child ran");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(
-        output.status.success() && said.contains(&format!("behaviours: shown={}", suite::ALL.len())),
+        output.status.success()
+            && said.contains(&format!("behaviours: shown={}", suite::ALL.len())),
         "{said}\n{}",
         String::from_utf8_lossy(&output.stderr)
     );

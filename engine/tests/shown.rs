@@ -35,7 +35,9 @@ use pagelith::transport::resolve::Resolver;
 use pagelith::transport::rights::{Namespaces, Rights};
 use pagelith::transport::shown::SharedRegions;
 use pagelith::transport::socket::{Arrival, ListenConfig, Listener};
-use pagelith::{Config, Facts, GetOutcome, GetSlice, Options, PutOutcome, PutSlice, Size, Store, Tier};
+use pagelith::{
+    Config, Facts, GetOutcome, GetSlice, Options, PutOutcome, PutSlice, Size, Store, Tier,
+};
 use tempfile::TempDir;
 
 use watched::{Seen, Watching};
@@ -142,8 +144,15 @@ fn key(page: u64) -> ObjectKey {
 fn part(page: u64, component: &str) -> ObjectKey {
     let mut hash = [0; 32];
     hash[..8].copy_from_slice(&page.to_le_bytes());
-    ObjectKey::new(NamespaceId([5; 16]), PrefixHash(hash), Role::Target, "kv", component, Shard::Whole)
-        .expect("a key")
+    ObjectKey::new(
+        NamespaceId([5; 16]),
+        PrefixHash(hash),
+        Role::Target,
+        "kv",
+        component,
+        Shard::Whole,
+    )
+    .expect("a key")
 }
 
 fn content(page: u64, len: usize) -> Vec<u8> {
@@ -152,8 +161,11 @@ fn content(page: u64, len: usize) -> Vec<u8> {
 
 fn put(client: &Attached, pages: &[u64], buffers: &[&[u8]]) -> Vec<pagelith::Result<PutOutcome>> {
     let pieces: Vec<[&[u8]; 1]> = buffers.iter().map(|buffer| [*buffer]).collect();
-    let puts: Vec<PutSlice<'_>> =
-        pages.iter().zip(&pieces).map(|(page, pieces)| PutSlice { key: key(*page), pieces }).collect();
+    let puts: Vec<PutSlice<'_>> = pages
+        .iter()
+        .zip(&pieces)
+        .map(|(page, pieces)| PutSlice { key: key(*page), pieces })
+        .collect();
     client.put_batch(&puts, Options::default())
 }
 
@@ -185,7 +197,11 @@ fn hits_and_puts_pass_shared_memory_by_reference() {
         assert_eq!(put(&client, &pages, &slices), vec![Ok(PutOutcome::Stored); 4], "len={len}");
         assert_eq!(seen.take(), [0, 0, 4, 0], "len={len}");
         for page in &pages {
-            assert_eq!(get(&client, *page, len), (hit(Tier::Memory, len), content(*page, len)), "len={len}");
+            assert_eq!(
+                get(&client, *page, len),
+                (hit(Tier::Memory, len), content(*page, len)),
+                "len={len}"
+            );
         }
         assert_eq!(seen.take(), [4, 0, 0, 0], "len={len}");
         // Memory that is not shared is sent.
@@ -209,7 +225,11 @@ fn full_store_keeps_serving_shared_memory() {
             buffer.fill(*page as u8);
         }
         let slices: Vec<&[u8]> = buffers.iter().map(|buffer| &buffer[..]).collect();
-        assert_eq!(put(&client, &pages, &slices), vec![Ok(PutOutcome::Stored); 32], "round={round}");
+        assert_eq!(
+            put(&client, &pages, &slices),
+            vec![Ok(PutOutcome::Stored); 32],
+            "round={round}"
+        );
         for page in [pages[0], pages[31]] {
             assert_eq!(get(&client, page, LEN), (hit(Tier::Memory, LEN), vec![page as u8; LEN]));
         }
@@ -234,7 +254,9 @@ fn first_object_of_a_batch_without_room_is_put() {
     let _pin = process.store.pin(&kept);
     seen.take();
     let own = vec![7; LEN];
-    for (page, slices, both) in [(1000, [&own[..]; 2], false), (2000, [&buffers[0], &buffers[1]], true)] {
+    for (page, slices, both) in
+        [(1000, [&own[..]; 2], false), (2000, [&buffers[0], &buffers[1]], true)]
+    {
         let pieces = slices.map(|slice| [slice]);
         let put = |i: usize| PutSlice { key: key(page + i as u64), pieces: &pieces[i] };
         let options = Options { wait: Some(Duration::ZERO), ..Options::default() };

@@ -13,7 +13,9 @@ use pagelith::io::probe::{BackendChoice, open_disk};
 use pagelith::io::runtime::{Env, Join, Runtime, Task};
 use pagelith::io::signal::Signal;
 use pagelith::io::system::{SystemClock, SystemEntropy};
-use pagelith::layouts::{ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard};
+use pagelith::layouts::{
+    ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard,
+};
 use pagelith::{Config, Facts, Options, PutOutcome, PutSlice, Size, Store};
 
 const BYTES: usize = 60 << 10;
@@ -21,13 +23,21 @@ const BYTES: usize = 60 << 10;
 fn key(n: u32) -> ObjectKey {
     let mut hash = [0; 32];
     hash[..4].copy_from_slice(&n.to_le_bytes());
-    ObjectKey::new(Namespace::default().id(), PrefixHash(hash), Role::Target, "kv", "k", Shard::Whole)
-        .unwrap()
+    ObjectKey::new(
+        Namespace::default().id(),
+        PrefixHash(hash),
+        Role::Target,
+        "kv",
+        "k",
+        Shard::Whole,
+    )
+    .unwrap()
 }
 
 fn put(store: &Store, n: u32) {
     let bytes = vec![n as u8; BYTES];
-    let outcomes = store.put_batch(&[PutSlice { key: key(n), pieces: &[&bytes] }], Options::default());
+    let outcomes =
+        store.put_batch(&[PutSlice { key: key(n), pieces: &[&bytes] }], Options::default());
     assert_eq!(outcomes, [Ok(PutOutcome::Stored)], "n={n}");
 }
 
@@ -131,5 +141,8 @@ fn object_in_a_segment_older_than_its_tombstone_stays_removed() {
         std::fs::write(&file, vec![0; bytes]).unwrap();
     }
     let store = open_still(home.path(), SsdPolicy::Recency);
-    assert_eq!(store.exists_batch(&[key(0), key(1), key(14)], Options::default()), [false, true, true]);
+    assert_eq!(
+        store.exists_batch(&[key(0), key(1), key(14)], Options::default()),
+        [false, true, true]
+    );
 }

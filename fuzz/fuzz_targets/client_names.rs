@@ -1,10 +1,12 @@
-//! A client's text is parsed under a configuration and formats back to itself, or it is opaque; 128 bytes that
-//! are a key have no name or one that parses to the key. The first bytes choose the configuration, the rest is
-//! the text.
+//! A client's text is parsed under a configuration and formats back to itself, or it is opaque; 128
+//! bytes that are a key have no name or one that parses to the key. The first bytes choose the
+//! configuration, the rest is the text.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pagelith_layouts::client_names::sglang::{HeadLayers, SglangBackend, SglangConfig, SglangNames};
+use pagelith_layouts::client_names::sglang::{
+    HeadLayers, SglangBackend, SglangConfig, SglangNames,
+};
 use pagelith_layouts::client_names::vllm::{MAPPED, StoreFormat, VllmConfig, VllmNames};
 use pagelith_layouts::client_names::{ClientNames, OPAQUE_POOL, key_of, opaque_key};
 use pagelith_layouts::ids::NamespaceId;
@@ -39,7 +41,11 @@ fn names(choice: &[u8; 3]) -> Option<ClientNames> {
             head_layers: if split { head_layers(pp_size) } else { Vec::new() },
             rank_replicated: kind & 16 != 0,
             draft_rank_replicated: kind & 32 != 0,
-            road: if kind & 64 != 0 { SglangBackend::DirectLinker } else { SglangBackend::HostPools },
+            road: if kind & 64 != 0 {
+                SglangBackend::DirectLinker
+            } else {
+                SglangBackend::HostPools
+            },
         };
         return SglangNames::new(config).ok().map(ClientNames::Sglang);
     }

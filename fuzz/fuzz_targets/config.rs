@@ -35,7 +35,8 @@ fuzz_target!(|data: &[u8]| {
         Ok(valid) => {
             assert!(valid.memory_plan().total <= facts.memory_bytes);
             assert_eq!(valid.has_ssd(), !valid.ssd_dirs().is_empty());
-            let again = valid.config().clone().validate(&facts).expect("a valid configuration stays valid");
+            let again =
+                valid.config().clone().validate(&facts).expect("a valid configuration stays valid");
             assert_eq!(again.config(), valid.config());
         }
     }

@@ -52,7 +52,8 @@ fn check(image: &[u8]) {
         }
     };
     SCRATCH.with_borrow_mut(|scratch| {
-        scan(IDENTITY, image.len() as u64, scratch, &mut read, &mut found).expect("reads never fail");
+        scan(IDENTITY, image.len() as u64, scratch, &mut read, &mut found)
+            .expect("reads never fail");
     });
 }
 

@@ -12,7 +12,9 @@ const REQUESTS: usize = 1000;
 
 fuzz_target!(|data: &[u8]| {
     let length = data.len() as u64;
-    let Ok(mut trace) = Trace::read(Cursor::new(data.to_vec()), length, Path::new("fuzz")) else { return };
+    let Ok(mut trace) = Trace::read(Cursor::new(data.to_vec()), length, Path::new("fuzz")) else {
+        return;
+    };
     for request in trace.by_ref().take(REQUESTS) {
         match request {
             Ok(request) => assert!(request.whole_blocks <= request.hash_ids.len()),

@@ -73,7 +73,9 @@ fn request(body: &[u8]) {
     if let RequestBody::Put(puts) = ask {
         let sums: usize = puts.objects().map(|o| o.checksums.len()).sum();
         assert!(sums <= body.len() / 16);
-        assert!(puts.objects().all(|o| key_hash(&o.key) != [0; 16] && o.group < puts.group_count()));
+        assert!(
+            puts.objects().all(|o| key_hash(&o.key) != [0; 16] && o.group < puts.group_count())
+        );
     }
 }
 
@@ -83,7 +85,8 @@ fn outcome(body: &[u8]) {
         Answer::Items(items) => assert_eq!(items.iter().count(), items.len()),
         Answer::Bits(bits) => assert_eq!(bits.iter().count(), bits.len()),
         Answer::Events(decoded) => {
-            let items: Vec<EventItem> = decoded.iter().map(|happened| EventItem::of(&happened)).collect();
+            let items: Vec<EventItem> =
+                decoded.iter().map(|happened| EventItem::of(&happened)).collect();
             assert_eq!(
                 outcome::encode(Verb::Events, &Written::Events(&items, decoded.next, decoded.lost)),
                 body

@@ -19,7 +19,7 @@ use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::shard::Shard;
 use pagelith::layouts::wire::head::{self, HeadFacts};
 use pagelith::layouts::wire::put::PutBuilder;
-use pagelith::layouts::wire::request::{self, RequestBody, GetItem, RequestOptions};
+use pagelith::layouts::wire::request::{self, GetItem, RequestBody, RequestOptions};
 use pagelith::layouts::wire::{Kind, List, Side, VERSION_MAX};
 use pagelith::server::Server;
 use pagelith::transport::address::Address;
@@ -77,8 +77,15 @@ fn clock() -> Arc<dyn Clock> {
 }
 
 fn key(page: u8) -> ObjectKey {
-    ObjectKey::new(NamespaceId([5; 16]), PrefixHash([page % 8; 32]), Role::Target, "kv", "k", Shard::Whole)
-        .expect("a key")
+    ObjectKey::new(
+        NamespaceId([5; 16]),
+        PrefixHash([page % 8; 32]),
+        Role::Target,
+        "kv",
+        "k",
+        Shard::Whole,
+    )
+    .expect("a key")
 }
 
 impl World {
@@ -98,12 +105,16 @@ impl World {
         let admission = Admission::Connection(Rights::all());
         let listen = ListenConfig { address, admission, beyond_this_host: false };
         let offer = Offer::of_this_build([1; 16]);
-        let listener = Listener::new(&listen, offer, Arc::new(SystemEntropy), clock(), Limits::default());
+        let listener =
+            Listener::new(&listen, offer, Arc::new(SystemEntropy), clock(), Limits::default());
         let sent = Kept::default();
         let offer = Offer::of_this_build([2; 16]);
         let handshake = Handshake::client(offer, None, &SystemEntropy);
         let outside = (clock(), Limits::default());
-        drop(Pending::new(sent.clone(), "server".into(), Side::Client, offer, handshake, outside).poll());
+        drop(
+            Pending::new(sent.clone(), "server".into(), Side::Client, offer, handshake, outside)
+                .poll(),
+        );
         let greeting = sent.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let staging = StagingPool::new(9 << 20).expect("memory");
         World { store, staging, listener: listener.expect("listens"), path, greeting }
@@ -118,7 +129,8 @@ impl World {
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         let fds = [memory.as_fd()];
         assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
-        sendmsg(&client, &[IoSlice::new(&[1])], &mut ancillary, SendFlags::empty()).expect("handed over");
+        sendmsg(&client, &[IoSlice::new(&[1])], &mut ancillary, SendFlags::empty())
+            .expect("handed over");
         let mut arrivals = Vec::new();
         while arrivals.is_empty() {
             self.listener.wait(&mut arrivals, Duration::from_secs(5));
@@ -151,13 +163,21 @@ pub fn run(data: &[u8]) -> Option<Closed> {
             2 | 3 => {
                 op += u64::from(what % 3);
                 let kind = Kind::ALL[usize::from(*what) % Kind::ALL.len()];
-                send(&memory, &mut written, &frame(kind, OpId(op), take(usize::from(what / 8) * 8)));
+                send(
+                    &memory,
+                    &mut written,
+                    &frame(kind, OpId(op), take(usize::from(what / 8) * 8)),
+                );
             }
             4 | 5 => {
                 op += 1;
                 let numbers = take(4);
                 let of = |i: usize| numbers.get(i).copied().unwrap_or(0);
-                send(&memory, &mut written, &frame(Kind::Request, OpId(op), ask(of(0), of(1), of(2), of(3))));
+                send(
+                    &memory,
+                    &mut written,
+                    &frame(Kind::Request, OpId(op), ask(of(0), of(1), of(2), of(3))),
+                );
             }
             // A ring counter, and arbitrary bytes at an arbitrary offset.
             6 => {
@@ -219,7 +239,8 @@ fn frame(kind: Kind, op: OpId, body: Vec<u8>) -> Vec<u8> {
 /// A well-formed request.
 fn ask(verb: u8, page: u8, other: u8, number: u8) -> Vec<u8> {
     let (deadline_ms, request) = (u32::from(number % 8), u64::from(other % 3));
-    let terms = RequestOptions { deadline_ms, depth: number.into(), request, of_store: page % 32 == 31 };
+    let terms =
+        RequestOptions { deadline_ms, depth: number.into(), request, of_store: page % 32 == 31 };
     let keys = [key(page), key(other)];
     let length = [70_000, 1, 100, 70_001][usize::from(number % 4)];
     let items = [

@@ -19,8 +19,13 @@ use crate::{BLOCK, seal};
 /// Pages in the store when it was written.
 const PAGES: u8 = 12;
 const SEGMENT: usize = 1 << 20;
-const FILES: [&str; 5] =
-    [names::SEGMENTS, names::MANIFESTS[0], names::MANIFESTS[1], names::CHECKPOINTS[0], names::CHECKPOINTS[1]];
+const FILES: [&str; 5] = [
+    names::SEGMENTS,
+    names::MANIFESTS[0],
+    names::MANIFESTS[1],
+    names::CHECKPOINTS[0],
+    names::CHECKPOINTS[1],
+];
 
 /// The result of an input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,14 +60,17 @@ fn config() -> ValidConfig {
 fn key(page: u8, part: &str) -> ObjectKey {
     let model = format!("model-{}", page % 2);
     let ns = Namespace { model, ..Namespace::default() }.id();
-    ObjectKey::new(ns, PrefixHash([page; 32]), Role::Target, "kv", part, Shard::Whole).expect("a key")
+    ObjectKey::new(ns, PrefixHash([page; 32]), Role::Target, "kv", part, Shard::Whole)
+        .expect("a key")
 }
 
 /// Components of a page with their lengths: two of its base group, one attached, and one by itself.
 const PARTS: [(&str, usize); 4] = [("k", 40_000), ("v", 5_000), ("m", 9_000), ("x", 300)];
 
 fn bytes(page: u8, part: usize) -> Vec<u8> {
-    (0..PARTS[part].1).map(|i| (i * 7 + i / 256) as u8 ^ page.wrapping_mul(29) ^ part as u8).collect()
+    (0..PARTS[part].1)
+        .map(|i| (i * 7 + i / 256) as u8 ^ page.wrapping_mul(29) ^ part as u8)
+        .collect()
 }
 
 fn fill(store: &Store) {
@@ -73,7 +81,10 @@ fn fill(store: &Store) {
         let base = [slice(0), slice(1)];
         store.put_groups(&[&base], Options::default()).remove(0).expect("room");
         store.put_batch(&[slice(3)], Options::default()).remove(0).expect("room");
-        store.put_attached(&[(key(page, "k"), &[slice(2)])], Options::default()).remove(0).expect("room");
+        store
+            .put_attached(&[(key(page, "k"), &[slice(2)])], Options::default())
+            .remove(0)
+            .expect("room");
         if page == 7 {
             store.clear(key(1, "k").namespace(), Options::default()).expect("a device that works");
             store.flush(Options::default()).expect("a device that works");
@@ -151,7 +162,9 @@ impl Damaged {
             forged |= edit.seal;
             self.apply(&edit, self.lengths[which][edit.file]);
         }
-        let Ok(store) = Store::open_in(config(), self.world.env()) else { return Opened::default() };
+        let Ok(store) = Store::open_in(config(), self.world.env()) else {
+            return Opened::default();
+        };
         let mut hits = 0;
         for page in 0..PAGES {
             for (part, (name, length)) in PARTS.iter().enumerate() {
@@ -160,7 +173,10 @@ impl Damaged {
                 let got = store.get_batch(&mut [get], Options::default()).remove(0);
                 if let Ok(GetOutcome::Hit { .. }) = got {
                     hits += 1;
-                    assert!(forged || to == bytes(page, part), "wrong bytes page={page} part={name}");
+                    assert!(
+                        forged || to == bytes(page, part),
+                        "wrong bytes page={page} part={name}"
+                    );
                 }
             }
         }
@@ -188,7 +204,9 @@ impl Damaged {
         match edit.what {
             0xC0..0xD0 => structure[..BLOCK].fill(0),
             // A misdirected write, or one from another time.
-            0xD0..0xE0 => structure[..BLOCK].copy_from_slice(&read((block + edit.at) % blocks, BLOCK)),
+            0xD0..0xE0 => {
+                structure[..BLOCK].copy_from_slice(&read((block + edit.at) % blocks, BLOCK))
+            }
             0xE0.. => structure[edit.at] ^= 1 << (edit.what % 8),
             _ => {
                 let room = structure.len() - edit.at;
@@ -212,7 +230,9 @@ fn structure_bytes(name: &str, bytes: &[u8], block: usize) -> usize {
     if names::CHECKPOINTS.contains(&name) && block % 16 == 1 {
         return pagelith::layouts::checkpoint::CHUNK_BYTES;
     }
-    Record::claimed_header_bytes(bytes).filter(|_| name == names::SEGMENTS).map_or(BLOCK, |b| b as usize)
+    Record::claimed_header_bytes(bytes)
+        .filter(|_| name == names::SEGMENTS)
+        .map_or(BLOCK, |b| b as usize)
 }
 
 #[cfg(test)]

@@ -75,8 +75,10 @@ mod tests {
     #[test]
     fn same_input_gives_same_run() {
         // Puts, a flush, gets, a crash, gets.
-        let ops: Vec<u8> =
-            [4, 21, 0, 30, 0].iter().flat_map(|verb| (0..20u8).flat_map(move |r| [*verb, r, 0])).collect();
+        let ops: Vec<u8> = [4, 21, 0, 30, 0]
+            .iter()
+            .flat_map(|verb| (0..20u8).flat_map(move |r| [*verb, r, 0]))
+            .collect();
         let input = [&[7, 0, 0][..], &ops].concat();
         let (sums, findings) = run(&input);
         assert!(findings.is_empty(), "{findings:?}");

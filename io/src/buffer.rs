@@ -76,7 +76,9 @@ impl AlignedBuf {
         let stride = stride(len);
         let total = stride.checked_mul(count).ok_or(std::io::ErrorKind::OutOfMemory)?;
         let map = Arc::new(MmapRaw::from(map(total)?));
-        Ok((0..count).map(|i| AlignedBuf { map: Map::Slice(map.clone(), i * stride), len }).collect())
+        Ok((0..count)
+            .map(|i| AlignedBuf { map: Map::Slice(map.clone(), i * stride), len })
+            .collect())
     }
 
     /// As [`AlignedBuf::many`], in a region that can be shared with other processes. Returns the
@@ -147,7 +149,9 @@ impl std::ops::Deref for AlignedBuf {
             Map::Whole(map) => map.as_deref().map_or(&[], |map| &map[..self.len]),
             // SAFETY: `adjacent` or `several` mapped `len` zeroed bytes from there for this buffer
             // alone, and the Arc keeps the mapping. The slice borrows the buffer.
-            Map::Slice(map, at) => unsafe { std::slice::from_raw_parts(map.as_ptr().add(*at), self.len) },
+            Map::Slice(map, at) => unsafe {
+                std::slice::from_raw_parts(map.as_ptr().add(*at), self.len)
+            },
             // SAFETY: `shown` mapped them the same way, and no other process can write them.
             Map::InRegion(region, at) => unsafe {
                 std::slice::from_raw_parts(region.base().add(*at), self.len)
@@ -202,7 +206,9 @@ impl Backing {
     fn split(self) -> (Backing, Backing) {
         match self {
             Backing::Buffer(buf) => Backing::SharedBuffer(Arc::new(buf)).split(),
-            Backing::SharedBuffer(buf) => (Backing::SharedBuffer(buf.clone()), Backing::SharedBuffer(buf)),
+            Backing::SharedBuffer(buf) => {
+                (Backing::SharedBuffer(buf.clone()), Backing::SharedBuffer(buf))
+            }
             Backing::Borrowed(keep) => (Backing::Borrowed(keep.clone()), Backing::Borrowed(keep)),
         }
     }
@@ -228,9 +234,9 @@ impl Part {
     /// Exclusive access to `len` bytes at `ptr`.
     ///
     /// # Safety
-    /// `ptr..ptr + len` is initialised memory, valid for reads and writes until the part is dropped (`keep`
-    /// may be what ensures it), and nothing else reads or writes it while the part or an operation holding
-    /// the part exists.
+    /// `ptr..ptr + len` is initialised memory, valid for reads and writes until the part is dropped
+    /// (`keep` may be what ensures it), and nothing else reads or writes it while the part or an
+    /// operation holding the part exists.
     pub unsafe fn exclusive(ptr: NonNull<u8>, len: usize, keep: Option<Keep>) -> Part {
         Part { ptr, len, exclusive: true, backing: Backing::Borrowed(keep) }
     }
@@ -238,8 +244,9 @@ impl Part {
     /// Shared, read-only access to `len` bytes at `ptr`.
     ///
     /// # Safety
-    /// `ptr..ptr + len` is initialised memory, valid for reads until the part is dropped (`keep` may be what
-    /// ensures it), and nothing writes it while the part or an operation holding the part exists.
+    /// `ptr..ptr + len` is initialised memory, valid for reads until the part is dropped (`keep`
+    /// may be what ensures it), and nothing writes it while the part or an operation holding the
+    /// part exists.
     pub unsafe fn shared(ptr: NonNull<u8>, len: usize, keep: Option<Keep>) -> Part {
         Part { ptr, len, exclusive: false, backing: Backing::Borrowed(keep) }
     }

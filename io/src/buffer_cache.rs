@@ -68,6 +68,7 @@ fn take(len: usize) -> Option<MmapMut> {
     }
     let mut cached = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
     let serves = |m: &MmapMut| m.len() >= len && m.len() <= ANY_LENGTH_BYTES_MAX.max(2 * len);
-    let (at, _) = cached.iter().enumerate().filter(|(_, m)| serves(m)).min_by_key(|(_, m)| m.len())?;
+    let (at, _) =
+        cached.iter().enumerate().filter(|(_, m)| serves(m)).min_by_key(|(_, m)| m.len())?;
     Some(cached.swap_remove(at))
 }

@@ -61,7 +61,10 @@ fn broken_rule(file: &DataFile, align: Align, op: &Op) -> Option<String> {
     for part in parts {
         if !part.addr().is_multiple_of(align.memory) || !part.len().is_multiple_of(align.memory) {
             let (addr, len) = (part.addr(), part.len());
-            return Some(format!("part not aligned: addr={addr:#x} len={len} align={}", align.memory));
+            return Some(format!(
+                "part not aligned: addr={addr:#x} len={len} align={}",
+                align.memory
+            ));
         }
         if reads && !part.is_exclusive() {
             return Some("a read needs exclusive parts".to_owned());

@@ -42,7 +42,8 @@ pub(crate) fn create(
     let fault = |e: Errno| IoFault::of_errno(FaultOp::Create, show(&path), 0, e.raw_os_error());
     // O_DIRECT is set later: an open that refuses it with EINVAL has already created the file.
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
-    let fd = retry_on_intr(|| rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)).map_err(fault)?;
+    let fd =
+        retry_on_intr(|| rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)).map_err(fault)?;
     let filled = lock(&fd, &path, FaultOp::Create).and_then(|()| {
         cow::write_in_place(&fd);
         allocate(&fd, len, &path, stop).map_err(|e| match e {

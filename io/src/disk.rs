@@ -4,7 +4,8 @@
 //! - A [`Part`] moved into an [`Op`] belongs to the disk until its [`Completion`] hands it back.
 //!   Nothing else reads or writes that memory in between, and the disk never touches it afterwards.
 //! - A completion is `Ok` only if *every* byte of the operation was transferred. There is no count
-//!   to misread: a short transfer is an [`IoFault`] of kind [`FaultKind::Short`](crate::fault::FaultKind::Short).
+//!   to misread: a short transfer is an [`IoFault`] of kind
+//!   [`FaultKind::Short`](crate::fault::FaultKind::Short).
 //! - Each submitted operation completes exactly once, on the queue it was submitted to.
 //! - Operations are unordered among themselves. A [`Op::Sync`] covers exactly the writes to its
 //!   file whose completions had been *returned* by a queue of this disk before the sync was
@@ -83,7 +84,9 @@ impl Op {
     /// Total bytes of the operation's parts; 0 for a sync.
     pub fn bytes(&self) -> u64 {
         match self {
-            Op::Read { parts, .. } | Op::Write { parts, .. } => parts.iter().map(|p| p.len() as u64).sum(),
+            Op::Read { parts, .. } | Op::Write { parts, .. } => {
+                parts.iter().map(|p| p.len() as u64).sum()
+            }
             Op::Sync { .. } => 0,
         }
     }
@@ -123,7 +126,8 @@ pub trait Queue: Send {
     fn submit(&mut self, token: u64, op: Op) -> Result<(), Op>;
     /// Move every finished operation to `done`; start what was submitted. Never waits.
     fn poll(&mut self, done: &mut Vec<Completion>);
-    /// As `poll`, but wait until at least one operation finished, none is in flight, or `timeout` passed.
+    /// As `poll`, but wait until at least one operation finished, none is in flight, or `timeout`
+    /// passed.
     fn wait(&mut self, done: &mut Vec<Completion>, timeout: Duration);
     /// Bound the wait for operations in flight when this queue is dropped; the default is 30 s.
     fn limit_drop(&mut self, _wait: Duration) {}
@@ -137,7 +141,8 @@ pub trait Disk: Send + Sync {
     fn dirs(&self) -> usize;
     /// A directory's name for messages.
     fn dir_name(&self, dir: usize) -> String;
-    /// Names and lengths of the regular files in a directory; empty if the directory does not exist.
+    /// Names and lengths of the regular files in a directory; empty if the directory does not
+    /// exist.
     fn list(&self, dir: usize) -> Result<Vec<(String, u64)>, IoFault>;
     /// Create `name`, allocate all of `len` bytes (reading as zeros), lock it for one writer and
     /// sync file and directory. Directories are made as needed. A failure leaves no file and no

@@ -25,8 +25,9 @@ impl MemoryFacts {
     /// read or parsed; a control group that is not visible sets no limit.
     pub fn read() -> Result<MemoryFacts, IoFault> {
         let meminfo = "/proc/meminfo";
-        let text = std::fs::read_to_string(meminfo)
-            .map_err(|e| IoFault::of_errno(FaultOp::Probe, meminfo, 0, e.raw_os_error().unwrap_or(0)))?;
+        let text = std::fs::read_to_string(meminfo).map_err(|e| {
+            IoFault::of_errno(FaultOp::Probe, meminfo, 0, e.raw_os_error().unwrap_or(0))
+        })?;
         let (total, available) = parse_meminfo(&text).ok_or_else(|| {
             let detail = "no MemTotal and MemAvailable in kB";
             IoFault::found(FaultKind::Other, FaultOp::Probe, meminfo, 0, detail)
@@ -52,9 +53,14 @@ fn limits(controller: &'static Controller) -> impl Iterator<Item = (u64, String)
     })
 }
 
-fn with_limits(total: u64, available: u64, limits: impl Iterator<Item = (u64, String)>) -> MemoryFacts {
+fn with_limits(
+    total: u64,
+    available: u64,
+    limits: impl Iterator<Item = (u64, String)>,
+) -> MemoryFacts {
     // Of equal values the first: a limit equal to the machine's memory is no limit.
-    let (limit, source) = limits.fold((total, "MemTotal".to_owned()), |a, b| if b.0 < a.0 { b } else { a });
+    let (limit, source) =
+        limits.fold((total, "MemTotal".to_owned()), |a, b| if b.0 < a.0 { b } else { a });
     MemoryFacts { total, available: available.min(limit), limit, source }
 }
 
@@ -193,7 +199,8 @@ mod tests {
 
     #[test]
     fn cgroup_outside_mount_root_maps_to_mount_point() {
-        let mounts = "32 26 0:29 /docker/abc /sys/fs/cgroup/memory\\040x ro - cgroup cgroup rw,memory\n";
+        let mounts =
+            "32 26 0:29 /docker/abc /sys/fs/cgroup/memory\\040x ro - cgroup cgroup rw,memory\n";
         let at_root = ["/sys/fs/cgroup/memory x/memory.limit_in_bytes"];
         assert_eq!(names("4:memory:/docker/abc\n", mounts), at_root);
         assert_eq!(names("4:memory:/elsewhere\n", mounts), at_root);
@@ -205,7 +212,10 @@ mod tests {
     #[test]
     fn unparsable_cgroup_files_set_no_limit() {
         assert_eq!(names("garbage\n:::\n4:memory\n", V1_MOUNTS), Vec::<String>::new());
-        assert_eq!(names("4:memory:/a\n", "garbage\n1 2 3 - cgroup\n - - -\n"), Vec::<String>::new());
+        assert_eq!(
+            names("4:memory:/a\n", "garbage\n1 2 3 - cgroup\n - - -\n"),
+            Vec::<String>::new()
+        );
         assert_eq!(parse_limit("max\n"), None);
         assert_eq!(parse_limit("-1\n"), None);
         assert_eq!(parse_limit("4096\n"), Some(4096));

@@ -146,7 +146,11 @@ impl fmt::Display for IoFault {
         if !self.detail.is_empty() {
             write!(f, ": {}", self.detail)?;
         }
-        write!(f, " kind={:?} path={} offset={} errno={}", self.kind, self.path, self.offset, self.errno)
+        write!(
+            f,
+            " kind={:?} path={} offset={} errno={}",
+            self.kind, self.path, self.offset, self.errno
+        )
     }
 }
 

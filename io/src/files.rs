@@ -59,13 +59,21 @@ impl Files {
 
     /// Every open file.
     pub(crate) fn all(&self) -> Vec<Arc<DataFile>> {
-        self.table.read().unwrap_or_else(PoisonError::into_inner).iter().flatten().cloned().collect()
+        self.table
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+            .flatten()
+            .cloned()
+            .collect()
     }
 
     /// As [`Files::all`] without waiting; empty if the table is locked, such as by a thread that
     /// does not exist in a forked child.
     pub(crate) fn try_all(&self) -> Vec<Arc<DataFile>> {
-        self.table.try_read().map_or_else(|_| Vec::new(), |table| table.iter().flatten().cloned().collect())
+        self.table
+            .try_read()
+            .map_or_else(|_| Vec::new(), |table| table.iter().flatten().cloned().collect())
     }
 
     /// Close a removed file as soon as its last transfer ends, so that its blocks become free.
@@ -83,7 +91,10 @@ impl Files {
 /// A file in one queue's cache. The queue's operations count references to the outer Arc, so queues
 /// of different threads write to no common memory.
 #[derive(Clone, Debug)]
-#[allow(clippy::redundant_allocation, reason = "the outer count is per queue, the inner one is shared")]
+#[allow(
+    clippy::redundant_allocation,
+    reason = "the outer count is per queue, the inner one is shared"
+)]
 pub(crate) struct CachedFile(Arc<Arc<DataFile>>);
 
 impl CachedFile {
@@ -146,8 +157,15 @@ mod tests {
         let files = Arc::new(Files::default());
         let mut cache = FileCache::new(files.clone());
         let open = |name: &str| {
-            let fd = crate::create::create(dir.path(), name, 4096, false, &Default::default()).unwrap();
-            files.insert(DataFile { fd, path: name.to_owned(), dir: 0, name: name.to_owned(), len: 4096 })
+            let fd =
+                crate::create::create(dir.path(), name, 4096, false, &Default::default()).unwrap();
+            files.insert(DataFile {
+                fd,
+                path: name.to_owned(),
+                dir: 0,
+                name: name.to_owned(),
+                len: 4096,
+            })
         };
         let (a, b) = (open("a"), open("b"));
         assert_eq!(cache.get(b).map(|f| f.name.clone()).as_deref(), Some("b"));
@@ -158,7 +176,11 @@ mod tests {
         files.remove(0, "a");
         assert!(cache.get(a).is_none());
         assert!(cache.get(b).is_some() && cache.get(c).is_some());
-        assert_eq!(in_flight.map(|f| f.name.clone()).as_deref(), Some("a"), "a transfer keeps its file");
+        assert_eq!(
+            in_flight.map(|f| f.name.clone()).as_deref(),
+            Some("a"),
+            "a transfer keeps its file"
+        );
         assert!(cache.get(FileId(9)).is_none());
     }
 

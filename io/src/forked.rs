@@ -26,7 +26,8 @@ pub(crate) fn track(files: &Arc<Files>) {
 /// the fork are left as they are.
 pub fn leave_files() {
     let Ok(disks) = DISKS.try_lock() else { return };
-    let Ok(null) = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) else {
+    let Ok(null) = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+    else {
         return;
     };
     let own_pid = std::process::id();

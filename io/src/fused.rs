@@ -140,7 +140,9 @@ impl BlockCopy {
     pub(crate) fn hash_in_place(&mut self, bytes: &[u8]) {
         let mut discarded = [0; 4096];
         let stores = std::mem::replace(&mut self.stores, StoreKind::Cached);
-        bytes.chunks(discarded.len()).for_each(|bytes| self.piece(&mut discarded[..bytes.len()], bytes));
+        bytes
+            .chunks(discarded.len())
+            .for_each(|bytes| self.piece(&mut discarded[..bytes.len()], bytes));
         self.stores = stores;
     }
 
@@ -226,7 +228,12 @@ impl Fused {
 
     /// # Safety
     /// As [`BlockCopy::copy`], with at most the rest of the block, and the CPU has AVX2.
-    unsafe fn copy<const SHARED: bool>(&mut self, to: &mut [u8], from: *const u8, stores: StoreKind) {
+    unsafe fn copy<const SHARED: bool>(
+        &mut self,
+        to: &mut [u8],
+        from: *const u8,
+        stores: StoreKind,
+    ) {
         let mut done = 0;
         if self.in_part > 0 {
             done = to.len().min(STRIPE - self.in_part);
@@ -244,8 +251,9 @@ impl Fused {
         }
         let (to, from) = (&mut to[done..], from.wrapping_add(done));
         let count = (to.len() / STRIPE).min(self.stripes_max() - self.stripes);
-        let bypasses_cache =
-            stores == StoreKind::PastCache && count * STRIPE > PLAIN_BYTES && to.as_ptr().addr() % 32 == 0;
+        let bypasses_cache = stores == StoreKind::PastCache
+            && count * STRIPE > PLAIN_BYTES
+            && to.as_ptr().addr() % 32 == 0;
         // SAFETY: `to` contains `count` stripes, and so does `from` by the caller's promise.
         // Non-temporal stores begin at a multiple of 32.
         unsafe {

@@ -5,7 +5,8 @@
 //! close is counted when it is closed; a later one is refused and changes nothing. This needs no
 //! fence.
 //!
-//! [`PinTableOwner`] and [`Kept`] are the two sides of a table of values with such words. Invariants:
+//! [`PinTableOwner`] and [`Kept`] are the two sides of a table of values with such words.
+//! Invariants:
 //! 1. A place is filled only while it is empty, and opened after that: a reader that enters finds
 //!    the value.
 //! 2. A value is taken out only after its place was closed and its count is 0: no borrow of it
@@ -173,7 +174,8 @@ impl<T> PinTableOwner<T> {
         let chunk = self.table.chunks[at / CHUNK].get_or_init(|| {
             let count = (self.table.places - at / CHUNK * CHUNK).min(CHUNK);
             let mut places = huge::table(count);
-            let place = || Place { readers: Readers::default(), value: AtomicPtr::new(ptr::null_mut()) };
+            let place =
+                || Place { readers: Readers::default(), value: AtomicPtr::new(ptr::null_mut()) };
             places.resize_with(count, place);
             places.into_boxed_slice()
         });

@@ -35,16 +35,25 @@ pub mod words;
     reason = "the implementation for real files: reads /proc and the cgroup file systems"
 )]
 pub mod facts;
-#[allow(clippy::disallowed_methods, reason = "the implementation for real files: looks up file systems")]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the implementation for real files: looks up file systems"
+)]
 pub mod file_system;
 pub mod prefetch;
 pub mod probe;
-#[allow(clippy::disallowed_methods, reason = "the implementation for real files: opens files by name")]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the implementation for real files: opens files by name"
+)]
 pub mod regular_file;
 #[allow(clippy::disallowed_methods, reason = "the implementation for the real clock")]
 pub mod system;
 
-#[allow(clippy::disallowed_methods, reason = "the implementation for real files and threads, with deadlines")]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the implementation for real files and threads, with deadlines"
+)]
 mod blocking;
 mod buffer_cache;
 mod check;

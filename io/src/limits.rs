@@ -14,14 +14,19 @@ use crate::fault::{FaultOp, IoFault};
 /// a descriptor.
 pub fn named(mut fault: IoFault) -> IoFault {
     let limits: Vec<String> = match (fault.op, Errno::from_raw_os_error(fault.errno)) {
-        (_, Errno::MFILE) => limit("RLIMIT_NOFILE", "ulimit -n", Resource::Nofile).into_iter().collect(),
+        (_, Errno::MFILE) => {
+            limit("RLIMIT_NOFILE", "ulimit -n", Resource::Nofile).into_iter().collect()
+        }
         (FaultOp::Spawn, Errno::AGAIN) => {
             let user = limit("RLIMIT_NPROC", "ulimit -u", Resource::Nproc);
             user.into_iter().chain(facts::pids_max()).collect()
         }
-        (FaultOp::Spawn, Errno::NOMEM) => limit("RLIMIT_AS", "ulimit -v", Resource::As).into_iter().collect(),
+        (FaultOp::Spawn, Errno::NOMEM) => {
+            limit("RLIMIT_AS", "ulimit -v", Resource::As).into_iter().collect()
+        }
         (FaultOp::Queue | FaultOp::Register, Errno::NOMEM | Errno::PERM | Errno::AGAIN) => {
-            let locked = limit("RLIMIT_MEMLOCK", "ulimit -l", Resource::Memlock).filter(|_| !may_lock());
+            let locked =
+                limit("RLIMIT_MEMLOCK", "ulimit -l", Resource::Memlock).filter(|_| !may_lock());
             locked.into_iter().chain(limit("RLIMIT_AS", "ulimit -v", Resource::As)).collect()
         }
         _ => Vec::new(),
@@ -90,9 +95,11 @@ mod tests {
 
     #[test]
     fn fault_without_limit_is_unchanged() {
-        for (op, errno) in
-            [(FaultOp::Read, Errno::IO), (FaultOp::Queue, Errno::NOSYS), (FaultOp::Read, Errno::NOMEM)]
-        {
+        for (op, errno) in [
+            (FaultOp::Read, Errno::IO),
+            (FaultOp::Queue, Errno::NOSYS),
+            (FaultOp::Read, Errno::NOMEM),
+        ] {
             let fault = IoFault::of_errno(op, "x", 0, errno.raw_os_error());
             assert_eq!(named(fault.clone()), fault);
         }

@@ -23,7 +23,8 @@ pub fn this_process() -> String {
 /// Whether the process of such a description has ended; also false if that cannot be determined
 /// from this host, boot and pid namespace.
 pub fn has_ended(owner: &str) -> bool {
-    let field = |name: &str| owner.split_whitespace().find_map(|w| w.strip_prefix(name)?.strip_prefix('='));
+    let field =
+        |name: &str| owner.split_whitespace().find_map(|w| w.strip_prefix(name)?.strip_prefix('='));
     let Some(pid) = field("pid").and_then(|pid| pid.parse::<u32>().ok()) else { return false };
     let differs = |name, own: String| field(name).is_some_and(|other| other != own);
     if differs("boot", boot()) || differs("pid_ns", namespace()) {
@@ -43,7 +44,8 @@ fn started(pid: u32) -> Option<u64> {
     // The name, in brackets, may contain any character.
     let ticks: u64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
     let machine = read_to_string("/proc/stat").ok()?;
-    let boot: u64 = machine.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;
+    let boot: u64 =
+        machine.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;
     Some(boot + ticks / rustix::param::clock_ticks_per_second())
 }
 
@@ -77,12 +79,16 @@ mod tests {
         assert!(!has_ended(&format!("pid={}", std::process::id())), "the format of older stores");
         let text = this_process();
         let with_changed = |name: &str| {
-            let change = |w: &str| if w.starts_with(name) { format!("{name}1") } else { w.to_owned() };
+            let change =
+                |w: &str| if w.starts_with(name) { format!("{name}1") } else { w.to_owned() };
             text.split_whitespace().map(change).collect::<Vec<_>>().join(" ")
         };
         assert!(has_ended(&with_changed("started=")), "the process id was reused");
         for field in ["boot=", "pid_ns="] {
-            assert!(!has_ended(&with_changed(field).replace("pid=", "pid=4194305 was=")), "{field}");
+            assert!(
+                !has_ended(&with_changed(field).replace("pid=", "pid=4194305 was=")),
+                "{field}"
+            );
         }
         assert!(!has_ended("somebody") && !has_ended(""));
     }

@@ -15,7 +15,8 @@ fn credentials(socket: impl AsFd) -> Result<ucred> {
     let mut len = size_of::<ucred>() as socklen_t;
     let (socket, to) = (socket.as_fd().as_raw_fd(), value.as_mut_ptr().cast::<c_void>());
     // SAFETY: `to` has room for `len` bytes, and the kernel writes no more.
-    let failed = unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut len) };
+    let failed =
+        unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut len) };
     if failed != 0 {
         return Err(Error::last_os_error());
     }

@@ -69,8 +69,10 @@ impl RealDisk {
         let (files, registered) = (Arc::default(), Arc::default());
         forked::track(&files);
         // The process may change its working directory while files are open.
-        let dirs = dirs.iter().map(|d| std::path::absolute(d).unwrap_or_else(|_| d.clone())).collect();
-        let (ring_warned, stop, cow_warning) = (AtomicBool::new(false), Arc::default(), Once::new());
+        let dirs =
+            dirs.iter().map(|d| std::path::absolute(d).unwrap_or_else(|_| d.clone())).collect();
+        let (ring_warned, stop, cow_warning) =
+            (AtomicBool::new(false), Arc::default(), Once::new());
         RealDisk {
             dirs,
             files,
@@ -143,7 +145,8 @@ impl Disk for RealDisk {
     fn create(&self, dir: usize, name: &str, len: u64) -> Result<FileId, IoFault> {
         let path = self.dir(dir, FaultOp::Create)?;
         let made = make_dirs(path)?;
-        let fd = create(path, name, len, self.direct, &self.stop).inspect_err(|_| remove_dirs(&made))?;
+        let fd =
+            create(path, name, len, self.direct, &self.stop).inspect_err(|_| remove_dirs(&made))?;
         self.made.lock().unwrap_or_else(PoisonError::into_inner).extend(made);
         let path = show(&path.join(name));
         Ok(self.insert(DataFile { fd, path, dir, name: name.to_owned(), len }))
@@ -169,12 +172,17 @@ impl Disk for RealDisk {
                 Ok(())
             }
             Err(Errno::NOENT) => Ok(()),
-            Err(e) => Err(IoFault::of_errno(FaultOp::Remove, show(&path.join(name)), 0, e.raw_os_error())),
+            Err(e) => {
+                Err(IoFault::of_errno(FaultOp::Remove, show(&path.join(name)), 0, e.raw_os_error()))
+            }
         }
     }
 
     fn check_names(&self) -> Result<(), IoFault> {
-        self.files.all().iter().try_for_each(|file| check_name_of(file, self.dir(file.dir, FaultOp::Sync)?))
+        self.files
+            .all()
+            .iter()
+            .try_for_each(|file| check_name_of(file, self.dir(file.dir, FaultOp::Sync)?))
     }
 
     fn glance(&self, dir: usize, name: &str) -> Option<Vec<u8>> {
@@ -216,7 +224,9 @@ impl Disk for RealDisk {
                 false => {
                     tracing::warn!(%fault, "no ring for a queue, it goes over the blocking side: slower")
                 }
-                true => tracing::debug!(%fault, "no ring for a queue, it goes over the blocking side"),
+                true => {
+                    tracing::debug!(%fault, "no ring for a queue, it goes over the blocking side")
+                }
             }
         }
         Ok(Box::new(BlockingQueue::new(files, align, pool.clone(), depth)))
@@ -234,7 +244,9 @@ fn open(dir: &Path, index: usize, name: &str, direct: bool) -> Result<DataFile, 
         // The file was removed between the open and the lock.
         return Err(fault(Errno::NOENT));
     }
-    rustix::fs::fcntl_setfl(&fd, OFlags::RDWR).and_then(|()| set_direct(&fd, direct)).map_err(fault)?;
+    rustix::fs::fcntl_setfl(&fd, OFlags::RDWR)
+        .and_then(|()| set_direct(&fd, direct))
+        .map_err(fault)?;
     let len = u64::try_from(stat.st_size).unwrap_or(0);
     check_length(&path, len, FaultOp::Open)?;
     Ok(DataFile { fd, path: show(&path), dir: index, name: name.to_owned(), len })
@@ -252,7 +264,8 @@ fn check_name_of(file: &DataFile, dir: &Path) -> Result<(), IoFault> {
         // about the file.
         Ok(_) | Err(_) => return Ok(()),
     };
-    let detail = format!("the file was {change} while the store is open; close the store and open it again");
+    let detail =
+        format!("the file was {change} while the store is open; close the store and open it again");
     Err(IoFault::found(FaultKind::Gone, FaultOp::Sync, &file.path, 0, detail))
 }
 
@@ -269,13 +282,17 @@ pub(crate) fn list(dir: &Path) -> Result<Vec<(String, u64)>, IoFault> {
     for entry in rustix::fs::Dir::read_from(&fd).map_err(fault)? {
         let entry = entry.map_err(fault)?;
         let name = std::ffi::OsStr::from_bytes(entry.file_name().to_bytes());
-        let stat = match rustix::fs::statat(&fd, entry.file_name(), rustix::fs::AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(stat) => stat,
-            // Removed since the directory was read.
-            Err(Errno::NOENT) => continue,
-            Err(e) => return Err(fault(e)),
-        };
-        if let (FileType::RegularFile, Some(name)) = (FileType::from_raw_mode(stat.st_mode), name.to_str()) {
+        let stat =
+            match rustix::fs::statat(&fd, entry.file_name(), rustix::fs::AtFlags::SYMLINK_NOFOLLOW)
+            {
+                Ok(stat) => stat,
+                // Removed since the directory was read.
+                Err(Errno::NOENT) => continue,
+                Err(e) => return Err(fault(e)),
+            };
+        if let (FileType::RegularFile, Some(name)) =
+            (FileType::from_raw_mode(stat.st_mode), name.to_str())
+        {
             files.push((name.to_owned(), u64::try_from(stat.st_size).unwrap_or(0)));
         }
     }

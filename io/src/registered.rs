@@ -28,7 +28,8 @@ pub(crate) struct Span {
 impl Span {
     /// Whether the range does not wrap around, and is no longer than a ring can register.
     pub(crate) fn can_register(self) -> bool {
-        self.base.checked_add(self.len).is_some() && self.len.div_ceil(BUFFER_BYTES_MAX) <= BUFFERS_MAX
+        self.base.checked_add(self.len).is_some()
+            && self.len.div_ceil(BUFFER_BYTES_MAX) <= BUFFERS_MAX
     }
 
     /// The range split into buffers that the kernel accepts.
@@ -118,7 +119,8 @@ mod tests {
         let all = Arc::new(Registered::default());
         let span = |base, len| Span { base, len };
         assert_eq!(all.buffers(), (0, vec![]));
-        let (long, twice) = (all.add(span(1 << 40, BUFFER_BYTES_MAX + 4096)), all.add(span(4096, 8192)));
+        let (long, twice) =
+            (all.add(span(1 << 40, BUFFER_BYTES_MAX + 4096)), all.add(span(4096, 8192)));
         let again = all.add(span(4096, 8192));
         let (before, listed) = all.buffers();
         let rest = span((1 << 40) + BUFFER_BYTES_MAX, 4096);

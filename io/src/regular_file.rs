@@ -82,7 +82,10 @@ pub fn read_secret(path: &Path) -> std::io::Result<String> {
         ));
     }
     if stat.st_mode & 0o077 != 0 {
-        return denied(format!("other users can read the keys (chmod 600) mode={:o}", stat.st_mode & 0o777));
+        return denied(format!(
+            "other users can read the keys (chmod 600) mode={:o}",
+            stat.st_mode & 0o777
+        ));
     }
     text_of(file, SECRETS_BYTES_MAX)
 }
@@ -92,9 +95,12 @@ pub fn read_secret(path: &Path) -> std::io::Result<String> {
 /// change the data, or redirect this process's writes to another file.
 pub fn open_store_file(path: &Path, access: Access) -> Result<OwnedFd, IoFault> {
     let fault = |e: Errno| IoFault::of_errno(FaultOp::Open, show(path), 0, e.raw_os_error());
-    let refused = |why: String| Err(IoFault::found(FaultKind::ReadOnly, FaultOp::Open, show(path), 0, why));
+    let refused =
+        |why: String| Err(IoFault::found(FaultKind::ReadOnly, FaultOp::Open, show(path), 0, why));
     let flags = if access == Access::Write { OFlags::RDWR } else { OFlags::RDONLY };
-    let fd = match retry_on_intr(|| open_raw(path, flags | OFlags::NOFOLLOW | NONBLOCKING, Mode::empty())) {
+    let fd = match retry_on_intr(|| {
+        open_raw(path, flags | OFlags::NOFOLLOW | NONBLOCKING, Mode::empty())
+    }) {
         Err(Errno::LOOP) => {
             let why = "a symbolic link in place of a file of the store: put the file itself there, or name the directory that it is in";
             return refused(why.to_owned());
@@ -179,7 +185,8 @@ mod tests {
     fn irregular_file_is_refused_without_blocking() {
         let dir = TempDir::new().expect("a directory");
         for path in irregular_files(dir.path()) {
-            let refused = [open(&path).err(), read_text(&path, 100).err(), read_secret(&path).err()];
+            let refused =
+                [open(&path).err(), read_text(&path, 100).err(), read_secret(&path).err()];
             for error in refused.map(|error| error.expect("refused")) {
                 assert!(
                     error.kind() == ErrorKind::InvalidInput
@@ -190,7 +197,8 @@ mod tests {
             for access in [Access::Read, Access::Write] {
                 let fault = open_store_file(&path, access).expect_err("refused");
                 assert!(
-                    fault.kind == FaultKind::ReadOnly && fault.detail.contains("not a regular file"),
+                    fault.kind == FaultKind::ReadOnly
+                        && fault.detail.contains("not a regular file"),
                     "{path:?} {fault}"
                 );
             }

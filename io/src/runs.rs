@@ -23,7 +23,8 @@ pub struct Runs {
 impl Runs {
     /// A region of `pages` free pages.
     pub fn new(pages: u32) -> Runs {
-        let mut runs = Runs { by_start: BTreeMap::new(), by_len: BTreeSet::new(), free: pages, pages };
+        let mut runs =
+            Runs { by_start: BTreeMap::new(), by_len: BTreeSet::new(), free: pages, pages };
         if pages > 0 {
             runs.insert(0, pages);
         }
@@ -55,7 +56,9 @@ impl Runs {
             return;
         }
         let end = start.checked_add(pages).filter(|end| *end <= self.pages);
-        let Some(end) = end else { panic!("freed outside the region: start={start} pages={pages}") };
+        let Some(end) = end else {
+            panic!("freed outside the region: start={start} pages={pages}")
+        };
         let before = self.by_start.range(..end).next_back().map(|(s, l)| (*s, *l));
         let after = self.by_start.get(&end).copied();
         let overlaps = before.is_some_and(|(s, l)| s + l > start);
@@ -119,7 +122,11 @@ mod tests {
         }
 
         fn best_fit(&self, pages: u32) -> Option<u32> {
-            self.free_runs().into_iter().filter(|(len, _)| *len >= pages).min().map(|(_, start)| start)
+            self.free_runs()
+                .into_iter()
+                .filter(|(len, _)| *len >= pages)
+                .min()
+                .map(|(_, start)| start)
         }
 
         fn set(&mut self, start: u32, pages: u32, taken: bool) {

@@ -28,10 +28,15 @@ pub trait Task: Send {
 /// Runs tasks, and lets callers wait for the results of tasks.
 pub trait Runtime: Send + Sync {
     /// Drive `task` until it is done; `wake` ends its idling early. The returned handle joins it.
-    fn spawn(&self, name: &str, task: Box<dyn Task>, wake: Signal) -> Result<Box<dyn Join>, IoFault>;
+    fn spawn(
+        &self,
+        name: &str,
+        task: Box<dyn Task>,
+        wake: Signal,
+    ) -> Result<Box<dyn Join>, IoFault>;
 
-    /// Wait until `signal` has been raised since it had the value `seen`, or `timeout` passed. A simulated
-    /// runtime steps its tasks and moves its clock instead of waiting.
+    /// Wait until `signal` has been raised since it had the value `seen`, or `timeout` passed. A
+    /// simulated runtime steps its tasks and moves its clock instead of waiting.
     fn pause(&self, signal: &Signal, seen: u64, timeout: Duration);
 }
 

@@ -160,7 +160,10 @@ mod tests {
             part.bytes_mut().unwrap().fill(i as u8 + 1);
         }
         for (i, part) in parts.iter().enumerate() {
-            assert!(part.bytes().iter().all(|b| *b == i as u8 + 1), "part={i} was written by another");
+            assert!(
+                part.bytes().iter().all(|b| *b == i as u8 + 1),
+                "part={i} was written by another"
+            );
         }
     }
 

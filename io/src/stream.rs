@@ -64,7 +64,11 @@ mod tests {
                 for source in [0, 1, 64] {
                     let mut to = vec![0xEE; 700];
                     past_cache(&mut to[start..start + len], &from[source..source + len]);
-                    assert_eq!(to[start..start + len], from[source..source + len], "start={start} len={len}");
+                    assert_eq!(
+                        to[start..start + len],
+                        from[source..source + len],
+                        "start={start} len={len}"
+                    );
                     assert!(to[..start].iter().chain(&to[start + len..]).all(|b| *b == 0xEE));
                 }
             }
@@ -73,8 +77,10 @@ mod tests {
 
     #[test]
     fn short_and_long_copies_are_exact() {
-        let from: Vec<u8> = (0..3 * PLAIN_COPY_BYTES as u32).map(|i| (i * 7 + i / 251) as u8).collect();
-        for len in [0, 1, PLAIN_COPY_BYTES - 1, PLAIN_COPY_BYTES, PLAIN_COPY_BYTES + 1, from.len()] {
+        let from: Vec<u8> =
+            (0..3 * PLAIN_COPY_BYTES as u32).map(|i| (i * 7 + i / 251) as u8).collect();
+        for len in [0, 1, PLAIN_COPY_BYTES - 1, PLAIN_COPY_BYTES, PLAIN_COPY_BYTES + 1, from.len()]
+        {
             let mut to = vec![0; len];
             copy_non_temporal(&mut to, &from[..len]);
             assert_eq!(to, from[..len]);

@@ -60,7 +60,10 @@ pub fn wait_while<'a, T>(
 ) -> MutexGuard<'a, T> {
     #[cfg(not(any(loom, shuttle)))]
     {
-        condvar.wait_timeout_while(guard, timeout, |v| waits(v)).unwrap_or_else(PoisonError::into_inner).0
+        condvar
+            .wait_timeout_while(guard, timeout, |v| waits(v))
+            .unwrap_or_else(PoisonError::into_inner)
+            .0
     }
     #[cfg(any(loom, shuttle))]
     {

@@ -43,7 +43,12 @@ impl Drop for RaiseOnDrop {
 impl Runtime for Threads {
     /// A panic in the task is logged and ends the task. Errors: kind `Exhausted` if the system
     /// cannot start another thread, `Invalid` for a name with a NUL.
-    fn spawn(&self, name: &str, task: Box<dyn Task>, wake: Signal) -> Result<Box<dyn Join>, IoFault> {
+    fn spawn(
+        &self,
+        name: &str,
+        task: Box<dyn Task>,
+        wake: Signal,
+    ) -> Result<Box<dyn Join>, IoFault> {
         if name.contains('\0') {
             let detail = "the thread name contains a NUL";
             return Err(IoFault::found(FaultKind::Invalid, FaultOp::Spawn, name, 0, detail));

@@ -23,7 +23,8 @@ unsafe impl Sync for AtomicArray {}
 impl AtomicArray {
     /// An array of `count` words. Fails if the system has no memory.
     pub fn new(count: usize) -> std::io::Result<AtomicArray> {
-        let bytes = count.checked_mul(size_of::<AtomicU64>()).ok_or(std::io::ErrorKind::OutOfMemory)?;
+        let bytes =
+            count.checked_mul(size_of::<AtomicU64>()).ok_or(std::io::ErrorKind::OutOfMemory)?;
         let mut memory = AlignedBuf::new(bytes)?;
         memory.keep_from_children();
         // The memory does not move with the buffer's handle.

@@ -29,7 +29,8 @@ fn created_file_is_allocated_zeroed_and_listed() {
         assert_ne!(file, empty);
         assert_eq!(disk.list(0).unwrap(), [("a".to_owned(), LEN), ("empty".to_owned(), 0)]);
         assert!(read(&mut *disk.queue(1).unwrap(), file, 0, 16).iter().all(|b| *b == 0));
-        let blocks = std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(dir.join("a")).unwrap());
+        let blocks =
+            std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(dir.join("a")).unwrap());
         assert!(blocks * 512 >= LEN, "not allocated: blocks={blocks}");
     });
 }
@@ -38,9 +39,12 @@ fn created_file_is_allocated_zeroed_and_listed() {
 fn file_has_one_owner_at_a_time() {
     on_each_side(|first, dir| {
         let file = first.create(0, "a", LEN).unwrap();
-        perform(&mut *first.queue(1).unwrap(), Op::Write { file, offset: 0, parts: vec![filled(1, 5)] })
-            .result
-            .unwrap();
+        perform(
+            &mut *first.queue(1).unwrap(),
+            Op::Write { file, offset: 0, parts: vec![filled(1, 5)] },
+        )
+        .result
+        .unwrap();
         for choice in [BackendChoice::Auto, BackendChoice::Blocking] {
             let second = open_disk(&[dir.to_owned()], choice).unwrap();
             assert_eq!(kind(second.open(0, "a")), FaultKind::Locked);
@@ -58,13 +62,18 @@ fn dropped_disk_unlocks_files_at_once() {
         drop(first);
         for round in 0..50u8 {
             let disk = disk(dir.path(), choice).unwrap();
-            let (file, len) = disk.open(0, "a").unwrap_or_else(|fault| panic!("round={round} {fault}"));
+            let (file, len) =
+                disk.open(0, "a").unwrap_or_else(|fault| panic!("round={round} {fault}"));
             assert_eq!(len, LEN);
             let mut queue = disk.queue(8).unwrap();
             if round > 0 {
                 assert!(read(&mut *queue, file, 0, 1) == [round; BLOCK]);
             }
-            submit(&mut *queue, 0, Op::Write { file, offset: 0, parts: vec![filled(1, round + 1)] });
+            submit(
+                &mut *queue,
+                0,
+                Op::Write { file, offset: 0, parts: vec![filled(1, round + 1)] },
+            );
             submit(&mut *queue, 1, Op::Sync { file });
             if round % 2 == 0 {
                 drain(&mut *queue);
@@ -80,7 +89,9 @@ fn existing_file_is_not_overwritten_by_create() {
     on_each_side(|disk, _| {
         let file = disk.create(0, "a", LEN).unwrap();
         let mut queue = disk.queue(1).unwrap();
-        perform(&mut *queue, Op::Write { file, offset: 0, parts: vec![filled(1, 5)] }).result.unwrap();
+        perform(&mut *queue, Op::Write { file, offset: 0, parts: vec![filled(1, 5)] })
+            .result
+            .unwrap();
         assert_eq!(kind(disk.create(0, "a", LEN)), FaultKind::Exists);
         assert!(read(&mut *queue, file, 0, 1) == [5; BLOCK]);
         assert_eq!(disk.list(0).unwrap(), [("a".to_owned(), LEN)]);
@@ -109,7 +120,8 @@ fn failed_create_leaves_nothing() {
 #[test]
 fn created_directory_is_removed_with_last_file() {
     let dir = TempDir::new().unwrap();
-    let disk = open_disk(&[dir.path().join("x/y"), dir.path().to_owned()], BackendChoice::Auto).unwrap();
+    let disk =
+        open_disk(&[dir.path().join("x/y"), dir.path().to_owned()], BackendChoice::Auto).unwrap();
     disk.create(0, "a", LEN).unwrap();
     disk.create(0, "b", LEN).unwrap();
     disk.remove(0, "a").unwrap();
@@ -167,7 +179,8 @@ fn path_names_and_irregular_files_are_refused() {
         }
         assert!(outside.is_dir());
         let fifo = dir.join("fifo");
-        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0)
+            .unwrap();
         assert_eq!(kind(disk.open(0, "fifo")), FaultKind::ReadOnly);
         assert_eq!(disk.list(0).unwrap(), []);
     });

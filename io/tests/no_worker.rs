@@ -57,10 +57,13 @@ fn writes_and_syncs_complete_without_kernel_workers() {
         return child();
     }
     let program = std::env::current_exe().unwrap();
-    let output =
-        std::process::Command::new(program).args(["--exact", NAME, "--nocapture"]).env(CHILD, "1").output();
+    let output = std::process::Command::new(program)
+        .args(["--exact", NAME, "--nocapture"])
+        .env(CHILD, "1")
+        .output();
     let output = output.unwrap();
-    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (stdout, stderr) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}\n{stderr}");
     for line in stdout.lines().chain(stderr.lines()).filter(|line| line.contains("skipped")) {
         // Written past the test harness's capture, so that skips are visible.

@@ -62,7 +62,8 @@ fn shared_part_is_refused_for_read() {
     on_each_side(|disk, _| {
         let (file, mut queue) = (file(disk), disk.queue(4).unwrap());
         let (part, buf) = slice(0, BLOCK, false);
-        let done = perform(&mut *queue, Op::Read { file, offset: 0, parts: vec![filled(1, 0), part] });
+        let done =
+            perform(&mut *queue, Op::Read { file, offset: 0, parts: vec![filled(1, 0), part] });
         let fault = done.result.unwrap_err();
         assert_eq!((fault.kind, fault.op, fault.errno), (FaultKind::Invalid, FaultOp::Read, 0));
         assert_eq!(done.op.into_parts().len(), 2);
@@ -111,9 +112,15 @@ fn invalid_ranges_files_and_part_counts_are_refused() {
         let unknown = FileId(file.0 + 1);
         let wrong = [
             ("write past the end", Op::Write { file, offset: end, parts: vec![filled(1, 0)] }),
-            ("write over the end", Op::Write { file, offset: end - BLOCK as u64, parts: vec![filled(2, 0)] }),
+            (
+                "write over the end",
+                Op::Write { file, offset: end - BLOCK as u64, parts: vec![filled(2, 0)] },
+            ),
             ("read past any file", Op::Read { file, offset: last, parts: vec![filled(1, 0)] }),
-            ("read that wraps", Op::Read { file, offset: u64::MAX - 4095, parts: vec![filled(1, 0)] }),
+            (
+                "read that wraps",
+                Op::Read { file, offset: u64::MAX - 4095, parts: vec![filled(1, 0)] },
+            ),
             ("too many parts", Op::Read { file, offset: 0, parts: too_many }),
             ("read of no file", Op::Read { file: unknown, offset: 0, parts: vec![filled(1, 0)] }),
             ("sync of no file", Op::Sync { file: unknown }),
@@ -125,7 +132,10 @@ fn invalid_ranges_files_and_part_counts_are_refused() {
         let most = (0..disk.facts().parts_max).map(|_| filled(1, 9)).collect();
         let all = disk.create(0, "wide", (disk.facts().parts_max * BLOCK) as u64).unwrap();
         perform(&mut *queue, Op::Write { file: all, offset: 0, parts: most }).result.unwrap();
-        assert!(read(&mut *queue, all, (disk.facts().parts_max as u64 - 1) * BLOCK as u64, 1) == [9; BLOCK]);
+        assert!(
+            read(&mut *queue, all, (disk.facts().parts_max as u64 - 1) * BLOCK as u64, 1)
+                == [9; BLOCK]
+        );
         assert_eq!(std::fs::metadata(format!("{}/data", disk.dir_name(0))).unwrap().len(), end);
     });
 }
@@ -136,9 +146,14 @@ fn read_past_end_of_file_is_short() {
         let (file, mut queue) = (file(disk), disk.queue(4).unwrap());
         let end = BLOCKS * BLOCK as u64;
         for (offset, blocks) in [(end, 1), (end - BLOCK as u64, 2), (end + (1 << 30), 4)] {
-            let done = perform(&mut *queue, Op::Read { file, offset, parts: vec![filled(blocks, 0)] });
+            let done =
+                perform(&mut *queue, Op::Read { file, offset, parts: vec![filled(blocks, 0)] });
             let fault = done.result.unwrap_err();
-            assert_eq!((fault.kind, fault.offset, fault.errno), (FaultKind::Short, offset, 0), "{fault}");
+            assert_eq!(
+                (fault.kind, fault.offset, fault.errno),
+                (FaultKind::Short, offset, 0),
+                "{fault}"
+            );
             assert_eq!(done.op.into_parts()[0].len(), blocks * BLOCK);
         }
     });
@@ -156,7 +171,8 @@ fn submit_to_full_queue_returns_operation() {
             submit(&mut *queue, token, Op::Read { file, offset, parts: vec![filled(1, 0)] });
         }
         assert_eq!((queue.room(), queue.in_flight()), (0, depth));
-        let back = queue.submit(99, Op::Write { file, offset: 0, parts: vec![filled(2, 7)] }).unwrap_err();
+        let back =
+            queue.submit(99, Op::Write { file, offset: 0, parts: vec![filled(2, 7)] }).unwrap_err();
         let parts = back.into_parts();
         assert!(parts[0].bytes().iter().all(|b| *b == 7) && parts[0].len() == 2 * BLOCK);
 
@@ -228,7 +244,11 @@ fn queue_works_when_moved_between_threads() {
             let submitted = std::thread::spawn(move || {
                 for token in 0..8 {
                     let offset = token * BLOCK as u64;
-                    submit(&mut *queue, token, Op::Write { file, offset, parts: vec![filled(1, round)] });
+                    submit(
+                        &mut *queue,
+                        token,
+                        Op::Write { file, offset, parts: vec![filled(1, round)] },
+                    );
                 }
                 let mut done = Vec::new();
                 queue.poll(&mut done);
@@ -274,8 +294,12 @@ fn random_operations_complete_once_with_right_bytes() {
     on_each_side(|disk, _| {
         for seed in 1..=20 {
             let file = disk.create(0, &format!("mix-{seed}"), BLOCKS * BLOCK as u64).unwrap();
-            let mut mix =
-                Mix { rng: seed, file, blocks: [0; BLOCKS as usize], busy: [false; BLOCKS as usize] };
+            let mut mix = Mix {
+                rng: seed,
+                file,
+                blocks: [0; BLOCKS as usize],
+                busy: [false; BLOCKS as usize],
+            };
             mix.run(&mut *disk.queue(1 + seed as usize).unwrap());
         }
     });
@@ -293,7 +317,10 @@ struct Mix {
 impl Mix {
     /// Knuth's MMIX generator; the high bits are the good ones.
     fn below(&mut self, n: u64) -> u64 {
-        self.rng = self.rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.rng = self
+            .rng
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (self.rng >> 33) % n
     }
 

@@ -35,7 +35,11 @@ fn tmpfs_is_never_used_as_device() {
     let disk = open_disk(&dirs, BackendChoice::Auto).unwrap();
     let facts = disk.facts();
     assert_eq!((facts.side, facts.direct), (Side::Blocking, false));
-    assert!(facts.reason.contains("tmpfs") && facts.reason.contains("using blocking"), "{}", facts.reason);
+    assert!(
+        facts.reason.contains("tmpfs") && facts.reason.contains("using blocking"),
+        "{}",
+        facts.reason
+    );
 
     let file = disk.create(0, "a", 4 * BLOCK as u64).unwrap();
     let mut queue = disk.queue(2).unwrap();

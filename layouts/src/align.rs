@@ -1,7 +1,7 @@
 //! The one alignment unit of the format.
 
-/// Unit of alignment of everything on disk and in the arena, in bytes: the largest logical block size that
-/// drives report, and the page size of x86-64.
+/// Unit of alignment of everything on disk and in the arena, in bytes: the largest logical block
+/// size that drives report, and the page size of x86-64.
 pub const ALIGN: u64 = 4096;
 
 /// `n` rounded up to the next multiple of [`ALIGN`]; saturates at the largest multiple.

@@ -294,13 +294,23 @@ pub fn encode_chunk(
     items: &[u8],
 ) -> bool {
     let room = CHUNK_ITEMS * CheckpointEntry::BYTES;
-    if out.len() != CHUNK_BYTES || items.len() > room || !items.len().is_multiple_of(CheckpointEntry::BYTES) {
+    if out.len() != CHUNK_BYTES
+        || items.len() > room
+        || !items.len().is_multiple_of(CheckpointEntry::BYTES)
+    {
         return false;
     }
     out.fill(0);
     let count = (items.len() / CheckpointEntry::BYTES) as u32;
-    let head =
-        ChunkHead { magic: CHUNK_MAGIC, checksum: [0; 16], kind: kind as u32, count, store, serial, index };
+    let head = ChunkHead {
+        magic: CHUNK_MAGIC,
+        checksum: [0; 16],
+        kind: kind as u32,
+        count,
+        store,
+        serial,
+        index,
+    };
     out[..ChunkHead::BYTES].copy_from_slice(bytemuck::bytes_of(&head));
     out[ChunkHead::BYTES..ChunkHead::BYTES + items.len()].copy_from_slice(items);
     checksum_around(out, 8).map(|sum| out[8..24].copy_from_slice(&sum)).is_some()
@@ -313,7 +323,8 @@ pub fn decode_chunk<'a>(
     index: u64,
 ) -> Result<(ChunkKind, &'a [u8]), FormatError> {
     const WHAT: &str = "checkpoint chunk";
-    let short = FormatError::Short { structure: WHAT, need: CHUNK_BYTES as u64, have: bytes.len() as u64 };
+    let short =
+        FormatError::Short { structure: WHAT, need: CHUNK_BYTES as u64, have: bytes.len() as u64 };
     let bytes = bytes.get(..CHUNK_BYTES).ok_or_else(|| short.clone())?;
     let head: ChunkHead = read(bytes).ok_or(short)?;
     if head.magic != CHUNK_MAGIC {
@@ -388,7 +399,11 @@ mod tests {
         assert_eq!(file_bytes(1, 0), 4096 + 65_536);
         assert_eq!(file_bytes(2046, 2047), 4096 + 3 * 65_536);
         assert_eq!(chunk_offset(2), 4096 + 2 * 65_536);
-        assert_eq!(chunk_offset(u64::MAX), u64::MAX, "a chunk number read from a file cannot overflow");
+        assert_eq!(
+            chunk_offset(u64::MAX),
+            u64::MAX,
+            "a chunk number read from a file cannot overflow"
+        );
     }
 
     #[test]
@@ -402,9 +417,17 @@ mod tests {
             decode_head(&block, STORE).expect_err("a changed head").to_string()
         };
         let at = |name: &str| {
-            CheckpointHead::STRUCTURE.fields.iter().find(|f| f.name == name).expect("a field").offset
+            CheckpointHead::STRUCTURE
+                .fields
+                .iter()
+                .find(|f| f.name == name)
+                .expect("a field")
+                .offset
         };
-        assert_eq!(refused(at("version"), 2), "checkpoint has a newer format version=2 newest_known=1");
+        assert_eq!(
+            refused(at("version"), 2),
+            "checkpoint has a newer format version=2 newest_known=1"
+        );
         assert!(refused(at("store"), 1).contains("does not match field=store"));
         assert!(refused(at("clean"), 2).contains("field=clean"));
         assert!(refused(at("chunk_count"), 2).contains("field=chunk_count"));
@@ -417,7 +440,10 @@ mod tests {
     fn chunk_round_trips() {
         for count in [0, 1, CHUNK_ITEMS] {
             let items: Vec<u8> = (0..count * 32).map(|i| (i % 251) as u8).collect();
-            assert_eq!(decode_chunk(&chunk(&items), &facts(), 2), Ok((ChunkKind::Entries, &items[..])));
+            assert_eq!(
+                decode_chunk(&chunk(&items), &facts(), 2),
+                Ok((ChunkKind::Entries, &items[..]))
+            );
         }
     }
 
@@ -434,9 +460,11 @@ mod tests {
     #[test]
     fn chunk_of_wrong_length_is_not_encoded() {
         let mut out = vec![0; CHUNK_BYTES];
-        for (bytes, items) in [(CHUNK_BYTES - 1, 0), (CHUNK_BYTES, 33), (CHUNK_BYTES, (CHUNK_ITEMS + 1) * 32)]
+        for (bytes, items) in
+            [(CHUNK_BYTES - 1, 0), (CHUNK_BYTES, 33), (CHUNK_BYTES, (CHUNK_ITEMS + 1) * 32)]
         {
-            let written = encode_chunk(&mut out[..bytes], ChunkKind::Segments, STORE, 5, 2, &vec![1; items]);
+            let written =
+                encode_chunk(&mut out[..bytes], ChunkKind::Segments, STORE, 5, 2, &vec![1; items]);
             assert!(!written, "bytes={bytes} items={items}");
         }
     }
@@ -444,10 +472,14 @@ mod tests {
     #[test]
     fn chunk_of_other_checkpoint_or_index_is_refused() {
         let good = chunk(&[3; 64]);
-        let named =
-            |facts: CheckpointFacts, index| decode_chunk(&good, &facts, index).unwrap_err().to_string();
+        let named = |facts: CheckpointFacts, index| {
+            decode_chunk(&good, &facts, index).unwrap_err().to_string()
+        };
         assert!(named(CheckpointFacts { serial: 4, ..facts() }, 2).contains("field=serial"));
-        assert!(named(CheckpointFacts { store: StoreId([8; 16]), ..facts() }, 2).contains("field=store"));
+        assert!(
+            named(CheckpointFacts { store: StoreId([8; 16]), ..facts() }, 2)
+                .contains("field=store")
+        );
         assert!(named(facts(), 1).contains("field=index"));
         let forged = |at: usize, value: u8| {
             let mut bytes = good.clone();

@@ -38,7 +38,9 @@ pub const BLOCK_BYTES_MAX: u32 = 1 << 20;
 /// Whether `block_bytes` is a valid block size: a multiple of 4096, from 4096 to
 /// [`BLOCK_BYTES_MAX`].
 pub const fn block_bytes_ok(block_bytes: u32) -> bool {
-    block_bytes > 0 && block_bytes <= BLOCK_BYTES_MAX && crate::align::is_aligned(block_bytes as u64)
+    block_bytes > 0
+        && block_bytes <= BLOCK_BYTES_MAX
+        && crate::align::is_aligned(block_bytes as u64)
 }
 
 /// The checksum of `bytes`.
@@ -106,7 +108,9 @@ pub const fn block_count(length: u64, block_bytes: u32) -> u64 {
 /// `block_bytes` must not be 0.
 pub fn blocks_in(stretch: Range<u64>, block_bytes: u32) -> impl Iterator<Item = Range<u64>> {
     let block_bytes = u64::from(block_bytes);
-    let inside = move |n: u64| (n * block_bytes).max(stretch.start)..((n + 1) * block_bytes).min(stretch.end);
+    let inside = move |n: u64| {
+        (n * block_bytes).max(stretch.start)..((n + 1) * block_bytes).min(stretch.end)
+    };
     (stretch.start / block_bytes..stretch.end.div_ceil(block_bytes)).map(inside)
 }
 
@@ -120,8 +124,13 @@ pub const FINGERPRINT_KEY_BYTES: usize = 192;
 
 /// The 128-bit keyed fingerprint of a key under a generation of its namespace. The hash covers the
 /// generation, so that raising it makes every older index entry unreachable at once. Never 0.
-pub fn fingerprint(secret: &[u8; FINGERPRINT_KEY_BYTES], key: &ObjectKey, generation: Generation) -> u128 {
-    let generation = if mutant::on(Mutant::GenerationUnchecked) { Generation::FIRST } else { generation };
+pub fn fingerprint(
+    secret: &[u8; FINGERPRINT_KEY_BYTES],
+    key: &ObjectKey,
+    generation: Generation,
+) -> u128 {
+    let generation =
+        if mutant::on(Mutant::GenerationUnchecked) { Generation::FIRST } else { generation };
     let mut input = [0; ObjectKey::BYTES + 8];
     input[..8].copy_from_slice(&generation.0.to_le_bytes());
     input[8..].copy_from_slice(key.as_bytes());
@@ -184,8 +193,12 @@ mod tests {
 
     #[test]
     fn block_size_out_of_bounds_is_invalid() {
-        let sizes = [0, 512, 4095, 4096, BLOCK_BYTES, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX + 4096, u32::MAX];
-        assert_eq!(sizes.map(block_bytes_ok), [false, false, false, true, true, true, false, false]);
+        let sizes =
+            [0, 512, 4095, 4096, BLOCK_BYTES, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX + 4096, u32::MAX];
+        assert_eq!(
+            sizes.map(block_bytes_ok),
+            [false, false, false, true, true, true, false, false]
+        );
     }
 
     #[test]

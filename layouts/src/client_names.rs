@@ -117,7 +117,9 @@ impl ContextError {
 
     /// An error unless every size is at least 1.
     fn unless_sizes(sizes: &[(&'static str, u16)]) -> Result<(), ContextError> {
-        sizes.iter().try_for_each(|(field, size)| ContextError::unless(*size > 0, field, size, "at least 1"))
+        sizes.iter().try_for_each(|(field, size)| {
+            ContextError::unless(*size > 0, field, size, "at least 1")
+        })
     }
 }
 
@@ -154,7 +156,9 @@ mod tests {
     fn number_with_second_spelling_is_refused() {
         assert_eq!(take_number("0_k"), Some((0, "_k")));
         assert_eq!(take_number("65535"), Some((65_535, "")));
-        for bad in ["", "_k", "00", "01", "+1", "-1", " 1", "65536", "99999999999999999999", "\u{661}"] {
+        for bad in
+            ["", "_k", "00", "01", "+1", "-1", " 1", "65536", "99999999999999999999", "\u{661}"]
+        {
             assert_eq!(take_number(bad), None, "{bad:?}");
         }
     }

@@ -45,7 +45,9 @@ pub enum FormatError {
     },
     /// The structure is intact but names another store, place or incarnation than the one it was
     /// read from.
-    #[error("identity of {structure} does not match field={field} found={found} expected={expected}")]
+    #[error(
+        "identity of {structure} does not match field={field} found={found} expected={expected}"
+    )]
     Identity {
         /// Which structure.
         structure: &'static str,

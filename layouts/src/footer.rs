@@ -75,7 +75,8 @@ structure! {
         incarnation: u64,
         /// Count of incarnations opened in the store, this one included.
         order: u64,
-        /// Smallest sequence of an object in the segment; tombstones do not count. All ones if there is none.
+        /// Smallest sequence of an object in the segment; tombstones do not count. All ones if
+        /// there is none.
         min_sequence: u64,
         /// Largest sequence in the segment, tombstones included; 0 if it has no record.
         max_sequence: u64,
@@ -155,7 +156,11 @@ pub fn entries_of<'a>(record: &'a Record<'_>) -> impl Iterator<Item = FooterEntr
 /// Entries must be in log order with the members of a record adjacent; a reader refuses any other
 /// order.
 pub fn encode(facts: &FooterFacts, entries: &[FooterEntry]) -> Vec<u8> {
-    debug_assert_eq!(check_entries(facts, entries), Ok(()), "the footer's own reader would refuse it");
+    debug_assert_eq!(
+        check_entries(facts, entries),
+        Ok(()),
+        "the footer's own reader would refuse it"
+    );
     let length = footer_bytes(entries.len() as u64);
     let mut bytes = vec![0; length as usize];
     let raw: &[u8] = bytemuck::cast_slice(entries);
@@ -243,7 +248,8 @@ pub fn decode(
         return Err(FormatError::field(WHAT, "data_end", facts.data_end));
     }
     let padding = bytes.get(entries.len() * FooterEntry::BYTES..bytes.len() - FooterTail::BYTES);
-    let reserved = [u64::from(tail.reserved), u64::from(tail.reserved2)] == [0; 2] && is_zero(&tail.tail);
+    let reserved =
+        [u64::from(tail.reserved), u64::from(tail.reserved2)] == [0; 2] && is_zero(&tail.tail);
     if !reserved || !padding.is_some_and(is_zero) {
         return Err(FormatError::field(WHAT, "reserved", "not zero"));
     }
@@ -271,7 +277,8 @@ fn check_entries(facts: &FooterFacts, entries: &[FooterEntry]) -> Result<(), For
         if end > facts.data_end {
             return wrong("record_blocks");
         }
-        let single = first.group_kind == GroupKind::Single as u8 && first.kind == RecordKind::Data as u8;
+        let single =
+            first.group_kind == GroupKind::Single as u8 && first.kind == RecordKind::Data as u8;
         let most = if single { 1 } else { MEMBERS_MAX };
         if record.len() > most || first.member_count as usize != record.len() {
             return wrong("member_count");
@@ -311,7 +318,12 @@ fn check_entry(e: &FooterEntry) -> Result<(), FormatError> {
             && e.record_blocks >= 1
     };
     let base_ok = e.base_group == 0 || e.group_kind == GroupKind::Attached as u8;
-    if !kind_ok || !base_ok || e.reserved != 0 || !counter_ok(e.sequence) || !counter_ok(e.generation) {
+    if !kind_ok
+        || !base_ok
+        || e.reserved != 0
+        || !counter_ok(e.sequence)
+        || !counter_ok(e.generation)
+    {
         return Err(FormatError::field(WHAT, "entry", e.key));
     }
     Ok(())

@@ -125,7 +125,13 @@ mod tests {
             let mut at = 0;
             for f in s.fields {
                 assert_eq!(f.offset, at, "{}.{}", s.name, f.name);
-                assert!(f.doc.starts_with(' ') && f.doc.ends_with('.'), "{}.{}: {}", s.name, f.name, f.doc);
+                assert!(
+                    f.doc.starts_with(' ') && f.doc.ends_with('.'),
+                    "{}.{}: {}",
+                    s.name,
+                    f.name,
+                    f.doc
+                );
                 at += f.size;
             }
             assert_eq!(at, s.size, "{}", s.name);

@@ -22,7 +22,9 @@ fn render(structures: &[Structure]) -> String {
     for s in structures {
         // Writing to a String cannot fail.
         let _ = write!(out, "### {}: {} bytes\n\n{}\n\n", s.name, s.size, s.doc.trim());
-        out.push_str("| offset | bytes | field | type | meaning |\n| ---: | ---: | --- | --- | --- |\n");
+        out.push_str(
+            "| offset | bytes | field | type | meaning |\n| ---: | ---: | --- | --- | --- |\n",
+        );
         for f in s.fields {
             let _ = writeln!(
                 out,

@@ -7,8 +7,8 @@
 //! length) list of any page. [`reshard`] computes the ranged reads with which a rank of another
 //! parallel layout reads its heads.
 //!
-//! `docs/geometry.md` has the fields, the layouts' shapes and the formulas, and a table of presets that a test
-//! compares with the code.
+//! `docs/geometry.md` has the fields, the layouts' shapes and the formulas, and a table of presets
+//! that a test compares with the code.
 
 mod buffer;
 mod build;
@@ -26,8 +26,8 @@ pub use error::{GeometryError, Problem, Problems};
 pub use extents::{Chunk, Chunks, Extents};
 pub use layout::Layout;
 pub use model::{
-    Attention, Draft, Dtype, HeadAttention, Indexer, LatentAttention, LatentRow, LinearState, Model,
-    Placement, RowPool, StateShape, Window,
+    Attention, Draft, Dtype, HeadAttention, Indexer, LatentAttention, LatentRow, LinearState,
+    Model, Placement, RowPool, StateShape, Window,
 };
 pub use pool::{Component, Geometry, HitPolicy, Pool};
 

@@ -103,7 +103,8 @@ impl ObjectKey {
             let (name, rest) = bytes.split_at_checked(usize::from(len))?;
             (is_name(name) && rest.iter().all(|b| *b == 0)).then_some(())
         };
-        name_ok(self.pool_len, &self.pool).ok_or_else(|| FormatError::field(WHAT, "pool", self.pool_len))?;
+        name_ok(self.pool_len, &self.pool)
+            .ok_or_else(|| FormatError::field(WHAT, "pool", self.pool_len))?;
         name_ok(self.component_len, &self.component)
             .ok_or_else(|| FormatError::field(WHAT, "component", self.component_len))?;
         Shard::decode(&self.shard).map(|_| ())
@@ -185,7 +186,8 @@ pub(crate) struct KeyCheck {
 impl KeyCheck {
     /// As [`ObjectKey::check`].
     pub fn check(&mut self, key: &ObjectKey) -> Result<(), FormatError> {
-        if self.last_valid.as_ref().is_none_or(|last| last.checked_fields() != key.checked_fields()) {
+        if self.last_valid.as_ref().is_none_or(|last| last.checked_fields() != key.checked_fields())
+        {
             key.check()?;
             self.last_valid = Some(*key);
         }
@@ -272,7 +274,10 @@ mod tests {
     fn key_round_trips_as_bytes_and_text() {
         for (role, mark) in [(Role::Target, ""), (Role::Draft, "d:")] {
             let k = key(role, "kv", "k").expect("valid names");
-            assert_eq!((k.role(), k.pool(), k.component(), k.shard()), (role, "kv", "k", Shard::Whole));
+            assert_eq!(
+                (k.role(), k.pool(), k.component(), k.shard()),
+                (role, "kv", "k", Shard::Whole)
+            );
             assert_eq!(ObjectKey::decode(k.as_bytes()), Ok(k));
             let text = format!("{}/{}/{mark}kv/k/whole", "ab".repeat(16), "01".repeat(32));
             assert_eq!(k.to_string(), text);
@@ -282,7 +287,8 @@ mod tests {
 
     #[test]
     fn name_outside_alphabet_or_length_is_refused() {
-        for (pool, component) in [("kv", "k"), (&*"p".repeat(30), &*"c".repeat(23)), ("A-z_0.9", "temporal")]
+        for (pool, component) in
+            [("kv", "k"), (&*"p".repeat(30), &*"c".repeat(23)), ("A-z_0.9", "temporal")]
         {
             assert_eq!(key(Role::Target, pool, component).map(|k| k.pool().len()), Ok(pool.len()));
         }
@@ -301,7 +307,8 @@ mod tests {
     fn invalid_key_bytes_are_refused_by_field() {
         let good = *key(Role::Target, "kv", "k").expect("valid names").as_bytes();
         let at = |field: &str| {
-            let field = ObjectKey::STRUCTURE.fields.iter().find(|f| f.name == field).expect("a field");
+            let field =
+                ObjectKey::STRUCTURE.fields.iter().find(|f| f.name == field).expect("a field");
             field.offset
         };
         let cases = [
@@ -322,7 +329,10 @@ mod tests {
             let mut bytes = good;
             bytes[offset] = value;
             let error = ObjectKey::decode(&bytes).expect_err("not a key").to_string();
-            assert!(error.contains(&format!("field={named} ")), "offset={offset} value={value}: {error}");
+            assert!(
+                error.contains(&format!("field={named} ")),
+                "offset={offset} value={value}: {error}"
+            );
             // `KeyCheck` refuses it after a valid key, and after itself.
             let all: [ObjectKey; 4] = [good, bytes, bytes, good].map(bytemuck::cast);
             let mut checked = KeyCheck::default();

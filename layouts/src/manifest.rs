@@ -162,7 +162,9 @@ impl Manifest {
 
     /// Incarnation and order of a segment.
     pub fn segment(&self, id: SegmentId) -> Option<(Incarnation, SegmentOrder)> {
-        self.segments.get(id.0 as usize).map(|f| (Incarnation(f.incarnation), SegmentOrder(f.order)))
+        self.segments
+            .get(id.0 as usize)
+            .map(|f| (Incarnation(f.incarnation), SegmentOrder(f.order)))
     }
 
     /// Set a segment's incarnation; returns the block to write, `None` if there is no such segment.
@@ -191,15 +193,27 @@ impl Manifest {
     /// Raise a namespace's generation; returns the block to write, `None` if the table of
     /// namespaces is full. A generation below the current one is ignored: cleared objects stay
     /// invisible.
-    pub fn set_generation(&mut self, namespace: NamespaceId, generation: Generation) -> Option<u32> {
-        let place = |facts: &Vec<NamespaceFact>| facts.iter().position(|f| f.namespace == namespace);
-        let found = self.namespaces.iter().enumerate().find_map(|(b, facts)| Some((b, place(facts)?)));
+    pub fn set_generation(
+        &mut self,
+        namespace: NamespaceId,
+        generation: Generation,
+    ) -> Option<u32> {
+        let place =
+            |facts: &Vec<NamespaceFact>| facts.iter().position(|f| f.namespace == namespace);
+        let found =
+            self.namespaces.iter().enumerate().find_map(|(b, facts)| Some((b, place(facts)?)));
         let (block, at) = match found {
             Some(found) => found,
-            None if self.generations().count() >= self.superblock.namespaces_max as usize => return None,
+            None if self.generations().count() >= self.superblock.namespaces_max as usize => {
+                return None;
+            }
             None => {
                 let block = self.namespaces.iter().position(|facts| facts.len() < FACTS)?;
-                self.namespaces[block].push(NamespaceFact { namespace, generation: 0, reserved: 0 });
+                self.namespaces[block].push(NamespaceFact {
+                    namespace,
+                    generation: 0,
+                    reserved: 0,
+                });
                 (block, self.namespaces[block].len() - 1)
             }
         };
@@ -226,8 +240,13 @@ impl Manifest {
             put(bytemuck::bytes_of(&self.superblock));
             (KIND_SUPER, 1)
         } else if index <= segment_blocks {
-            let facts: Vec<_> =
-                self.segments.iter().skip((index as usize - 1) * FACTS).take(FACTS).copied().collect();
+            let facts: Vec<_> = self
+                .segments
+                .iter()
+                .skip((index as usize - 1) * FACTS)
+                .take(FACTS)
+                .copied()
+                .collect();
             put(bytemuck::cast_slice(&facts));
             (KIND_SEGMENTS, facts.len())
         } else if index < self.block_total() {

@@ -14,12 +14,18 @@ pub const CHECKPOINTS: [&str; 2] = ["checkpoint.0", "checkpoint.1"];
 
 /// Whether `name` is a file name that a store uses.
 pub fn is_store_file(name: &str) -> bool {
-    [LOCK, CREATING, SEGMENTS].contains(&name) || MANIFESTS.contains(&name) || CHECKPOINTS.contains(&name)
+    [LOCK, CREATING, SEGMENTS].contains(&name)
+        || MANIFESTS.contains(&name)
+        || CHECKPOINTS.contains(&name)
 }
 
 /// Location of a segment: (directory, byte offset in that directory's segments file). Segments are
 /// striped over the directories, so that neighbours in the log are on different drives.
-pub fn segment_place(segment: crate::ids::SegmentId, dirs: u32, segment_bytes: u64) -> (usize, u64) {
+pub fn segment_place(
+    segment: crate::ids::SegmentId,
+    dirs: u32,
+    segment_bytes: u64,
+) -> (usize, u64) {
     let dirs = dirs.max(1);
     ((segment.0 % dirs) as usize, u64::from(segment.0 / dirs) * segment_bytes)
 }
@@ -31,8 +37,15 @@ mod tests {
 
     #[test]
     fn only_exact_file_names_are_ours() {
-        let ours =
-            ["LOCK", "CREATING", "segments", "manifest.0", "manifest.1", "checkpoint.0", "checkpoint.1"];
+        let ours = [
+            "LOCK",
+            "CREATING",
+            "segments",
+            "manifest.0",
+            "manifest.1",
+            "checkpoint.0",
+            "checkpoint.1",
+        ];
         assert_eq!(ours.map(is_store_file), [true; 7]);
         assert_eq!(
             ["", "lock", "manifest", "manifest.2", "segments~", "./LOCK"].map(is_store_file),
@@ -44,7 +57,11 @@ mod tests {
     fn neighbouring_segments_are_in_different_directories() {
         let places: Vec<_> = (0..5).map(|i| segment_place(SegmentId(i), 2, 4096)).collect();
         assert_eq!(places, [(0, 0), (1, 0), (0, 4096), (1, 4096), (0, 8192)]);
-        assert_eq!(segment_place(SegmentId(7), 0, 4096), (0, 7 * 4096), "no directory counts as one");
+        assert_eq!(
+            segment_place(SegmentId(7), 0, 4096),
+            (0, 7 * 4096),
+            "no directory counts as one"
+        );
         let far = segment_place(SegmentId(u32::MAX), 1, 1 << 28);
         assert_eq!(far, (0, u64::from(u32::MAX) << 28), "no overflow at the format's bounds");
     }

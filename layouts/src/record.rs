@@ -32,8 +32,8 @@ structure! {
         version: u16,
         /// 1 data, 2 tombstones.
         kind: u8,
-        /// 1 a single object (always so in tombstones), 2 the base group of a page, 3 objects attached to a
-        /// base group.
+        /// 1 a single object (always so in tombstones), 2 the base group of a page, 3 objects
+        /// attached to a base group.
         group_kind: u8,
         /// Length of the header in bytes, a multiple of 4096.
         header_bytes: u32,
@@ -190,7 +190,11 @@ impl<'a> Record<'a> {
             return Err(FormatError::Checksum { structure: WHAT });
         }
         if head.version != VERSION {
-            return Err(FormatError::Version { structure: WHAT, found: head.version, known: VERSION });
+            return Err(FormatError::Version {
+                structure: WHAT,
+                found: head.version,
+                known: VERSION,
+            });
         }
         let record = Record { head, bytes };
         check::check(&record)?;
@@ -213,7 +217,9 @@ impl<'a> Record<'a> {
 
     /// Length in bytes of the header without padding.
     fn end(head: &RecordHead) -> usize {
-        RecordHead::BYTES + head.member_count as usize * Member::BYTES + head.block_count as usize * 16
+        RecordHead::BYTES
+            + head.member_count as usize * Member::BYTES
+            + head.block_count as usize * 16
     }
 
     /// The store that the header at the start of `block` names: a cheap test that refuses bytes of
@@ -293,7 +299,9 @@ impl<'a> Record<'a> {
 
     /// The block checksums of a member of this record.
     pub fn checksums(&self, member: &Member) -> impl ExactSizeIterator<Item = Checksum> + '_ {
-        let at = RecordHead::BYTES + self.member_count() * Member::BYTES + member.first_block as usize * 16;
+        let at = RecordHead::BYTES
+            + self.member_count() * Member::BYTES
+            + member.first_block as usize * 16;
         let bytes = self.bytes.get(at..at + member.block_count as usize * 16).unwrap_or_default();
         bytes.chunks_exact(16).map(|c| {
             let mut sum = [0; 16];

@@ -97,8 +97,10 @@ pub fn scan<E>(
             Ok(Some(header_bytes)) => Ok(window.get(offset, header_bytes as usize)?.to_vec()),
             Err(error) => Err(error),
         };
-        let checked =
-            header.as_ref().map_err(FormatError::clone).and_then(|h| placed(h, identity, offset, end));
+        let checked = header
+            .as_ref()
+            .map_err(FormatError::clone)
+            .and_then(|h| placed(h, identity, offset, end));
         match checked {
             Ok(record) => {
                 let payload = verify_payload(&record, offset, &mut window)?;

@@ -121,7 +121,8 @@ mod tests {
     const SEGMENT: SegmentId = SegmentId(3);
 
     fn head() -> [u8; ALIGN as usize] {
-        let identity = SegmentIdentity { store: STORE, segment: SEGMENT, incarnation: Incarnation(9) };
+        let identity =
+            SegmentIdentity { store: STORE, segment: SEGMENT, incarnation: Incarnation(9) };
         encode_head(identity, SegmentOrder(21), 1 << 20)
     }
 
@@ -169,12 +170,19 @@ mod tests {
         let refused = |block: &[u8]| decode_head(block, STORE, SEGMENT).unwrap_err();
         assert_eq!(refused(&[0; 4096]), FormatError::Empty { structure: WHAT });
         assert_eq!(refused(&[1; 4096]), FormatError::Magic { structure: WHAT });
-        assert_eq!(refused(&head()[..4095]), FormatError::Short { structure: WHAT, need: 4096, have: 4095 });
+        assert_eq!(
+            refused(&head()[..4095]),
+            FormatError::Short { structure: WHAT, need: 4096, have: 4095 }
+        );
         let version = std::mem::offset_of!(SegmentHead, version);
         let newer = FormatError::Version { structure: WHAT, found: 2, known: VERSION };
         assert_eq!(refused(&forged(version, 2)), newer);
-        for reserved in [std::mem::offset_of!(SegmentHead, reserved), 90, SegmentHead::BYTES, 4095] {
-            assert_eq!(refused(&forged(reserved, 1)), FormatError::field(WHAT, "reserved", "not zero"));
+        for reserved in [std::mem::offset_of!(SegmentHead, reserved), 90, SegmentHead::BYTES, 4095]
+        {
+            assert_eq!(
+                refused(&forged(reserved, 1)),
+                FormatError::field(WHAT, "reserved", "not zero")
+            );
         }
     }
 }

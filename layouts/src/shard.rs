@@ -180,8 +180,12 @@ mod tests {
 
     #[test]
     fn every_shard_kind_round_trips_as_bytes_and_text() {
-        let full =
-            Shard::Rank { tp: slice(3, 8), pp: slice(1, 2), cp: slice(0, 4), dcp: slice(65_534, 65_535) };
+        let full = Shard::Rank {
+            tp: slice(3, 8),
+            pp: slice(1, 2),
+            cp: slice(0, 4),
+            dcp: slice(65_534, 65_535),
+        };
         let heads = Shard::Heads { group: slice(2, 8), layer_from: 0, layer_to: 61 };
         let rank = Shard::tensor_parallel(3, 8).expect("rank below of");
         for (shard, text) in [

@@ -134,7 +134,9 @@ impl Kind {
     pub fn is_greeting(self) -> bool {
         match self {
             Kind::Hello | Kind::Welcome | Kind::Refusal | Kind::Challenge | Kind::Proof => true,
-            Kind::Request | Kind::Pull | Kind::Data | Kind::Outcome | Kind::Shown | Kind::Taken => false,
+            Kind::Request | Kind::Pull | Kind::Data | Kind::Outcome | Kind::Shown | Kind::Taken => {
+                false
+            }
             Kind::Cancel | Kind::Ping | Kind::Pong | Kind::Bye => false,
         }
     }
@@ -156,7 +158,9 @@ impl Kind {
         match self {
             Kind::Cancel | Kind::Ping | Kind::Pong | Kind::Bye => true,
             Kind::Hello | Kind::Welcome | Kind::Refusal | Kind::Challenge | Kind::Proof => false,
-            Kind::Request | Kind::Pull | Kind::Data | Kind::Outcome | Kind::Shown | Kind::Taken => false,
+            Kind::Request | Kind::Pull | Kind::Data | Kind::Outcome | Kind::Shown | Kind::Taken => {
+                false
+            }
         }
     }
 }
@@ -225,7 +229,13 @@ mod tests {
             let mut at = 0;
             for f in s.fields {
                 assert_eq!(f.offset, at, "{}.{}", s.name, f.name);
-                assert!(f.doc.starts_with(' ') && f.doc.ends_with('.'), "{}.{}: {}", s.name, f.name, f.doc);
+                assert!(
+                    f.doc.starts_with(' ') && f.doc.ends_with('.'),
+                    "{}.{}: {}",
+                    s.name,
+                    f.name,
+                    f.doc
+                );
                 at += f.size;
             }
             assert_eq!(at, s.size, "{}", s.name);

@@ -41,7 +41,8 @@ fn vllm(config: VllmConfig) -> ClientNames {
 /// the part before the hash.
 fn pairs(names: &ClientNames, head: &str, rows: &[(&str, &str)]) {
     for (tail, key) in rows {
-        let (text, key) = (format!("{head}{tail}"), format!("{K}{key}").parse().expect("a key's text"));
+        let (text, key) =
+            (format!("{head}{tail}"), format!("{K}{key}").parse().expect("a key's text"));
         assert_eq!(names.parse(NS, &text), Some(key), "{text}");
         assert_eq!(names.print(&key), Ok(text));
     }
@@ -49,5 +50,9 @@ fn pairs(names: &ClientNames, head: &str, rows: &[(&str, &str)]) {
 
 fn config(cases: u32) -> ProptestConfig {
     let default = ProptestConfig::default();
-    ProptestConfig { cases: cases * (default.cases / 256).max(1), failure_persistence: None, ..default }
+    ProptestConfig {
+        cases: cases * (default.cases / 256).max(1),
+        failure_persistence: None,
+        ..default
+    }
 }

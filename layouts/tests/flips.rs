@@ -6,19 +6,26 @@ mod common;
 use common::*;
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::checkpoint::{
-    self, CHUNK_BYTES, CHUNK_ITEMS, CheckpointEntry, CheckpointFacts, ChunkHead, ChunkKind, SegmentMark,
+    self, CHUNK_BYTES, CHUNK_ITEMS, CheckpointEntry, CheckpointFacts, ChunkHead, ChunkKind,
+    SegmentMark,
 };
 use pagelith_layouts::checksum::BLOCK_BYTES;
 use pagelith_layouts::footer::{self, FooterFacts};
 use pagelith_layouts::ids::*;
 use pagelith_layouts::key::{ObjectKey, Role};
 use pagelith_layouts::manifest::{Manifest, Superblock, decode as decode_manifest};
-use pagelith_layouts::record::{GroupKind, MEMBERS_MAX, Member, Record, RecordFacts, RecordHead, RecordKind};
+use pagelith_layouts::record::{
+    GroupKind, MEMBERS_MAX, Member, Record, RecordFacts, RecordHead, RecordKind,
+};
 use pagelith_layouts::segment::{decode_head, encode_head};
 use pagelith_layouts::shard::{Shard, Slice};
 
 /// Flip each of these bits of `bytes` in turn; `survives` returns whether the flip is undetected.
-fn flip_these(bytes: &mut [u8], bits: impl Iterator<Item = usize>, survives: impl Fn(&[u8]) -> bool) {
+fn flip_these(
+    bytes: &mut [u8],
+    bits: impl Iterator<Item = usize>,
+    survives: impl Fn(&[u8]) -> bool,
+) {
     assert!(survives(bytes), "the untouched bytes are read");
     for bit in bits {
         bytes[bit / 8] ^= 1 << (bit % 8);
@@ -50,7 +57,9 @@ fn record_header_of_group_detects_every_bit_flip() {
 fn tombstone_header_detects_every_bit_flip() {
     let facts = RecordFacts { kind: RecordKind::Tombstones, ..facts(identity(1, 2), 4096) };
     let gone = [1, 2].map(|page| Object { key: key(page, Role::Draft, "kv", "k"), bytes: vec![] });
-    flip_all(&mut try_header(&facts, &gone).expect("within the rules"), |b| Record::decode(b).is_ok());
+    flip_all(&mut try_header(&facts, &gone).expect("within the rules"), |b| {
+        Record::decode(b).is_ok()
+    });
 }
 
 /// Headers with as many members as fit one block, headers of two and three blocks, and tombstones
@@ -58,7 +67,8 @@ fn tombstone_header_detects_every_bit_flip() {
 #[test]
 fn record_headers_with_many_members_detect_every_bit_flip() {
     let some = |members: u8| {
-        let object = |i| Object { key: key(i, Role::Target, "kv", "k"), bytes: bytes(i.into(), 50) };
+        let object =
+            |i| Object { key: key(i, Role::Target, "kv", "k"), bytes: bytes(i.into(), 50) };
         (0..members).map(object).collect::<Vec<_>>()
     };
     for members in (1..=22).chain([23, 47]) {
@@ -68,7 +78,9 @@ fn record_headers_with_many_members_detect_every_bit_flip() {
     }
     let facts = RecordFacts { kind: RecordKind::Tombstones, ..facts(identity(1, 2), 4096) };
     let gone: Vec<_> = some(60).into_iter().map(|o| Object { bytes: vec![], ..o }).collect();
-    flip_all(&mut try_header(&facts, &gone).expect("within the rules"), |b| Record::decode(b).is_ok());
+    flip_all(&mut try_header(&facts, &gone).expect("within the rules"), |b| {
+        Record::decode(b).is_ok()
+    });
 }
 
 /// The header with the most members. All bits would take minutes; this flips every bit of the head,
@@ -78,8 +90,8 @@ fn record_header_with_most_members_detects_bit_flips() {
     let objects: Vec<_> = (0..MEMBERS_MAX)
         .map(|i| {
             let hash = PrefixHash(std::array::from_fn(|b| (i >> (b % 2 * 8)) as u8));
-            let key =
-                ObjectKey::new(NAMESPACE, hash, Role::Target, "kv", "k", Shard::Whole).expect("valid names");
+            let key = ObjectKey::new(NAMESPACE, hash, Role::Target, "kv", "k", Shard::Whole)
+                .expect("valid names");
             Object { key, bytes: vec![7] }
         })
         .collect();
@@ -87,7 +99,8 @@ fn record_header_with_most_members_detects_bit_flips() {
     let mut header = try_header(&group, &objects).expect("within the rules");
     let members_end = RecordHead::BYTES + MEMBERS_MAX * Member::BYTES;
     let sums_end = members_end + MEMBERS_MAX * 16;
-    let whole = [0..RecordHead::BYTES + Member::BYTES, members_end - Member::BYTES..members_end + 16];
+    let whole =
+        [0..RecordHead::BYTES + Member::BYTES, members_end - Member::BYTES..members_end + 16];
     let whole = whole.into_iter().chain(std::iter::once(sums_end - 16..sums_end + 8));
     let every_bit = whole.flatten().flat_map(|byte| byte * 8..byte * 8 + 8);
     let between = (0..header.len()).step_by(64).map(|byte| byte * 8 + byte / 64 % 8);
@@ -97,8 +110,11 @@ fn record_header_with_most_members_detects_bit_flips() {
 #[test]
 fn record_header_of_attached_group_detects_every_bit_flip() {
     let (group, objects) = group_of_three(4096);
-    let attached =
-        RecordFacts { group_kind: GroupKind::Attached, base_group: GroupId(0x0123_4567_89AB_CDEF), ..group };
+    let attached = RecordFacts {
+        group_kind: GroupKind::Attached,
+        base_group: GroupId(0x0123_4567_89AB_CDEF),
+        ..group
+    };
     let mut header = try_header(&attached, &objects).expect("within the rules");
     flip_all(&mut header, |b| Record::decode(b).is_ok());
 }
@@ -111,7 +127,8 @@ fn segment_header_detects_every_bit_flip() {
 
 /// A footer of these adjacent records.
 fn footer_of(records: &[Vec<u8>]) -> Vec<u8> {
-    let decoded: Vec<_> = records.iter().map(|r| Record::decode(r).expect("what was written")).collect();
+    let decoded: Vec<_> =
+        records.iter().map(|r| Record::decode(r).expect("what was written")).collect();
     let entries: Vec<_> = decoded.iter().flat_map(footer::entries_of).collect();
     let facts = FooterFacts {
         identity: identity(1, 2),
@@ -137,12 +154,17 @@ fn footers_of_other_records_detect_every_bit_flip() {
     let (base, objects) = group_of_three(4096);
     let group = record(&base, &objects);
     let at = 4096 + group.len() as u64;
-    let attached =
-        RecordFacts { offset: at, group_kind: GroupKind::Attached, base_group: GroupId(77), ..base };
+    let attached = RecordFacts {
+        offset: at,
+        group_kind: GroupKind::Attached,
+        base_group: GroupId(77),
+        ..base
+    };
     let attached = record(&attached, &objects[..1]);
     let at = at + attached.len() as u64;
     let gone = [1, 2].map(|page| Object { key: key(page, Role::Draft, "kv", "k"), bytes: vec![] });
-    let gone = record(&RecordFacts { kind: RecordKind::Tombstones, ..facts(identity(1, 2), at) }, &gone);
+    let gone =
+        record(&RecordFacts { kind: RecordKind::Tombstones, ..facts(identity(1, 2), at) }, &gone);
     let many: Vec<_> = (0..30u64)
         .map(|i| {
             record(
@@ -221,7 +243,8 @@ fn checkpoint_header_detects_every_bit_flip() {
 /// every bit of the used part, and one bit of every byte of the zero padding.
 #[test]
 fn checkpoint_chunks_detect_every_bit_flip() {
-    let marks = [SegmentMark { incarnation: 3, order: 4, min_sequence: u64::MAX, data_end: 8192 }; 4];
+    let marks =
+        [SegmentMark { incarnation: 3, order: 4, min_sequence: u64::MAX, data_end: 8192 }; 4];
     let object = CheckpointEntry {
         fingerprint: [9; 16],
         segment: 2,
@@ -234,7 +257,8 @@ fn checkpoint_chunks_detect_every_bit_flip() {
     let entries = [object, links, CheckpointEntry::withdraws(2, 9)];
     let facts = checkpoint_facts();
     let marks: &[u8] = bytemuck::cast_slice(&marks);
-    for (kind, items) in [(ChunkKind::Segments, marks), (ChunkKind::Entries, bytemuck::cast_slice(&entries))]
+    for (kind, items) in
+        [(ChunkKind::Segments, marks), (ChunkKind::Entries, bytemuck::cast_slice(&entries))]
     {
         let mut chunk = vec![0; CHUNK_BYTES];
         assert!(checkpoint::encode_chunk(&mut chunk, kind, STORE, 5, 1, items));

@@ -9,7 +9,9 @@ use pagelith_layouts::error::FormatError;
 use pagelith_layouts::footer::*;
 use pagelith_layouts::ids::*;
 use pagelith_layouts::key::Role;
-use pagelith_layouts::record::{GroupKind, OBJECT_BYTES_MAX, Record, RecordFacts, RecordKind, record_bytes};
+use pagelith_layouts::record::{
+    GroupKind, OBJECT_BYTES_MAX, Record, RecordFacts, RecordKind, record_bytes,
+};
 use pagelith_layouts::segment::SEGMENT_BYTES_MAX;
 
 const SEGMENT: u64 = 64 * ALIGN;
@@ -21,7 +23,8 @@ fn entries() -> Vec<FooterEntry> {
     let single = facts(identity(1, 2), 6 * ALIGN);
     let single_object = Object { key: key(2, Role::Target, "kv", "k"), bytes: bytes(4, 5000) };
     let gone = RecordFacts { kind: RecordKind::Tombstones, ..facts(identity(1, 2), 9 * ALIGN) };
-    let gone_keys = [3, 4].map(|page| Object { key: key(page, Role::Target, "kv", "k"), bytes: vec![] });
+    let gone_keys =
+        [3, 4].map(|page| Object { key: key(page, Role::Target, "kv", "k"), bytes: vec![] });
     [record(&group, &objects), record(&single, &[single_object]), record(&gone, &gone_keys)]
         .iter()
         .flat_map(|image| {
@@ -67,7 +70,9 @@ fn footer_round_trips() {
 #[test]
 fn footer_entry_has_fields_of_record() {
     let e = entries();
-    let of = |e: &FooterEntry| (e.record_block, e.payload_delta, e.record_blocks, e.member_count, e.length);
+    let of = |e: &FooterEntry| {
+        (e.record_block, e.payload_delta, e.record_blocks, e.member_count, e.length)
+    };
     assert_eq!(
         e.iter().map(of).collect::<Vec<_>>(),
         [
@@ -79,8 +84,14 @@ fn footer_entry_has_fields_of_record() {
             (9, 0, 1, 2, 0),
         ]
     );
-    assert_eq!((e[0].group_kind, e[0].depth, e[0].kind), (GroupKind::Base as u8, 3, RecordKind::Data as u8));
-    assert_eq!((e[4].group_kind, e[4].kind), (GroupKind::Single as u8, RecordKind::Tombstones as u8));
+    assert_eq!(
+        (e[0].group_kind, e[0].depth, e[0].kind),
+        (GroupKind::Base as u8, 3, RecordKind::Data as u8)
+    );
+    assert_eq!(
+        (e[4].group_kind, e[4].kind),
+        (GroupKind::Single as u8, RecordKind::Tombstones as u8)
+    );
 }
 
 #[test]
@@ -107,8 +118,11 @@ fn tombstones_do_not_lower_min_sequence() {
 #[test]
 fn footer_of_other_segment_is_refused_by_field() {
     let bytes = encode(&footer_facts(), &entries());
-    let foreign = pagelith_layouts::segment::SegmentIdentity { store: StoreId([9; 16]), ..identity(1, 2) };
-    for (place, field) in [(foreign, "store"), (identity(2, 2), "segment"), (identity(1, 1), "incarnation")] {
+    let foreign =
+        pagelith_layouts::segment::SegmentIdentity { store: StoreId([9; 16]), ..identity(1, 2) };
+    for (place, field) in
+        [(foreign, "store"), (identity(2, 2), "segment"), (identity(1, 1), "incarnation")]
+    {
         let error = decode(&bytes, place, SEGMENT).expect_err("another place").to_string();
         assert!(error.contains(&format!("does not match field={field} ")), "{error}");
     }
@@ -126,7 +140,10 @@ fn footer_of_wrong_length_is_refused() {
     // A segment that is too short for it.
     assert_eq!(claimed_bytes(&bytes, bytes.len() as u64), None);
     assert!(decode(&bytes, identity(1, 2), bytes.len() as u64).is_err());
-    assert_eq!(decode(&[0; 4096], identity(1, 2), SEGMENT), Err(FormatError::Empty { structure: "footer" }));
+    assert_eq!(
+        decode(&[0; 4096], identity(1, 2), SEGMENT),
+        Err(FormatError::Empty { structure: "footer" })
+    );
 }
 
 #[test]
@@ -148,11 +165,19 @@ fn invalid_footer_tail_is_refused_by_field() {
         (tail + at(&FooterTail::STRUCTURE, "data_end"), u64s(SEGMENT), "field=data_end"),
         (tail + at(&FooterTail::STRUCTURE, "data_end"), u64s(u64::MAX), "field=data_end"),
         (tail + at(&FooterTail::STRUCTURE, "data_end"), u64s(DATA_END + 1), "field=data_end"),
-        (tail + at(&FooterTail::STRUCTURE, "data_end"), u64s(DATA_END - ALIGN), "field=record_blocks"),
+        (
+            tail + at(&FooterTail::STRUCTURE, "data_end"),
+            u64s(DATA_END - ALIGN),
+            "field=record_blocks",
+        ),
         (tail + at(&FooterTail::STRUCTURE, "min_sequence"), u64s(1001 + ALIGN), "field=sequence"),
         (tail + at(&FooterTail::STRUCTURE, "max_sequence"), u64s(u64::MAX), "field=max_sequence"),
         (tail + at(&FooterTail::STRUCTURE, "order"), u64s(u64::MAX), "field=max_sequence"),
-        (tail + at(&FooterTail::STRUCTURE, "max_sequence"), u64s(999 + 9 * ALIGN), "field=sequence"),
+        (
+            tail + at(&FooterTail::STRUCTURE, "max_sequence"),
+            u64s(999 + 9 * ALIGN),
+            "field=sequence",
+        ),
     ] {
         let mut bytes = good.clone();
         forge(&mut bytes, tail + 8, offset, &value);
@@ -198,7 +223,9 @@ fn incomplete_or_unordered_footer_entries_are_refused() {
     ];
     assert_eq!(decode(&changed(|_| {}), identity(1, 2), SEGMENT), Ok((footer_facts(), entries())));
     for (i, (change, said)) in cases.iter().enumerate() {
-        let error = decode(&changed(change), identity(1, 2), SEGMENT).expect_err("a broken rule").to_string();
+        let error = decode(&changed(change), identity(1, 2), SEGMENT)
+            .expect_err("a broken rule")
+            .to_string();
         assert!(error.contains(said), "case={i}: {error}");
     }
 }
@@ -209,8 +236,14 @@ fn largest_object_fits_segment_and_larger_one_does_not() {
         for segment in [1 << 20, 3 << 20, 64 << 20, SEGMENT_BYTES_MAX] {
             let most = object_bytes_max(segment, block_bytes);
             let need = |length| ALIGN + record_bytes([length], block_bytes) + footer_bytes(1);
-            assert!(most > 0 && need(most) <= segment, "segment={segment} block_bytes={block_bytes}");
-            assert!(most == OBJECT_BYTES_MAX || need(most + 1) > segment, "segment={segment} most={most}");
+            assert!(
+                most > 0 && need(most) <= segment,
+                "segment={segment} block_bytes={block_bytes}"
+            );
+            assert!(
+                most == OBJECT_BYTES_MAX || need(most + 1) > segment,
+                "segment={segment} most={most}"
+            );
         }
     }
     assert_eq!([0, 1, 8192, 12_288, 16_383].map(|s| object_bytes_max(s, BLOCK_BYTES)), [0; 5]);

@@ -2,7 +2,10 @@
 //! pagelith-layouts --test format_doc tables` rewrites them between the page's markers. It must run
 //! alone, since the other tests read the page. The prose around the tables is written by hand.
 
-#![expect(clippy::disallowed_methods, reason = "a test reads the page it checks itself; nothing here ships")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a test reads the page it checks itself; nothing here ships"
+)]
 
 use std::path::PathBuf;
 
@@ -13,7 +16,8 @@ use pagelith_layouts::record::{HEADER_BYTES_MAX, MEMBERS_MAX, OBJECT_BYTES_MAX};
 use pagelith_layouts::segment::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 use pagelith_layouts::{checkpoint, manifest, names};
 
-const BEGIN: &str = "<!-- structures: rendered from the code, see layouts/tests/format_doc.rs -->\n";
+const BEGIN: &str =
+    "<!-- structures: rendered from the code, see layouts/tests/format_doc.rs -->\n";
 const END: &str = "<!-- end of structures -->\n";
 
 fn path() -> PathBuf {
@@ -36,7 +40,10 @@ fn format_page_has_field_tables_of_code() {
         return;
     }
     let differs = shown.lines().zip(rendered.lines()).find(|(a, b)| a != b);
-    assert!(shown == rendered, "docs/format.md differs from the code; first difference: {differs:?}");
+    assert!(
+        shown == rendered,
+        "docs/format.md differs from the code; first difference: {differs:?}"
+    );
 }
 
 /// Limits that the page's prose states.

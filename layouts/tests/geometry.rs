@@ -24,5 +24,9 @@ use proptest::prelude::ProptestConfig;
 /// Failures are not stored in a file: a failure that a property finds becomes a named test.
 fn config(cases: u32) -> ProptestConfig {
     let default = ProptestConfig::default();
-    ProptestConfig { cases: cases * (default.cases / 256).max(1), failure_persistence: None, ..default }
+    ProptestConfig {
+        cases: cases * (default.cases / 256).max(1),
+        failure_persistence: None,
+        ..default
+    }
 }

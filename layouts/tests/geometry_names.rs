@@ -18,7 +18,9 @@ fn models() -> Vec<Model> {
     let with = |name: &&str| DRAFTS.map(|draft| format!("{name}+{draft}"));
     let names = NAMES.iter().map(|n| (*n).to_owned()).chain(NAMES.iter().flat_map(with));
     let models = names.map(|name| presets::model(&name).expect("a preset"));
-    models.chain([presets::deepseek_v4(DeepSeekV4Layers { window: 44, c4: 22, c128: 20 }, 128)]).collect()
+    models
+        .chain([presets::deepseek_v4(DeepSeekV4Layers { window: 44, c4: 22, c128: 20 }, 128)])
+        .collect()
 }
 
 /// Every rank of a server.
@@ -44,7 +46,8 @@ fn named(model: &Model, server: &Placement) -> Option<Named> {
     for rank in ranks(server) {
         let geometry = Geometry::new(model, &rank).ok()?;
         let config = SglangConfig::of(model, &rank).expect("geometry accepted the placement");
-        let names = SglangNames::new(config).unwrap_or_else(|e| panic!("{e}: {} {rank:?}", model.name));
+        let names =
+            SglangNames::new(config).unwrap_or_else(|e| panic!("{e}: {} {rank:?}", model.name));
         let mut keys = Vec::new();
         for pool in &geometry.pools {
             pool.keys(NS, PAGE, &mut keys).expect("keys");
@@ -78,14 +81,22 @@ fn server(layout: Layout, tp: u16, pp: u16, cp: u16, dcp: u16, lcm: Option<u16>)
 
 /// All parallel layouts that some preset can have.
 fn servers() -> impl Iterator<Item = Placement> {
-    let sizes =
-        [(1, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (2, 4, 1, 1), (4, 1, 2, 1), (4, 1, 1, 2), (8, 1, 1, 8)];
+    let sizes = [
+        (1, 1, 1, 1),
+        (1, 2, 1, 1),
+        (1, 1, 2, 1),
+        (2, 4, 1, 1),
+        (4, 1, 2, 1),
+        (4, 1, 1, 2),
+        (8, 1, 1, 8),
+    ];
     let sizes = sizes.into_iter().chain([(8, 1, 1, 1), (16, 1, 1, 1), (8, 2, 2, 1), (8, 1, 2, 4)]);
     sizes.flat_map(|(tp, pp, cp, dcp)| {
         Layout::ALL.into_iter().flat_map(move |layout| {
             // Head groups have no context-parallel rank.
-            let lcms =
-                [None, Some(tp), Some(2 * tp), Some(8)].into_iter().filter(move |l| l.is_none() || cp == 1);
+            let lcms = [None, Some(tp), Some(2 * tp), Some(8)]
+                .into_iter()
+                .filter(move |l| l.is_none() || cp == 1);
             lcms.map(move |lcm| server(layout, tp, pp, cp, dcp, lcm))
         })
     })
@@ -100,10 +111,12 @@ fn every_preset_object_has_client_name_that_round_trips() {
             let Some(all) = named(&model, &server) else { continue };
             *tried.entry(model.name.clone()).or_default() += 1;
             names += all.names.len();
-            split += all.names.values().filter(|key| matches!(key.shard(), Shard::Heads { .. })).count();
+            split +=
+                all.names.values().filter(|key| matches!(key.shard(), Shard::Heads { .. })).count();
             // K and V in one object have no name in this backend: that layout has another key
             // scheme.
-            let by_design = |key: &ObjectKey| server.layout == Layout::PageUnified && key.component() == "kv";
+            let by_design =
+                |key: &ObjectKey| server.layout == Layout::PageUnified && key.component() == "kv";
             let others: Vec<_> = all.nameless.iter().filter(|key| !by_design(key)).collect();
             assert!(others.is_empty(), "{} {server:?}: {others:?}", model.name);
             unified += all.nameless.len();
@@ -118,7 +131,8 @@ fn every_preset_object_has_client_name_that_round_trips() {
 /// heads.
 #[test]
 fn servers_sharing_head_groups_print_equal_names() {
-    for (model, lcm) in [("llama-3-8b+llama-3-8b-eagle3", 8), ("gpt-oss-20b", 8), ("qwen3-235b", 4)] {
+    for (model, lcm) in [("llama-3-8b+llama-3-8b-eagle3", 8), ("gpt-oss-20b", 8), ("qwen3-235b", 4)]
+    {
         let model = presets::model(model).expect("a preset");
         for pp in [1, 2] {
             let at = |tp| {
@@ -152,7 +166,8 @@ fn head_group_names_equal_handwritten_list() {
         (&packed, 2, "_7_1_v", "kv/v/heads7of8.layers16to33"),
     ] {
         assert!(matches!(model.attention, Attention::Heads(_)));
-        let all = named(model, &server(Layout::PageHead, 2, pp, 1, 1, Some(8))).expect("valid geometry");
+        let all =
+            named(model, &server(Layout::PageHead, 2, pp, 1, 1, Some(8))).expect("valid geometry");
         let key = all.names.get(&format!("{PAGE}{tail}")).map(ToString::to_string);
         assert_eq!(key, Some(format!("{NS}/{PAGE}/{object}")), "{tail}");
     }

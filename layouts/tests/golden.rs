@@ -7,7 +7,10 @@
 //! wrote the old bytes: after a release, a change of bytes is a new format version with a folder of
 //! its own.
 
-#![expect(clippy::disallowed_methods, reason = "a test reads its golden files itself; nothing here ships")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a test reads its golden files itself; nothing here ships"
+)]
 
 mod common;
 
@@ -111,13 +114,17 @@ fn golden_group_is_read_in_every_field() {
         }
     );
     assert_eq!((r.header_bytes(), r.record_bytes(), r.member_count()), (4096, 4 * 4096, 3));
-    let places: Vec<_> = r.members().map(|m| (m.payload_offset, m.first_block, m.block_count)).collect();
+    let places: Vec<_> =
+        r.members().map(|m| (m.payload_offset, m.first_block, m.block_count)).collect();
     assert_eq!(places, [(4096, 0, 1), (8192, 1, 1), (12_288, 2, 1)]);
     for (m, o) in r.members().zip(&objects) {
         check_member(&image, &r, &m, o);
     }
     let draft = r.member(2).expect("a third member");
-    assert_eq!((draft.key.role(), draft.key.pool(), draft.key.component()), (Role::Draft, "kv", "k"));
+    assert_eq!(
+        (draft.key.role(), draft.key.pool(), draft.key.component()),
+        (Role::Draft, "kv", "k")
+    );
 }
 
 #[test]
@@ -127,7 +134,10 @@ fn golden_object_of_several_blocks_is_read() {
     let (facts, objects) = object();
     assert_eq!((r.facts(), r.facts().moved, r.facts().depth), (facts, true, 9));
     let m = r.member(0).expect("a member");
-    assert_eq!((m.length, m.first_block, m.block_count, r.record_bytes()), (100_000, 0, 4, 26 * 4096));
+    assert_eq!(
+        (m.length, m.first_block, m.block_count, r.record_bytes()),
+        (100_000, 0, 4, 26 * 4096)
+    );
     check_member(&image, &r, &m, &objects[0]);
 }
 
@@ -138,7 +148,10 @@ fn golden_tombstones_are_read() {
     let (facts, objects) = tombstones();
     assert_eq!((r.facts(), r.record_bytes(), r.member_count()), (facts, 4096, 2));
     for (m, o) in r.members().zip(&objects) {
-        assert_eq!((m.key, m.length, m.payload_offset, m.first_block, m.block_count), (o.key, 0, 0, 0, 0));
+        assert_eq!(
+            (m.key, m.length, m.payload_offset, m.first_block, m.block_count),
+            (o.key, 0, 0, 0, 0)
+        );
     }
 }
 
@@ -179,7 +192,8 @@ fn golden_footer_matches_records() {
     let claimed = footer::claimed_bytes(&image[image.len() - ALIGN as usize..], SEGMENT_BYTES);
     assert_eq!(claimed, Some(ALIGN));
     let bytes = &image[image.len() - ALIGN as usize..];
-    let (facts, entries) = footer::decode(bytes, identity(SEGMENT, 2), SEGMENT_BYTES).expect("a footer");
+    let (facts, entries) =
+        footer::decode(bytes, identity(SEGMENT, 2), SEGMENT_BYTES).expect("a footer");
     assert_eq!(facts, footer_facts());
     let scanned: Vec<_> = [GROUP_AT, OBJECT_AT, TOMBSTONES_AT]
         .iter()
@@ -190,7 +204,10 @@ fn golden_footer_matches_records() {
         .collect();
     assert_eq!(entries, scanned);
     let e = &entries[3];
-    assert_eq!((e.sequence, e.generation, e.group, e.base_group, e.length), (17, 2, 17, 0, 100_000));
+    assert_eq!(
+        (e.sequence, e.generation, e.group, e.base_group, e.length),
+        (17, 2, 17, 0, 100_000)
+    );
     assert_eq!((e.record_block, e.payload_delta, e.record_blocks, e.member_count), (5, 1, 26, 1));
     assert_eq!((e.kind, e.group_kind, e.depth), (1, 1, 9));
 }
@@ -214,8 +231,14 @@ fn golden_store_of_next_version_is_refused_by_name() {
     let good = golden("manifest.0.bin");
     for copies in [[&newer[..], &newer], [&good, &newer], [&newer, &good]] {
         let refused = manifest::decode(copies).expect_err("a newer format").error;
-        assert_eq!(refused, FormatError::Version { structure: "manifest block", found: 2, known: 1 });
-        assert_eq!(refused.to_string(), "manifest block has a newer format version=2 newest_known=1");
+        assert_eq!(
+            refused,
+            FormatError::Version { structure: "manifest block", found: 2, known: 1 }
+        );
+        assert_eq!(
+            refused.to_string(),
+            "manifest block has a newer format version=2 newest_known=1"
+        );
     }
 }
 
@@ -234,7 +257,8 @@ fn golden_checkpoint_is_read() {
     let read: Vec<SegmentMark> = items.chunks_exact(32).map(bytemuck::pod_read_unaligned).collect();
     assert_eq!((kind, &read[..]), (ChunkKind::Segments, &marks()[..]));
     let (kind, items) = checkpoint::decode_chunk(&second, &facts, 1).expect("a chunk");
-    let read: Vec<CheckpointEntry> = items.chunks_exact(32).map(bytemuck::pod_read_unaligned).collect();
+    let read: Vec<CheckpointEntry> =
+        items.chunks_exact(32).map(bytemuck::pod_read_unaligned).collect();
     assert_eq!((kind, &read[..]), (ChunkKind::Entries, &checkpoint_entries()[..]));
     let withdrawals: Vec<bool> = read.iter().map(CheckpointEntry::is_withdrawal).collect();
     assert_eq!(withdrawals, [false, false, true]);
@@ -272,6 +296,8 @@ fn golden_key_texts_are_parsed_and_printed() {
     let read: Vec<ObjectKey> = text.lines().map(|line| line.parse().expect("a key")).collect();
     assert_eq!(read, keys());
     assert!(
-        text.lines().any(|line| line.ends_with("/d:sliding-window.1_K/v/rank.pp1of2.cp0of4.dcp65534of65535"))
+        text.lines().any(
+            |line| line.ends_with("/d:sliding-window.1_K/v/rank.pp1of2.cp0of4.dcp65534of65535")
+        )
     );
 }

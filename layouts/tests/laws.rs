@@ -25,7 +25,11 @@ use proptest::prelude::*;
 /// Failures are not stored in a file: a failure that a property finds becomes a named test.
 fn config(cases: u32) -> ProptestConfig {
     let default = ProptestConfig::default();
-    ProptestConfig { cases: cases * (default.cases / 256).max(1), failure_persistence: None, ..default }
+    ProptestConfig {
+        cases: cases * (default.cases / 256).max(1),
+        failure_persistence: None,
+        ..default
+    }
 }
 
 fn slice() -> impl Strategy<Value = Slice> {
@@ -36,12 +40,16 @@ fn slice() -> impl Strategy<Value = Slice> {
 
 fn shard() -> impl Strategy<Value = Shard> {
     let rank = (slice(), slice(), slice(), slice());
-    let heads =
-        (slice(), 0..u16::MAX).prop_flat_map(|(group, from)| (Just(group), Just(from), from + 1..=u16::MAX));
+    let heads = (slice(), 0..u16::MAX)
+        .prop_flat_map(|(group, from)| (Just(group), Just(from), from + 1..=u16::MAX));
     prop_oneof![
         Just(Shard::Whole),
         rank.prop_map(|(tp, pp, cp, dcp)| Shard::Rank { tp, pp, cp, dcp }),
-        heads.prop_map(|(group, layer_from, layer_to)| Shard::Heads { group, layer_from, layer_to }),
+        heads.prop_map(|(group, layer_from, layer_to)| Shard::Heads {
+            group,
+            layer_from,
+            layer_to
+        }),
     ]
 }
 
@@ -53,7 +61,8 @@ fn key_in(namespace: impl Strategy<Value = NamespaceId>) -> impl Strategy<Value 
     let names = ("[A-Za-z0-9_.-]{1,30}", "[A-Za-z0-9_.-]{1,23}");
     (namespace, any::<[u8; 32]>(), role(), names, shard()).prop_map(
         |(namespace, hash, role, names, shard)| {
-            ObjectKey::new(namespace, PrefixHash(hash), role, &names.0, &names.1, shard).expect("valid names")
+            ObjectKey::new(namespace, PrefixHash(hash), role, &names.0, &names.1, shard)
+                .expect("valid names")
         },
     )
 }

@@ -98,7 +98,10 @@ fn generation_is_never_lowered_and_namespaces_are_bounded() {
     let full = m.clone();
     assert_eq!(m.set_generation(namespace(NAMESPACES), Generation(2)), None);
     assert_eq!(m, full);
-    assert!(m.set_generation(namespace(3), Generation(99)).is_some(), "a known one is still raised");
+    assert!(
+        m.set_generation(namespace(3), Generation(99)).is_some(),
+        "a known one is still raised"
+    );
 }
 
 #[test]
@@ -197,7 +200,11 @@ fn contradicting_manifest_copies_are_refused() {
     y.set_generation(namespace(0), Generation(80)).expect("known");
     let error = decode([&x.copy(), &y.copy()]).expect_err("two histories");
     assert_eq!(error.index, 3);
-    assert!(error.error.to_string().contains("equal in copies with different content"), "{}", error.error);
+    assert!(
+        error.error.to_string().contains("equal in copies with different content"),
+        "{}",
+        error.error
+    );
 }
 
 #[test]
@@ -205,7 +212,8 @@ fn block_of_other_store_counts_as_damage() {
     let m = manifest();
     let good = m.copy();
     let mut strange = good.clone();
-    strange[2 * BLOCK..3 * BLOCK].copy_from_slice(&Manifest::new(StoreId([9; 16]), superblock()).block(2));
+    strange[2 * BLOCK..3 * BLOCK]
+        .copy_from_slice(&Manifest::new(StoreId([9; 16]), superblock()).block(2));
     strange[3 * BLOCK..4 * BLOCK].copy_from_slice(&good[4 * BLOCK..]);
     let (read, damage) = decode([&strange, &good]).expect("one whole copy");
     assert_eq!((read, damaged(&damage)), (m, vec![(0, 2), (0, 3)]));
@@ -274,7 +282,10 @@ fn invalid_manifest_block_is_refused_by_field() {
         let mut bytes = good.clone();
         forge(&mut bytes[block * BLOCK..][..BLOCK], 8, offset, &value);
         let refused = decode([&bytes, &bytes]).expect_err("a broken rule").error.to_string();
-        assert!(refused.contains(&format!("field={field} ")), "{block} {offset} {value:?}: {refused}");
+        assert!(
+            refused.contains(&format!("field={field} ")),
+            "{block} {offset} {value:?}: {refused}"
+        );
     }
 }
 

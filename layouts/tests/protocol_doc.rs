@@ -2,7 +2,10 @@
 //! pagelith-layouts --test protocol_doc tables` rewrites them between the page's markers. It must
 //! run alone, since the other tests read the page. The prose around the tables is written by hand.
 
-#![expect(clippy::disallowed_methods, reason = "a test reads the page it checks itself; nothing here ships")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a test reads the page it checks itself; nothing here ships"
+)]
 
 use std::path::PathBuf;
 
@@ -10,7 +13,8 @@ use pagelith_layouts::format_doc::render_wire_structures;
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_layouts::wire::{self, Kind, outcome};
 
-const BEGIN: &str = "<!-- structures: rendered from the code, see layouts/tests/protocol_doc.rs -->\n";
+const BEGIN: &str =
+    "<!-- structures: rendered from the code, see layouts/tests/protocol_doc.rs -->\n";
 const END: &str = "<!-- end of structures -->\n";
 
 fn path() -> PathBuf {
@@ -33,7 +37,10 @@ fn protocol_page_has_field_tables_of_code() {
         return;
     }
     let differs = shown.lines().zip(rendered.lines()).find(|(a, b)| a != b);
-    assert!(shown == rendered, "docs/protocol.md differs from the code; first difference: {differs:?}");
+    assert!(
+        shown == rendered,
+        "docs/protocol.md differs from the code; first difference: {differs:?}"
+    );
 }
 
 /// Limits that the page's prose states.
@@ -53,7 +60,11 @@ fn protocol_page_states_limits_of_code() {
         assert!(page.contains(&row), "docs/protocol.md must say: {row}");
     }
     assert!(page.starts_with("# The wire protocol\n\nVersion 1."));
-    assert_eq!((wire::VERSION_MIN, wire::VERSION_MAX), (1, 1), "the page's first line names the version");
+    assert_eq!(
+        (wire::VERSION_MIN, wire::VERSION_MAX),
+        (1, 1),
+        "the page's first line names the version"
+    );
 }
 
 /// Tags that the field tables name.
@@ -66,6 +77,9 @@ fn protocol_page_names_every_kind_and_error() {
     }
     for error in outcome::ErrorTag::ALL {
         let name = format!("{error:?}").replace("NoSpace", "no space").to_lowercase();
-        assert!(page.contains(&format!("{} {name}", error as u8)), "docs/protocol.md must say: {name}");
+        assert!(
+            page.contains(&format!("{} {name}", error as u8)),
+            "docs/protocol.md must say: {name}"
+        );
     }
 }

@@ -18,8 +18,14 @@ fn group_record_round_trips() {
     let image = record(&facts, &objects);
     let r = Record::decode(&image).expect("what was written");
     assert_eq!(r.facts(), facts);
-    assert_eq!((r.header_bytes(), r.record_bytes(), r.member_count()), (4096, image.len() as u64, 3));
-    assert_eq!(record_bytes(objects.iter().map(|o| o.bytes.len() as u64), BLOCK_BYTES), r.record_bytes());
+    assert_eq!(
+        (r.header_bytes(), r.record_bytes(), r.member_count()),
+        (4096, image.len() as u64, 3)
+    );
+    assert_eq!(
+        record_bytes(objects.iter().map(|o| o.bytes.len() as u64), BLOCK_BYTES),
+        r.record_bytes()
+    );
     for (i, o) in objects.iter().enumerate() {
         let m = r.member(i).expect("a member");
         assert_eq!(r.find(&o.key), Some(m));
@@ -61,7 +67,8 @@ fn record_header_of_other_place_is_refused_by_field() {
     let image = record(&facts, &objects);
     let r = Record::decode(&image).expect("what was written");
     assert_eq!(r.expect(identity(1, 2), 4096), Ok(()));
-    let foreign = pagelith_layouts::segment::SegmentIdentity { store: StoreId([9; 16]), ..identity(1, 2) };
+    let foreign =
+        pagelith_layouts::segment::SegmentIdentity { store: StoreId([9; 16]), ..identity(1, 2) };
     for (place, offset, field) in [
         (foreign, 4096, "store"),
         (identity(2, 2), 4096, "segment"),
@@ -81,14 +88,23 @@ fn truncated_record_header_is_refused_at_every_length() {
     for len in 0..header.len() {
         let error = Record::decode(&header[..len]).expect_err("cut short");
         let need = 4096;
-        assert_eq!(error, FormatError::Short { structure: "record header", need, have: len as u64 });
+        assert_eq!(
+            error,
+            FormatError::Short { structure: "record header", need, have: len as u64 }
+        );
     }
 }
 
 #[test]
 fn zeros_and_wrong_magic_are_distinct_errors() {
-    assert_eq!(Record::decode(&[0; 4096]).unwrap_err(), FormatError::Empty { structure: "record header" });
-    assert_eq!(Record::decode(&[1; 4096]).unwrap_err(), FormatError::Magic { structure: "record header" });
+    assert_eq!(
+        Record::decode(&[0; 4096]).unwrap_err(),
+        FormatError::Empty { structure: "record header" }
+    );
+    assert_eq!(
+        Record::decode(&[1; 4096]).unwrap_err(),
+        FormatError::Magic { structure: "record header" }
+    );
 }
 
 /// Breaks, one at a time, every rule for a header with a valid checksum.
@@ -97,7 +113,8 @@ fn invalid_record_header_is_refused_by_field() {
     let (facts, objects) = group_of_three(4096);
     let good = try_header(&facts, &objects).expect("within the rules");
     let head = |field| at(&RecordHead::STRUCTURE, field);
-    let member = |i: usize, field| RecordHead::BYTES + i * Member::BYTES + at(&Member::STRUCTURE, field);
+    let member =
+        |i: usize, field| RecordHead::BYTES + i * Member::BYTES + at(&Member::STRUCTURE, field);
     let u32s = |v: u32| v.to_le_bytes().to_vec();
     let u64s = |v: u64| v.to_le_bytes().to_vec();
     let cases = [
@@ -146,7 +163,10 @@ fn invalid_record_header_is_refused_by_field() {
         let mut bytes = good.clone();
         forge(&mut bytes, SUM, offset, &value);
         let error = Record::decode(&bytes).expect_err("a broken rule").to_string();
-        assert!(error.contains(&format!("field={field} ")), "offset={offset} value={value:?}: {error}");
+        assert!(
+            error.contains(&format!("field={field} ")),
+            "offset={offset} value={value:?}: {error}"
+        );
     }
 }
 
@@ -231,5 +251,8 @@ fn record_header_length_at_block_boundaries_is_exact() {
     // 192 + 160 + 16 n fills a block at n = 234.
     assert_eq!([(1, 1), (1, 234), (1, 235)].map(|(m, b)| header_bytes(m, b)), [4096, 4096, 8192]);
     let longest = record_bytes([OBJECT_BYTES_MAX], 4096) - OBJECT_BYTES_MAX;
-    assert!(longest <= HEADER_BYTES_MAX, "the longest object has a header that readers accept: {longest}");
+    assert!(
+        longest <= HEADER_BYTES_MAX,
+        "the longest object has a header that readers accept: {longest}"
+    );
 }

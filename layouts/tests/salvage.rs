@@ -47,7 +47,10 @@ fn salvage_takes_each_block_independently() {
     assert_eq!((saved.store, &saved.superblock), (STORE, m.superblock()));
     assert!(saved.segments[..126].iter().all(Option::is_none));
     assert_eq!(saved.segments[129], Some((Incarnation(4), SegmentOrder(10))));
-    assert_eq!((saved.generations, saved.namespace_blocks_lost), (vec![(NAMESPACE, Generation(4))], 0));
+    assert_eq!(
+        (saved.generations, saved.namespace_blocks_lost),
+        (vec![(NAMESPACE, Generation(4))], 0)
+    );
     wipe(&mut second, 3);
     let saved = salvage([&first, &second]).expect("the superblock is there");
     assert_eq!((saved.generations, saved.namespace_blocks_lost), (vec![], 1));
@@ -87,8 +90,8 @@ fn manifest_written_over_damaged_copies_supersedes_them() {
     wipe(&mut first, 1);
     wipe(&mut second, 1);
     let saved = salvage([&first, &second]).expect("the superblock is there");
-    let new =
-        Manifest::superseding(STORE, saved.superblock, [&first, &second]).with_segments(&saved.segments);
+    let new = Manifest::superseding(STORE, saved.superblock, [&first, &second])
+        .with_segments(&saved.segments);
     let blocks = new.copy();
     for at in 0..blocks.len() / BLOCK {
         let range = at * BLOCK..(at + 1) * BLOCK;

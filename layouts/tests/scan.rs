@@ -37,7 +37,8 @@ fn report(identity: SegmentIdentity, image: &[u8], end: u64) -> Report {
         }
         Found::Junk { offset, error } => report.junk.push((offset, error)),
     };
-    scan(identity, end, &mut vec![0; SCRATCH_BYTES], &mut read, &mut found).expect("reads never fail");
+    scan(identity, end, &mut vec![0; SCRATCH_BYTES], &mut read, &mut found)
+        .expect("reads never fail");
     report
 }
 
@@ -49,7 +50,8 @@ fn segment_of(lengths: &[usize]) -> (Vec<u64>, Vec<u8>) {
     for (i, length) in lengths.iter().enumerate() {
         let offset = image.len() as u64;
         let facts = RecordFacts { block_bytes: 8192, ..facts(identity(1, 2), offset) };
-        let object = Object { key: key(i as u8, Role::Target, "kv", "k"), bytes: bytes(i as u64, *length) };
+        let object =
+            Object { key: key(i as u8, Role::Target, "kv", "k"), bytes: bytes(i as u64, *length) };
         image.extend(record(&facts, &[object]));
         offsets.push(offset);
     }
@@ -63,7 +65,10 @@ fn scan_finds_records_after_torn_one() {
     assert_eq!(report(identity(1, 2), &image, end).intact, offsets);
     image[offsets[1] as usize + 4096 + 19_999] ^= 1;
     let r = report(identity(1, 2), &image, end);
-    assert_eq!((r.intact, r.torn), (vec![offsets[0], offsets[2], offsets[3]], vec![(offsets[1], 0)]));
+    assert_eq!(
+        (r.intact, r.torn),
+        (vec![offsets[0], offsets[2], offsets[3]], vec![(offsets[1], 0)])
+    );
 }
 
 #[test]
@@ -72,8 +77,14 @@ fn scan_reports_damaged_header_and_loses_only_its_record() {
     let second = offsets[1] as usize;
     for (at, reason) in [
         (at(&RecordHead::STRUCTURE, "sequence"), "checksum of record header does not match"),
-        (at(&RecordHead::STRUCTURE, "header_bytes"), "record header is malformed field=header_bytes"),
-        (at(&RecordHead::STRUCTURE, "store"), "identity of record header does not match field=store"),
+        (
+            at(&RecordHead::STRUCTURE, "header_bytes"),
+            "record header is malformed field=header_bytes",
+        ),
+        (
+            at(&RecordHead::STRUCTURE, "store"),
+            "identity of record header does not match field=store",
+        ),
         (4095, "checksum of record header does not match"),
     ] {
         let mut image = good.clone();
@@ -90,7 +101,9 @@ fn scan_reports_damaged_header_and_loses_only_its_record() {
 fn records_of_other_incarnation_place_or_store_are_junk() {
     let (offsets, image) = segment_of(&[5000, 5000]);
     let foreign = SegmentIdentity { store: StoreId([9; 16]), ..identity(1, 2) };
-    for (place, field) in [(identity(1, 3), "incarnation"), (identity(2, 2), "segment"), (foreign, "store")] {
+    for (place, field) in
+        [(identity(1, 3), "incarnation"), (identity(2, 2), "segment"), (foreign, "store")]
+    {
         let r = report(place, &image, image.len() as u64);
         assert_eq!((r.intact, r.torn), (vec![], vec![]));
         assert_eq!(r.junk.iter().map(|(offset, _)| *offset).collect::<Vec<_>>(), offsets);
@@ -168,7 +181,10 @@ fn failed_read_ends_scan() {
     let mut read = |_: u64, _: &mut [u8]| Err("sick");
     let mut found = |f: Found<'_>| panic!("nothing was read, found {f:?}");
     let end = image.len() as u64;
-    assert_eq!(scan(identity(1, 2), end, &mut vec![0; SCRATCH_BYTES], &mut read, &mut found), Err("sick"));
+    assert_eq!(
+        scan(identity(1, 2), end, &mut vec![0; SCRATCH_BYTES], &mut read, &mut found),
+        Err("sick")
+    );
 }
 
 #[test]
@@ -191,6 +207,7 @@ fn scratch_of_segment_length_suffices() {
         other => panic!("only whole records, not {other:?}"),
     };
     let mut scratch = vec![0; image.len()];
-    scan(identity(1, 2), image.len() as u64, &mut scratch, &mut read, &mut found).expect("reads never fail");
+    scan(identity(1, 2), image.len() as u64, &mut scratch, &mut read, &mut found)
+        .expect("reads never fail");
     assert_eq!(whole, offsets);
 }

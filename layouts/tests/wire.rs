@@ -2,7 +2,10 @@
 //! cause a panic, and the recorded frames of version 1 are read and written as long as that version
 //! is supported.
 
-#![expect(clippy::disallowed_methods, reason = "a test reads its golden files itself; nothing here ships")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a test reads its golden files itself; nothing here ships"
+)]
 
 mod common;
 
@@ -21,5 +24,9 @@ use proptest::prelude::ProptestConfig;
 /// Failures are not stored in a file: a failure that a property finds becomes a named test.
 fn config(cases: u32) -> ProptestConfig {
     let default = ProptestConfig::default();
-    ProptestConfig { cases: cases * (default.cases / 256).max(1), failure_persistence: None, ..default }
+    ProptestConfig {
+        cases: cases * (default.cases / 256).max(1),
+        failure_persistence: None,
+        ..default
+    }
 }

@@ -26,9 +26,15 @@ impl Store {
     }
 
     /// Calls `body` with the store, with the GIL released.
-    pub fn with<R: Send>(&self, py: Python<'_>, body: impl FnOnce(&StoreHandle) -> R + Send) -> PyResult<R> {
+    pub fn with<R: Send>(
+        &self,
+        py: Python<'_>,
+        body: impl FnOnce(&StoreHandle) -> R + Send,
+    ) -> PyResult<R> {
         self.check_process()?;
-        let done = py.detach(|| self.store.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(body));
+        let done = py.detach(|| {
+            self.store.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(body)
+        });
         done.ok_or_else(|| ClosedError::new_err("store is closed"))
     }
 
@@ -52,8 +58,7 @@ impl Store {
     pub(super) fn check_process(&self) -> PyResult<()> {
         if is_forked(self.process) {
             let (pid, opened_in) = (std::process::id(), self.process);
-            let text =
-                "the store was opened before a fork; open one in this process, or attach to a store process";
+            let text = "the store was opened before a fork; open one in this process, or attach to a store process";
             return Err(ForkedError::new_err(format!("{text} pid={pid} opened_in={opened_in}")));
         }
         Ok(())

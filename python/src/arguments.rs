@@ -19,7 +19,8 @@ use crate::sequences::{ListOf, Memories, Pieces, entries};
 
 /// A `TypeError` that names the argument, the required type and the actual type.
 pub fn wrong_type(arg_name: &str, must_be: &str, arg: &Bound<'_, PyAny>) -> PyErr {
-    let kind = arg.get_type().name().map_or_else(|_| "something else".to_owned(), |name| name.to_string());
+    let kind =
+        arg.get_type().name().map_or_else(|_| "something else".to_owned(), |name| name.to_string());
     PyTypeError::new_err(format!("{arg_name} must be {must_be}, not {kind}"))
 }
 
@@ -28,7 +29,9 @@ pub fn prefix_error(py: Python<'_>, place: &str, error: PyErr) -> PyErr {
     // Exceptions of the program's own classes may have any constructor, so they pass unchanged.
     let kind = error.get_type(py);
     let is_store_file = kind.is(py.get_type::<InvalidError>());
-    if is_store_file || kind.getattr("__module__").is_ok_and(|module| module.eq("builtins").unwrap_or(false)) {
+    if is_store_file
+        || kind.getattr("__module__").is_ok_and(|module| module.eq("builtins").unwrap_or(false))
+    {
         return PyErr::from_type(kind, format!("{place}: {}", error.value(py)));
     }
     error
@@ -87,7 +90,11 @@ fn number(arg_name: &str, arg: &Bound<'_, PyAny>) -> PyResult<f64> {
 
 /// The entries of a list. Strings, bytes and memoryviews are refused: a caller who forgot the list
 /// would otherwise pass their characters or bytes as entries.
-fn list<'py>(arg_name: &str, of: &str, arg: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+fn list<'py>(
+    arg_name: &str,
+    of: &str,
+    arg: &Bound<'py, PyAny>,
+) -> PyResult<Vec<Bound<'py, PyAny>>> {
     let must_be = format!("a list of {of}");
     if arg.is_instance_of::<PyString>()
         || arg.is_instance_of::<PyBytes>()
@@ -96,9 +103,11 @@ fn list<'py>(arg_name: &str, of: &str, arg: &Bound<'py, PyAny>) -> PyResult<Vec<
     {
         return Err(wrong_type(arg_name, &must_be, arg));
     }
-    entries(arg.as_borrowed()).map_err(|error| match error.is_instance_of::<PyTypeError>(arg.py()) {
-        true => wrong_type(arg_name, &must_be, arg),
-        false => error,
+    entries(arg.as_borrowed()).map_err(|error| {
+        match error.is_instance_of::<PyTypeError>(arg.py()) {
+            true => wrong_type(arg_name, &must_be, arg),
+            false => error,
+        }
     })
 }
 
@@ -116,9 +125,9 @@ fn list_of<'py, T>(
 fn keys_of<'py>(arg_name: &str, arg: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, Key>>> {
     let each = list(arg_name, "pagelith.Key", arg)?.into_iter().enumerate();
     let one = |(n, entry): (usize, Bound<'py, PyAny>)| {
-        entry
-            .cast_into::<Key>()
-            .map_err(|error| wrong_type(&format!("{arg_name}[{n}]"), "a pagelith.Key", &error.into_inner()))
+        entry.cast_into::<Key>().map_err(|error| {
+            wrong_type(&format!("{arg_name}[{n}]"), "a pagelith.Key", &error.into_inner())
+        })
     };
     each.map(one).collect()
 }
@@ -160,8 +169,12 @@ pub fn destinations<'py>(arg: &Bound<'py, PyAny>) -> PyResult<Memories<'py>> {
 /// A pair (address, length), the length in bytes.
 pub fn address(pair: &Bound<'_, PyTuple>) -> PyResult<(usize, usize)> {
     match pair.len() {
-        2 => Ok((unsigned("address", &pair.get_item(0)?)?, unsigned("length", &pair.get_item(1)?)?)),
-        parts => Err(InvalidError::new_err(format!("memory must be a pair (address, length) parts={parts}"))),
+        2 => {
+            Ok((unsigned("address", &pair.get_item(0)?)?, unsigned("length", &pair.get_item(1)?)?))
+        }
+        parts => Err(InvalidError::new_err(format!(
+            "memory must be a pair (address, length) parts={parts}"
+        ))),
     }
 }
 
@@ -181,7 +194,8 @@ pub fn ranges(arg: &Bound<'_, PyAny>) -> PyResult<Option<ListOf<ByteRange>>> {
             return Ok(None);
         }
         let pair = entry.cast::<PyTuple>().ok().filter(|pair| pair.len() == 2);
-        let pair = pair.ok_or_else(|| wrong_type(place, "a pair (from, to) in bytes, or None", &entry))?;
+        let pair =
+            pair.ok_or_else(|| wrong_type(place, "a pair (from, to) in bytes, or None", &entry))?;
         Ok(Some((pair_item(place, pair, 0)?, pair_item(place, pair, 1)?)))
     };
     list_of("ranges", of, arg, one).map(|ranges| Some(ListOf(ranges)))
@@ -249,8 +263,9 @@ fn pairs<'py, T>(
 }
 
 pub fn layer_split(arg: &Bound<'_, PyAny>) -> PyResult<Option<ListOf<(u32, u32)>>> {
-    let one =
-        |place: &str, pair: &Bound<'_, PyTuple>| Ok((pair_item(place, pair, 0)?, pair_item(place, pair, 1)?));
+    let one = |place: &str, pair: &Bound<'_, PyTuple>| {
+        Ok((pair_item(place, pair, 0)?, pair_item(place, pair, 1)?))
+    };
     pairs("layer_split", "a pair of whole numbers", arg, one)
 }
 
@@ -258,8 +273,9 @@ pub fn extra(arg: &Bound<'_, PyAny>) -> PyResult<Option<ListOf<(String, String)>
     let pair_item = |place: &str, pair: &Bound<'_, PyTuple>, n| {
         text_of(&format!("{place}[{n}]"), &pair.get_item(n)?).map(str::to_owned)
     };
-    let one =
-        |place: &str, pair: &Bound<'_, PyTuple>| Ok((pair_item(place, pair, 0)?, pair_item(place, pair, 1)?));
+    let one = |place: &str, pair: &Bound<'_, PyTuple>| {
+        Ok((pair_item(place, pair, 0)?, pair_item(place, pair, 1)?))
+    };
     pairs("extra", "a pair of strings", arg, one)
 }
 
@@ -283,22 +299,25 @@ pub fn base(arg: &Bound<'_, PyAny>) -> PyResult<Option<ObjectKey>> {
 }
 
 pub fn namespace(arg: &Bound<'_, PyAny>) -> PyResult<NamespaceId> {
-    instance::<Namespace>("namespace", "a pagelith.Namespace", arg).map(|namespace| namespace.get().0)
+    instance::<Namespace>("namespace", "a pagelith.Namespace", arg)
+        .map(|namespace| namespace.get().0)
 }
 
 pub fn pools<'py>(arg: &Bound<'py, PyAny>) -> PyResult<Option<ListOf<Bound<'py, PoolQuery>>>> {
     if arg.is_none() {
         return Ok(None);
     }
-    let one = |place: &str, entry: Bound<'py, PyAny>| instance(place, "a pagelith.PoolQuery", &entry);
+    let one =
+        |place: &str, entry: Bound<'py, PyAny>| instance(place, "a pagelith.PoolQuery", &entry);
     list_of("pools", "pagelith.PoolQuery", arg, one).map(|pools| Some(ListOf(pools)))
 }
 
 /// A string.
 pub fn text_of<'a>(arg_name: &str, arg: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
     let text = arg.cast::<PyString>().map_err(|_| wrong_type(arg_name, "a string", arg))?;
-    let wrong =
-        |error: PyErr| InvalidError::new_err(format!("{arg_name} must be a string in UTF-8: {error}"));
+    let wrong = |error: PyErr| {
+        InvalidError::new_err(format!("{arg_name} must be a string in UTF-8: {error}"))
+    };
     text.to_str().map_err(wrong)
 }
 
@@ -350,5 +369,7 @@ pub fn directory(arg: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
 }
 
 pub fn subdirectory(arg: &Bound<'_, PyAny>) -> PyResult<Option<PathBuf>> {
-    (!arg.is_none()).then(|| path("subdirectory", "a name of a directory, or None", arg)).transpose()
+    (!arg.is_none())
+        .then(|| path("subdirectory", "a name of a directory, or None", arg))
+        .transpose()
 }

@@ -26,7 +26,11 @@ impl Request {
 }
 
 /// Options of a call.
-pub fn options(request: Option<pagelith::Request>, depth: u32, timeout: Option<f64>) -> PyResult<Options> {
+pub fn options(
+    request: Option<pagelith::Request>,
+    depth: u32,
+    timeout: Option<f64>,
+) -> PyResult<Options> {
     let timeout = seconds("timeout", timeout)?;
     Ok(Options { request, depth, timeout, ..Options::default() })
 }
@@ -43,7 +47,9 @@ pub fn put_options(
 
 /// A duration in seconds that [`crate::arguments`] has already checked.
 pub fn seconds(arg_name: &str, value: Option<f64>) -> PyResult<Option<Duration>> {
-    let one = |seconds| Duration::try_from_secs_f64(seconds).map_err(|_| invalid_seconds(arg_name, &seconds));
+    let one = |seconds| {
+        Duration::try_from_secs_f64(seconds).map_err(|_| invalid_seconds(arg_name, &seconds))
+    };
     value.map(one).transpose()
 }
 
@@ -55,7 +61,11 @@ pub struct PutBatch<'a> {
 
 impl PutBatch<'_> {
     pub fn slices(&self) -> Vec<PutSlice<'_>> {
-        self.keys.iter().zip(&self.pieces).map(|(key, pieces)| PutSlice { key: *key, pieces }).collect()
+        self.keys
+            .iter()
+            .zip(&self.pieces)
+            .map(|(key, pieces)| PutSlice { key: *key, pieces })
+            .collect()
     }
 }
 

@@ -41,7 +41,11 @@ pub fn close_at_exit(py: Python<'_>, cell: &Arc<StoreCell>, process: u32) -> PyR
     // A child that multiprocessing forked does not run `atexit` handlers, only its own finalizers.
     if !py.import("multiprocessing.process")?.call_method0("parent_process")?.is_none() {
         let priority = [("exitpriority", 0)].into_py_dict(py)?;
-        py.import("multiprocessing.util")?.call_method("Finalize", (py.None(), &close), Some(&priority))?;
+        py.import("multiprocessing.util")?.call_method(
+            "Finalize",
+            (py.None(), &close),
+            Some(&priority),
+        )?;
     }
     py.import("atexit")?.call_method1("register", (close,)).map(drop)
 }

@@ -6,7 +6,12 @@ use pyo3::create_exception;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 
-create_exception!(pagelith, PagelithError, PyException, "Whatever the store could not do. A miss is none.");
+create_exception!(
+    pagelith,
+    PagelithError,
+    PyException,
+    "Whatever the store could not do. A miss is none."
+);
 create_exception!(
     pagelith,
     InvalidError,
@@ -25,8 +30,18 @@ create_exception!(
     PagelithError,
     "No room on the file system, or for another namespace."
 );
-create_exception!(pagelith, UnavailableError, PagelithError, "A device or a file did not do its work.");
-create_exception!(pagelith, DamagedError, PagelithError, "What a store is opened from failed verification.");
+create_exception!(
+    pagelith,
+    UnavailableError,
+    PagelithError,
+    "A device or a file did not do its work."
+);
+create_exception!(
+    pagelith,
+    DamagedError,
+    PagelithError,
+    "What a store is opened from failed verification."
+);
 create_exception!(
     pagelith,
     IncompatibleError,

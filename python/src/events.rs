@@ -80,10 +80,15 @@ impl Event {
             }
             StoreEvent::Removed { key, gone, .. } => {
                 let gone = python_bool(*gone);
-                format!("Event(removed, {}, key={key}, gone={gone})", self.tier().unwrap_or_default())
+                format!(
+                    "Event(removed, {}, key={key}, gone={gone})",
+                    self.tier().unwrap_or_default()
+                )
             }
             StoreEvent::Cleared { namespace } => format!("Event(cleared, namespace={namespace})"),
-            StoreEvent::Forgot { .. } => format!("Event(forgot, {})", self.tier().unwrap_or_default()),
+            StoreEvent::Forgot { .. } => {
+                format!("Event(forgot, {})", self.tier().unwrap_or_default())
+            }
         }
     }
 }

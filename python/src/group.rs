@@ -69,7 +69,11 @@ impl GroupName {
 }
 
 impl OpenGroup<'_> {
-    fn put(&self, objects: &[PutSlice<'_>], options: Options) -> Result<Vec<Result<pagelith::PutOutcome>>> {
+    fn put(
+        &self,
+        objects: &[PutSlice<'_>],
+        options: Options,
+    ) -> Result<Vec<Result<pagelith::PutOutcome>>> {
         match self {
             OpenGroup::Embedded(group) => Ok(group.put(objects, options)),
             OpenGroup::Attached(group) => {
@@ -123,8 +127,13 @@ fn is_unavailable<T>(outcome: &Result<T>) -> bool {
 }
 
 impl Group {
-    pub fn begin(store: &Bound<'_, Store>, required: Vec<ObjectKey>, options: Options) -> PyResult<Group> {
-        let id = store.get().with(store.py(), |store| GroupName::begin(store, &required, options))?;
+    pub fn begin(
+        store: &Bound<'_, Store>,
+        required: Vec<ObjectKey>,
+        options: Options,
+    ) -> PyResult<Group> {
+        let id =
+            store.get().with(store.py(), |store| GroupName::begin(store, &required, options))?;
         let id = Some(id.map_err(|error| raised(&error))?);
         let (store, is_over) = (store.clone().unbind(), AtomicBool::new(false));
         Ok(Group { store, id, is_over, process: std::process::id() })
@@ -145,7 +154,9 @@ impl Group {
             .get()
             .with(py, |store| self.name().and_then(|id| id.open(store)).map(body))?
             .ok_or_else(|| {
-                UnavailableError::new_err("the group is over: committed, aborted, or past its deadline")
+                UnavailableError::new_err(
+                    "the group is over: committed, aborted, or past its deadline",
+                )
             })?;
         done.map_err(|error| raised(&error))
     }
@@ -197,7 +208,10 @@ impl Group {
     ) -> PyResult<PutOutcome> {
         let options = put_options(request, depth, timeout, wait)?;
         let outcome = self.with(py, |group| group.commit(options))?;
-        if matches!(outcome.0, Ok(pagelith::PutOutcome::Stored | pagelith::PutOutcome::AlreadyPresent)) {
+        if matches!(
+            outcome.0,
+            Ok(pagelith::PutOutcome::Stored | pagelith::PutOutcome::AlreadyPresent)
+        ) {
             self.is_over.store(true, Relaxed);
         }
         Ok(outcome)

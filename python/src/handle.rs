@@ -218,9 +218,10 @@ impl StoreHandle {
 
     pub fn view(&self, keys: &[ObjectKey], options: Options) -> Result<Vec<Option<ViewHandle>>> {
         match self {
-            StoreHandle::Embedded(store) => {
-                keys.iter().map(|key| store.view(key).map(|view| view.map(ViewHandle::Embedded))).collect()
-            }
+            StoreHandle::Embedded(store) => keys
+                .iter()
+                .map(|key| store.view(key).map(|view| view.map(ViewHandle::Embedded)))
+                .collect(),
             StoreHandle::Attached(store) => {
                 let views = store.view_batch(keys, options)?;
                 Ok(views.into_iter().map(|view| view.map(ViewHandle::Attached)).collect())

@@ -27,7 +27,9 @@ pub struct PoolQuery {
 impl PoolQuery {
     /// A length is allowed if all of its pages are stored: KV, draft KV, indexers.
     #[staticmethod]
-    fn all_pages(#[pyo3(from_py_with = arguments::objects)] objects: Vec<Bound<'_, Key>>) -> PoolQuery {
+    fn all_pages(
+        #[pyo3(from_py_with = arguments::objects)] objects: Vec<Bound<'_, Key>>,
+    ) -> PoolQuery {
         PoolQuery { objects: keys(objects), policy: Policy::AllPages }
     }
 
@@ -79,11 +81,13 @@ impl PoolQuery {
         let policy = match &self.policy {
             Policy::AllPages => pagelith::HitPolicy::AllPages,
             Policy::TrailingPages(pages) => pagelith::HitPolicy::TrailingPages(*pages),
-            Policy::BlockGroups { block_pages, group_pages, keys } => pagelith::HitPolicy::BlockGroups {
-                block_pages: *block_pages,
-                group_pages: *group_pages,
-                keys,
-            },
+            Policy::BlockGroups { block_pages, group_pages, keys } => {
+                pagelith::HitPolicy::BlockGroups {
+                    block_pages: *block_pages,
+                    group_pages: *group_pages,
+                    keys,
+                }
+            }
         };
         pagelith::PoolQuery { objects: &self.objects, policy }
     }

@@ -158,7 +158,9 @@ impl Key {
     /// first two in hexadecimal digits.
     #[staticmethod]
     fn parse(#[pyo3(from_py_with = arguments::text)] text: &str) -> PyResult<Key> {
-        text.parse().map(Key).map_err(|error: ParseKeyError| InvalidError::new_err(error.to_string()))
+        text.parse()
+            .map(Key)
+            .map_err(|error: ParseKeyError| InvalidError::new_err(error.to_string()))
     }
 
     fn __reduce__<'py>(this: &Bound<'py, Key>) -> PyResult<PickleCall<'py>> {
@@ -193,13 +195,15 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Page {
         if arg.is_instance_of::<PyString>() {
             return Ok(Page(opaque_hash(arguments::text_of("page", &arg)?.as_bytes())));
         }
-        let ByteString(bytes) =
-            arg.extract().map_err(|error: PyErr| match error.is_instance_of::<PyTypeError>(arg.py()) {
+        let ByteString(bytes) = arg.extract().map_err(|error: PyErr| {
+            match error.is_instance_of::<PyTypeError>(arg.py()) {
                 true => wrong_type("page", "32 bytes, or a string, which is hashed", &arg),
                 false => error,
-            })?;
+            }
+        })?;
         let hash = <[u8; 32]>::try_from(bytes.as_slice());
-        let wrong = |_| InvalidError::new_err(format!("a page's hash has 32 bytes length={}", bytes.len()));
+        let wrong =
+            |_| InvalidError::new_err(format!("a page's hash has 32 bytes length={}", bytes.len()));
         hash.map(|hash| Page(PrefixHash(hash))).map_err(wrong)
     }
 }

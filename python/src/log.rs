@@ -40,7 +40,8 @@ const FORK_DEPTH_MAX: usize = 16;
 /// child would ever release it. Holding the lock across the fork instead could deadlock with other
 /// fork hooks of Python, which wait for the GIL.
 static QUEUES: [Mutex<LogQueue>; FORK_DEPTH_MAX] =
-    [const { Mutex::new(LogQueue { records: VecDeque::new(), dropped: 0, wake: None }) }; FORK_DEPTH_MAX];
+    [const { Mutex::new(LogQueue { records: VecDeque::new(), dropped: 0, wake: None }) };
+        FORK_DEPTH_MAX];
 
 /// Number of forks between the first process and this one.
 static FORK_DEPTH: AtomicUsize = AtomicUsize::new(0);
@@ -202,7 +203,8 @@ impl<'py> IntoPyObject<'py> for Value {
 }
 
 /// Level, target, file and line, time, message, and fields.
-type RecordTuple<'py> = (u8, &'static str, Option<&'static str>, u32, f64, String, Bound<'py, PyDict>);
+type RecordTuple<'py> =
+    (u8, &'static str, Option<&'static str>, u32, f64, String, Bound<'py, PyDict>);
 
 /// Start to record events of this level and above.
 #[pyfunction]
@@ -249,7 +251,8 @@ pub fn _log_take(py: Python<'_>) -> PyResult<(Vec<RecordTuple<'_>>, u64)> {
 /// parent.
 #[pyfunction]
 pub fn _log_forked() {
-    FORK_DEPTH.store((FORK_DEPTH.load(Ordering::Relaxed) + 1).min(FORK_DEPTH_MAX - 1), Ordering::Relaxed);
+    FORK_DEPTH
+        .store((FORK_DEPTH.load(Ordering::Relaxed) + 1).min(FORK_DEPTH_MAX - 1), Ordering::Relaxed);
 }
 
 /// Make Python log the queued events, on this thread: events that a call caused are logged before

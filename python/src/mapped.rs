@@ -21,15 +21,22 @@ struct MemoryMap {
 
 /// Locked only with the GIL held, and never while the GIL is released, as it is to read the
 /// kernel's list. So the lock is free in a forked child.
-static MEMORY_MAP: Mutex<MemoryMap> = Mutex::new(MemoryMap { readable: Vec::new(), writable: Vec::new() });
+static MEMORY_MAP: Mutex<MemoryMap> =
+    Mutex::new(MemoryMap { readable: Vec::new(), writable: Vec::new() });
 
 /// The reason why memory cannot be read, or cannot be written if `writable`.
-pub fn access_problem(py: Python<'_>, address: usize, length: usize, writable: bool) -> Option<&'static str> {
+pub fn access_problem(
+    py: Python<'_>,
+    address: usize,
+    length: usize,
+    writable: bool,
+) -> Option<&'static str> {
     if lock_cached().contains(address, length, writable) {
         return None;
     }
     // If the list cannot be read, the address is accepted.
-    let list = py.detach(|| std::fs::read("/proc/self/maps").ok().map(|list| MemoryMap::parse(&list)))?;
+    let list =
+        py.detach(|| std::fs::read("/proc/self/maps").ok().map(|list| MemoryMap::parse(&list)))?;
     let mut mapped = lock_cached();
     *mapped = list;
     if mapped.contains(address, length, writable) {
@@ -73,7 +80,8 @@ impl MemoryMap {
 
 /// The address range of a line, and its permissions.
 fn parse_line(line: &[u8]) -> Option<(AddressRange, &str)> {
-    let mut words = line.split(|byte| *byte == b' ').map_while(|word| std::str::from_utf8(word).ok());
+    let mut words =
+        line.split(|byte| *byte == b' ').map_while(|word| std::str::from_utf8(word).ok());
     let (from, to) = words.next()?.split_once('-')?;
     let range = (usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?);
     Some((range, words.next()?))

@@ -60,7 +60,9 @@ impl View {
         // SAFETY: the object is alive and the GIL is held, as `object` proves; the view is memory
         // of the size and alignment that the call fills.
         if unsafe { PyObject_GetBuffer(object.as_ptr(), view.as_mut_ptr(), flags) } != 0 {
-            return Err(PyErr::take(object.py()).unwrap_or_else(|| PyBufferError::new_err("no buffer")));
+            return Err(
+                PyErr::take(object.py()).unwrap_or_else(|| PyBufferError::new_err("no buffer"))
+            );
         }
         // SAFETY: the call succeeded, so it filled the view; the zeros it held before are valid
         // values too.
@@ -104,7 +106,8 @@ impl Memory {
             .flat_map(|(n, pieces)| pieces.iter().map(move |piece| (n, piece)));
         // An empty piece between two overlapping ones would hide their overlap.
         let pieces = pieces.filter(|(_, (_, length))| *length > 0);
-        let mut all: Vec<_> = pieces.map(|(n, (at, length))| (at.as_ptr() as usize, *length, n)).collect();
+        let mut all: Vec<_> =
+            pieces.map(|(n, (at, length))| (at.as_ptr() as usize, *length, n)).collect();
         all.sort_unstable();
         match all.windows(2).find(|pair| pair[0].0 + pair[0].1 > pair[1].0) {
             Some(pair) => Err(InvalidError::new_err(format!(
@@ -158,7 +161,11 @@ impl Memory {
         self.objects.iter().map(|pieces| pieces.iter().map(slice).collect()).collect()
     }
 
-    fn of(arg: &[ArgPieces<'_>], flags: c_int, place: impl Fn(usize) -> String) -> PyResult<Memory> {
+    fn of(
+        arg: &[ArgPieces<'_>],
+        flags: c_int,
+        place: impl Fn(usize) -> String,
+    ) -> PyResult<Memory> {
         let objects = Vec::with_capacity(arg.len());
         let mut memory = Memory { objects, _views: Vec::new(), _tensors: Vec::new() };
         for (n, object) in arg.iter().enumerate() {
@@ -184,7 +191,8 @@ impl Memory {
             let wrong = |problem: &str| {
                 InvalidError::new_err(format!("{problem} address={address:#x} length={length}"))
             };
-            let at = NonNull::new(address as *mut u8).filter(|_| address.checked_add(length).is_some());
+            let at =
+                NonNull::new(address as *mut u8).filter(|_| address.checked_add(length).is_some());
             let at = at.ok_or_else(|| wrong("is not a valid memory range"))?;
             if let Some(problem) = (length > 0)
                 .then(|| mapped::access_problem(arg.py(), address, length, flags == WRITE))

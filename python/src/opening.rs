@@ -54,7 +54,8 @@ pub fn attach(
     let address = address_text(address)?;
     let address: Address =
         address.parse().map_err(|error| wrong(&format_args!("{error} address={address:?}")))?;
-    let key = key.map(secret).transpose()?.map(|(name, secret)| Key::new(&name, &secret)).transpose();
+    let key =
+        key.map(secret).transpose()?.map(|(name, secret)| Key::new(&name, &secret)).transpose();
     let key = key.map_err(|error| wrong(&error))?;
     let name = format!("attached=\"{address}\"");
     log::begin(py)?;
@@ -70,13 +71,15 @@ fn address_text(arg: &Bound<'_, PyAny>) -> PyResult<String> {
     }
     let must_be = "unix:PATH, tcp:HOST:PORT, or the path of a socket";
     let path = arguments::path("address", must_be, arg)?;
-    let path = path.to_str().ok_or_else(|| InvalidError::new_err("address must be a path in UTF-8"))?;
+    let path =
+        path.to_str().ok_or_else(|| InvalidError::new_err("address must be a path in UTF-8"))?;
     Ok(format!("unix:{path}"))
 }
 
 /// A name and a secret. No error message contains the secret.
 fn secret(arg: &Bound<'_, PyAny>) -> PyResult<(String, Vec<u8>)> {
-    let wrong = |_| PyTypeError::new_err("key must be a pair of a name and a secret: a string and bytes");
+    let wrong =
+        |_| PyTypeError::new_err("key must be a pair of a name and a secret: a string and bytes");
     let (name, ByteString(secret)) = arg.extract().map_err(wrong)?;
     Ok((name, secret))
 }
@@ -166,7 +169,10 @@ fn value(arg: &Bound<'_, PyAny>, at: &str, depth: usize) -> PyResult<Value> {
             .collect::<PyResult<_>>()
             .map(Value::Array)
     } else if arg.is_instance_of::<PyInt>() || arg.hasattr("__index__")? {
-        let whole = arg.extract::<u64>().map(Value::from).or_else(|_| arg.extract::<i64>().map(Value::from));
+        let whole = arg
+            .extract::<u64>()
+            .map(Value::from)
+            .or_else(|_| arg.extract::<i64>().map(Value::from));
         whole.map_err(|_| wrong("must be a number of at most 64 bits"))
     } else if arg.hasattr("__fspath__")? {
         let path = arguments::path(at, "a path", arg)?;
@@ -178,8 +184,9 @@ fn value(arg: &Bound<'_, PyAny>, at: &str, depth: usize) -> PyResult<Value> {
 
 /// The text of a settings file. A pipe or a device is refused without waiting for it.
 fn settings_file(path: &Path) -> std::io::Result<String> {
-    let named =
-        |error: std::io::Error| std::io::Error::new(error.kind(), format!("{error} path={}", path.display()));
+    let named = |error: std::io::Error| {
+        std::io::Error::new(error.kind(), format!("{error} path={}", path.display()))
+    };
     read_text(path, SETTINGS_BYTES_MAX).map_err(named)
 }
 

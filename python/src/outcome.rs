@@ -121,8 +121,10 @@ pub struct CloseReport {
 #[pymethods]
 impl CloseReport {
     fn __repr__(&self) -> String {
-        let (durable, unsaved, bytes) = (self.durable_objects, self.unsaved_objects, self.unsaved_bytes);
-        let error = self.error.as_ref().map(|error| format!(", error={error:?}")).unwrap_or_default();
+        let (durable, unsaved, bytes) =
+            (self.durable_objects, self.unsaved_objects, self.unsaved_bytes);
+        let error =
+            self.error.as_ref().map(|error| format!(", error={error:?}")).unwrap_or_default();
         format!(
             "CloseReport(durable_objects={durable}, unsaved_objects={unsaved}, unsaved_bytes={bytes}{error})"
         )
@@ -140,7 +142,8 @@ impl CloseReport {
 impl From<pagelith::CloseReport> for CloseReport {
     fn from(report: pagelith::CloseReport) -> CloseReport {
         let pagelith::CloseReport { flushed, unsaved_objects, unsaved_bytes, error } = report;
-        let pagelith::FlushReport { durable_objects, durable_bytes, refused_objects, lost_objects } = flushed;
+        let pagelith::FlushReport { durable_objects, durable_bytes, refused_objects, lost_objects } =
+            flushed;
         let error = error.map(|error| error.message);
         CloseReport {
             durable_objects,
@@ -176,7 +179,8 @@ impl FlushReport {
 
 impl From<pagelith::FlushReport> for FlushReport {
     fn from(report: pagelith::FlushReport) -> FlushReport {
-        let pagelith::FlushReport { durable_objects, durable_bytes, refused_objects, lost_objects } = report;
+        let pagelith::FlushReport { durable_objects, durable_bytes, refused_objects, lost_objects } =
+            report;
         FlushReport { durable_objects, durable_bytes, refused_objects, lost_objects }
     }
 }

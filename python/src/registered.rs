@@ -36,7 +36,8 @@ impl Registration {
         let memory = Memory::one(Pieces::of(memory.clone()))?;
         let (base, len) = memory.only()?;
         let base = base.as_ptr() as usize;
-        let registered = store.with(py, |store: &StoreHandle| store.register(base as *const u8, len))?;
+        let registered =
+            store.with(py, |store: &StoreHandle| store.register(base as *const u8, len))?;
         let registration = registered.map_err(|error| raised(&error))?;
         let used = registration.is_used();
         let held = Registered { _registration: registration, _memory: DropWithGil::of(memory) };

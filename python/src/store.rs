@@ -11,7 +11,8 @@ use pyo3::types::{PyBytes, PyTuple};
 
 use crate::arguments;
 use crate::call::{
-    ByteRange, GetArgs, PutArgs, Request, group_options, options, put_options, put_pages, puts, seconds,
+    ByteRange, GetArgs, PutArgs, Request, group_options, options, put_options, put_pages, puts,
+    seconds,
 };
 use crate::closing::{StoreCell, close_on_drop, close_once, is_closed};
 use crate::errors::{InternalError, UnavailableError, raised};
@@ -249,7 +250,12 @@ impl Store {
     ) -> PyResult<Submitted> {
         let options = put_options(request, depth, timeout, wait)?;
         let puts = PutArgs::of(keys, &sources)?;
-        self.submit(py, puts, move |store, puts| store.put(&puts.lend().slices(), options), PutOutcome)
+        self.submit(
+            py,
+            puts,
+            move |store, puts| store.put(&puts.lend().slices(), options),
+            PutOutcome,
+        )
     }
 
     /// Submit a batch of pages, as for `put_pages`.
@@ -406,8 +412,12 @@ impl Store {
     ) -> PyResult<Vec<Option<View>>> {
         let keys = crate::keys::keys(keys);
         let options = options(None, 0, timeout)?;
-        let views = self.with(py, |store| store.view(&keys, options))?.map_err(|error| raised(&error))?;
-        Ok(views.into_iter().map(|view| view.and_then(|view| View::of(view, self.process))).collect())
+        let views =
+            self.with(py, |store| store.view(&keys, options))?.map_err(|error| raised(&error))?;
+        Ok(views
+            .into_iter()
+            .map(|view| view.and_then(|view| View::of(view, self.process)))
+            .collect())
     }
 
     /// A hint: objects on SSD that are not in DRAM are read into DRAM in the background; returns
@@ -445,8 +455,9 @@ impl Store {
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
     ) -> PyResult<(Vec<Event>, u64)> {
         let options = options(None, 0, timeout)?;
-        let page =
-            self.with(py, |store| store.take_events(most, options))?.map_err(|error| raised(&error))?;
+        let page = self
+            .with(py, |store| store.take_events(most, options))?
+            .map_err(|error| raised(&error))?;
         Ok((page.events.into_iter().map(Event).collect(), page.lost))
     }
 

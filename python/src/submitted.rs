@@ -75,10 +75,13 @@ impl Queue {
         if state.idle <= state.waiting.len() && state.threads < THREADS {
             let (work, first) = (self.0.clone(), state.threads == 0);
             let name = format!("pagelith-{}", state.threads);
-            let spawned = std::thread::Builder::new().name(name.clone()).spawn(move || work.run_jobs());
+            let spawned =
+                std::thread::Builder::new().name(name.clone()).spawn(move || work.run_jobs());
             match spawned {
                 Ok(_) => state.threads += 1,
-                Err(error) if first => return Err(raised(&thread_start_fault(&name, &error).into())),
+                Err(error) if first => {
+                    return Err(raised(&thread_start_fault(&name, &error).into()));
+                }
                 Err(_) => {}
             }
         }
@@ -175,8 +178,10 @@ impl Batch {
     fn wait(&self, most: Duration) -> bool {
         let completion = lock(&self.completion);
         let open = |completion: &mut Completion| completion.result.is_none();
-        let (completion, _) =
-            self.ended.wait_timeout_while(completion, most, open).unwrap_or_else(PoisonError::into_inner);
+        let (completion, _) = self
+            .ended
+            .wait_timeout_while(completion, most, open)
+            .unwrap_or_else(PoisonError::into_inner);
         completion.result.is_some()
     }
 
@@ -338,7 +343,9 @@ impl Submitted {
         };
         match ended {
             Some(Ok(list)) => future.call_method1("set_result", (list,)).map(drop)?,
-            Some(Err(error)) => future.call_method1("set_exception", (error.into_value(py),)).map(drop)?,
+            Some(Err(error)) => {
+                future.call_method1("set_exception", (error.into_value(py),)).map(drop)?
+            }
             None => {}
         }
         future.call_method0("__await__").map(Bound::unbind)

@@ -77,10 +77,13 @@ pub fn export(object: &Bound<'_, PyAny>) -> PyResult<Option<Exported>> {
         return Err(InvalidError::new_err(text));
     }
     let Some(bytes) = tensor.bytes() else {
-        return Err(PyBufferError::new_err("tensor is not contiguous, or its elements are not whole bytes"));
+        return Err(PyBufferError::new_err(
+            "tensor is not contiguous, or its elements are not whole bytes",
+        ));
     };
-    let at =
-        (tensor.data as usize).checked_add(tensor.byte_offset as usize).filter(|_| !tensor.data.is_null());
+    let at = (tensor.data as usize)
+        .checked_add(tensor.byte_offset as usize)
+        .filter(|_| !tensor.data.is_null());
     let at = match at.and_then(|at| NonNull::new(at as *mut u8)) {
         Some(at) => at,
         None if bytes == 0 => NonNull::dangling(),
@@ -100,8 +103,9 @@ impl Tensor {
         let (mut elements, mut whole) = (1usize, true);
         for dim in (0..dims).rev() {
             // SAFETY: both arrays have `ndim` entries; strides may be null for a contiguous tensor.
-            let (length, stride) =
-                unsafe { (*self.shape.add(dim), (!self.strides.is_null()).then(|| *self.strides.add(dim))) };
+            let (length, stride) = unsafe {
+                (*self.shape.add(dim), (!self.strides.is_null()).then(|| *self.strides.add(dim)))
+            };
             let length = usize::try_from(length).ok()?;
             let side_by_side = stride.is_none_or(|stride| usize::try_from(stride) == Ok(elements));
             whole &= side_by_side || length <= 1;

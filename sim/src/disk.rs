@@ -2,11 +2,12 @@
 //! kept, lost or garbage; see FAULTS, section 1), under the contract of [`pagelith_io::disk`].
 //!
 //! Invariants:
-//! - Data covered by a sync survives every [`CrashMode`]. A sync covers exactly the writes to its file whose
-//!   completions had been returned before the sync was submitted.
+//! - Data covered by a sync survives every [`CrashMode`]. A sync covers exactly the writes to its
+//!   file whose completions had been returned before the sync was submitted.
 //! - Create and remove are durable when they return; a file's length never changes.
-//! - A process (an incarnation of a store) stays dead once killed, crashed or stopped: its operations
-//!   end with [`FaultKind::Device`](pagelith_io::fault::FaultKind::Device) and change nothing.
+//! - A process (an incarnation of a store) stays dead once killed, crashed or stopped: its
+//!   operations end with [`FaultKind::Device`](pagelith_io::fault::FaultKind::Device) and change
+//!   nothing.
 //! - A run depends only on the seeds and the calls made: no wall clock, no address, no hash order.
 
 mod control;
@@ -142,8 +143,9 @@ impl SimDisk {
             }
             FaultPlan::Unlink { dir, name } => {
                 let found = state.files.find(dir, &name).and_then(|no| state.files.get_mut(no));
-                found.unwrap_or_else(|| panic!("unlink of a missing file file=sim{dir}/{name}")).unlinked =
-                    true;
+                found
+                    .unwrap_or_else(|| panic!("unlink of a missing file file=sim{dir}/{name}"))
+                    .unlinked = true;
             }
             FaultPlan::FlipBit { dir, name, offset, bit } => {
                 assert!(bit < 8, "a byte has eight bits bit={bit}");

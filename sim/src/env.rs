@@ -116,7 +116,11 @@ mod tests {
             } else {
                 let mut buf = AlignedBuf::new(4096).expect("memory");
                 buf.fill(self.next as u8 + 1);
-                Op::Write { file: self.file, offset: self.next * 4096, parts: vec![buf.into_part()] }
+                Op::Write {
+                    file: self.file,
+                    offset: self.next * 4096,
+                    parts: vec![buf.into_part()],
+                }
             };
             self.queue.submit(self.next, op).expect("room");
             self.next += 1;
@@ -152,7 +156,11 @@ mod tests {
         let _env = start(&world);
         world.runtime.run_for(Duration::from_millis(2));
         world.crash(mode);
-        (world.disk.peek(0, "f", 0, 65 * 4096).expect("the file"), world.disk.log(), world.clock.now())
+        (
+            world.disk.peek(0, "f", 0, 65 * 4096).expect("the file"),
+            world.disk.log(),
+            world.clock.now(),
+        )
     }
 
     #[test]
@@ -165,7 +173,8 @@ mod tests {
                 );
             }
         }
-        let ends: std::collections::BTreeSet<_> = (0..10).map(|s| run_of(s, CrashMode::Random).0).collect();
+        let ends: std::collections::BTreeSet<_> =
+            (0..10).map(|s| run_of(s, CrashMode::Random).0).collect();
         assert!(ends.len() > 5, "seeds give too few distinct ends distinct={}", ends.len());
     }
 

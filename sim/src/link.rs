@@ -7,7 +7,8 @@
 //! connections; connections break; ends receive nothing any more without notification; partitions
 //! delay everything.
 //!
-//! Ends on one host pass bytes by reference ([`SimLink::sharing`]), as a link through shared memory does.
+//! Ends on one host pass bytes by reference ([`SimLink::sharing`]), as a link through shared memory
+//! does.
 //!
 //! Invariants: only an end's own `poll` writes its memory, and only while it is exposed there. The
 //! same seed and the same calls give the same trace.

@@ -5,16 +5,20 @@
 //! before each call and after its return; a call in progress at a crash may have happened or not.
 //!
 //! Rules:
-//! - Acked and not crashed since: hit, with that put. After a crash, the same if a flush covered it.
-//! - A put never changes visible objects: an object that was stored alone keeps its bytes in the group that it
-//!   is put with, and a member of a group is not put with other objects.
-//! - An object that an acked remove or clear took never comes back, nor do its group or objects attached to that.
-//! - Of a group all objects are visible or none; of an attached group all or none, and only with its base.
+//! - Acked and not crashed since: hit, with that put. After a crash, the same if a flush covered
+//!   it.
+//! - A put never changes visible objects: an object that was stored alone keeps its bytes in the
+//!   group that it is put with, and a member of a group is not put with other objects.
+//! - An object that an acked remove or clear took never comes back, nor do its group or objects
+//!   attached to that.
+//! - Of a group all objects are visible or none; of an attached group all or none, and only with
+//!   its base.
 //! - An object put into a group that is not committed, or that waits for its base, is not visible.
-//! - An object that a reopened store was seen to hold stays; one that it was seen not to hold does not come
-//!   back, except if it may have been evicted, or if it is attached: then it waits for its base on SSD too.
-//! - Where the log may wrap ([`Model::new`] with `evicts`), a miss is always allowed, except for objects that
-//!   were pinned all the time.
+//! - An object that a reopened store was seen to hold stays; one that it was seen not to hold does
+//!   not come back, except if it may have been evicted, or if it is attached: then it waits for its
+//!   base on SSD too.
+//! - Where the log may wrap ([`Model::new`] with `evicts`), a miss is always allowed, except for
+//!   objects that were pinned all the time.
 
 mod history;
 #[cfg(test)]
@@ -142,7 +146,8 @@ impl Model {
             Event::ClearBegun(namespace) => self.of(*namespace, History::begin_removal),
             Event::ClearEnded(namespace, true) => {
                 self.of(*namespace, History::end_removal);
-                let inside = self.groups.values_mut().filter(|g| g.members[0].namespace() == *namespace);
+                let inside =
+                    self.groups.values_mut().filter(|g| g.members[0].namespace() == *namespace);
                 inside.for_each(|g| g.gone = true);
             }
             Event::RemoveEnded(_, false) | Event::ClearEnded(_, false) => {}
@@ -202,12 +207,15 @@ impl Model {
             PutEnd::Present | PutEnd::Nothing => {
                 self.groups.remove(&put);
                 self.forget(put, &members);
-                waiting.into_iter().for_each(|put| self.forget(put, &self.groups[&put].members.clone()));
+                waiting
+                    .into_iter()
+                    .for_each(|put| self.forget(put, &self.groups[&put].members.clone()));
             }
             PutEnd::Waiting => {
                 self.forget(put, &members);
                 let base = self.groups[&put].base;
-                if self.groups.values().any(|g| g.waiting && g.base == base && g.members == members) {
+                if self.groups.values().any(|g| g.waiting && g.base == base && g.members == members)
+                {
                     // It already waits, and its bytes are those of the first put.
                     self.groups.remove(&put);
                 } else if let Some(g) = self.groups.get_mut(&put) {
@@ -256,7 +264,8 @@ impl Model {
         let mut mates: BTreeSet<ObjectKey> =
             self.groups_with(key).flat_map(|(_, g)| g.members.clone()).chain([*key]).collect();
         // Objects attached to one of them are removed too.
-        let attached = self.groups.values().filter(|g| g.base.is_some_and(|base| mates.contains(&base)));
+        let attached =
+            self.groups.values().filter(|g| g.base.is_some_and(|base| mates.contains(&base)));
         let attached: Vec<ObjectKey> = attached.flat_map(|g| g.members.clone()).collect();
         mates.extend(attached);
         for key in mates {
@@ -290,7 +299,8 @@ impl Model {
         // An attached group whose base is not found is not found either, though it is still stored
         // on SSD.
         let lost = |g: &&Group| !g.gone && g.base.is_some_and(|base| self.own(&base).miss);
-        let lost: Vec<_> = self.groups.values().filter(lost).flat_map(|g| g.members.clone()).collect();
+        let lost: Vec<_> =
+            self.groups.values().filter(lost).flat_map(|g| g.members.clone()).collect();
         for key in lost {
             let Some(h) = self.keys.get_mut(&key) else { continue };
             h.items.iter_mut().for_each(|i| i.state = State::Maybe);
@@ -340,7 +350,8 @@ impl Model {
     pub fn may_conflict(&self, base: Option<ObjectKey>, keys: &[ObjectKey]) -> bool {
         let other = |g: &Group| {
             let same = g.members.len() == keys.len() && g.members.iter().all(|m| keys.contains(m));
-            (g.members.len() > 1 || g.base.is_some()) && (!same || g.base.is_some() != base.is_some())
+            (g.members.len() > 1 || g.base.is_some())
+                && (!same || g.base.is_some() != base.is_some())
         };
         keys.iter().any(|key| self.groups_with(key).any(|(_, g)| other(g)))
     }
@@ -361,7 +372,9 @@ impl Model {
             };
             if !right {
                 let history = self.keys.get(key);
-                wrong.push(format!("wrong answer key={key} got={answer:?} allowed={allowed:?} {history:?}"));
+                wrong.push(format!(
+                    "wrong answer key={key} got={answer:?} allowed={allowed:?} {history:?}"
+                ));
             }
         }
         for (put, group) in &self.groups {
@@ -374,8 +387,12 @@ impl Model {
     pub fn judge_end(before: &BTreeMap<ObjectKey, Allowed>, end: &PutEnd) -> Vec<String> {
         let PutEnd::Stored(kept) = end else { return Vec::new() };
         let wrong = before.iter().filter_map(|(key, allowed)| match kept.contains(key) {
-            true if allowed.puts.is_empty() => Some(format!("kept bytes of an absent object key={key}")),
-            false if !allowed.miss => Some(format!("put replaced a visible object key={key} {allowed:?}")),
+            true if allowed.puts.is_empty() => {
+                Some(format!("kept bytes of an absent object key={key}"))
+            }
+            false if !allowed.miss => {
+                Some(format!("put replaced a visible object key={key} {allowed:?}"))
+            }
             true | false => None,
         });
         wrong.collect()

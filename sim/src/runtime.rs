@@ -1,8 +1,9 @@
 //! A scheduler for background tasks. It steps them inside a waiting call, on the caller's thread.
 //!
 //! Invariants:
-//! - No thread, no sleep: time advances only by [`STEP_COST`] per step and, when no task can run, directly to the
-//!   next moment at which one can (nothing happens in between, so a smaller quantum would only cost time).
+//! - No thread, no sleep: time advances only by [`STEP_COST`] per step and, when no task can run,
+//!   directly to the next moment at which one can (nothing happens in between, so a smaller quantum
+//!   would only cost time).
 //! - A task is never stepped while it is being stepped: a pause inside a task steps the *others*.
 //! - The seed decides which of several runnable tasks is stepped.
 //! - A task is dropped outside the scheduler's lock, so its drop may use the runtime.
@@ -143,19 +144,24 @@ impl SimRuntime {
 }
 
 impl Runtime for SimRuntime {
-    fn spawn(&self, name: &str, task: Box<dyn Task>, wake: Signal) -> Result<Box<dyn Join>, IoFault> {
+    fn spawn(
+        &self,
+        name: &str,
+        task: Box<dyn Task>,
+        wake: Signal,
+    ) -> Result<Box<dyn Join>, IoFault> {
         let added = self.lock().add(self.process, name, task, wake);
         // The lock is free from here on, so a refused task may be dropped.
-        added.map(|id| Box::new(SimJoin { runtime: self.clone(), id }) as Box<dyn Join>).map_err(|_| {
-            IoFault {
+        added.map(|id| Box::new(SimJoin { runtime: self.clone(), id }) as Box<dyn Join>).map_err(
+            |_| IoFault {
                 kind: FaultKind::Exhausted,
                 op: FaultOp::Queue,
                 path: name.to_string(),
                 offset: 0,
                 errno: 0,
                 detail: "the simulated process is dead".to_string(),
-            }
-        })
+            },
+        )
     }
 
     fn pause(&self, signal: &Signal, seen: u64, timeout: Duration) {

@@ -37,7 +37,8 @@ fn store(world: &SimWorld) -> Store {
 
 fn submit(session: &mut Session, page: u32) -> pagelith::Ticket {
     let destination = Destination::owned(AlignedBuf::new(length(&key(page, "k"))).expect("memory"));
-    session.submit_get(vec![Get { key: key(page, "k"), range: None, destination }], Options::default())
+    session
+        .submit_get(vec![Get { key: key(page, "k"), range: None, destination }], Options::default())
 }
 
 fn holds(done: Done, page: u32) -> bool {

@@ -10,7 +10,11 @@ use support::plan::{Plan, Shape, Step};
 fn check(name: &'static str, shape: Shape, steps: Vec<Step>) {
     let plan = Plan { name, shape, steps, after: Vec::new() };
     let recorded = record(&plan, None);
-    assert!(recorded.points.len() > 20, "a plan that hardly writes points={}", recorded.points.len());
+    assert!(
+        recorded.points.len() > 20,
+        "a plan that hardly writes points={}",
+        recorded.points.len()
+    );
     let found = recorded.findings(&CRASHES, true, 5);
     eprintln!("plan={} points={}", plan.name, recorded.points.len());
     assert!(found.is_empty(), "{}", found.join("\n"));
@@ -18,8 +22,18 @@ fn check(name: &'static str, shape: Shape, steps: Vec<Step>) {
 
 #[test]
 fn puts_flushes_and_removes() {
-    let steps =
-        vec![Group(0), Single(0), Flush, Group(1), Group(2), Flush, Remove(1), Group(1), Flush, Get(0)];
+    let steps = vec![
+        Group(0),
+        Single(0),
+        Flush,
+        Group(1),
+        Group(2),
+        Flush,
+        Remove(1),
+        Group(1),
+        Flush,
+        Get(0),
+    ];
     check("puts_flushes_and_removes", Shape::ROOMY, steps);
 }
 
@@ -41,13 +55,26 @@ fn a_namespace_is_cleared_and_filled_again() {
         Abandon,
         Get(0),
     ];
-    check("a_namespace_is_cleared_and_filled_again", Shape { checkpoint: 1, ..Shape::ROOMY }, steps);
+    check(
+        "a_namespace_is_cleared_and_filled_again",
+        Shape { checkpoint: 1, ..Shape::ROOMY },
+        steps,
+    );
 }
 
 #[test]
 fn segments_are_sealed_and_checkpointed() {
-    let steps =
-        vec![Group(0), Flush, Fill(10, 12), Flush, Remove(12), Fill(30, 8), Group(12), Flush, Single(3)];
+    let steps = vec![
+        Group(0),
+        Flush,
+        Fill(10, 12),
+        Flush,
+        Remove(12),
+        Fill(30, 8),
+        Group(12),
+        Flush,
+        Single(3),
+    ];
     check("segments_are_sealed_and_checkpointed", Shape { checkpoint: 1, ..Shape::ROOMY }, steps);
 }
 
@@ -71,13 +98,27 @@ fn stores_are_abandoned_closed_and_opened_again() {
         Abandon,
         Get(1),
     ];
-    check("stores_are_abandoned_closed_and_opened_again", Shape { checkpoint: 2, ..Shape::ROOMY }, steps);
+    check(
+        "stores_are_abandoned_closed_and_opened_again",
+        Shape { checkpoint: 2, ..Shape::ROOMY },
+        steps,
+    );
 }
 
 #[test]
 fn pinned_objects_outlive_their_segments() {
-    let steps =
-        vec![Group(0), Single(1), Flush, Pin(0), Pin(1), Fill(10, 24), Flush, Remove(11), Fill(50, 8), Flush];
+    let steps = vec![
+        Group(0),
+        Single(1),
+        Flush,
+        Pin(0),
+        Pin(1),
+        Fill(10, 24),
+        Flush,
+        Remove(11),
+        Fill(50, 8),
+        Flush,
+    ];
     check("pinned_objects_outlive_their_segments", Shape::TIGHT, steps);
 }
 
@@ -139,5 +180,9 @@ fn two_directories_and_equal_fingerprints() {
         Flush,
         Get(0),
     ];
-    check("two_directories_and_equal_fingerprints", Shape { dirs: 2, constant: true, ..Shape::ROOMY }, steps);
+    check(
+        "two_directories_and_equal_fingerprints",
+        Shape { dirs: 2, constant: true, ..Shape::ROOMY },
+        steps,
+    );
 }

@@ -48,8 +48,8 @@ fn seeds_with_faults() {
 #[test]
 fn seeds_that_found_bugs_stay_clean() {
     for seed in [
-        227, 8_297, 13_342, 16_629, 35_348, 46_783, 48_987, 51_515, 52_387, 59_391, 64_210, 67_647, 79_917,
-        81_005, 86_181, 91_985,
+        227, 8_297, 13_342, 16_629, 35_348, 46_783, 48_987, 51_515, 52_387, 59_391, 64_210, 67_647,
+        79_917, 81_005, 86_181, 91_985,
     ] {
         let plan = Plan::of_seed(seed, 5000, FaultChoice::Mixed, false);
         let (_, findings) = explore(&plan);
@@ -69,7 +69,8 @@ fn explorer_same_seed_gives_same_trace() {
         let (a, b) = (explore(&plan), explore(&plan));
         assert_eq!(a, b, "seed={seed}");
     }
-    let traces: std::collections::BTreeSet<u64> =
-        (0..4).map(|s| explore(&Plan::of_seed(s, 200, FaultChoice::None, false)).0.trace_hash).collect();
+    let traces: std::collections::BTreeSet<u64> = (0..4)
+        .map(|s| explore(&Plan::of_seed(s, 200, FaultChoice::None, false)).0.trace_hash)
+        .collect();
     assert_eq!(traces.len(), 4, "seeds do not matter");
 }

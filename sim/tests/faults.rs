@@ -66,8 +66,12 @@ fn with_fault(plan: &Plan, op: FaultOp, nth: u64, row: u64) -> (Vec<String>, boo
 
 fn check_plan(name: &'static str, shape: Shape, steps: &[Step]) {
     // An object on a failing device may be missing, as if evicted.
-    let plan =
-        Plan { name, shape: Shape { evicts: true, ..shape }, steps: steps.to_vec(), after: Vec::new() };
+    let plan = Plan {
+        name,
+        shape: Shape { evicts: true, ..shape },
+        steps: steps.to_vec(),
+        after: Vec::new(),
+    };
     for op in [FaultOp::Read, FaultOp::Write, FaultOp::Sync] {
         for row in IN_A_ROW {
             let mut failed = 0;
@@ -80,19 +84,30 @@ fn check_plan(name: &'static str, shape: Shape, steps: &[Step]) {
                 }
             }
             eprintln!("plan={name} op={op} row={row} operations={}", failed - 1);
-            assert!((2..OPERATIONS_MAX - 1).contains(&failed), "plan={name} op={op} operations={failed}");
+            assert!(
+                (2..OPERATIONS_MAX - 1).contains(&failed),
+                "plan={name} op={op} operations={failed}"
+            );
         }
     }
 }
 
 #[test]
 fn groups_on_a_device_that_fails() {
-    check_plan("groups_on_a_device_that_fails", Shape { cold: true, checkpoint: 1, ..Shape::ROOMY }, &GROUPS);
+    check_plan(
+        "groups_on_a_device_that_fails",
+        Shape { cold: true, checkpoint: 1, ..Shape::ROOMY },
+        &GROUPS,
+    );
 }
 
 #[test]
 fn a_log_that_wraps_on_a_device_that_fails() {
-    check_plan("a_log_that_wraps_on_a_device_that_fails", Shape { cold: true, ..Shape::TIGHT }, &ROUND);
+    check_plan(
+        "a_log_that_wraps_on_a_device_that_fails",
+        Shape { cold: true, ..Shape::TIGHT },
+        &ROUND,
+    );
 }
 
 #[test]

@@ -34,7 +34,11 @@ fn check(name: &'static str, shape: Shape, steps: &[Step], after: &[Step]) {
     assert!(steps.len() <= STEPS_MAX, "plan={name} steps={}", steps.len());
     let plan = Plan { name, shape, steps: steps.to_vec(), after: after.to_vec() };
     let recorded = record(&plan, None);
-    assert!(recorded.points.len() > 20, "a plan that hardly writes points={}", recorded.points.len());
+    assert!(
+        recorded.points.len() > 20,
+        "a plan that hardly writes points={}",
+        recorded.points.len()
+    );
     let found = recorded.findings(&crashes(), true, 5);
     eprintln!("plan={} points={}", plan.name, recorded.points.len());
     assert!(found.is_empty(), "{}", found.join("\n"));
@@ -57,7 +61,12 @@ const BEGUN: [Step; 12] = [
 
 #[test]
 fn begun_and_committed() {
-    check("begun_and_committed", CHECKPOINTED, &BEGUN, &[Commit(0, 2), Members(2, 3), Commit(2, 3)]);
+    check(
+        "begun_and_committed",
+        CHECKPOINTED,
+        &BEGUN,
+        &[Commit(0, 2), Members(2, 3), Commit(2, 3)],
+    );
 }
 
 #[test]
@@ -126,7 +135,12 @@ fn a_base_and_what_is_attached_are_removed() {
         Remove(0),
         Flush,
     ];
-    check("a_base_and_what_is_attached_are_removed", CHECKPOINTED, &steps, &[Group(0), Attach(0, 0)]);
+    check(
+        "a_base_and_what_is_attached_are_removed",
+        CHECKPOINTED,
+        &steps,
+        &[Group(0), Attach(0, 0)],
+    );
 }
 
 #[test]
@@ -145,7 +159,12 @@ fn what_was_put_alone_keeps_its_bytes_in_a_group() {
         Single(0),
         Flush,
     ];
-    check("what_was_put_alone_keeps_its_bytes_in_a_group", CHECKPOINTED, &steps, &[Base(0, 3), Base(1, 4)]);
+    check(
+        "what_was_put_alone_keeps_its_bytes_in_a_group",
+        CHECKPOINTED,
+        &steps,
+        &[Base(0, 3), Base(1, 4)],
+    );
 }
 
 #[test]
@@ -188,7 +207,12 @@ fn a_clear_takes_what_waits_and_what_is_attached() {
         Flush,
         Get(2),
     ];
-    check("a_clear_takes_what_waits_and_what_is_attached", CHECKPOINTED, &steps, &[Base(4, 2), Attach(0, 0)]);
+    check(
+        "a_clear_takes_what_waits_and_what_is_attached",
+        CHECKPOINTED,
+        &steps,
+        &[Base(4, 2), Attach(0, 0)],
+    );
 }
 
 #[test]
@@ -208,7 +232,12 @@ fn a_base_and_what_is_attached_lie_apart_and_move() {
         Flush,
     ];
     let shape = Shape { checkpoint: 1, ..Shape::TIGHT };
-    check("a_base_and_what_is_attached_lie_apart_and_move", shape, &steps, &[Attach(0, 0), Base(0, 2)]);
+    check(
+        "a_base_and_what_is_attached_lie_apart_and_move",
+        shape,
+        &steps,
+        &[Attach(0, 0), Base(0, 2)],
+    );
 }
 
 #[test]
@@ -267,7 +296,12 @@ fn closed_and_opened_from_its_checkpoint() {
         Take(2, "n"),
         Flush,
     ];
-    check("closed_and_opened_from_its_checkpoint", Shape::ROOMY, &steps, &[Attach(0, 0), Attach(2, 0)]);
+    check(
+        "closed_and_opened_from_its_checkpoint",
+        Shape::ROOMY,
+        &steps,
+        &[Attach(0, 0), Attach(2, 0)],
+    );
 }
 
 /// The offset of these bytes in the segments of a small store.
@@ -292,7 +326,12 @@ fn after_damage(of: &str, header: bool) -> [usize; 2] {
         true => find(&world.disk, &run.contents.of(&base[0], Put(1))[..64]) - 4096,
         false => find(&world.disk, &run.contents.of(&key(0, of), Put(1))[..64]),
     };
-    world.disk.inject(FaultPlan::FlipBit { dir: 0, name: "segments".into(), offset: at + 3, bit: 1 });
+    world.disk.inject(FaultPlan::FlipBit {
+        dir: 0,
+        name: "segments".into(),
+        offset: at + 3,
+        bit: 1,
+    });
     assert!(run.wrong.is_empty(), "{:?}", run.wrong);
     // Only the damaged object is read: the others must be dropped with it.
     run.get_keys(&[key(0, of)]);

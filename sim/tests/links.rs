@@ -13,7 +13,9 @@ fn of(seeds: std::ops::Range<u64>, plant: Plant, calm: bool) -> Tally {
 fn of_shape(seeds: std::ops::Range<u64>, shape: Option<Shape>, plant: Plant, calm: bool) -> Tally {
     let ops = if plant == Plant::StaleOutcome { 1000 } else { OPS };
     let mut sums = Tally::default();
-    seeds.map(|seed| run(&Plan { seed, ops, calm, shape, plant })).for_each(|tally| sums.add(&tally));
+    seeds
+        .map(|seed| run(&Plan { seed, ops, calm, shape, plant }))
+        .for_each(|tally| sums.add(&tally));
     sums
 }
 
@@ -22,8 +24,19 @@ fn of_shape(seeds: std::ops::Range<u64>, shape: Option<Shape>, plant: Plant, cal
 fn faulty_links_cause_no_wrong_hit_and_no_late_write() {
     let sums = of(0..12, Plant::None, false);
     assert!(sums.is_clean(), "{sums:?}");
-    let met = [sums.duplicated, sums.reordered, sums.dropped, sums.flipped, sums.late, sums.cuts, sums.kills];
-    assert!(met.iter().all(|count| *count > 10), "a run that meets nothing shows nothing: {sums:?}");
+    let met = [
+        sums.duplicated,
+        sums.reordered,
+        sums.dropped,
+        sums.flipped,
+        sums.late,
+        sums.cuts,
+        sums.kills,
+    ];
+    assert!(
+        met.iter().all(|count| *count > 10),
+        "a run that meets nothing shows nothing: {sums:?}"
+    );
     assert!(sums.hits > 1000 && sums.found_here > 500 && sums.removals > 100, "{sums:?}");
 }
 
@@ -32,14 +45,20 @@ fn referenced_bytes_stay_unchanged_and_are_released_for_gone_clients() {
     let sums = of_shape(0..12, Some(Shape::Shown), Plant::None, false);
     assert!(sums.is_clean(), "{sums:?}");
     assert!(sums.shown > 1000 && sums.viewed > 50, "{sums:?}");
-    assert!(sums.looked_late > 10 && sums.kills > 10, "a run that meets nothing shows nothing: {sums:?}");
+    assert!(
+        sums.looked_late > 10 && sums.kills > 10,
+        "a run that meets nothing shows nothing: {sums:?}"
+    );
 }
 
 #[test]
 fn mutual_peers_never_return_removed_objects() {
     let sums = of_shape(0..40, Some(Shape::Mutual), Plant::None, false);
     assert!(sums.is_clean(), "{sums:?}");
-    assert!(sums.questions > 5000 && sums.removals > 250 && sums.hits > 2500 && sums.kills > 25, "{sums:?}");
+    assert!(
+        sums.questions > 5000 && sums.removals > 250 && sums.hits > 2500 && sums.kills > 25,
+        "{sums:?}"
+    );
 }
 
 #[test]

@@ -60,7 +60,8 @@ fn live(run: &mut Run<'_>, plan: &Plan, rng: &mut SplitMix64, crashes: &mut Vec<
         if crash || run.store.is_none() {
             // Some operations in flight end before the crash, some do not.
             world.runtime.run_for(std::time::Duration::from_micros(rng.below(700)));
-            let mode = [CrashMode::DropAll, CrashMode::KeepAll, CrashMode::Random][rng.below(3) as usize];
+            let mode =
+                [CrashMode::DropAll, CrashMode::KeepAll, CrashMode::Random][rng.below(3) as usize];
             crashes.push(format!("step={i} {step:?} mode={mode:?} n={}", world.disk.ops_done()));
             world.crash(mode);
             if rng.one_in(4) {

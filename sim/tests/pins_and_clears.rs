@@ -81,7 +81,11 @@ fn crash_during_reclaim(changes: u64, pages: u32, mode: CrashMode) -> bool {
     assert!(run.open(), "{:?}", run.wrong);
     let store = run.store.as_ref().expect("an open store");
     let here = store.exists_batch(keys, Options::default());
-    assert_eq!(here, [true, true], "pinned, flushed and gone changes={changes} pages={pages} mode={mode:?}");
+    assert_eq!(
+        here,
+        [true, true],
+        "pinned, flushed and gone changes={changes} pages={pages} mode={mode:?}"
+    );
     whole
 }
 
@@ -96,7 +100,8 @@ fn pinned_durable_object_survives_crash_at_each_change_of_reclaim() {
 #[test]
 fn put_after_unawaited_clear_survives_checkpoints() {
     let shape = Shape { checkpoint: 1, ..Shape::ROOMY };
-    let steps = vec![Group(0), Flush, Hasty(0), Group(0), Flush, Abandon, Group(2), Flush, Close, Get(0)];
+    let steps =
+        vec![Group(0), Flush, Hasty(0), Group(0), Flush, Abandon, Group(2), Flush, Close, Get(0)];
     let recorded = record(&Plan { name: "hasty_clear", shape, steps, after: Vec::new() }, None);
     let found = recorded.findings(&CRASHES, false, 3);
     assert!(found.is_empty(), "{}", found.join("\n"));
@@ -153,7 +158,13 @@ fn segment_with_read_in_flight_is_not_overwritten() {
     let lap = u64::from(shape.ssd_mib);
     assert!(store.stats().segments_reclaimed > reclaimed + lap, "{:?}", store.stats());
     assert!(session.poll().is_none(), "the read is in flight still");
-    let Some(Done::Get(done)) = session.wait(ticket, 2 * READ_TIME) else { panic!("the get does not end") };
-    assert!(matches!(done[0].outcome, Ok(GetOutcome::Hit { tier: Tier::Ssd, .. })), "{:?}", done[0].outcome);
+    let Some(Done::Get(done)) = session.wait(ticket, 2 * READ_TIME) else {
+        panic!("the get does not end")
+    };
+    assert!(
+        matches!(done[0].outcome, Ok(GetOutcome::Hit { tier: Tier::Ssd, .. })),
+        "{:?}",
+        done[0].outcome
+    );
     assert!(run.wrong.is_empty(), "{:?}", run.wrong);
 }

@@ -52,7 +52,9 @@ pub enum AddressError {
 
 /// Text that is not a host and a port.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("where HOST is a host name or an IP address (of IPv6 in brackets) and PORT a number up to 65535")]
+#[error(
+    "where HOST is a host name or an IP address (of IPv6 in brackets) and PORT a number up to 65535"
+)]
 pub struct EndpointError;
 
 impl Endpoint {
@@ -88,7 +90,10 @@ fn is_name(host: &str) -> bool {
     let host = host.strip_suffix('.').unwrap_or(host);
     let is_label = |label: &str| {
         let known = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
-        !label.is_empty() && label.bytes().all(known) && !label.starts_with('-') && !label.ends_with('-')
+        !label.is_empty()
+            && label.bytes().all(known)
+            && !label.starts_with('-')
+            && !label.ends_with('-')
     };
     let last = host.rsplit('.').next().unwrap_or_default();
     host.len() <= NAME_BYTES_MAX
@@ -102,7 +107,9 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Address, AddressError> {
         match text.split_once(':') {
             Some(("tcp", endpoint)) => Ok(Address::Tcp(endpoint.parse()?)),
-            Some(("unix", path)) if path.len() > UNIX_PATH_MAX => Err(AddressError::UnixLength(path.len())),
+            Some(("unix", path)) if path.len() > UNIX_PATH_MAX => {
+                Err(AddressError::UnixLength(path.len()))
+            }
             Some(("unix", path)) if path.starts_with('/') => Ok(Address::Unix(PathBuf::from(path))),
             Some(("unix", _)) => Err(AddressError::Unix),
             Some(_) | None => Err(AddressError::Kind),

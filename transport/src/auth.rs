@@ -75,7 +75,8 @@ impl fmt::Debug for Key {
 }
 
 fn keyed(secret: &[u8]) -> HmacSha256 {
-    HmacSha256::new_from_slice(secret).unwrap_or_else(|_| unreachable!("HMAC takes keys of any length"))
+    HmacSha256::new_from_slice(secret)
+        .unwrap_or_else(|_| unreachable!("HMAC takes keys of any length"))
 }
 
 /// The keys that a server accepts, and the rights of each.
@@ -114,7 +115,8 @@ impl KeyRing {
     ) -> Result<(AuthSession, Rights), Closed> {
         let known = self.keys.get(proof.key_name());
         let key = known.map_or(&self.decoy, |(key, _)| key);
-        let session = AuthSession { key: key.clone(), transcript, nonce: proof.nonce, name: *proof };
+        let session =
+            AuthSession { key: key.clone(), transcript, nonce: proof.nonce, name: *proof };
         let proved = session.derive(Label::ClientProof).verify_slice(&proof.proof).is_ok();
         match known {
             Some((_, rights)) if proved => Ok((session, rights.clone())),
@@ -173,7 +175,11 @@ pub(crate) struct AuthSession {
 impl AuthSession {
     /// The session of a client with `key` and its own nonce. `None` if a proof cannot hold the
     /// name, which [`Key::new`] excludes.
-    pub(crate) fn of_client(key: &Key, transcript: [u8; 32], nonce: [u8; 32]) -> Option<AuthSession> {
+    pub(crate) fn of_client(
+        key: &Key,
+        transcript: [u8; 32],
+        nonce: [u8; 32],
+    ) -> Option<AuthSession> {
         let name = ProofBody::new(key.name(), nonce, [0; 32])?;
         Some(AuthSession { key: key.clone(), transcript, nonce, name })
     }
@@ -206,7 +212,11 @@ impl AuthSession {
     pub(crate) fn check_server(&self, proof: &ProofBody) -> Result<(), Closed> {
         let same = proof.key_name() == self.name.key_name() && proof.nonce == [0; 32];
         let proved = self.derive(Label::ServerProof).verify_slice(&proof.proof).is_ok();
-        if same && proved { Ok(()) } else { Err(Closed::NotAuthentic { what: "the server's proof" }) }
+        if same && proved {
+            Ok(())
+        } else {
+            Err(Closed::NotAuthentic { what: "the server's proof" })
+        }
     }
 
     /// The MACs of the client's frames and of the server's.
@@ -280,7 +290,8 @@ mod tests {
     #[test]
     fn wrong_key_and_unknown_name_give_the_same_error() {
         let known = (Key::new("a", &[1; 32]).expect("a key"), Rights::all());
-        let ring = KeyRing::new([known.clone()], &pagelith_io::system::SystemEntropy).expect("a ring");
+        let ring =
+            KeyRing::new([known.clone()], &pagelith_io::system::SystemEntropy).expect("a ring");
         let ask = |secret, name| {
             let proof = session(secret, name, 9, 3).client_proof();
             ring.admit(&proof, [9; 32]).map(|(_, rights)| rights)

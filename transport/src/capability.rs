@@ -101,12 +101,14 @@ pub struct Common {
 /// Intersect `own` with a peer's greeting. The refusal tells why the intersection is not
 /// sufficient.
 pub fn agree(own: &Offer, theirs: &Greeting, keyed: bool) -> Result<Common, Refusal> {
-    let refuse = |reason, missing, text| Err(Refusal { reason, versions: own.versions, missing, text });
+    let refuse =
+        |reason, missing, text| Err(Refusal { reason, versions: own.versions, missing, text });
     let (oldest, newest) = own.versions;
     let version = newest.min(theirs.version_max);
     if version < oldest.max(theirs.version_min) {
         let (from, to) = (theirs.version_min, theirs.version_max);
-        let text = format!("no protocol version in common ours={oldest}..{newest} theirs={from}..{to}");
+        let text =
+            format!("no protocol version in common ours={oldest}..{newest} theirs={from}..{to}");
         return refuse(Reason::Version, 0, text);
     }
     let features = own.features & theirs.features;
@@ -156,7 +158,10 @@ mod tests {
         for (a, b) in [((1, 1), (2, 3)), ((2, 3), (1, 1))] {
             let refused = meet(a, b).expect_err("apart");
             assert_eq!((refused.reason, refused.versions), (Reason::Version, a));
-            let text = format!("no protocol version in common ours={}..{} theirs={}..{}", a.0, a.1, b.0, b.1);
+            let text = format!(
+                "no protocol version in common ours={}..{} theirs={}..{}",
+                a.0, a.1, b.0, b.1
+            );
             assert_eq!(refused.text, text);
         }
     }
@@ -200,14 +205,19 @@ mod tests {
 
     #[test]
     fn frame_limits_are_the_receivers_and_object_limits_the_smaller() {
-        let small =
-            Offer { alignment: 512, control_bytes_max: 16 << 10, object_bytes_max: 9, ..offer((1, 1)) };
+        let small = Offer {
+            alignment: 512,
+            control_bytes_max: 16 << 10,
+            object_bytes_max: 9,
+            ..offer((1, 1))
+        };
         let common = agree(&offer((1, 1)), &small.greeting(false), false).expect("enough");
         assert_eq!(
             (common.alignment, common.control_bytes_max, common.object_bytes_max),
             (4096, 16 << 10, 9)
         );
-        let keyless = agree(&small, &offer((1, 1)).greeting(true), false).expect_err("not the same way");
+        let keyless =
+            agree(&small, &offer((1, 1)).greeting(true), false).expect_err("not the same way");
         assert_eq!(keyless.reason, Reason::Denied);
     }
 }

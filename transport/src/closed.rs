@@ -72,8 +72,12 @@ impl Closed {
         match self {
             Closed::Bye | Closed::Ended | Closed::Silent { .. } | Closed::Late { .. } => true,
             Closed::System { .. } | Closed::Unresolved { .. } => true,
-            Closed::Refused(refusal) => refusal.reason == Reason::Busy || refusal.reason == Reason::Late,
-            Closed::Here | Closed::Broken(_) | Closed::NotAuthentic { .. } | Closed::Misfit(_) => false,
+            Closed::Refused(refusal) => {
+                refusal.reason == Reason::Busy || refusal.reason == Reason::Late
+            }
+            Closed::Here | Closed::Broken(_) | Closed::NotAuthentic { .. } | Closed::Misfit(_) => {
+                false
+            }
         }
     }
 
@@ -104,7 +108,8 @@ mod tests {
     #[test]
     fn text_of_an_unauthenticated_server_is_escaped() {
         let text = "gone\n2026 closed durable_objects=7 \u{1b}]0;title\u{7}";
-        let refusal = Refusal { reason: Reason::Denied, versions: (1, 1), missing: 0, text: text.into() };
+        let refusal =
+            Refusal { reason: Reason::Denied, versions: (1, 1), missing: 0, text: text.into() };
         for why in [Closed::Refused(refusal), Closed::Misfit(text.into())] {
             let shown = why.to_string();
             assert!(!shown.contains(char::is_control) && shown.contains("gone\\n2026"), "{shown}");

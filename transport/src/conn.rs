@@ -253,7 +253,13 @@ impl<S: Stream> Link for Conn<S> {
         self.outbound.push(push, &self.regions)
     }
 
-    fn expose(&mut self, op: OpId, item: u32, offset: u64, parts: Vec<Part>) -> Result<(), Vec<Part>> {
+    fn expose(
+        &mut self,
+        op: OpId,
+        item: u32,
+        offset: u64,
+        parts: Vec<Part>,
+    ) -> Result<(), Vec<Part>> {
         if self.stream.is_none() {
             return Err(parts);
         }
@@ -296,7 +302,8 @@ impl<S: Stream> Link for Conn<S> {
             if events.len() != had {
                 return;
             }
-            let (now, write, paused) = (self.heartbeat.clock.now(), self.wants_write(), self.is_congested());
+            let (now, write, paused) =
+                (self.heartbeat.clock.now(), self.wants_write(), self.is_congested());
             if now >= until {
                 return;
             }

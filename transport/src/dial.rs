@@ -67,7 +67,12 @@ pub struct SocketDial {
 impl SocketDial {
     /// For the peer at `address`, authenticated by `key`, with the system's entropy. A process
     /// makes the same `offer` on all of its links.
-    pub fn new(address: Address, key: Option<Key>, offer: Offer, clock: Arc<dyn Clock>) -> SocketDial {
+    pub fn new(
+        address: Address,
+        key: Option<Key>,
+        offer: Offer,
+        clock: Arc<dyn Clock>,
+    ) -> SocketDial {
         let limits = Limits::default();
         let entropy = Arc::new(SystemEntropy);
         let (shows, resolver) = (SharedRegions::default(), Resolver::default());

@@ -66,7 +66,9 @@ impl NameDial {
                 let left = self.left();
                 match self.lookup.found(timeout.min(left)) {
                     None if left.is_zero() => {
-                        return DialProgress::Over(self.lookup.timed_out(self.dial.limits.handshake));
+                        return DialProgress::Over(
+                            self.lookup.timed_out(self.dial.limits.handshake),
+                        );
                     }
                     None => return DialProgress::Waiting(self),
                     Some(Err(why)) => return DialProgress::Over(why),

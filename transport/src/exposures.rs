@@ -104,11 +104,18 @@ impl Exposures {
     /// Whether a range overlaps an exposed one, or its end overflows.
     fn overlaps(&self, (op, item, from): ExposureKey, len: u64) -> bool {
         let Some(last) = from.checked_add(len - 1) else { return true };
-        self.last_begun_at(op, item, last).is_some_and(|found| found.from.saturating_add(found.len) > from)
+        self.last_begun_at(op, item, last)
+            .is_some_and(|found| found.from.saturating_add(found.len) > from)
     }
 
     /// The range that receives `len` bytes at `offset` of an item; `None` if they are not exposed.
-    pub fn locate(&self, op: OpId, item: u32, offset: u64, len: u32) -> Result<Option<ExposureKey>, Closed> {
+    pub fn locate(
+        &self,
+        op: OpId,
+        item: u32,
+        offset: u64,
+        len: u32,
+    ) -> Result<Option<ExposureKey>, Closed> {
         let last = self.last_begun_at(op, item, offset);
         let Some(found) = last.filter(|found| offset - found.from < found.len) else {
             return Ok(None);
@@ -173,7 +180,9 @@ impl Exposures {
         let Some(range) = self.find(key) else { return };
         range.landed += bytes as u64;
         range.part_offset += bytes;
-        while let Some(part) = range.parts.get(range.part).filter(|part| range.part_offset >= part.len()) {
+        while let Some(part) =
+            range.parts.get(range.part).filter(|part| range.part_offset >= part.len())
+        {
             range.part_offset -= part.len();
             range.part += 1;
         }
@@ -212,8 +221,12 @@ impl Exposures {
         };
         for (op, of_op) in gone {
             self.count -= of_op.len();
-            let back =
-                |Exposure { item, from, parts, .. }| Event::Retracted { op, item, offset: from, parts };
+            let back = |Exposure { item, from, parts, .. }| Event::Retracted {
+                op,
+                item,
+                offset: from,
+                parts,
+            };
             events.extend(of_op.into_iter().map(back));
         }
     }
@@ -274,7 +287,10 @@ mod tests {
         let shared = vec![Part::from_shared(std::sync::Arc::from([1u8].as_slice()))];
         assert!(exposures.expose((OpId(1), 1, 0), shared).is_err(), "shared memory is read-only");
         let locate = |exposures: &Exposures, offset, len| exposures.locate(OpId(1), 0, offset, len);
-        assert_eq!((locate(&exposures, 0, 8), exposures.locate(OpId(2), 0, 0, 8)), (Ok(Some(KEY)), Ok(None)));
+        assert_eq!(
+            (locate(&exposures, 0, 8), exposures.locate(OpId(2), 0, 0, 8)),
+            (Ok(Some(KEY)), Ok(None))
+        );
         assert!(locate(&exposures, 0, 9).is_err() && locate(&exposures, 1, 1).is_err());
         exposures.copy(KEY, &[1; 3]);
         assert!(locate(&exposures, 0, 1).is_err(), "received already");
@@ -289,7 +305,10 @@ mod tests {
         let (second, last) = ((OpId(1), 0, 8), (OpId(1), 0, u64::MAX));
         exposures.expose(second, scatter(&[8])).expect("room");
         for (from, len) in [(0, 9), (7, 2), (8, 1), (15, 9), (0, 100), (u64::MAX, 2)] {
-            assert!(exposures.expose((OpId(1), 0, from), scatter(&[len])).is_err(), "from={from} len={len}");
+            assert!(
+                exposures.expose((OpId(1), 0, from), scatter(&[len])).is_err(),
+                "from={from} len={len}"
+            );
         }
         exposures.expose(KEY, scatter(&[8])).expect("before it");
         exposures.expose((OpId(1), 0, 16), scatter(&[1])).expect("after it");

@@ -140,14 +140,21 @@ impl Handshake {
     /// refusal in [`Handshake::out`], and the handshake is over.
     pub(crate) fn take(&mut self, frame: &[u8]) -> Result<Option<Agreed>, Closed> {
         let taken =
-            head::split(frame, None).map_err(Closed::from).and_then(|(facts, _, body)| match self.side() {
+            head::split(frame, None).map_err(Closed::from).and_then(|(facts, _, body)| match self
+                .side()
+            {
                 Side::Client => self.client_takes(facts.kind, frame, body),
                 Side::Server => self.server_takes(facts.kind, frame, body),
             });
         taken.inspect_err(|why| self.refuse(why))
     }
 
-    fn client_takes(&mut self, kind: Kind, frame: &[u8], body: &[u8]) -> Result<Option<Agreed>, Closed> {
+    fn client_takes(
+        &mut self,
+        kind: Kind,
+        frame: &[u8],
+        body: &[u8],
+    ) -> Result<Option<Agreed>, Closed> {
         if kind == Kind::Refusal {
             return Err(Closed::Refused(Refusal::decode(body)?));
         }
@@ -168,7 +175,8 @@ impl Handshake {
                 ChallengeBody::decode(body)?;
                 self.transcript.add(frame);
                 let transcript = std::mem::take(&mut self.transcript).finish();
-                let session = key.and_then(|key| AuthSession::of_client(&key, transcript, self.nonce));
+                let session =
+                    key.and_then(|key| AuthSession::of_client(&key, transcript, self.nonce));
                 let session = session.ok_or(Closed::NotAuthentic { what: "the key" })?;
                 self.queue_frame(Kind::Proof, bytemuck::bytes_of(&session.client_proof()));
                 self.client_step(ClientStep::Proof(common, Box::new(session)));
@@ -196,14 +204,20 @@ impl Handshake {
         }
     }
 
-    fn server_takes(&mut self, kind: Kind, frame: &[u8], body: &[u8]) -> Result<Option<Agreed>, Closed> {
+    fn server_takes(
+        &mut self,
+        kind: Kind,
+        frame: &[u8],
+        body: &[u8],
+    ) -> Result<Option<Agreed>, Closed> {
         let State::Server { admission, step } = &mut self.state else { return Err(Closed::Here) };
         let admission = admission.clone();
         match (std::mem::replace(step, ServerStep::Over), kind) {
             (ServerStep::Hello, Kind::Hello) => {
                 let keyed = matches!(admission, Admission::Keys(_));
                 self.transcript.add(frame);
-                let common = agree(&self.offer, &Greeting::decode(body)?, keyed).map_err(Closed::Refused)?;
+                let common =
+                    agree(&self.offer, &Greeting::decode(body)?, keyed).map_err(Closed::Refused)?;
                 let permit = if keyed { None } else { self.acquire_permit()? };
                 let welcome = self.offer.greeting(keyed).encode();
                 self.queue_frame(Kind::Welcome, &welcome);
@@ -236,7 +250,10 @@ impl Handshake {
     fn acquire_permit(&self) -> Result<Option<LinkPermit>, Closed> {
         let Some(permits) = &self.permits else { return Ok(None) };
         let text = || {
-            format!("link limit of the server reached: close other clients links_max={}", permits.capacity())
+            format!(
+                "link limit of the server reached: close other clients links_max={}",
+                permits.capacity()
+            )
         };
         let versions = self.offer.versions;
         let busy = || Refusal { reason: Reason::Busy, versions, missing: 0, text: text() };
@@ -312,8 +329,11 @@ mod tests {
         let mut ends = (None, None);
         for _ in 0..8 {
             for to_server in [true, false] {
-                let (from, to) =
-                    if to_server { (&mut *client, &mut *server) } else { (&mut *server, &mut *client) };
+                let (from, to) = if to_server {
+                    (&mut *client, &mut *server)
+                } else {
+                    (&mut *server, &mut *client)
+                };
                 let mut bytes = std::mem::take(from.out());
                 while !bytes.is_empty() {
                     let end = if to_server { &mut ends.1 } else { &mut ends.0 };
@@ -347,13 +367,18 @@ mod tests {
         let (c, s) = meet((offer((1, 2)), Some(key(1))), (offer((1, 1)), keys(1)));
         let (c, s) = (c.expect("ended").expect("agreed"), s.expect("ended").expect("agreed"));
         assert_eq!((c.common.version, s.common.version), (1, 1));
-        assert_eq!((c.key_name.as_deref(), s.key_name.as_deref()), (Some("rank-0"), Some("rank-0")));
-        let ((mut c_out, mut c_in), (mut s_out, mut s_in)) = (c.macs.expect("a key"), s.macs.expect("a key"));
+        assert_eq!(
+            (c.key_name.as_deref(), s.key_name.as_deref()),
+            (Some("rank-0"), Some("rank-0"))
+        );
+        let ((mut c_out, mut c_in), (mut s_out, mut s_in)) =
+            (c.macs.expect("a key"), s.macs.expect("a key"));
         let mac = c_out.next(&[1; 64], b"x");
         assert_eq!(s_in.check(&[1; 64], b"x", &mac), Ok(()));
         let mac = s_out.next(&[1; 64], b"x");
         assert_eq!(c_in.check(&[1; 64], b"x", &mac), Ok(()));
-        let (c, s) = meet((offer((1, 1)), None), (offer((1, 1)), Admission::Connection(Rights::all())));
+        let (c, s) =
+            meet((offer((1, 1)), None), (offer((1, 1)), Admission::Connection(Rights::all())));
         assert!(c.expect("ended").expect("agreed").macs.is_none());
         assert!(s.expect("ended").expect("agreed").macs.is_none());
     }
@@ -376,7 +401,10 @@ mod tests {
         }
         let (c, s) = meet((offer((1, 1)), Some(key(2))), (offer((1, 1)), keys(1)));
         assert_eq!(reason(c), Reason::Denied);
-        assert_eq!(s.expect("ended").err(), Some(Closed::NotAuthentic { what: "the client's proof" }));
+        assert_eq!(
+            s.expect("ended").err(),
+            Some(Closed::NotAuthentic { what: "the client's proof" })
+        );
     }
 
     /// An attacker on the path changes any byte of any frame and corrects its checksums.
@@ -390,14 +418,15 @@ mod tests {
                 let ends = converse(&mut client, &mut server, &mut |frame| {
                     if seen == which && 64 + at < frame.len() {
                         frame[64 + at] ^= 1;
-                        let (facts, _) =
-                            head::decode(frame.first_chunk().expect("a head"), None).expect("a head");
+                        let (facts, _) = head::decode(frame.first_chunk().expect("a head"), None)
+                            .expect("a head");
                         let facts = HeadFacts::control(1, facts.kind, facts.op, &frame[64..]);
                         frame[..64].copy_from_slice(&head::encode(&facts, [0; 16]));
                     }
                     seen += 1;
                 });
-                let agreed = [&ends.0, &ends.1].map(|end| end.as_ref().is_some_and(|end| end.is_ok()));
+                let agreed =
+                    [&ends.0, &ends.1].map(|end| end.as_ref().is_some_and(|end| end.is_ok()));
                 let untouched = at >= [64, 64, 32, 96, 96][which];
                 assert_eq!(agreed[0], untouched, "which={which} at={at}");
                 // The server's proof is its last frame, so it cannot learn whether that arrived

@@ -130,13 +130,16 @@ impl Inbound {
         let missing = match &self.state {
             ReadState::Head => FrameHead::BYTES - have,
             ReadState::Control { facts, body, .. } => facts.body_bytes as usize - body.len() - have,
-            ReadState::Discard { left } => usize::try_from(*left).unwrap_or(usize::MAX).min(READ_AHEAD_BYTES),
+            ReadState::Discard { left } => {
+                usize::try_from(*left).unwrap_or(usize::MAX).min(READ_AHEAD_BYTES)
+            }
             ReadState::Data { .. } => 0,
         };
         let next_head = if matches!(self.state, ReadState::Head) { 0 } else { FrameHead::BYTES };
         // References arrive as small frames in quick succession.
         let few = if sink.regions.theirs.is_empty() { 0 } else { READ_AHEAD_SHARED_BYTES };
-        let wanted = if sink.exposures.is_empty() { READ_AHEAD_BYTES } else { few.max(missing + next_head) };
+        let wanted =
+            if sink.exposures.is_empty() { READ_AHEAD_BYTES } else { few.max(missing + next_head) };
         if self.start > 0 && self.end + wanted > self.ahead.len() {
             self.ahead.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, have);
@@ -238,7 +241,8 @@ impl Sink<'_> {
         let stretch = (op, body.item, body.offset);
         let found = self.regions.shown(stretch, body.pieces.iter());
         let found = found.ok_or_else(|| Closed::broken("shown", "nothing that was handed over"))?;
-        let length = u32::try_from(body.length).map_err(|_| Closed::broken("shown", body.length))?;
+        let length =
+            u32::try_from(body.length).map_err(|_| Closed::broken("shown", body.length))?;
         let Some(key) = self.exposures.locate(op, body.item, body.offset, length)? else {
             self.counts.bytes_late += body.length;
             self.to_release.push(stretch);
@@ -246,7 +250,8 @@ impl Sink<'_> {
         };
         self.counts.bytes_in += body.length;
         let (_, item, offset) = stretch;
-        let untouched = if key == stretch { self.exposures.take_untouched(key, body.length) } else { None };
+        let untouched =
+            if key == stretch { self.exposures.take_untouched(key, body.length) } else { None };
         if let Some(parts) = untouched {
             self.events.push(Event::Shown { op, item, offset, parts, shown: found });
             return Ok(());
@@ -261,7 +266,11 @@ impl Sink<'_> {
 
 impl FrameReader {
     /// The state that handles the body after this head.
-    fn begin(&mut self, bytes: [u8; FrameHead::BYTES], sink: &mut Sink<'_>) -> Result<ReadState, Closed> {
+    fn begin(
+        &mut self,
+        bytes: [u8; FrameHead::BYTES],
+        sink: &mut Sink<'_>,
+    ) -> Result<ReadState, Closed> {
         let (facts, mac) = head::decode(&bytes, Some(self.version))?;
         if facts.kind.is_greeting() || !facts.kind.is_sent_by(self.from) {
             return Err(Closed::broken("kind", format_args!("{:?}", facts.kind)));
@@ -282,7 +291,12 @@ impl FrameReader {
         })
     }
 
-    fn check_mac(&mut self, head: &[u8; FrameHead::BYTES], body: &[u8], mac: &Mac) -> Result<(), Closed> {
+    fn check_mac(
+        &mut self,
+        head: &[u8; FrameHead::BYTES],
+        body: &[u8],
+        mac: &Mac,
+    ) -> Result<(), Closed> {
         match &mut self.mac {
             Some(macs) => macs.check(head, body, mac),
             None if *mac == [0; 16] => Ok(()),

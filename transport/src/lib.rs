@@ -17,7 +17,10 @@ pub mod handshake;
 pub mod limits;
 pub mod link;
 pub mod pending;
-#[allow(clippy::disallowed_methods, reason = "the system resolver blocks, so it runs on its own thread")]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the system resolver blocks, so it runs on its own thread"
+)]
 pub mod resolve;
 pub mod rights;
 pub mod shown;

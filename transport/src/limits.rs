@@ -11,7 +11,8 @@ pub const UNKNOWN_PEER_BYTES_MAX: usize = 16 << 10;
 
 /// Maximum bytes of incoming data that a link holds: control frames that its user has not polled,
 /// including the frame that exceeds their bound, and the read-ahead buffer.
-pub const RECEIVED_BYTES_MAX: usize = POLL_CONTROL_BYTES_MAX + CONTROL_BYTES_MAX as usize + READ_AHEAD_BYTES;
+pub const RECEIVED_BYTES_MAX: usize =
+    POLL_CONTROL_BYTES_MAX + CONTROL_BYTES_MAX as usize + READ_AHEAD_BYTES;
 
 /// Maximum bytes of control frames in the write buffer. The last frame staged may exceed it by its
 /// own length. Frames in the send queue are bounded separately ([`Limits::frame_bytes_max`]).

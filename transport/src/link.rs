@@ -214,7 +214,13 @@ pub trait Link: Send {
     /// Receive bytes of an item into `parts`, in order, from `offset` of the requested range. An
     /// item may have several exposed ranges; each completes by itself. Handed back if there is no
     /// room, if a part is shared, if there is no byte, and if one of the bytes is exposed already.
-    fn expose(&mut self, op: OpId, item: u32, offset: u64, parts: Vec<Part>) -> Result<(), Vec<Part>>;
+    fn expose(
+        &mut self,
+        op: OpId,
+        item: u32,
+        offset: u64,
+        parts: Vec<Part>,
+    ) -> Result<(), Vec<Part>>;
 
     /// Announce that this end will send within some ten microseconds. On links where waking a peer
     /// takes long, this wakes a sleeping peer now, at the cost that waking it later would have. On

@@ -135,7 +135,8 @@ impl Outbound {
         let room = self.room(0, 0);
         let kind = frame.kind;
         let ours = kind.is_sent_by(self.writer.side) && !kind.is_greeting();
-        let users = ours && matches!(kind, Kind::Request | Kind::Pull | Kind::Outcome | Kind::Cancel);
+        let users =
+            ours && matches!(kind, Kind::Request | Kind::Pull | Kind::Outcome | Kind::Cancel);
         let fits = frame.body.len() <= self.writer.control_bytes_max as usize
             && frame.body.is_empty() == kind.is_bare()
             && frame.op.0 != 0;
@@ -182,9 +183,16 @@ impl Outbound {
     }
 
     /// Hand back the pushes that the peer has released.
-    pub fn complete_refs(&mut self, stretches: &[ItemRange], events: &mut Vec<Event>, counts: &mut Counts) {
+    pub fn complete_refs(
+        &mut self,
+        stretches: &[ItemRange],
+        events: &mut Vec<Event>,
+        counts: &mut Counts,
+    ) {
         for stretch in stretches {
-            let Some(push) = self.references.get_mut(stretch).and_then(Option::take) else { continue };
+            let Some(push) = self.references.get_mut(stretch).and_then(Option::take) else {
+                continue;
+            };
             self.references.remove(stretch);
             self.pushes -= 1;
             counts.bytes_out += push.parts.iter().map(|part| part.len() as u64).sum::<u64>();
@@ -220,7 +228,8 @@ impl Outbound {
         }
         let is_retracted = |stretch: &ItemRange| op.is_none_or(|op| stretch.0 == op);
         // Pushes that were still in the queue are handed back already.
-        let retracted: Vec<ItemRange> = self.references.keys().copied().filter(is_retracted).collect();
+        let retracted: Vec<ItemRange> =
+            self.references.keys().copied().filter(is_retracted).collect();
         for push in retracted.iter().filter_map(|stretch| self.references.remove(stretch)?) {
             self.pushes -= 1;
             events.push(pushed(push, false));
@@ -251,7 +260,9 @@ impl Outbound {
                 }
                 IoResult::Blocked => return Ok(()),
                 IoResult::Ended => return Err(Closed::Ended),
-                IoResult::Failed { operation, errno } => return Err(Closed::System { operation, errno }),
+                IoResult::Failed { operation, errno } => {
+                    return Err(Closed::System { operation, errno });
+                }
             }
         }
         Ok(())
@@ -313,7 +324,9 @@ impl Outbound {
             match self.queue.front_mut() {
                 None => return,
                 Some(Queued::Reference(..)) => {
-                    let Some(Queued::Reference(push, pieces)) = self.queue.pop_front() else { return };
+                    let Some(Queued::Reference(push, pieces)) = self.queue.pop_front() else {
+                        return;
+                    };
                     let body = shown::encode(push.item, push.offset, &pieces);
                     self.writer.control(&Frame::new(Kind::Shown, push.op, body), &mut self.staged);
                     self.references.insert(stretch_of(&push), Some(push));

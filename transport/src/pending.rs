@@ -171,7 +171,10 @@ impl<S: Stream> Pending<S> {
     fn exchange_frames(&mut self) -> Result<Option<Agreed>, Closed> {
         loop {
             self.flush()?;
-            let need = self.handshake.need(&self.received).inspect_err(|why| self.handshake.refuse(why))?;
+            let need = self
+                .handshake
+                .need(&self.received)
+                .inspect_err(|why| self.handshake.refuse(why))?;
             if self.received.len() == need {
                 let agreed = self.handshake.take(&self.received)?;
                 self.received.clear();
@@ -190,7 +193,9 @@ impl<S: Stream> Pending<S> {
                 IoResult::Bytes(_) => {}
                 IoResult::Blocked => return Ok(None),
                 IoResult::Ended => return Err(Closed::Ended),
-                IoResult::Failed { operation, errno } => return Err(Closed::System { operation, errno }),
+                IoResult::Failed { operation, errno } => {
+                    return Err(Closed::System { operation, errno });
+                }
             }
         }
     }
@@ -203,7 +208,9 @@ impl<S: Stream> Pending<S> {
                 IoResult::Bytes(n) => drop(out.drain(..n)),
                 IoResult::Blocked => return Ok(()),
                 IoResult::Ended => return Err(Closed::Ended),
-                IoResult::Failed { operation, errno } => return Err(Closed::System { operation, errno }),
+                IoResult::Failed { operation, errno } => {
+                    return Err(Closed::System { operation, errno });
+                }
             }
         }
         Ok(())

@@ -38,7 +38,9 @@ impl PushCursor {
 
     pub fn advance(&mut self, bytes: usize) {
         self.part_offset += bytes;
-        while let Some(part) = self.push.parts.get(self.part).filter(|part| self.part_offset >= part.len()) {
+        while let Some(part) =
+            self.push.parts.get(self.part).filter(|part| self.part_offset >= part.len())
+        {
             self.part_offset -= part.len();
             self.part += 1;
         }

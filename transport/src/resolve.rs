@@ -82,7 +82,11 @@ impl Resolver {
     }
 
     /// The addresses of `endpoint`. Waits for the lookup, at most `limit`.
-    pub fn addresses(&self, endpoint: &Endpoint, limit: Duration) -> Result<Vec<SocketAddr>, Closed> {
+    pub fn addresses(
+        &self,
+        endpoint: &Endpoint,
+        limit: Duration,
+    ) -> Result<Vec<SocketAddr>, Closed> {
         match endpoint {
             Endpoint::Ip(address) => Ok(vec![*address]),
             Endpoint::Name { host, port } => {
@@ -96,7 +100,9 @@ impl Resolver {
 impl Lookup {
     fn complete(&self, found: io::Result<Vec<SocketAddr>>) {
         let found = match found {
-            Ok(addresses) if addresses.is_empty() => Err(self.unresolved("it has no address".to_owned())),
+            Ok(addresses) if addresses.is_empty() => {
+                Err(self.unresolved("it has no address".to_owned()))
+            }
             Ok(addresses) => Ok(addresses),
             Err(error) => Err(self.unresolved(error.to_string())),
         };

@@ -63,10 +63,14 @@ pub enum Right {
 /// The right that a verb requires; `None` if every peer may use it.
 fn right_of(verb: Verb) -> Option<Right> {
     match verb {
-        Verb::Exists | Verb::ExistsPrefix | Verb::Get | Verb::Prefetch | Verb::Used => Some(Right::Read),
+        Verb::Exists | Verb::ExistsPrefix | Verb::Get | Verb::Prefetch | Verb::Used => {
+            Some(Right::Read)
+        }
         Verb::Pin | Verb::Unpin | Verb::Lease | Verb::View | Verb::Events => Some(Right::Read),
         Verb::Put | Verb::PutAttached | Verb::PutParts | Verb::Flush => Some(Right::Write),
-        Verb::Begin | Verb::PutInto | Verb::Commit | Verb::Abort | Verb::Missing => Some(Right::Write),
+        Verb::Begin | Verb::PutInto | Verb::Commit | Verb::Abort | Verb::Missing => {
+            Some(Right::Write)
+        }
         Verb::Remove | Verb::Clear | Verb::Hold | Verb::Release => Some(Right::Remove),
         Verb::Stats => Some(Right::Operate),
         Verb::Ping => None,
@@ -123,7 +127,8 @@ impl Rights {
         if !may {
             return Err(NotAllowed { verb, namespace: None });
         }
-        let foreign = |namespace: NamespaceId| (!self.namespaces.contains(namespace)).then_some(namespace);
+        let foreign =
+            |namespace: NamespaceId| (!self.namespaces.contains(namespace)).then_some(namespace);
         let found = match ask {
             RequestBody::Exists(keys)
             | RequestBody::ExistsPrefix(keys)
@@ -143,7 +148,10 @@ impl Rights {
             }
             RequestBody::Clear(namespace) => foreign(*namespace),
             // Events are filtered by namespace when they are sent ([`Rights::may_receive_events`]).
-            RequestBody::Flush | RequestBody::Stats | RequestBody::Ping | RequestBody::Events(_) => None,
+            RequestBody::Flush
+            | RequestBody::Stats
+            | RequestBody::Ping
+            | RequestBody::Events(_) => None,
             // Identifiers of state of the connection, which was checked when that state was
             // created.
             RequestBody::Unpin(_)

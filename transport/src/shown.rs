@@ -21,7 +21,8 @@ impl SharedRegions {
     pub fn add(&self, region: Arc<Region>) -> bool {
         let mut regions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (first, end) = (region.base() as usize, region.base() as usize + region.len());
-        regions.retain(|one| one.base() as usize >= end || one.base() as usize + one.len() <= first);
+        regions
+            .retain(|one| one.base() as usize >= end || one.base() as usize + one.len() <= first);
         let room = regions.len() < REGIONS_MAX;
         if room {
             regions.push(region);
@@ -54,7 +55,9 @@ impl LinkRegions {
         let place = |part: &Part| {
             let regions = self.own.iter().zip(0u32..);
             regions
-                .filter_map(|(region, number)| Some((number, region.place(part.addr(), part.len())?)))
+                .filter_map(|(region, number)| {
+                    Some((number, region.place(part.addr(), part.len())?))
+                })
                 .next()
                 .map(|(number, at)| ShownPiece::new(number, at, part.len() as u64))
         };
@@ -64,7 +67,11 @@ impl LinkRegions {
     }
 
     /// A reference to bytes in the peer's regions; `None` if it has handed over no such memory.
-    pub fn shown(&self, stretch: ItemRange, pieces: impl Iterator<Item = ShownPiece>) -> Option<Shown> {
+    pub fn shown(
+        &self,
+        stretch: ItemRange,
+        pieces: impl Iterator<Item = ShownPiece>,
+    ) -> Option<Shown> {
         let piece = |piece: ShownPiece| {
             let view = self.theirs.get(piece.region as usize)?;
             view.has(piece.at, piece.length).then(|| (view.clone(), piece.at, piece.length))
@@ -113,7 +120,11 @@ impl Shown {
     /// The pieces in order.
     pub fn pieces(&self) -> impl Iterator<Item = Piece<'_>> {
         // A view is in this process's address space, so its length fits a usize.
-        self.pieces.iter().map(|(view, at, length)| Piece::Shown { view, at: *at, len: *length as usize })
+        self.pieces.iter().map(|(view, at, length)| Piece::Shown {
+            view,
+            at: *at,
+            len: *length as usize,
+        })
     }
 
     fn each_view(&self, from: u64, to: &mut [u8], mut copy: impl FnMut(&View, u64, &mut [u8])) {
@@ -150,11 +161,13 @@ mod tests {
     fn added_region_replaces_those_that_overlap_its_addresses() {
         let (shows, page) = (SharedRegions::default(), 4096);
         let at = |n: usize| (1 << 20) + n * page;
-        let given = [region(at(0), page), region(at(1), page), region(at(2), page), region(at(4), page)];
+        let given =
+            [region(at(0), page), region(at(1), page), region(at(2), page), region(at(4), page)];
         given.iter().for_each(|one| assert!(shows.add(one.clone())));
         let again = region(at(1), 2 * page);
         assert!(shows.add(again.clone()));
-        let left: Vec<_> = shows.regions().iter().map(|one| (one.base() as usize, one.len())).collect();
+        let left: Vec<_> =
+            shows.regions().iter().map(|one| (one.base() as usize, one.len())).collect();
         assert_eq!(left, [(at(0), page), (at(4), page), (at(1), 2 * page)]);
         // Adding the same region again replaces it.
         (0..2 * REGIONS_MAX).for_each(|_| assert!(shows.add(again.clone())));

@@ -41,7 +41,9 @@ pub use listener::{Arrival, ListenConfig, ListenError, Listener};
 fn offered(offer: Offer, address: &Address, can_share: bool) -> Offer {
     match address {
         Address::Unix(_) if can_share => offer,
-        Address::Unix(_) | Address::Tcp(_) => offer.without(Feature::SharedMemory).without(Feature::Shown),
+        Address::Unix(_) | Address::Tcp(_) => {
+            offer.without(Feature::SharedMemory).without(Feature::Shown)
+        }
     }
 }
 
@@ -59,7 +61,8 @@ pub fn wait(
     timeout: Duration,
 ) -> bool {
     // Without a short circuit: each link must announce that this end is about to sleep.
-    let arm = |any, link: &&SocketLink| any | link.stream().is_some_and(|s| s.arm(link.wants_write()));
+    let arm =
+        |any, link: &&SocketLink| any | link.stream().is_some_and(|s| s.arm(link.wants_write()));
     if links.iter().fold(false, arm) {
         return true;
     }

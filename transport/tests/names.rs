@@ -52,13 +52,23 @@ fn offer(instance: u8) -> Offer {
 
 fn listen(address: &str) -> ListenConfig {
     let admission = Admission::Connection(Rights::all());
-    ListenConfig { address: address.parse().expect("an address"), admission, beyond_this_host: false }
+    ListenConfig {
+        address: address.parse().expect("an address"),
+        admission,
+        beyond_this_host: false,
+    }
 }
 
 fn listener(address: &str, instance: u8) -> Listener {
     let clock = Arc::new(SystemClock::new());
-    Listener::new(&listen(address), offer(instance), Arc::new(SystemEntropy), clock, Limits::default())
-        .expect("listens")
+    Listener::new(
+        &listen(address),
+        offer(instance),
+        Arc::new(SystemEntropy),
+        clock,
+        Limits::default(),
+    )
+    .expect("listens")
 }
 
 fn ip(listener: &Listener) -> SocketAddr {
@@ -184,10 +194,17 @@ fn hung_resolver_blocks_no_dial_and_uses_one_thread() {
 #[test]
 fn localhost_accepts_a_link_by_name() {
     let mut server = listener("tcp:localhost:0", 5);
-    let Address::Tcp(Endpoint::Name { host, port }) = server.address().clone() else { panic!("no name") };
+    let Address::Tcp(Endpoint::Name { host, port }) = server.address().clone() else {
+        panic!("no name")
+    };
     assert_eq!((host.as_str(), port != 0), ("localhost", true));
     let address = server.address().to_string();
-    let dial = SocketDial::new(address.parse().expect("one"), None, offer(8), Arc::new(SystemClock::new()));
+    let dial = SocketDial::new(
+        address.parse().expect("one"),
+        None,
+        offer(8),
+        Arc::new(SystemClock::new()),
+    );
     assert_eq!(dial_instance(&dial, &mut [&mut server]), Ok(5));
 }
 
@@ -211,5 +228,8 @@ fn host_name_with_a_remote_address_needs_the_option_and_a_key() {
     names.set(&[near]);
     assert!(made(&by_name).is_ok_and(|address| address.to_string().starts_with("tcp:store.test:")));
     let unknown = made(&listen("tcp:other.test:0"));
-    assert!(matches!(&unknown, Err(ListenError::Unresolved(Closed::Unresolved { .. }))), "{unknown:?}");
+    assert!(
+        matches!(&unknown, Err(ListenError::Unresolved(Closed::Unresolved { .. }))),
+        "{unknown:?}"
+    );
 }

@@ -37,7 +37,8 @@ fn greeting() -> Vec<u8> {
     let (ours, theirs) = pipe(usize::MAX);
     let handshake = Handshake::client(sharing(), None, &*entropy());
     let outside = (clock(), Limits::default());
-    let pending = Pending::new(ours, "nobody".into(), Side::Client, sharing(), handshake, outside).poll();
+    let pending =
+        Pending::new(ours, "nobody".into(), Side::Client, sharing(), handshake, outside).poll();
     assert!(matches!(pending, Progress::Waiting(_)), "it waits for a reply");
     lock(&theirs.reads).bytes.iter().copied().collect()
 }
@@ -47,10 +48,14 @@ fn meet_by_hand(after: impl FnOnce(&UnixStream)) -> (Result<Box<SocketLink>, Clo
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("socket");
     let address = Address::Unix(path.clone());
-    let listen =
-        ListenConfig { address, admission: Admission::Connection(Rights::all()), beyond_this_host: false };
-    let mut listener = Listener::new(&listen, sharing(), Arc::new(SystemEntropy), clock(), Limits::default())
-        .expect("listens");
+    let listen = ListenConfig {
+        address,
+        admission: Admission::Connection(Rights::all()),
+        beyond_this_host: false,
+    };
+    let mut listener =
+        Listener::new(&listen, sharing(), Arc::new(SystemEntropy), clock(), Limits::default())
+            .expect("listens");
     let client = UnixStream::connect(&path).expect("connected");
     (&client).write_all(&greeting()).expect("greeted");
     after(&client);
@@ -92,7 +97,8 @@ fn invalid_shared_memory_ends_the_link() {
         let (met, _client) = meet_by_hand(|client| send_fds(client, files));
         assert!(matches!(met, Err(Closed::Broken(_))), "files={}", files.len());
     }
-    let (met, _client) = meet_by_hand(|client| client.shutdown(std::net::Shutdown::Both).expect("shut"));
+    let (met, _client) =
+        meet_by_hand(|client| client.shutdown(std::net::Shutdown::Both).expect("shut"));
     assert!(matches!(met, Err(Closed::Ended)));
 }
 
@@ -121,7 +127,8 @@ fn random_bytes_in_the_rings_at_most_end_the_link() {
             // read.
             let at = if step % 2 == 0 { 4096 } else { [0, 128, 256, 384][(next() % 4) as usize] };
             if at < 4096 {
-                bytes = (next() % if round % 3 == 0 { u64::MAX } else { 9000 }).to_le_bytes().to_vec();
+                bytes =
+                    (next() % if round % 3 == 0 { u64::MAX } else { 9000 }).to_le_bytes().to_vec();
             }
             std::os::unix::fs::FileExt::write_all_at(&file, &bytes, at).expect("written");
             server.poll(&mut events);
@@ -162,5 +169,8 @@ fn hostile_ring_contents_write_only_exposed_memory() {
         landed += met.landed;
         broken += u32::from(!matches!(met.closed, Some(Closed::Ended)));
     }
-    assert!(shown > 300 && landed > 20 && broken > 50, "shown={shown} landed={landed} broken={broken}");
+    assert!(
+        shown > 300 && landed > 20 && broken > 50,
+        "shown={shown} landed={landed} broken={broken}"
+    );
 }

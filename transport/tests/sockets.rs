@@ -1,7 +1,10 @@
 //! Links over real sockets: TCP on loopback, Unix sockets and shared memory. No test sleeps; each
 //! wait ends with an event.
 
-#![expect(clippy::disallowed_methods, reason = "two ends that wait need a thread each; nothing here ships")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "two ends that wait need a thread each; nothing here ships"
+)]
 
 mod common;
 
@@ -51,7 +54,11 @@ fn port(listener: &Listener) -> SocketAddr {
 /// A listener on a Unix socket, for processes of this user.
 fn at(path: &Path) -> Result<Listener, ListenError> {
     let admission = Admission::Connection(Rights::all());
-    let listen = ListenConfig { address: Address::Unix(path.to_owned()), admission, beyond_this_host: false };
+    let listen = ListenConfig {
+        address: Address::Unix(path.to_owned()),
+        admission,
+        beyond_this_host: false,
+    };
     Listener::new(&listen, offer(), Arc::new(SystemEntropy), clock(), Limits::default())
 }
 
@@ -74,9 +81,10 @@ const ALL_CARRIERS: [Carrier; 3] = [Carrier::Tcp, Carrier::Unix, Carrier::Shared
 /// Run the handshake of a client and a server in one thread until both have ended.
 fn meet_over(client: (Offer, Option<Key>), listener: &mut Listener) -> Ends {
     let (limits, entropy) = (Limits::default(), SystemEntropy);
-    let mut progress = connect(listener.address(), client.0, client.1, &entropy, clock(), limits, &[])
-        .expect("a socket")
-        .poll();
+    let mut progress =
+        connect(listener.address(), client.0, client.1, &entropy, clock(), limits, &[])
+            .expect("a socket")
+            .poll();
     let mut arrivals = Vec::new();
     for _ in 0..1000 {
         if arrivals.is_empty() {
@@ -112,7 +120,8 @@ fn linked(carrier: Carrier, data_bytes_max: u32) -> (SocketLink, SocketLink) {
     };
     let listen = ListenConfig { address, admission: keys(1), beyond_this_host: false };
     let mut listener =
-        Listener::new(&listen, offer, Arc::new(SystemEntropy), clock(), Limits::default()).expect("listens");
+        Listener::new(&listen, offer, Arc::new(SystemEntropy), clock(), Limits::default())
+            .expect("listens");
     let (client, server) = meet_over((offer, Some(key(1))), &mut listener);
     let (client, server) = (client.expect("a link"), server.expect("a link"));
     for end in [&client, &server] {
@@ -148,7 +157,9 @@ fn long_objects_arrive(carrier: Carrier) {
     let lengths: Vec<usize> = (0..900).map(|i| (i * 37) % 1999).collect();
     let (mut client, mut server) = linked(carrier, 64 << 10);
     for (item, object) in objects.iter().enumerate() {
-        client.expose(OpId(1), item as u32, 0, scatter(&vec![0; object.len()], &lengths)).expect("room");
+        client
+            .expose(OpId(1), item as u32, 0, scatter(&vec![0; object.len()], &lengths))
+            .expect("room");
     }
     client.send(request(1, b"a get")).expect("room");
     let (_, asked) = drive(&mut client, &mut server, |_, at_server| !at_server.is_empty());
@@ -157,7 +168,8 @@ fn long_objects_arrive(carrier: Carrier) {
         server.push(push(1, item as u32, 0, object)).expect("room");
     }
     server.send(outcome(1, b"over")).expect("room");
-    let (got, sent) = drive(&mut client, &mut server, |at_client, _| at_client.len() == objects.len() + 1);
+    let (got, sent) =
+        drive(&mut client, &mut server, |at_client, _| at_client.len() == objects.len() + 1);
     assert_eq!(
         event_lines(&got)[..],
         ["landed 1 0", "landed 1 1", "landed 1 2", "landed 1 3", "Outcome 1 4"]
@@ -213,7 +225,11 @@ fn overwritten_after_pushed(carrier: Carrier) {
         client.wait(&mut got, Duration::from_millis(1));
         for event in got {
             let Event::Landed { op, parts, .. } = event else { panic!("{carrier:?} {event:?}") };
-            assert!(gathered(&parts) == bytes(op.0, OBJECT), "{carrier:?}: op={} has changed", op.0);
+            assert!(
+                gathered(&parts) == bytes(op.0, OBJECT),
+                "{carrier:?}: op={} has changed",
+                op.0
+            );
             landed.push(op.0);
         }
     }
@@ -320,7 +336,8 @@ fn wrong_key_and_missing_key_are_refused() {
 #[test]
 fn newest_common_version_is_chosen_or_refused() {
     let of = |versions, required| Offer { versions, required, ..offer() };
-    for (ours, theirs, expected) in [((1, 1), (1, 2), 1), ((1, 2), (1, 1), 1), ((1, 9), (2, 5), 5)] {
+    for (ours, theirs, expected) in [((1, 1), (1, 2), 1), ((1, 2), (1, 1), 1), ((1, 9), (2, 5), 5)]
+    {
         let mut listener = listener(keys(1), of(theirs, 0), Limits::default(), clock());
         let (client, server) = meet_over((of(ours, 0), Some(key(1))), &mut listener);
         let (mut client, mut server) = (client.expect("a link"), server.expect("a link"));
@@ -334,7 +351,10 @@ fn newest_common_version_is_chosen_or_refused() {
         let refused = client.map(|_| ()).expect_err("apart");
         assert!(!refused.retryable() && server.is_err());
         let (from, to) = theirs;
-        let text = format!("no protocol version in common ours={from}..{to} theirs={}..{}", ours.0, ours.1);
+        let text = format!(
+            "no protocol version in common ours={from}..{to} theirs={}..{}",
+            ours.0, ours.1
+        );
         assert_eq!(refused.to_string(), format!("refused: {text} reason=Version"));
     }
     let few = Offer { features: Feature::Groups.bit(), ..offer() };
@@ -344,7 +364,8 @@ fn newest_common_version_is_chosen_or_refused() {
     let within_a_host = [Feature::SharedMemory, Feature::Shown];
     let offered = within_a_host.into_iter().fold(offer(), Offer::without).features;
     assert_eq!(client.expect("a link").facts().missing, Feature::names(offered & !few.features));
-    let (client, server) = meet_over((of((1, 1), Feature::Durable.bit()), Some(key(1))), &mut listener);
+    let (client, server) =
+        meet_over((of((1, 1), Feature::Durable.bit()), Some(key(1))), &mut listener);
     let text = client.map(|_| ()).expect_err("durable is required").to_string();
     assert_eq!(text, "incompatible peers: features are missing names=durable");
     // The client fails before the server can learn it.
@@ -379,7 +400,9 @@ fn slow_peers_hold_bounded_memory_for_a_bounded_time() {
     assert_eq!((listener.held_bytes().len(), arrivals.len()), (0, 4));
     assert!(refusals(arrivals).iter().all(Option::is_none));
     // Each received the reason: a refusal, and the end.
-    for (stream, reason) in slow.iter_mut().zip([Reason::Busy; 8].into_iter().chain([Reason::Late; 4])) {
+    for (stream, reason) in
+        slow.iter_mut().zip([Reason::Busy; 8].into_iter().chain([Reason::Late; 4]))
+    {
         let mut said = Vec::new();
         // A connection closed with unread bytes may end with a reset after the refusal.
         let _ = stream.read_to_end(&mut said);
@@ -408,7 +431,8 @@ fn remote_listener_needs_the_option_and_a_key() {
             admission,
             beyond_this_host,
         };
-        Listener::new(&listen, offer(), Arc::new(SystemEntropy), clock(), Limits::default()).map(|_| ())
+        Listener::new(&listen, offer(), Arc::new(SystemEntropy), clock(), Limits::default())
+            .map(|_| ())
     };
     let open = || Admission::Connection(Rights::all());
     assert!(matches!(try_to("0.0.0.0:0", keys(1), false), Err(ListenError::BeyondThisHost(_))));
@@ -424,9 +448,10 @@ fn refused_connection_is_reported_with_errno() {
     let listener = listener(keys(1), offer(), Limits::default(), clock());
     let address = listener.address().clone();
     drop(listener);
-    let why = socket::dial(&address, offer(), Some(key(1)), &SystemEntropy, clock(), Limits::default())
-        .map(|_| ())
-        .expect_err("refused");
+    let why =
+        socket::dial(&address, offer(), Some(key(1)), &SystemEntropy, clock(), Limits::default())
+            .map(|_| ())
+            .expect_err("refused");
     assert!(why.to_string().contains("errno=111") && why.retryable(), "{why}");
 }
 

@@ -27,8 +27,8 @@ use pagelith_transport::rights::Rights;
 use pagelith_transport::socket::{Arrival, ListenConfig, Listener, SocketLink, connect};
 use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType, bind, connect as start,
-    sendmsg, socket,
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType, bind,
+    connect as start, sendmsg, socket,
 };
 
 /// Maximum single wait. In a passing test each wait ends with an event.
@@ -81,7 +81,8 @@ fn greeting_of(offer: Offer, key: Option<Key>) -> Vec<u8> {
     let (ours, theirs) = pipe(usize::MAX);
     let handshake = Handshake::client(offer, key, &*entropy());
     let outside = (clock(), Limits::default());
-    let pending = Pending::new(ours, "nobody".into(), Side::Client, offer, handshake, outside).poll();
+    let pending =
+        Pending::new(ours, "nobody".into(), Side::Client, offer, handshake, outside).poll();
     assert!(matches!(pending, Progress::Waiting(_)), "it waits for a reply");
     lock(&theirs.reads).bytes.iter().copied().collect()
 }
@@ -151,7 +152,8 @@ fn greeted_peer_survives_a_flood_of_silent_connections() {
         let mut listener = at(address, keys(1), Limits::default(), time.clone());
         let (address, mut arrivals) = (listener.address().clone(), Vec::new());
         let first = silent(&address);
-        let begun = connect(&address, offer(), Some(key(1)), &SystemEntropy, time, Limits::default(), &[]);
+        let begun =
+            connect(&address, offer(), Some(key(1)), &SystemEntropy, time, Limits::default(), &[]);
         let mut progress = begun.expect("a socket").poll();
         while listener.greeted() < 1 {
             listener.wait(&mut arrivals, Duration::from_millis(5));
@@ -307,7 +309,8 @@ fn descriptor_with_a_blocking_close_blocks_no_client() {
         };
         let limits = Limits { handshake: Duration::from_secs(600), ..Limits::default() };
         let mut listener =
-            Listener::new(&listen, sharing(), Arc::new(SystemEntropy), clock(), limits).expect("listens");
+            Listener::new(&listen, sharing(), Arc::new(SystemEntropy), clock(), limits)
+                .expect("listens");
         let (reader, lingers) = lingering();
         let hostile = UnixStream::connect(&path).expect("connected");
         let greeting = greeting_of(sharing(), None);
@@ -325,7 +328,10 @@ fn descriptor_with_a_blocking_close_blocks_no_client() {
         while arrivals.is_empty() {
             listener.wait(&mut arrivals, WAIT);
         }
-        assert!(matches!(arrivals[..], [Arrival::Link(_)]), "only the peer that passed the descriptor waits");
+        assert!(
+            matches!(arrivals[..], [Arrival::Link(_)]),
+            "only the peer that passed the descriptor waits"
+        );
         // The blocked handshake ends after its peer has gone.
         drop(reader);
         drop(hostile);

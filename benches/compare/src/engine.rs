@@ -189,7 +189,8 @@ mod tests {
     }
 
     fn engine(open: Open) -> Engine {
-        let work = Work { object_bytes: 4096, objects: 12, batch: 4, depth: 2, threads: 1, seed: 3 };
+        let work =
+            Work { object_bytes: 4096, objects: 12, batch: 4, depth: 2, threads: 1, seed: 3 };
         let check = Arc::new(Check::new(Arc::new(Contents::new(&work).unwrap())));
         let (in_flight, verified_by) = (String::new(), String::new());
         let manner = Manner { in_flight, verified_by, page_cache: false };
@@ -199,8 +200,9 @@ mod tests {
 
     #[test]
     fn wrong_and_absent_values_are_counted_once() {
-        let engine =
-            engine(|setup| Ok(Box::new(Faulty { setup: setup.clone(), under_way: VecDeque::new() })));
+        let engine = engine(|setup| {
+            Ok(Box::new(Faulty { setup: setup.clone(), under_way: VecDeque::new() }))
+        });
         let mut peer = (engine.open)(&engine.setup).unwrap();
         engine.get(peer.as_mut(), 0).unwrap();
         assert_eq!(engine.setup.check.take(), (1, 1));

@@ -64,7 +64,8 @@ impl Header {
             args.seed
         );
         let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split(": ").nth(1));
+        let model =
+            cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split(": ").nth(1));
         let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         // Drop the local part after the version.
         let kernel = kernel.split('-').next().unwrap_or_default().trim().to_owned();

@@ -65,7 +65,9 @@ fn write_phase(
     )?;
     writeln!(out, "| ---: | --- |{}", " ---: |".repeat(7))?;
     for (bytes, size) in sizes {
-        let of = |name: &str| size.sides.iter().find(|(side, ..)| side == name).map(|(_, _, rounds)| rounds);
+        let of = |name: &str| {
+            size.sides.iter().find(|(side, ..)| side == name).map(|(_, _, rounds)| rounds)
+        };
         for (name, _, rounds) in &size.sides {
             let figure = |f: fn(&Phase) -> f64| median(rounds.values().map(|r| f(phase(r))));
             let to = |top, bottom, f: fn(&Phase) -> f64| shown(ratio(top, bottom, |r| f(phase(r))));
@@ -90,7 +92,10 @@ fn write_phase(
 /// Rows that do not depend on the size: how each side works, its longest reopening, and its wrong
 /// values.
 fn write_sides(out: &mut String, sizes: &BTreeMap<usize, Size>) -> anyhow::Result<()> {
-    writeln!(out, "| side | in flight | verified by | values | wrong | absent | open again, ms at most |")?;
+    writeln!(
+        out,
+        "| side | in flight | verified by | values | wrong | absent | open again, ms at most |"
+    )?;
     writeln!(out, "| --- | --- | --- | ---: | ---: | ---: | ---: |")?;
     let mut names: Vec<&str> = Vec::new();
     for (name, ..) in sizes.values().flat_map(|size| &size.sides) {
@@ -115,7 +120,8 @@ fn write_sides(out: &mut String, sizes: &BTreeMap<usize, Size>) -> anyhow::Resul
             rounds().map(|r| r.reopen_s * 1e3).fold(0.0, f64::max),
         )?;
     }
-    let mut skipped: Vec<&(String, String)> = sizes.values().flat_map(|size| &size.skipped).collect();
+    let mut skipped: Vec<&(String, String)> =
+        sizes.values().flat_map(|size| &size.skipped).collect();
     skipped.dedup();
     for (side, why) in skipped {
         writeln!(out, "| {side} | skipped: {why} |{}", " |".repeat(5))?;
@@ -179,15 +185,27 @@ mod tests {
 
     #[test]
     fn table_has_row_per_side_and_skipped_side() {
-        let manner = Manner { in_flight: "1".into(), verified_by: "nobody".into(), page_cache: false };
+        let manner =
+            Manner { in_flight: "1".into(), verified_by: "nobody".into(), page_cache: false };
         let line = |side: &str| {
             let of = rounds(&[1.0]).remove(&0).unwrap();
-            let line =
-                Line::Round { object_bytes: 65536, round: 0, side: side.into(), manner: manner.clone(), of };
+            let line = Line::Round {
+                object_bytes: 65536,
+                round: 0,
+                side: side.into(),
+                manner: manner.clone(),
+                of,
+            };
             serde_json::to_string(&line).unwrap()
         };
-        let skipped = Line::Skipped { object_bytes: 65536, side: "nixl".into(), why: "not installed".into() };
-        let lines = [line("foyer"), line("fio"), line("pagelith"), serde_json::to_string(&skipped).unwrap()];
+        let skipped =
+            Line::Skipped { object_bytes: 65536, side: "nixl".into(), why: "not installed".into() };
+        let lines = [
+            line("foyer"),
+            line("fio"),
+            line("pagelith"),
+            serde_json::to_string(&skipped).unwrap(),
+        ];
         let table = of_lines(&lines.join("\n")).unwrap();
         let at = |what: &str| table.find(what).unwrap();
         let first = at("| 64 KiB | pagelith | 1.00 | 1.00 |");

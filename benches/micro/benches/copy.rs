@@ -83,7 +83,8 @@ fn put(c: &mut Criterion) {
 fn filled(bytes: usize) -> (Store, Vec<ObjectKey>) {
     let mut config = Config::default();
     config.dram.bytes = Size::from_bytes(2 * COLD_BYTES as u64);
-    let store = Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("a config"));
+    let store =
+        Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("a config"));
     let store = store.expect("a store");
     let namespace = Namespace { model: "micro".into(), ..Namespace::default() }.id();
     let mut keys = Vec::new();
@@ -91,7 +92,8 @@ fn filled(bytes: usize) -> (Store, Vec<ObjectKey>) {
     for number in 0..(COLD_BYTES / bytes) as u64 {
         let mut hash = [0; 32];
         hash[..8].copy_from_slice(&number.to_le_bytes());
-        let key = ObjectKey::new(namespace, PrefixHash(hash), Role::Target, "kv", "kv", Shard::Whole);
+        let key =
+            ObjectKey::new(namespace, PrefixHash(hash), Role::Target, "kv", "kv", Shard::Whole);
         keys.push(key.expect("a key"));
         let put = PutSlice { key: keys[keys.len() - 1], pieces: &[&data] };
         store.put_batch(&[put], Options::default())[0].clone().expect("stored");
@@ -121,7 +123,13 @@ fn get(c: &mut Criterion) {
                         let seen = |sum| {
                             black_box(sum);
                         };
-                        copy_blocks([value], [Piece::Lent(object)], blocks, StoreKind::Cached, seen);
+                        copy_blocks(
+                            [value],
+                            [Piece::Lent(object)],
+                            blocks,
+                            StoreKind::Cached,
+                            seen,
+                        );
                     }
                 });
             });
@@ -129,7 +137,8 @@ fn get(c: &mut Criterion) {
         let (store, keys) = filled(bytes);
         group.bench_function(BenchmarkId::new("store, every hit verified", bytes), |b| {
             b.iter(|| {
-                let mut pieces: Vec<[&mut [u8]; 1]> = to.chunks_mut(bytes).map(|value| [value]).collect();
+                let mut pieces: Vec<[&mut [u8]; 1]> =
+                    to.chunks_mut(bytes).map(|value| [value]).collect();
                 let get = |pieces| GetSlice { key: keys[next()], range: None, pieces };
                 let mut gets: Vec<GetSlice<'_, '_>> =
                     pieces.iter_mut().map(|p| &mut p[..]).map(get).collect();

@@ -33,15 +33,20 @@ fn checksums(c: &mut Criterion) {
         group.bench_with_input(BenchmarkId::new("xxh3-128", bytes), &data, |b, data| {
             b.iter(|| checksum(black_box(data)));
         });
-        group.bench_with_input(BenchmarkId::new("xxhash-rust as built", bytes), &data, |b, data| {
-            b.iter(|| xxh3_128(black_box(data)));
-        });
+        group.bench_with_input(
+            BenchmarkId::new("xxhash-rust as built", bytes),
+            &data,
+            |b, data| {
+                b.iter(|| xxh3_128(black_box(data)));
+            },
+        );
     }
     let data = vec![7u8; COLD_BYTES];
     group.throughput(Throughput::Bytes(COLD_BYTES as u64)).sample_size(10);
     let blocks = || black_box(&data).chunks(BLOCK_BYTES as usize);
     group.bench_function("limit: sum of words, out of memory", |b| {
-        let sum = |block: &[u8]| block.as_chunks().0.iter().fold(0, |s, w| s ^ u64::from_le_bytes(*w));
+        let sum =
+            |block: &[u8]| block.as_chunks().0.iter().fold(0, |s, w| s ^ u64::from_le_bytes(*w));
         b.iter(|| blocks().fold(0, |all, block| all ^ sum(block)));
     });
     group.bench_function("xxh3-128, out of memory", |b| {
@@ -79,11 +84,14 @@ fn records(c: &mut Criterion) {
         moved: false,
     };
     // A page's two objects of 64 KiB, and one of 4 MiB.
-    for (shape, parts, blocks) in [("2 x 64 KiB", &["k", "v"][..], 2), ("1 x 4 MiB", &["kv"], 128)] {
+    for (shape, parts, blocks) in [("2 x 64 KiB", &["k", "v"][..], 2), ("1 x 4 MiB", &["kv"], 128)]
+    {
         let sums = vec![[9u8; 16]; blocks];
         let length = u64::from(BLOCK_BYTES) * blocks as u64;
-        let members: Vec<MemberSpec<'_>> =
-            parts.iter().map(|part| MemberSpec { key: key(part), length, checksums: &sums }).collect();
+        let members: Vec<MemberSpec<'_>> = parts
+            .iter()
+            .map(|part| MemberSpec { key: key(part), length, checksums: &sums })
+            .collect();
         let header = record::encode(&facts, &members).expect("a record");
         group.throughput(Throughput::Bytes(header.len() as u64));
         group.bench_with_input(

@@ -74,8 +74,10 @@ fn exists(c: &mut Criterion) {
             }
             group.finish();
         }
-        let found = store.exists_batch(&present, Options::default()).iter().filter(|found| **found).count();
-        let strange = store.exists_batch(&absent, Options::default()).iter().filter(|found| **found).count();
+        let found =
+            store.exists_batch(&present, Options::default()).iter().filter(|found| **found).count();
+        let strange =
+            store.exists_batch(&absent, Options::default()).iter().filter(|found| **found).count();
         assert_eq!((found, strange), (present.len(), 0), "wrong number of keys found");
     }
 }

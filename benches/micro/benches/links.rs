@@ -31,7 +31,8 @@ fn links(c: &mut Criterion) {
     let tcp = || "tcp:127.0.0.1:0".parse().expect("an address");
     for object_bytes in [64 << 10, 1 << 20] {
         let (store, stop) = (store(), AtomicBool::new(false));
-        let (mut buffers, memory) = AlignedBuf::shown((1 + DEPTH) * BATCH, object_bytes).expect("memory");
+        let (mut buffers, memory) =
+            AlignedBuf::shown((1 + DEPTH) * BATCH, object_bytes).expect("memory");
         buffers.iter_mut().for_each(|buffer| buffer.fill(1));
         let mut in_flight = buffers.split_off(BATCH);
         std::thread::scope(|scope| {
@@ -39,25 +40,47 @@ fn links(c: &mut Criterion) {
                 ("embedded", Side::Embedded(&store)),
                 (
                     "shown",
-                    Side::Attached(attach(scope, &store, (unix("shown"), Shares::Arena), &memory, &stop)),
+                    Side::Attached(attach(
+                        scope,
+                        &store,
+                        (unix("shown"), Shares::Arena),
+                        &memory,
+                        &stop,
+                    )),
                 ),
                 (
                     "shared memory",
-                    Side::Attached(attach(scope, &store, (unix("shared"), Shares::Rings), &memory, &stop)),
+                    Side::Attached(attach(
+                        scope,
+                        &store,
+                        (unix("shared"), Shares::Rings),
+                        &memory,
+                        &stop,
+                    )),
                 ),
                 (
                     "unix socket",
-                    Side::Attached(attach(scope, &store, (unix("socket"), Shares::Nothing), &memory, &stop)),
+                    Side::Attached(attach(
+                        scope,
+                        &store,
+                        (unix("socket"), Shares::Nothing),
+                        &memory,
+                        &stop,
+                    )),
                 ),
-                ("tcp", Side::Attached(attach(scope, &store, (tcp(), Shares::Nothing), &memory, &stop))),
+                (
+                    "tcp",
+                    Side::Attached(attach(scope, &store, (tcp(), Shares::Nothing), &memory, &stop)),
+                ),
             ];
             let objects = (DATA / object_bytes) as u64;
             for batch in keys(0..objects).chunks(BATCH) {
                 sides[0].1.put(batch, &buffers[..batch.len()]);
             }
             let requested = keys((0..objects * 4).map(|i| mix(i) % objects));
-            let batch =
-                |turn: u64| &requested[(mix(turn) as usize % (requested.len() / BATCH)) * BATCH..][..BATCH];
+            let batch = |turn: u64| {
+                &requested[(mix(turn) as usize % (requested.len() / BATCH)) * BATCH..][..BATCH]
+            };
 
             let mut group = c.benchmark_group(format!("get {BATCH} of {} KiB", object_bytes >> 10));
             group.throughput(Throughput::Bytes((BATCH * object_bytes) as u64));
@@ -84,9 +107,12 @@ fn links(c: &mut Criterion) {
                 in_flight = flights.land();
             }
             let mut bare = Bare::new(scope, object_bytes);
-            group.bench_function(BenchmarkId::from_parameter("limit: bare tcp and checksum"), |b| {
-                b.iter(|| bare.get(&mut buffers));
-            });
+            group.bench_function(
+                BenchmarkId::from_parameter("limit: bare tcp and checksum"),
+                |b| {
+                    b.iter(|| bare.get(&mut buffers));
+                },
+            );
             drop(bare);
             group.finish();
 
@@ -120,7 +146,8 @@ fn links(c: &mut Criterion) {
                 ("exists of 1", requested[0]),
                 ("exists of 1 that is not here", keys((1 << 60)..(1 << 60) + 1)[0]),
             ] {
-                let mut group = c.benchmark_group(format!("{what}, objects of {} KiB", object_bytes >> 10));
+                let mut group =
+                    c.benchmark_group(format!("{what}, objects of {} KiB", object_bytes >> 10));
                 for (name, side) in &sides {
                     group.bench_function(BenchmarkId::from_parameter(name), |b| {
                         b.iter(|| side.exists(&[key]))
@@ -157,18 +184,30 @@ fn from_ssd(c: &mut Criterion) {
         store.flush(Options::default()).expect("flushed");
         std::thread::scope(|scope| {
             let side = |name, shares| {
-                Side::Attached(attach(scope, &store, (Address::Unix(dir.join(name)), shares), &memory, &stop))
+                Side::Attached(attach(
+                    scope,
+                    &store,
+                    (Address::Unix(dir.join(name)), shares),
+                    &memory,
+                    &stop,
+                ))
             };
-            let sides =
-                [("embedded", Side::Embedded(&store)), ("staged and shown", side("arena", Shares::Arena))];
-            let mut group = c.benchmark_group(format!("get {BATCH} of {} KiB from ssd", object_bytes >> 10));
+            let sides = [
+                ("embedded", Side::Embedded(&store)),
+                ("staged and shown", side("arena", Shares::Arena)),
+            ];
+            let mut group =
+                c.benchmark_group(format!("get {BATCH} of {} KiB from ssd", object_bytes >> 10));
             group.throughput(Throughput::Bytes((BATCH * object_bytes) as u64));
             for (name, side) in &sides {
                 let mut turn = 0;
                 group.bench_function(BenchmarkId::from_parameter(name), |b| {
                     b.iter(|| {
                         turn += BATCH as u64;
-                        side.get(&keys((turn..turn + BATCH as u64).map(|i| mix(i) % objects)), &mut huge);
+                        side.get(
+                            &keys((turn..turn + BATCH as u64).map(|i| mix(i) % objects)),
+                            &mut huge,
+                        );
                     });
                 });
             }

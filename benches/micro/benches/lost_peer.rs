@@ -63,11 +63,15 @@ fn store(dram: u64, peers: Vec<Peer>) -> Store {
 /// The peer's process: serves clients until it is lost.
 fn run_peer(address: Address) -> ! {
     let store: &'static Store = Box::leak(Box::new(store(256 << 20, Vec::new())));
-    let listen =
-        ListenConfig { address, admission: Admission::Connection(Rights::all()), beyond_this_host: false };
+    let listen = ListenConfig {
+        address,
+        admission: Admission::Connection(Rights::all()),
+        beyond_this_host: false,
+    };
     let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
     let offer = Offer::of_this_build([1; 16]);
-    let mut listener = Listener::new(&listen, offer, entropy, clock, Limits::default()).expect("listens");
+    let mut listener =
+        Listener::new(&listen, offer, entropy, clock, Limits::default()).expect("listens");
     let staging = StagingPool::new(64 << 20).expect("memory");
     println!("{}", listener.address());
     let mut arrivals = Vec::new();
@@ -94,10 +98,15 @@ struct Process {
 impl Process {
     fn with_objects(listen: &str, buffers: &[AlignedBuf]) -> Process {
         let program = std::env::current_exe().expect("this program");
-        let mut child =
-            Command::new(program).args(["peer", listen]).stdout(Stdio::piped()).spawn().expect("spawned");
+        let mut child = Command::new(program)
+            .args(["peer", listen])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("spawned");
         let mut line = String::new();
-        BufReader::new(child.stdout.take().expect("its output")).read_line(&mut line).expect("a line");
+        BufReader::new(child.stdout.take().expect("its output"))
+            .read_line(&mut line)
+            .expect("a line");
         let address: Address = line.trim().parse().expect("an address");
         let there = Attached::to(&address, None, TIME_LIMIT).expect("attached");
         let keys = keys(0..OBJECTS as u64);
@@ -111,8 +120,10 @@ impl Process {
     /// An empty store with this peer.
     fn asked_by(&self) -> Store {
         let clock = Arc::new(SystemClock::new());
-        let dial = SocketDial::new(self.address.clone(), None, Offer::of_this_build([2; 16]), clock);
-        let peer = Peer { name: "peer".into(), weight: 1.0, preferred: false, dial: Arc::new(dial) };
+        let dial =
+            SocketDial::new(self.address.clone(), None, Offer::of_this_build([2; 16]), clock);
+        let peer =
+            Peer { name: "peer".into(), weight: 1.0, preferred: false, dial: Arc::new(dial) };
         store(1 << 20, vec![peer])
     }
 
@@ -131,7 +142,8 @@ impl Drop for Process {
 /// Gets every object from the peer; returns the duration, and which were hits.
 fn get(store: &Store, buffers: &mut [AlignedBuf], timeout: Duration) -> (Duration, Vec<bool>) {
     let keys = keys(0..OBJECTS as u64);
-    let mut pieces: Vec<[&mut [u8]; 1]> = buffers.iter_mut().map(|buffer| [&mut buffer[..]]).collect();
+    let mut pieces: Vec<[&mut [u8]; 1]> =
+        buffers.iter_mut().map(|buffer| [&mut buffer[..]]).collect();
     let mut gets: Vec<_> = keys
         .iter()
         .zip(&mut pieces)
@@ -186,7 +198,10 @@ fn trial(
         let mut others = self::buffers();
         get(&near, &mut others, TIME_LIMIT);
     }
-    assert!(buffers.iter().all(|buffer| buffer.iter().all(|byte| *byte == UNTOUCHED)), "touched late");
+    assert!(
+        buffers.iter().all(|buffer| buffer.iter().all(|byte| *byte == UNTOUCHED)),
+        "touched late"
+    );
     hits.iter().any(|hit| !hit).then_some(took)
 }
 
@@ -223,12 +238,16 @@ fn main() {
                     }
                 }
                 took.sort();
-                let ms = |time: Option<&Duration>| time.map_or(f64::NAN, |time| time.as_secs_f64() * 1e3);
+                let ms = |time: Option<&Duration>| {
+                    time.map_or(f64::NAN, |time| time.as_secs_f64() * 1e3)
+                };
                 let (median, longest) = (ms(took.get(took.len() / 2)), ms(took.last()));
                 let limit = deadline.as_secs_f64() * 1e3;
                 let over = (longest / limit - 1.0).max(0.0) * 100.0;
                 let met = took.len();
-                println!("| {link} | {name} | {limit} | {met} | {median:.1} | {longest:.1} | {over:.1} % |");
+                println!(
+                    "| {link} | {name} | {limit} | {met} | {median:.1} | {longest:.1} | {over:.1} % |"
+                );
             }
         }
     }

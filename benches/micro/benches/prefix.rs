@@ -66,12 +66,16 @@ struct Runs {
 impl Runs {
     fn insert(&mut self, run: &[u128]) {
         self.heads.insert(run[0], (self.pages.len() as u32, run.len() as u32));
-        self.pages.extend(run.iter().map(|fingerprint| Page { fingerprint: *fingerprint, _place: [0; 2] }));
+        self.pages.extend(
+            run.iter().map(|fingerprint| Page { fingerprint: *fingerprint, _place: [0; 2] }),
+        );
     }
 
     fn prefix(&self, keys: &[ObjectKey]) -> usize {
         let mut here = 0;
-        while let Some((first, length)) = keys.get(here).and_then(|key| self.heads.get(&hashed(key))) {
+        while let Some((first, length)) =
+            keys.get(here).and_then(|key| self.heads.get(&hashed(key)))
+        {
             let run = &self.pages[*first as usize..][..*length as usize];
             let same = |(page, key): &(&Page, &ObjectKey)| page.fingerprint == hashed(key);
             // The head was found by its fingerprint.
@@ -143,7 +147,9 @@ fn prefixes(c: &mut Criterion) {
         group.bench_function(BenchmarkId::new("limit: hash each key", objects), |b| {
             b.iter(|| next().iter().fold(0, |all, key| all ^ hashed(black_box(key))));
         });
-        group.bench_function(BenchmarkId::new("index", objects), |b| b.iter(|| prefix(&index, next())));
+        group.bench_function(BenchmarkId::new("index", objects), |b| {
+            b.iter(|| prefix(&index, next()))
+        });
         group.bench_function(BenchmarkId::new("runs", objects), |b| b.iter(|| runs.prefix(next())));
         group.finish();
     }

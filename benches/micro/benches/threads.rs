@@ -13,7 +13,9 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{
+    BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main,
+};
 use pagelith::io::fused::{Piece, StoreKind, copy_blocks};
 use pagelith::layouts::checksum::{BLOCK_BYTES, block_lengths};
 use pagelith::layouts::key::ObjectKey;
@@ -34,7 +36,8 @@ fn filled(object_bytes: usize) -> Store {
     config.dram.bytes = Size::from_bytes(2 * OBJECTS * object_bytes as u64);
     config.dram.prefault = true;
     config.index.max_objects = Some(4 * OBJECTS);
-    let config = config.validate(&Facts::of_this_machine().expect("facts")).expect("room for half a GiB");
+    let config =
+        config.validate(&Facts::of_this_machine().expect("facts")).expect("room for half a GiB");
     let store = Store::open(config).expect("a store");
     let buffers = AlignedBuf::many(BATCH, object_bytes).expect("memory");
     for batch in keys(0..OBJECTS).chunks(BATCH) {
@@ -79,7 +82,8 @@ fn at_once(threads: u64, turns: u64, work: &(impl Fn(u64, &mut [AlignedBuf]) + S
             }
             begun.elapsed()
         };
-        let running: Vec<_> = (0..threads).map(|thread| scope.spawn(move || each(thread))).collect();
+        let running: Vec<_> =
+            (0..threads).map(|thread| scope.spawn(move || each(thread))).collect();
         running.into_iter().map(|thread| thread.join().expect("no panic")).collect::<Vec<_>>()
     });
     times.into_iter().max().unwrap_or_default()
@@ -129,13 +133,15 @@ fn threads(c: &mut Criterion) {
     });
     group.finish();
 
-    // The copy of such objects takes no longer than their admission, so threads contend for the lock.
+    // The copy of such objects takes no longer than their admission, so threads contend for the
+    // lock.
     let small = filled(SMALL_BYTES);
     let mut group = c.benchmark_group(format!("{BATCH} objects of 4 KiB"));
     group.throughput(Throughput::Elements(BATCH as u64));
     measure(&mut group, "put", |_, buffers| {
         let first = next.fetch_add(BATCH as u64, Ordering::Relaxed);
-        let pieces: Vec<[&[u8]; 1]> = buffers.iter().map(|buffer| [&buffer[..SMALL_BYTES]]).collect();
+        let pieces: Vec<[&[u8]; 1]> =
+            buffers.iter().map(|buffer| [&buffer[..SMALL_BYTES]]).collect();
         put_pieces(&small, &keys(first..first + BATCH as u64), &pieces);
     });
     group.finish();

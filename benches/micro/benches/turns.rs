@@ -1,11 +1,14 @@
-//! What is shown beside what is embedded, in turns: ratios of which both sides are of the same tenth of a second, where a machine is not the
-//! same from one second to the next. A store of DRAM alone, its client and its server a thread each; batches of 32, one at a time and four
-//! in flight.
+//! What is shown beside what is embedded, in turns: ratios of which both sides are of the same
+//! tenth of a second, where a machine is not the same from one second to the next. A store of DRAM
+//! alone, its client and its server a thread each; batches of 32, one at a time and four in flight.
 //!
-//! `cargo bench -p pagelith-micro --bench turns [-- ROUNDS [unsealed|by-calls|tcp|looks]]`: `unsealed` puts out of memory that an engine mapped, which may become shorter, by a process that survives that,
-//! and `by-calls` by one that does not; `tcp` gets over TCP beside a bare loop that sends, receives and checksums as many bytes; `looks` look-ups of one key, of which the median
-//! of each round's 5,000 is taken. Of each the medians of all rounds (21), us a batch, and the median of their ratios with the middle half of them.
-//! A round counts only if two threads had a core each right before and right after it ([`cores`]); how often they had not is said.
+//! `cargo bench -p pagelith-micro --bench turns [-- ROUNDS [unsealed|by-calls|tcp|looks]]`:
+//! `unsealed` puts out of memory that an engine mapped, which may become shorter, by a process that
+//! survives that, and `by-calls` by one that does not; `tcp` gets over TCP beside a bare loop that
+//! sends, receives and checksums as many bytes; `looks` look-ups of one key, of which the median of
+//! each round's 5,000 is taken. Of each the medians of all rounds (21), us a batch, and the median
+//! of their ratios with the middle half of them. A round counts only if two threads had a core each
+//! right before and right after it ([`cores`]); how often they had not is said.
 #![allow(clippy::disallowed_methods, reason = "measures threads by the real clock")]
 #![allow(clippy::print_stdout, reason = "a table is what comes of it")]
 
@@ -74,14 +77,24 @@ fn time(mut one: impl FnMut()) -> f64 {
     begun.elapsed().as_secs_f64() * 1e6 / f64::from(batches.max(1))
 }
 
-fn one_at_a_time(side: &Side<'_>, what: What, batches: &mut Batches, buffers: &mut [AlignedBuf]) -> f64 {
+fn one_at_a_time(
+    side: &Side<'_>,
+    what: What,
+    batches: &mut Batches,
+    buffers: &mut [AlignedBuf],
+) -> f64 {
     time(|| match what {
         What::Get => side.get(&batches.next(what), buffers),
         What::Put => side.put(&batches.next(what), buffers),
     })
 }
 
-fn in_flight(side: &Side<'_>, what: What, batches: &mut Batches, buffers: &mut Vec<AlignedBuf>) -> f64 {
+fn in_flight(
+    side: &Side<'_>,
+    what: What,
+    batches: &mut Batches,
+    buffers: &mut Vec<AlignedBuf>,
+) -> f64 {
     let mut flights = Flights::new(side, buffers);
     let taken = time(|| match what {
         What::Get => flights.get(&batches.next(what)),
@@ -105,7 +118,10 @@ fn rounds(count: usize, mut round: impl FnMut() -> (f64, f64)) -> (Vec<(f64, f64
             Some(taken) => times.push(taken),
             None => others += 1,
         }
-        assert!(others < TRIES * count, "two threads have a core each too seldom here to be measured");
+        assert!(
+            others < TRIES * count,
+            "two threads have a core each too seldom here to be measured"
+        );
     }
     (times, others)
 }
@@ -123,7 +139,11 @@ fn print_head(one: &str, other: &str) {
     println!("| --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |");
 }
 
-fn print_row((name, object_bytes, depth): (&str, usize, usize), times: &[(f64, f64)], others: usize) {
+fn print_row(
+    (name, object_bytes, depth): (&str, usize, usize),
+    times: &[(f64, f64)],
+    others: usize,
+) {
     let of = |of: fn(&(f64, f64)) -> f64| quartiles(times.iter().map(of).collect());
     let ([low, ratio, high], [_, one, _], [_, other, _]) =
         (of(|(one, other)| one / other), of(|(one, _)| *one), of(|(_, other)| *other));
@@ -185,7 +205,8 @@ fn looks(count: usize) {
             let at = (Address::Unix(dir.join(name)), shares);
             Side::Attached(attach(scope, &store, at, &memory, &stop))
         };
-        let sides = [Side::Embedded(&store), side("shown", Shares::Arena), side("rings", Shares::Rings)];
+        let sides =
+            [Side::Embedded(&store), side("shown", Shares::Arena), side("rings", Shares::Rings)];
         let two = keys(0..2);
         sides[0].put(&two[..1], &buffers);
         for (what, key) in [("that is here", two[0]), ("that is not", two[1])] {
@@ -203,14 +224,16 @@ fn looks(count: usize) {
     std::fs::remove_dir_all(&dir).expect("removed");
 }
 
-/// Memory as an engine maps it, and its region for other processes: it is not sealed, so it may shrink.
+/// Memory as an engine maps it, and its region for other processes: it is not sealed, so it may
+/// shrink.
 struct Unsealed(MmapRaw, Arc<Region>);
 
 impl Unsealed {
     fn new(bytes: usize) -> Unsealed {
         // A file of a memory file system that has no name any more.
         let path = format!("/dev/shm/pagelith-turns-{}", std::process::id());
-        let file = File::options().read(true).write(true).create_new(true).open(&path).expect("a file");
+        let file =
+            File::options().read(true).write(true).create_new(true).open(&path).expect("a file");
         std::fs::remove_file(&path).expect("removed");
         file.set_len(bytes as u64).expect("memory");
         let map = MmapOptions::new().len(bytes).map_raw(&file).expect("mapped");
@@ -219,8 +242,8 @@ impl Unsealed {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: this many bytes are mapped while `self` lives, and the file, which has no name, is
-        // neither written nor shortened.
+        // SAFETY: this many bytes are mapped while `self` lives, and the file, which has no name,
+        // is neither written nor shortened.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr(), self.0.len()) }
     }
 }
@@ -242,7 +265,8 @@ fn main() {
     print_head("embedded", "shown");
     for object_bytes in [64 << 10, 256 << 10, 1 << 20] {
         let (store, stop) = (store(), AtomicBool::new(false));
-        let (mut buffers, memory) = AlignedBuf::shown((1 + DEPTH) * BATCH, object_bytes).expect("memory");
+        let (mut buffers, memory) =
+            AlignedBuf::shown((1 + DEPTH) * BATCH, object_bytes).expect("memory");
         buffers.iter_mut().for_each(|buffer| buffer.fill(1));
         let mut more = buffers.split_off(BATCH);
         let own = unsealed.then(|| Unsealed::new(BATCH * object_bytes));
@@ -255,8 +279,11 @@ fn main() {
             for batch in keys(0..batches.objects).chunks(BATCH) {
                 embedded.put(batch, &buffers[..batch.len()]);
             }
-            let engines: Vec<&[u8]> = own.iter().flat_map(|own| own.bytes().chunks(object_bytes)).collect();
-            for (what, name) in [(What::Get, "get"), (What::Put, "put")].into_iter().skip(unsealed.into()) {
+            let engines: Vec<&[u8]> =
+                own.iter().flat_map(|own| own.bytes().chunks(object_bytes)).collect();
+            for (what, name) in
+                [(What::Get, "get"), (What::Put, "put")].into_iter().skip(unsealed.into())
+            {
                 for depth in [1, DEPTH].into_iter().take(if unsealed { 1 } else { 2 }) {
                     let mut turn = |side: &Side<'_>| match depth {
                         1 if unsealed => time(|| side.put(&batches.next(what), &engines)),

@@ -60,7 +60,9 @@ impl LimitFile {
         dirs: &[PathBuf],
         io: Option<SsdIo>,
     ) -> anyhow::Result<LimitFile> {
-        let [dir] = dirs else { bail!("the limit needs a store of one directory dirs={}", dirs.len()) };
+        let [dir] = dirs else {
+            bail!("the limit needs a store of one directory dirs={}", dirs.len())
+        };
         let disk = OnDisk::open(dirs, LockMode::Probe)?;
         let Ok((manifest, _)) = disk.manifest() else { bail!("the store has no manifest") };
         let mut extents = Vec::new();
@@ -68,9 +70,13 @@ impl LimitFile {
             let Some(segment) = Segment::load(&disk, &manifest, id)? else { continue };
             let Footer::Sealed { entries, .. } = &segment.footer else { continue };
             let (_, start) = disk.segment_place(id, manifest.superblock());
-            let place = |e: &FooterEntry| start + u64::from(e.record_block + e.payload_delta) * ALIGN;
+            let place =
+                |e: &FooterEntry| start + u64::from(e.record_block + e.payload_delta) * ALIGN;
             extents.extend(
-                entries.iter().filter(|e| e.length > 0).map(|e| (place(e), align_up(e.length) as usize)),
+                entries
+                    .iter()
+                    .filter(|e| e.length > 0)
+                    .map(|e| (place(e), align_up(e.length) as usize)),
             );
         }
         if extents.is_empty() {
@@ -196,12 +202,17 @@ impl<'f> Transfers<'f> {
             _disk: disk,
         };
         let longest = of.extents.iter().map(|e| e.1).max().unwrap_or(0);
-        transfers.reads = shape.memory.buffers(readers, longest).context("no memory for a transfer")?;
+        transfers.reads =
+            shape.memory.buffers(readers, longest).context("no memory for a transfer")?;
         if let Some((base, len)) = shape.memory.registered(&transfers.reads) {
             transfers._registration = transfers._disk.register(base as usize, len)?;
         }
         // Touch the pages before the clock runs.
-        transfers.reads.iter_mut().flat_map(|buffer| buffer.chunks_mut(4096)).for_each(|page| page[0] = 1);
+        transfers
+            .reads
+            .iter_mut()
+            .flat_map(|buffer| buffer.chunks_mut(4096))
+            .for_each(|page| page[0] = 1);
         if shape.op != Op::Get {
             // Random bytes, which a device cannot compress.
             let mut writes = pieces(shape, is_of_pieces).context("no memory for a transfer")?;

@@ -51,7 +51,9 @@ impl Baseline {
     pub(super) fn what(self) -> &'static str {
         match self {
             Baseline::Hashed => "bare reads of the same extents, and their checksums",
-            Baseline::HashedElsewhere => "bare reads of the same extents, and checksums of other bytes",
+            Baseline::HashedElsewhere => {
+                "bare reads of the same extents, and checksums of other bytes"
+            }
             Baseline::AsWritten => "bare writes of the store's pieces and a sync",
             Baseline::AsPut => "bare writes of copied and hashed pieces and a sync",
         }
@@ -82,7 +84,8 @@ impl ExtraWork {
             Some(Baseline::Hashed | Baseline::AsWritten | Baseline::AsPut) | None => 0,
         };
         let other_memory = filled(shape, count)?;
-        let copier = (baseline == Some(Baseline::AsPut)).then(|| CopyThread::start(shape)).transpose()?;
+        let copier =
+            (baseline == Some(Baseline::AsPut)).then(|| CopyThread::start(shape)).transpose()?;
         Ok(ExtraWork { baseline, other_memory, next: 0, writes: VecDeque::new(), copier })
     }
 
@@ -151,7 +154,8 @@ impl CopyThread {
             }
         };
         let thread = std::thread::Builder::new().spawn(body);
-        let thread = thread.map_err(|error| std::io::Error::other(thread_start_fault("copying", &error)))?;
+        let thread =
+            thread.map_err(|error| std::io::Error::other(thread_start_fault("copying", &error)))?;
         Ok(CopyThread { free: Some(free), copied, thread: Some(thread) })
     }
 

@@ -40,7 +40,9 @@ impl Limit {
         Ok(match (shape.op, shape.tier) {
             (Op::Exists, _) => Limit::Probes(Probes::new(shape)?),
             (_, BenchTier::Dram) => Limit::Memory(MemoryCopies::new(shape)?),
-            (Op::Get, BenchTier::Ssd) => Limit::File(LimitFile::of_store(shape, baseline, store, io)?),
+            (Op::Get, BenchTier::Ssd) => {
+                Limit::File(LimitFile::of_store(shape, baseline, store, io)?)
+            }
             (_, BenchTier::Ssd) => Limit::File(LimitFile::created(shape, baseline, dir, io)?),
         })
     }
@@ -58,7 +60,9 @@ impl Limit {
                 (Some(baseline), _) => baseline.what(),
                 (None, Op::Put) => "bare writes and a sync",
                 (None, Op::Mixed) => "bare reads beside bare writes, and a sync",
-                (None, Op::Get | Op::Exists | Op::Open | Op::OpenClean) => "bare reads of the same extents",
+                (None, Op::Get | Op::Exists | Op::Open | Op::OpenClean) => {
+                    "bare reads of the same extents"
+                }
             },
         }
     }
@@ -94,7 +98,8 @@ impl Probes {
         let mut table = AlignedBuf::new(lines * LINE).context("no memory")?;
         table.chunks_mut(4096).for_each(|page| page[0] = 1);
         let mut rng = SplitMix64::new(shape.seed);
-        let mut batch = || (0..shape.batch).map(|_| rng.within(0, lines as u64 - 1) as u32).collect();
+        let mut batch =
+            || (0..shape.batch).map(|_| rng.within(0, lines as u64 - 1) as u32).collect();
         let batches = (0..EXISTS_BATCHES).map(|_| batch()).collect();
         Ok(Probes { shape, table, batches })
     }
@@ -130,7 +135,8 @@ impl MemoryCopies {
     fn new(shape: Shape) -> anyhow::Result<MemoryCopies> {
         let stride = align_up(shape.object_bytes as u64) as usize;
         // As arena apart as the store's objects, so that caches do not serve the copies.
-        let mut arena = AlignedBuf::new(stride * usize::try_from(shape.objects)?).context("no memory")?;
+        let mut arena =
+            AlignedBuf::new(stride * usize::try_from(shape.objects)?).context("no memory")?;
         let mut buffers =
             AlignedBuf::many(shape.batch * shape.depth, shape.object_bytes).context("no memory")?;
         // Not zeros: some CPUs copy zeros a sixth faster than other content.

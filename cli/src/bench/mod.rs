@@ -242,7 +242,9 @@ impl BenchArgs {
         let objects = self.data().bytes() / self.object_bytes.bytes().max(1);
         let padded = self.object_bytes.bytes().next_multiple_of(4096) + 4096;
         let eighths = if padded > 512 << 10 { 12 } else { 9 };
-        let room = Size::from_bytes((objects * padded / 8 * eighths + (64 << 20)).next_multiple_of(1 << 20));
+        let room = Size::from_bytes(
+            (objects * padded / 8 * eighths + (64 << 20)).next_multiple_of(1 << 20),
+        );
         match self.tier {
             BenchTier::Dram => Defaults { dram: room, ssd: Size::ZERO, shared: None },
             BenchTier::Ssd => Defaults { dram: Size::ZERO, ssd: room, shared: None },
@@ -260,14 +262,16 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<RunStatus> {
     let mut temp_dir = TempDir::with_prefix("pagelith-bench");
     let dir = args.dir.clone().unwrap_or_else(|| temp_dir.path().to_owned());
     // A given directory overrides the environment.
-    let named = args.dir.iter().filter(|_| args.tier == BenchTier::Ssd).map(|dir| dir.join("store"));
+    let named =
+        args.dir.iter().filter(|_| args.tier == BenchTier::Ssd).map(|dir| dir.join("store"));
     let flags = StoreFlags::of(named.collect(), args.io);
     let config = flags.resolve(args.sizes(), Some(&dir.join("store")), &|config| {
         // The measurement overrides the environment. A running store has touched each page of its
         // memory; the first touch of a page can take a hundred times as long as the copy of a put.
         // And objects to be read from SSD must not be in memory.
         config.dram.prefault = !matches!(shape.op, Op::Open | Op::OpenClean);
-        config.dram.promote = if args.tier == BenchTier::Ssd { Promote::Never } else { Promote::Always };
+        config.dram.promote =
+            if args.tier == BenchTier::Ssd { Promote::Never } else { Promote::Always };
         config.index.max_objects = config.index.max_objects.or(Some(shape.index_objects));
     })?;
     temp_dir.make_for(config.ssd_dirs())?;
@@ -287,7 +291,13 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<RunStatus> {
     let mut limit_rounds = |report: &mut Report| {
         if limits.is_empty() {
             for baseline in std::iter::once(None).chain(args.beside.iter().copied().map(Some)) {
-                let limit = Limit::prepare(shape, baseline, &dir.join("limit"), config.ssd_dirs(), args.io)?;
+                let limit = Limit::prepare(
+                    shape,
+                    baseline,
+                    &dir.join("limit"),
+                    config.ssd_dirs(),
+                    args.io,
+                )?;
                 limits.push(limit);
             }
         }

@@ -17,10 +17,13 @@ pub(super) struct Objects {
 impl Objects {
     /// Objects of one length and seed.
     pub(super) fn new(object_bytes: usize, seed: u64) -> anyhow::Result<Objects> {
-        let extra =
-            vec![("bytes".to_owned(), object_bytes.to_string()), ("seed".to_owned(), seed.to_string())];
+        let extra = vec![
+            ("bytes".to_owned(), object_bytes.to_string()),
+            ("seed".to_owned(), seed.to_string()),
+        ];
         let namespace = Namespace { model: "bench".to_owned(), extra, ..Namespace::default() }.id();
-        let first = ObjectKey::new(namespace, PrefixHash([0; 32]), Role::Target, "kv", "kv", Shard::Whole);
+        let first =
+            ObjectKey::new(namespace, PrefixHash([0; 32]), Role::Target, "kv", "kv", Shard::Whole);
         Ok(Objects { first: first.context("a key of the bench")? })
     }
 

@@ -36,7 +36,9 @@ pub(super) fn put(
         for (key, done) in keys.into_iter().zip(done) {
             match done.outcome {
                 Ok(_) => buffers.extend(done.source.into_buffer()),
-                Err(error) if error.kind == ErrorKind::Busy => wanted.push(Put { key, source: done.source }),
+                Err(error) if error.kind == ErrorKind::Busy => {
+                    wanted.push(Put { key, source: done.source })
+                }
                 Err(error) => return Err(error).context("put failed"),
             }
         }

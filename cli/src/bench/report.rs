@@ -178,21 +178,25 @@ fn rounded(x: f64) -> f64 {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (tier, op) = (format!("{:?}", self.tier).to_lowercase(), format!("{:?}", self.op).to_lowercase());
+        let (tier, op) =
+            (format!("{:?}", self.tier).to_lowercase(), format!("{:?}", self.op).to_lowercase());
         writeln!(
             f,
             "{tier} {op} object_bytes={} batch={} depth={} rounds={} io={}",
             self.object_bytes, self.batch, self.depth, self.rounds, self.io
         )?;
         let baselines = self.beside.iter().map(|baseline| (baseline.what, &baseline.figures));
-        for (name, x) in
-            [("store", &self.store), (self.limit.what, &self.limit.figures)].into_iter().chain(baselines)
+        for (name, x) in [("store", &self.store), (self.limit.what, &self.limit.figures)]
+            .into_iter()
+            .chain(baselines)
         {
             write!(f, "{name:<40}")?;
             match (x.gb_per_s, x.cpu_s_per_gb) {
-                (Some(gb), Some(cpu)) => {
-                    write!(f, " {gb:>8.3} GB/s {:>10.0} objects/s {cpu:>8.4} CPU-s/GB", x.ops_per_s)?
-                }
+                (Some(gb), Some(cpu)) => write!(
+                    f,
+                    " {gb:>8.3} GB/s {:>10.0} objects/s {cpu:>8.4} CPU-s/GB",
+                    x.ops_per_s
+                )?,
                 _ => write!(f, " {:>8.2} M objects/s", x.ops_per_s / 1e6)?,
             }
             let calls = x.syscalls_per_object;

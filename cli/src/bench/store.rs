@@ -10,8 +10,8 @@ use pagelith::config::ValidConfig;
 use pagelith::io::threads::thread_start_fault;
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{
-    AlignedBuf, Destination, Done, Get, GetDone, GetOutcome, GetSlice, Options, Registration, Session, Store,
-    Ticket, Tier,
+    AlignedBuf, Destination, Done, Get, GetDone, GetOutcome, GetSlice, Options, Registration,
+    Session, Store, Ticket, Tier,
 };
 
 use super::limit::EXISTS_BATCHES;
@@ -98,13 +98,18 @@ impl Bench {
     }
 
     /// Open the store and continue.
-    pub(super) fn resume(shape: Shape, config: ValidConfig, paused: PausedBench) -> anyhow::Result<Bench> {
+    pub(super) fn resume(
+        shape: Shape,
+        config: ValidConfig,
+        paused: PausedBench,
+    ) -> anyhow::Result<Bench> {
         let PausedBench { rng, next_new, buffers } = paused;
         let store = Store::open(config).context("cannot open the store")?;
         let session = store.session().context("cannot begin a session")?;
         let objects = Objects::new(shape.object_bytes, shape.seed)?;
         let registration = shape.memory.registered(&buffers);
-        let registration = registration.map(|(base, len)| store.register_memory(base, len)).transpose()?;
+        let registration =
+            registration.map(|(base, len)| store.register_memory(base, len)).transpose()?;
         let tickets = VecDeque::new();
         Ok(Bench { shape, session, store, objects, rng, next_new, buffers, registration, tickets })
     }
@@ -304,7 +309,8 @@ impl Bench {
         };
         let first = self.next_new;
         let read = std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().spawn_scoped(scope, || writer.run(&next, &over));
+            let thread =
+                std::thread::Builder::new().spawn_scoped(scope, || writer.run(&next, &over));
             let thread = thread.map_err(|error| thread_start_fault("writer", &error))?;
             let mut timer = Timer::start(self.shape.round);
             let mut objects = 0;
@@ -348,7 +354,11 @@ impl Bench {
         let Some((ticket, done)) = self.session.wait_any(WAIT_MAX) else {
             bail!("no result waited_s={}", WAIT_MAX.as_secs())
         };
-        let at = self.tickets.iter().position(|(t, _)| *t == ticket).context("an unknown batch completed")?;
+        let at = self
+            .tickets
+            .iter()
+            .position(|(t, _)| *t == ticket)
+            .context("an unknown batch completed")?;
         let begun = self.tickets.remove(at).map(|(_, begun)| begun);
         begun.into_iter().for_each(|begun| timer.record(begun));
         self.take(done)

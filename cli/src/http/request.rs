@@ -27,7 +27,9 @@ pub(super) fn parse(head: &[u8]) -> Result<Option<Request<'_>>, Response> {
         }
         Ok(httparse::Status::Partial) if head.len() < HEAD_BYTES_MAX => Ok(None),
         Ok(httparse::Status::Partial) | Err(httparse::Error::TooManyHeaders) => {
-            let text = format!("a request head has at most {HEAD_BYTES_MAX} bytes and {FIELDS_MAX} fields\n");
+            let text = format!(
+                "a request head has at most {HEAD_BYTES_MAX} bytes and {FIELDS_MAX} fields\n"
+            );
             Err(Response::text("431 Request Header Fields Too Large", text))
         }
         Err(_) => Err(Response::text("400 Bad Request", "not an HTTP/1 request\n")),

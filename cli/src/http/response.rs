@@ -19,7 +19,8 @@ impl Response {
     /// The encoded response; without its body for `HEAD`.
     pub fn bytes(&self, has_body: bool) -> Vec<u8> {
         let (status, kind, length) = (self.status, self.kind, self.body.len());
-        let fields = format!("Content-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close");
+        let fields =
+            format!("Content-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close");
         let allow = if status.starts_with("405") { "\r\nAllow: GET, HEAD" } else { "" };
         let body = if has_body { &*self.body } else { "" };
         format!("HTTP/1.1 {status}\r\n{fields}{allow}\r\n\r\n{body}").into_bytes()

@@ -37,8 +37,13 @@ impl Server {
     pub fn new(listener: TcpListener) -> std::io::Result<Server> {
         listener.set_nonblocking(true)?;
         let (connections, spares) = (Vec::new(), Vec::new());
-        let mut server =
-            Server { listener, connections, spares, accepts_from: Mono::default(), lack_logged: false };
+        let mut server = Server {
+            listener,
+            connections,
+            spares,
+            accepts_from: Mono::default(),
+            lack_logged: false,
+        };
         server.keep_spares();
         Ok(server)
     }

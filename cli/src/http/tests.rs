@@ -35,7 +35,8 @@ struct Harness {
 impl Harness {
     /// A server that responds to every request with `body`.
     fn with_body(body: String) -> Harness {
-        let server = Server::new(TcpListener::bind("127.0.0.1:0").expect("a port")).expect("a server");
+        let server =
+            Server::new(TcpListener::bind("127.0.0.1:0").expect("a port")).expect("a server");
         Harness { server, clock: TestClock::default(), body, requests: 0 }
     }
 
@@ -45,7 +46,8 @@ impl Harness {
 
     /// A client that has sent `bytes`.
     fn client(&mut self, bytes: &[u8]) -> TcpStream {
-        let mut stream = TcpStream::connect(self.server.address().expect("an address")).expect("connected");
+        let mut stream =
+            TcpStream::connect(self.server.address().expect("an address")).expect("connected");
         stream.set_nonblocking(true).expect("set");
         stream.write_all(bytes).expect("sent");
         stream
@@ -141,14 +143,22 @@ fn connection_times_out() {
     harness.advance(LONG);
     assert_eq!(harness.server.connections(), 0);
     assert_eq!(harness.read_all(&mut silent).as_deref(), Some(""));
-    assert!(harness.read_all(&mut slow).expect("the end").starts_with("HTTP/1.1 408 Request Timeout\r\n"));
+    assert!(
+        harness
+            .read_all(&mut slow)
+            .expect("the end")
+            .starts_with("HTTP/1.1 408 Request Timeout\r\n")
+    );
 }
 
 #[test]
 fn request_with_a_missing_body_gets_a_response() {
     let mut harness = Harness::new();
     let mut post = harness.client(b"POST /metrics HTTP/1.1\r\nContent-Length: 1000000\r\n\r\nabc");
-    assert!(is_ok(&harness.read_all(&mut post).expect("a response")), "this server accepts every method");
+    assert!(
+        is_ok(&harness.read_all(&mut post).expect("a response")),
+        "this server accepts every method"
+    );
     assert!(is_ok(&harness.get()));
     // The client keeps the connection open.
     harness.poll_until(1);
@@ -169,7 +179,11 @@ fn pipelined_requests_get_one_whole_response() {
     for _ in 0..POLLS {
         harness.poll();
     }
-    assert_eq!((harness.requests, harness.server.connections()), (2, 0), "the server closes it first");
+    assert_eq!(
+        (harness.requests, harness.server.connections()),
+        (2, 0),
+        "the server closes it first"
+    );
     drop(endless);
 }
 
@@ -201,7 +215,10 @@ fn head_response_has_no_body_and_405_lists_the_allowed_methods() {
     let mut harness = Harness::new();
     let mut head = harness.client(b"HEAD /metrics HTTP/1.1\r\n\r\n");
     let response = harness.read_all(&mut head).expect("a response");
-    assert!(response.contains("\r\nContent-Length: 5\r\n") && response.ends_with("\r\n\r\n"), "{response}");
+    assert!(
+        response.contains("\r\nContent-Length: 5\r\n") && response.ends_with("\r\n\r\n"),
+        "{response}"
+    );
     let refused = Response::text("405 Method Not Allowed", "no\n").bytes(true);
     assert!(String::from_utf8_lossy(&refused).contains("\r\nAllow: GET, HEAD\r\n"));
 }

@@ -78,7 +78,9 @@ impl Files {
             return self.create(path, bytes);
         }
         let file = self.file(path)?;
-        let sized = file.metadata().and_then(|m| if m.len() > bytes { file.set_len(bytes) } else { Ok(()) });
+        let sized = file
+            .metadata()
+            .and_then(|m| if m.len() > bytes { file.set_len(bytes) } else { Ok(()) });
         sized.with_context(|| format!("cannot resize bytes={bytes} file={}", path.display()))?;
         allocate(file, bytes)
             .with_context(|| format!("cannot allocate bytes={bytes} file={}", path.display()))?;
@@ -90,8 +92,12 @@ impl Files {
     pub(crate) fn create(&mut self, path: &Path, bytes: u64) -> anyhow::Result<()> {
         let context = || format!("cannot create bytes={bytes} file={}", path.display());
         self.remove(path)?;
-        let file =
-            File::options().read(true).write(true).create_new(true).open(path).with_context(context)?;
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(path)
+            .with_context(context)?;
         if let Err(TryLockError::WouldBlock) = file.try_lock() {
             bail!("the store is in use file={}", path.display());
         }
@@ -109,7 +115,9 @@ impl Files {
         match std::fs::remove_file(path) {
             Ok(()) => {}
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-            Err(e) => return Err(e).with_context(|| format!("cannot remove file={}", path.display())),
+            Err(e) => {
+                return Err(e).with_context(|| format!("cannot remove file={}", path.display()));
+            }
         }
         self.locks.held.remove(path);
         sync_dir(path)
@@ -192,7 +200,11 @@ mod tests {
         files.resize(&path, 4196).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), vec![0; 4196]);
         files.resize(&path, 5000).unwrap();
-        assert_eq!(std::fs::read(&path).unwrap(), vec![0; 5000], "truncated bytes do not come back");
+        assert_eq!(
+            std::fs::read(&path).unwrap(),
+            vec![0; 5000],
+            "truncated bytes do not come back"
+        );
         files.write(&path, 0, &[9]).unwrap();
         files.create(&path, 3).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), [0; 3]);

@@ -34,7 +34,11 @@ pub(crate) struct Locks {
 /// be opened are skipped: writers refuse them
 /// ([`Files::require_all_locked`](super::files::Files::require_all_locked)), and readers report
 /// them later.
-pub(crate) fn lock_all(files: &[PathBuf], kind: LockKind, owner: Option<&str>) -> Result<Locks, PathBuf> {
+pub(crate) fn lock_all(
+    files: &[PathBuf],
+    kind: LockKind,
+    owner: Option<&str>,
+) -> Result<Locks, PathBuf> {
     let start = Instant::now();
     let mut held = BTreeMap::new();
     for path in files {
@@ -70,8 +74,9 @@ mod tests {
             assert_eq!(lock_all(&files, kind, Some("pid=1")).err(), Some(path.clone()));
             assert_eq!(lock_all(&files, kind, None).err(), Some(path.clone()));
         }
-        let waiting =
-            std::thread::spawn(move || lock_all(&files, LockKind::Shared, Some("pid=4194305")).is_ok());
+        let waiting = std::thread::spawn(move || {
+            lock_all(&files, LockKind::Shared, Some("pid=4194305")).is_ok()
+        });
         left.unlock().unwrap();
         assert!(waiting.join().unwrap());
     }
@@ -81,7 +86,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let files = [dir.path().join("segments"), dir.path().join("missing")];
         std::fs::write(&files[0], "").unwrap();
-        let readers = [(); 2].map(|()| lock_all(&files, LockKind::Shared, None).ok().map(|l| l.held.len()));
+        let readers =
+            [(); 2].map(|()| lock_all(&files, LockKind::Shared, None).ok().map(|l| l.held.len()));
         assert_eq!(readers, [Some(1); 2], "the existing file is locked");
         let reader = lock_all(&files, LockKind::Shared, None).ok();
         assert_eq!(lock_all(&files, LockKind::Exclusive, None).err().as_ref(), Some(&files[0]));

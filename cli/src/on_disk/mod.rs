@@ -120,7 +120,9 @@ impl OnDisk {
     pub(crate) fn missing(&self) -> anyhow::Result<Vec<(usize, &Path)>> {
         let mut missing = Vec::new();
         for (i, dir) in self.dirs.iter().enumerate() {
-            if !list_if_exists(dir)?.is_some_and(|names| names.iter().any(|n| names::is_store_file(n))) {
+            if !list_if_exists(dir)?
+                .is_some_and(|names| names.iter().any(|n| names::is_store_file(n)))
+            {
                 missing.push((i, dir.as_path()));
             }
         }
@@ -140,7 +142,9 @@ impl OnDisk {
     pub(crate) fn missing_message(&self, (number, dir): (usize, &Path)) -> String {
         let (number, of) = (number + 1, self.dir_count());
         let dir = dir.display();
-        format!("directory {number} of {of} holds no file of the store, is its drive mounted? dir={dir}")
+        format!(
+            "directory {number} of {of} holds no file of the store, is its drive mounted? dir={dir}"
+        )
     }
 
     /// The message about the first directory without a segments file, if there is one. The file may
@@ -181,8 +185,13 @@ impl OnDisk {
     }
 
     /// Path of the file that contains a segment, and the segment's byte offset in it.
-    pub(crate) fn segment_place(&self, segment: SegmentId, superblock: &Superblock) -> (PathBuf, u64) {
-        let (dir, offset) = names::segment_place(segment, self.dir_count(), superblock.segment_bytes);
+    pub(crate) fn segment_place(
+        &self,
+        segment: SegmentId,
+        superblock: &Superblock,
+    ) -> (PathBuf, u64) {
+        let (dir, offset) =
+            names::segment_place(segment, self.dir_count(), superblock.segment_bytes);
         (self.dirs.get(dir).map(|d| d.join(names::SEGMENTS)).unwrap_or_default(), offset)
     }
 
@@ -194,7 +203,8 @@ impl OnDisk {
         offset: u64,
         buf: &mut [u8],
     ) -> anyhow::Result<()> {
-        let (dir, start) = names::segment_place(segment, self.dir_count(), superblock.segment_bytes);
+        let (dir, start) =
+            names::segment_place(segment, self.dir_count(), superblock.segment_bytes);
         let read = match self.segments.get(dir).and_then(Option::as_ref) {
             Some(file) => file.read_exact_at(buf, start + offset),
             None => Err(io::Error::new(io::ErrorKind::NotFound, "the file is missing")),
@@ -213,8 +223,9 @@ impl OnDisk {
 
     /// Length of each directory's segments file in bytes, 0 if it is missing.
     pub(crate) fn segment_file_bytes(&self) -> Vec<u64> {
-        let bytes =
-            |file: &Option<File>| file.as_ref().and_then(|f| f.metadata().ok()).map_or(0, |m| m.len());
+        let bytes = |file: &Option<File>| {
+            file.as_ref().and_then(|f| f.metadata().ok()).map_or(0, |m| m.len())
+        };
         self.segments.iter().map(bytes).collect()
     }
 
@@ -227,20 +238,27 @@ impl OnDisk {
             files.push((self.checkpoint_path(i), superblock.checkpoint_bytes));
         }
         for (i, dir) in self.dirs.iter().enumerate() {
-            let segments = superblock.segment_count.saturating_sub(i as u32).div_ceil(self.dir_count());
+            let segments =
+                superblock.segment_count.saturating_sub(i as u32).div_ceil(self.dir_count());
             files.push((dir.join(names::SEGMENTS), u64::from(segments) * superblock.segment_bytes));
         }
         let found = |path: &Path| std::fs::metadata(path).ok().map(|m| m.len());
         files.into_iter().map(|(path, expected)| (path.clone(), expected, found(&path))).collect()
     }
 
-    /// The head of a checkpoint, and the file to read its chunks from; `None` if the file is missing.
-    pub(crate) fn checkpoint(&self, which: usize, store: StoreId) -> anyhow::Result<Option<CheckpointFile>> {
+    /// The head of a checkpoint, and the file to read its chunks from; `None` if the file is
+    /// missing.
+    pub(crate) fn checkpoint(
+        &self,
+        which: usize,
+        store: StoreId,
+    ) -> anyhow::Result<Option<CheckpointFile>> {
         let path = self.checkpoint_path(which);
         let Some(file) = open_if_exists(&path)? else { return Ok(None) };
         let mut block = vec![0; ALIGN as usize];
         let read = read_up_to(&file, 0, &mut block);
-        let read = read.with_context(|| format!("cannot read the checkpoint file={}", path.display()))?;
+        let read =
+            read.with_context(|| format!("cannot read the checkpoint file={}", path.display()))?;
         Ok(Some(CheckpointFile { head: checkpoint::decode_head(&block[..read], store), file }))
     }
 }
@@ -276,7 +294,10 @@ pub(crate) fn files_of(dirs: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
         if let Some(dir) = absent {
             list(dir)?;
         }
-        bail!("not a store: no file of a store is there, is the drive mounted? dir={}", display_dirs(dirs));
+        bail!(
+            "not a store: no file of a store is there, is the drive mounted? dir={}",
+            display_dirs(dirs)
+        );
     }
     Ok(files)
 }

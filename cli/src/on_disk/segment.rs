@@ -62,13 +62,18 @@ pub(crate) struct Segment {
 
 impl Segment {
     /// Read head and footer of a segment; `None` if it was never used.
-    pub(crate) fn load(disk: &OnDisk, manifest: &Manifest, id: SegmentId) -> anyhow::Result<Option<Segment>> {
+    pub(crate) fn load(
+        disk: &OnDisk,
+        manifest: &Manifest,
+        id: SegmentId,
+    ) -> anyhow::Result<Option<Segment>> {
         let Some((incarnation, order)) = manifest.segment(id).filter(|(i, _)| i.0 > 0) else {
             return Ok(None);
         };
         let identity = SegmentIdentity { store: manifest.store(), segment: id, incarnation };
         let superblock = *manifest.superblock();
-        let mut segment = Segment { identity, order, head: Head::Older, footer: Footer::None, superblock };
+        let mut segment =
+            Segment { identity, order, head: Head::Older, footer: Footer::None, superblock };
         segment.head = segment.read_head(disk)?;
         segment.footer = segment.read_footer(disk)?;
         Ok(Some(segment))
@@ -79,7 +84,12 @@ impl Segment {
         disk.read_segment(self.identity.segment, &self.superblock, 0, &mut block)?;
         let differs = |field, found: u64, expected: u64| {
             let (found, expected) = (found.to_string(), expected.to_string());
-            Head::Broken(FormatError::Identity { structure: "segment header", field, found, expected })
+            Head::Broken(FormatError::Identity {
+                structure: "segment header",
+                field,
+                found,
+                expected,
+            })
         };
         let current = self.identity.incarnation;
         Ok(match segment::decode_head(&block, self.identity.store, self.identity.segment) {
@@ -98,7 +108,12 @@ impl Segment {
     fn read_footer(&self, disk: &OnDisk) -> anyhow::Result<Footer> {
         let segment_bytes = self.superblock.segment_bytes;
         let mut bytes = vec![0; ALIGN as usize];
-        disk.read_segment(self.identity.segment, &self.superblock, segment_bytes - ALIGN, &mut bytes)?;
+        disk.read_segment(
+            self.identity.segment,
+            &self.superblock,
+            segment_bytes - ALIGN,
+            &mut bytes,
+        )?;
         let tail = &bytes[bytes.len() - FooterTail::BYTES..];
         if tail.iter().all(|b| *b == 0) {
             return Ok(Footer::None);
@@ -111,7 +126,10 @@ impl Segment {
         disk.read_segment(self.identity.segment, &self.superblock, from, &mut bytes)?;
         Ok(match footer::decode(&bytes, self.identity, segment_bytes) {
             Ok((facts, entries)) => Footer::Sealed { facts, entries },
-            Err(_) if incarnation < self.identity.incarnation && self.is_footer_of(incarnation, &bytes) => {
+            Err(_)
+                if incarnation < self.identity.incarnation
+                    && self.is_footer_of(incarnation, &bytes) =>
+            {
                 Footer::Older
             }
             Err(error) => Footer::Broken { error, from, incarnation, data_end },
@@ -131,11 +149,18 @@ impl Segment {
     /// Whether an open of the store skips the segment because of its head: there is none, or an
     /// intact one of another incarnation.
     pub(crate) fn head_hides(&self) -> bool {
-        matches!(&self.head, Head::Older | Head::Broken(FormatError::Identity { field: "incarnation", .. }))
+        matches!(
+            &self.head,
+            Head::Older | Head::Broken(FormatError::Identity { field: "incarnation", .. })
+        )
     }
 
     /// Walk the segment's records, verifying headers and payloads.
-    pub(crate) fn scan(&self, disk: &OnDisk, found: &mut dyn FnMut(Found<'_>)) -> anyhow::Result<()> {
+    pub(crate) fn scan(
+        &self,
+        disk: &OnDisk,
+        found: &mut dyn FnMut(Found<'_>),
+    ) -> anyhow::Result<()> {
         let end = match &self.footer {
             Footer::Sealed { entries, .. } => {
                 self.superblock.segment_bytes - footer::footer_bytes(entries.len() as u64)
@@ -168,10 +193,12 @@ pub(crate) struct RawHead {
 impl RawHead {
     /// Decode a block as a head.
     pub(crate) fn read(block: &[u8]) -> Option<RawHead> {
-        let at = |name| SegmentHead::STRUCTURE.fields.iter().find(|f| f.name == name).map(|f| f.offset);
+        let at =
+            |name| SegmentHead::STRUCTURE.fields.iter().find(|f| f.name == name).map(|f| f.offset);
         let store = StoreId(*block.get(at("store")?..)?.first_chunk()?);
         let segment = SegmentId(u32::from_le_bytes(*block.get(at("segment")?..)?.first_chunk()?));
-        let (incarnation, order, segment_bytes) = segment::decode_head(block, store, segment).ok()?;
+        let (incarnation, order, segment_bytes) =
+            segment::decode_head(block, store, segment).ok()?;
         Some(RawHead { store, segment, incarnation, order, segment_bytes })
     }
 }

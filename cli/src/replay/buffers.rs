@@ -14,7 +14,8 @@ impl Buffers {
     pub(crate) fn take(&mut self, bytes: usize) -> anyhow::Result<AlignedBuf> {
         match self.0.get_mut(&bytes).and_then(Vec::pop) {
             Some(buffer) => Ok(buffer),
-            None => AlignedBuf::new(bytes).with_context(|| format!("no memory for an object bytes={bytes}")),
+            None => AlignedBuf::new(bytes)
+                .with_context(|| format!("no memory for an object bytes={bytes}")),
         }
     }
 

@@ -9,7 +9,9 @@ use anyhow::{Context, bail};
 use pagelith::layouts::align::align_up;
 use pagelith::layouts::ids::PrefixHash;
 use pagelith::layouts::key::ObjectKey;
-use pagelith::{AlignedBuf, Done, Error, ErrorKind, Group, Options, PutOutcome, PutSlice, Session, Store};
+use pagelith::{
+    AlignedBuf, Done, Error, ErrorKind, Group, Options, PutOutcome, PutSlice, Session, Store,
+};
 
 use super::pages::{Object, Unit};
 use super::request::{BUSY_PAUSE, Harness, RequestState, depth_of};
@@ -50,12 +52,14 @@ impl Harness<'_> {
             Target::Attached(..) => 0,
         };
         let waiting_max = arena / WAITING_SHARE;
-        let page: u64 = self.pages().base().iter().map(|object| align_up(object.bytes as u64)).sum();
+        let page: u64 =
+            self.pages().base().iter().map(|object| align_up(object.bytes as u64)).sum();
         let batch = self.batch_pages().min(usize::try_from(waiting_max / page).unwrap_or(1)).max(1);
         let mut attached: Vec<Unit<'_>> = self.pages().trailing_units(hashes).collect();
         for first in (state.hits..hashes.len()).step_by(batch) {
             let last = hashes.len().min(first + batch);
-            let (now, later): (Vec<_>, Vec<_>) = attached.into_iter().partition(|unit| unit.page < last);
+            let (now, later): (Vec<_>, Vec<_>) =
+                attached.into_iter().partition(|unit| unit.page < last);
             attached = later;
             let mut room = waiting_max;
             let (before, after): (Vec<_>, Vec<_>) = now.into_iter().partition(|unit| {
@@ -121,7 +125,9 @@ impl Harness<'_> {
             self.tally.put_time += took;
             match group {
                 Ok(group) => return Ok(OpenGroup { unit, group }),
-                Err(error) if error.kind == ErrorKind::Busy => self.wait_if_busy(1, 1, &mut busy_since)?,
+                Err(error) if error.kind == ErrorKind::Busy => {
+                    self.wait_if_busy(1, 1, &mut busy_since)?
+                }
                 Err(error) => return Err(error).context("begin_group failed"),
             }
         }
@@ -170,7 +176,11 @@ impl Harness<'_> {
     }
 
     /// One put call; returns each object with its outcome.
-    fn put_in(&mut self, group: &Group<'_>, wanted: Vec<Filled>) -> Vec<(Filled, Result<PutOutcome, Error>)> {
+    fn put_in(
+        &mut self,
+        group: &Group<'_>,
+        wanted: Vec<Filled>,
+    ) -> Vec<(Filled, Result<PutOutcome, Error>)> {
         let pieces: Vec<[&[u8]; 1]> = wanted.iter().map(|filled| [&filled.buffer[..]]).collect();
         let mut objects = Vec::with_capacity(wanted.len());
         for (filled, pieces) in wanted.iter().zip(&pieces) {

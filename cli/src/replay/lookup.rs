@@ -43,7 +43,8 @@ impl Harness<'_> {
             return Ok(found);
         }
         let members = self.pages().base().len();
-        let keys: Vec<ObjectKey> = hashes.iter().flat_map(|hash| keys_of(self.pages(), *hash)).collect();
+        let keys: Vec<ObjectKey> =
+            hashes.iter().flat_map(|hash| keys_of(self.pages(), *hash)).collect();
         let (present, _) = self.meter.call(|| target.exists_prefix(&keys, options));
         let present = self.or_if_unreachable(target, present, 0).context("exists_prefix failed")?;
         self.tally.partial_groups += u64::from(present % members != 0);
@@ -70,9 +71,11 @@ impl Harness<'_> {
             .collect();
         let query = PagesQuery { pages: hashes, anchor: &anchor.templates, pools: &pools };
         let (found, _) = self.meter.call(|| target.exists_groups(&query, options));
-        let found =
-            self.or_if_unreachable(target, found, PagesFound::default()).context("exists_groups failed")?;
-        let whole = others.iter().zip(&found.pool_pages).filter(|(pool, _)| pool.trailing.is_none());
+        let found = self
+            .or_if_unreachable(target, found, PagesFound::default())
+            .context("exists_groups failed")?;
+        let whole =
+            others.iter().zip(&found.pool_pages).filter(|(pool, _)| pool.trailing.is_none());
         let whole = whole.map(|(_, pages)| *pages).fold(found.anchor_pages, usize::min);
         let no_stop = state.causes.iter_mut().take(whole).skip(found.usable_pages);
         no_stop.for_each(|cause| *cause = Some(NO_STOP.to_owned()));
@@ -91,7 +94,8 @@ impl Harness<'_> {
         let pages = self.pages();
         let keys: Vec<ObjectKey> = hashes.iter().flat_map(|hash| keys_of(pages, *hash)).collect();
         let (present, _) = self.meter.call(|| target.exists_batch(&keys, options));
-        let present = self.or_if_unreachable(target, present, Vec::new()).context("exists_batch failed")?;
+        let present =
+            self.or_if_unreachable(target, present, Vec::new()).context("exists_batch failed")?;
         self.tally.partial_groups += partial_groups(pages, &present);
         Ok(())
     }
@@ -138,8 +142,9 @@ mod tests {
         let placement = Placement::single(Layout::PageFirst);
         let chosen = ModelChoice { model: &model, placement: &placement, pools: None, scale: 64 };
         let pages = Pages::of_model("chat", 1, &chosen).unwrap();
-        let names: Vec<String> =
-            keys_of(&pages, PrefixHash([1; 32])).map(|k| format!("{}.{}", k.pool(), k.component())).collect();
+        let names: Vec<String> = keys_of(&pages, PrefixHash([1; 32]))
+            .map(|k| format!("{}.{}", k.pool(), k.component()))
+            .collect();
         assert_eq!(names, ["kv.k", "kv.v", "mamba.temporal", "mamba.conv_0"]);
         for present in 0..16_u8 {
             let page: Vec<bool> = (0..4).map(|i| present >> i & 1 == 1).collect();

@@ -43,7 +43,8 @@ use crate::settings::{Defaults, StoreFlags};
 use crate::temp_dir::TempDir;
 
 /// Sizes with which the built-in workload uses both tiers and finishes in seconds.
-pub(crate) const DEFAULTS: Defaults = Defaults { dram: Size::mib(128), ssd: Size::mib(512), shared: None };
+pub(crate) const DEFAULTS: Defaults =
+    Defaults { dram: Size::mib(128), ssd: Size::mib(512), shared: None };
 const OBJECT_BYTES_DEFAULT: Size = Size::kib(32);
 
 /// Replay a request trace through the store, and check every byte that it returns.
@@ -105,7 +106,8 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<RunStatus> {
         }
         None => {
             let with_peers = |config: &mut Config| args.peers.apply(config);
-            let config = args.store.resolve(DEFAULTS, Some(&temp_dir.path().join("store")), &with_peers)?;
+            let config =
+                args.store.resolve(DEFAULTS, Some(&temp_dir.path().join("store")), &with_peers)?;
             args.peers.check(&config)?;
             temp_dir.make_for(config.ssd_dirs())?;
             Target::Own(Box::new(config))
@@ -124,12 +126,22 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<RunStatus> {
 /// A problem if any byte was wrong or any group was partly visible.
 fn run_status(report: &Report) -> RunStatus {
     if report.wrong_bytes > 0 {
-        log!("error: the store returned bytes that were not put wrong_bytes={}", report.wrong_bytes);
+        log!(
+            "error: the store returned bytes that were not put wrong_bytes={}",
+            report.wrong_bytes
+        );
     }
     if report.partial_groups > 0 {
-        log!("error: the store returned a part of a group partial_groups={}", report.partial_groups);
+        log!(
+            "error: the store returned a part of a group partial_groups={}",
+            report.partial_groups
+        );
     }
-    if report.wrong_bytes + report.partial_groups > 0 { RunStatus::Problems } else { RunStatus::Clean }
+    if report.wrong_bytes + report.partial_groups > 0 {
+        RunStatus::Problems
+    } else {
+        RunStatus::Clean
+    }
 }
 
 #[cfg(test)]

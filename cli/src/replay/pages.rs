@@ -86,8 +86,11 @@ impl Pages {
     /// common, since their contents differ. Each page is a group of two objects, `k` and `v`, of
     /// pool `kv`.
     pub(crate) fn plain(source: &str, seed: u64, object_bytes: u64) -> anyhow::Result<Pages> {
-        let extra =
-            [("source", source.to_owned()), ("seed", seed.to_string()), ("bytes", object_bytes.to_string())];
+        let extra = [
+            ("source", source.to_owned()),
+            ("seed", seed.to_string()),
+            ("bytes", object_bytes.to_string()),
+        ];
         let namespace = Namespace {
             model: "replay".to_owned(),
             page_tokens: PAGE_TOKENS,
@@ -95,7 +98,14 @@ impl Pages {
             ..Namespace::default()
         };
         let template = |component| {
-            ObjectKey::new(namespace.id(), PrefixHash([0; 32]), Role::Target, "kv", component, Shard::Whole)
+            ObjectKey::new(
+                namespace.id(),
+                PrefixHash([0; 32]),
+                Role::Target,
+                "kv",
+                component,
+                Shard::Whole,
+            )
         };
         let templates = vec![template("k")?, template("v")?];
         let bytes = usize::try_from(object_bytes)?;
@@ -103,7 +113,11 @@ impl Pages {
     }
 
     /// Pages of a model for one source and seed.
-    pub(crate) fn of_model(source: &str, seed: u64, chosen: &ModelChoice<'_>) -> anyhow::Result<Pages> {
+    pub(crate) fn of_model(
+        source: &str,
+        seed: u64,
+        chosen: &ModelChoice<'_>,
+    ) -> anyhow::Result<Pages> {
         let ModelChoice { model, placement, scale, .. } = *chosen;
         let geometry = Geometry::new(model, placement).context("the model is refused")?;
         let selected = select_pools(&geometry, chosen.pools)?;
@@ -144,7 +158,8 @@ impl Pages {
             pool.objects.iter_mut().for_each(|object| object.pool = number);
         }
         let of_every_page = pools.iter().filter(|pool| pool.trailing.is_none());
-        let base: Vec<Object> = of_every_page.flat_map(|pool| pool.objects.iter().copied()).collect();
+        let base: Vec<Object> =
+            of_every_page.flat_map(|pool| pool.objects.iter().copied()).collect();
         if base.is_empty() {
             let names: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
             bail!(
@@ -177,13 +192,21 @@ impl Pages {
     }
 
     /// The units of the trailing pools for a prefix that ends with the last of these pages.
-    pub(crate) fn trailing_units<'a>(&'a self, prefix: &'a [PrefixHash]) -> impl Iterator<Item = Unit<'a>> {
-        self.pools.iter().filter_map(|pool| Some((pool, pool.trailing?))).flat_map(|(pool, pages)| {
-            let from = prefix.len().saturating_sub(pages);
-            let unit =
-                |(page, hash): (usize, &PrefixHash)| Unit { page, hash: *hash, objects: &pool.objects };
-            prefix.iter().enumerate().skip(from).map(unit)
-        })
+    pub(crate) fn trailing_units<'a>(
+        &'a self,
+        prefix: &'a [PrefixHash],
+    ) -> impl Iterator<Item = Unit<'a>> {
+        self.pools.iter().filter_map(|pool| Some((pool, pool.trailing?))).flat_map(
+            |(pool, pages)| {
+                let from = prefix.len().saturating_sub(pages);
+                let unit = |(page, hash): (usize, &PrefixHash)| Unit {
+                    page,
+                    hash: *hash,
+                    objects: &pool.objects,
+                };
+                prefix.iter().enumerate().skip(from).map(unit)
+            },
+        )
     }
 
     /// Whether there are several pools, so that a client looks up, reads and writes pool by pool.
@@ -202,17 +225,29 @@ impl Pages {
 }
 
 impl Pool {
-    fn new(name: &str, trailing: Option<usize>, templates: Vec<ObjectKey>, bytes: &[usize]) -> Pool {
-        let object =
-            |(template, bytes): (&ObjectKey, &usize)| Object { template: *template, bytes: *bytes, pool: 0 };
+    fn new(
+        name: &str,
+        trailing: Option<usize>,
+        templates: Vec<ObjectKey>,
+        bytes: &[usize],
+    ) -> Pool {
+        let object = |(template, bytes): (&ObjectKey, &usize)| Object {
+            template: *template,
+            bytes: *bytes,
+            pool: 0,
+        };
         let objects = templates.iter().zip(bytes).map(object).collect();
         Pool { name: name.to_owned(), trailing, objects, templates }
     }
 }
 
 /// The chosen pools in the geometry's order. Pools without components are skipped.
-fn select_pools<'a>(geometry: &'a Geometry, chosen: Option<&[String]>) -> anyhow::Result<Vec<&'a ModelPool>> {
-    let all: Vec<&ModelPool> = geometry.pools.iter().filter(|pool| !pool.components.is_empty()).collect();
+fn select_pools<'a>(
+    geometry: &'a Geometry,
+    chosen: Option<&[String]>,
+) -> anyhow::Result<Vec<&'a ModelPool>> {
+    let all: Vec<&ModelPool> =
+        geometry.pools.iter().filter(|pool| !pool.components.is_empty()).collect();
     let Some(chosen) = chosen else { return Ok(all) };
     for (i, name) in chosen.iter().enumerate() {
         if !all.iter().any(|pool| pool.client_name() == *name) {
@@ -233,7 +268,10 @@ mod tests {
     use super::*;
 
     fn keys(pages: &Pages) -> Vec<ObjectKey> {
-        [5, 6].iter().flat_map(|id| pages.unit(0, Pages::hash(*id)).keys().collect::<Vec<_>>()).collect()
+        [5, 6]
+            .iter()
+            .flat_map(|id| pages.unit(0, Pages::hash(*id)).keys().collect::<Vec<_>>())
+            .collect()
     }
 
     #[test]
@@ -258,8 +296,10 @@ mod tests {
     ) -> anyhow::Result<Pages> {
         let model = presets::model(name).unwrap();
         let placement = Placement::tensor_parallel(layout, 0, tp);
-        let pools: Option<Vec<String>> = pools.map(|names| names.iter().map(|n| (*n).to_owned()).collect());
-        let chosen = ModelChoice { model: &model, placement: &placement, pools: pools.as_deref(), scale };
+        let pools: Option<Vec<String>> =
+            pools.map(|names| names.iter().map(|n| (*n).to_owned()).collect());
+        let chosen =
+            ModelChoice { model: &model, placement: &placement, pools: pools.as_deref(), scale };
         Pages::of_model("chat", 1, &chosen)
     }
 
@@ -289,13 +329,20 @@ mod tests {
         // Sizes of CONTRACTS: 786,432 for k and for v, 75,497,472 and 1,769,472 for the states.
         let qwen = of_model("qwen3-next", 1, 64, Layout::PageFirst, None).unwrap();
         let expected = [("kv", None, vec![12_288; 2]), ("mamba", Some(1), vec![1_179_648, 27_648])];
-        assert_eq!(shape(&qwen), expected.map(|(name, trailing, bytes)| (name.to_owned(), trailing, bytes)));
+        assert_eq!(
+            shape(&qwen),
+            expected.map(|(name, trailing, bytes)| (name.to_owned(), trailing, bytes))
+        );
         // 2,561,024 bytes of rows and 515,328 of index keys do not divide by 1,000.
         let chosen = ["draft_indexer", "indexer", "kv"];
         let deepseek =
-            of_model("deepseek-v3.2+deepseek-v3.2-mtp", 1, 1000, Layout::PageFirst, Some(&chosen)).unwrap();
-        let expected =
-            [("kv", None, vec![2_562]), ("indexer", None, vec![516]), ("draft_indexer", None, vec![9])];
+            of_model("deepseek-v3.2+deepseek-v3.2-mtp", 1, 1000, Layout::PageFirst, Some(&chosen))
+                .unwrap();
+        let expected = [
+            ("kv", None, vec![2_562]),
+            ("indexer", None, vec![516]),
+            ("draft_indexer", None, vec![9]),
+        ];
         assert_eq!(
             shape(&deepseek),
             expected.map(|(name, trailing, bytes)| (name.to_owned(), trailing, bytes))
@@ -311,6 +358,9 @@ mod tests {
         let found = |prefix: &[PrefixHash]| -> Vec<usize> {
             pages.trailing_units(prefix).map(|unit| unit.page).collect()
         };
-        assert_eq!((found(&hashes), found(&hashes[..1]), found(&[])), (vec![3, 4], vec![0], vec![]));
+        assert_eq!(
+            (found(&hashes), found(&hashes[..1]), found(&[])),
+            (vec![3, 4], vec![0], vec![])
+        );
     }
 }

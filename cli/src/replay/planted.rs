@@ -48,8 +48,12 @@ fn contents(plan: &Plan, objects: &[Object], page: PrefixHash) -> Vec<Vec<u8>> {
 fn put(store: &Store, objects: &[Object], page: PrefixHash, contents: &[Vec<u8>], together: bool) {
     let pieces: Vec<[&[u8]; 1]> = contents.iter().map(|bytes| [&bytes[..]]).collect();
     let slice = |(object, pieces): (&Object, _)| (object.key(page), pieces);
-    let objects: Vec<PutSlice<'_>> =
-        objects.iter().zip(&pieces).map(slice).map(|(key, pieces)| PutSlice { key, pieces }).collect();
+    let objects: Vec<PutSlice<'_>> = objects
+        .iter()
+        .zip(&pieces)
+        .map(slice)
+        .map(|(key, pieces)| PutSlice { key, pieces })
+        .collect();
     let outcomes = if together {
         store.put_groups(&[&objects], Options::default())
     } else {
@@ -98,7 +102,13 @@ fn flipped_byte_of_any_object_is_a_wrong_byte() {
                 }
                 // A page without its trailing objects is not read.
                 for unit in plan.pages.trailing_units(pages) {
-                    put(store, unit.objects, unit.hash, &contents(plan, unit.objects, unit.hash), true);
+                    put(
+                        store,
+                        unit.objects,
+                        unit.hash,
+                        &contents(plan, unit.objects, unit.hash),
+                        true,
+                    );
                 }
             });
             assert!(report.wrong_bytes > 0, "model={model} object={flipped} {report:?}");
@@ -118,7 +128,11 @@ fn page_without_one_of_its_objects_is_a_partial_group() {
             put(store, &kept, pages[0], &contents(plan, &kept, pages[0]), false);
         });
         // Counted once: then the replay has put the missing object.
-        assert_eq!((report.partial_groups, report.wrong_bytes), (1, 0), "missing={missing} {report:?}");
+        assert_eq!(
+            (report.partial_groups, report.wrong_bytes),
+            (1, 0),
+            "missing={missing} {report:?}"
+        );
         assert_eq!(super::run_status(&report), RunStatus::Problems);
     }
 }

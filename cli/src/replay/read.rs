@@ -175,7 +175,8 @@ fn cause_of(outcomes: &[GetOutcome]) -> Option<String> {
 
 /// The farthest tier of any hit, at least `known`.
 fn farthest_tier(outcomes: &[GetOutcome], known: Tier) -> Tier {
-    let distance = |tier: &Tier| [Tier::Memory, Tier::Ssd, Tier::Remote].iter().position(|t| t == tier);
+    let distance =
+        |tier: &Tier| [Tier::Memory, Tier::Ssd, Tier::Remote].iter().position(|t| t == tier);
     let tier = |outcome: &GetOutcome| match outcome {
         GetOutcome::Hit { tier, .. } => Some(*tier),
         GetOutcome::Miss(_) => None,

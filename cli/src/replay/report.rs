@@ -181,9 +181,15 @@ impl ModelReport {
             rows.push((format!("pool {name}"), format!("{found}, {:.1} MiB", mib(pool.bytes))));
         }
         let attached = groups.attached + groups.attached_waiting;
-        rows.push(("groups".to_owned(), format!("{} committed, {attached} attached", groups.committed)));
+        rows.push((
+            "groups".to_owned(),
+            format!("{} committed, {attached} attached", groups.committed),
+        ));
         rows.push(("groups dropped".to_owned(), groups.waiting_dropped.to_string()));
-        rows.push(("hits cut short, dropped".to_owned(), format!("{}, {}", stops.cut_short, stops.dropped)));
+        rows.push((
+            "hits cut short, dropped".to_owned(),
+            format!("{}, {}", stops.cut_short, stops.dropped),
+        ));
         rows
     }
 }
@@ -204,13 +210,15 @@ pub(crate) fn plot(series: &Series) -> String {
         _ => w.remote,
     };
     let has_peers = series.windows().iter().any(|w| w.remote > 0);
-    for name in ["memory", "ssd", "peers"].into_iter().filter(|name| *name != "peers" || has_peers) {
+    for name in ["memory", "ssd", "peers"].into_iter().filter(|name| *name != "peers" || has_peers)
+    {
         let share = |w: &Window| ratio(hits(w, name) as f64, w.pages as f64) as f32;
         let x = |i: usize| (i as u64 * series.width()) as f32;
         let points: Vec<(f32, f32)> =
             series.windows().iter().enumerate().map(|(i, w)| (x(i), share(w))).collect();
         let lines = Shape::Lines(&points);
-        let mut chart = Chart::new_with_y_range(120, 32, 0.0, x(series.windows().len() - 1), 0.0, 1.0);
+        let mut chart =
+            Chart::new_with_y_range(120, 32, 0.0, x(series.windows().len() - 1), 0.0, 1.0);
         let chart = chart
             .x_label_format(LabelFormat::Custom(Box::new(|at| format!("{at:.0}"))))
             .y_label_format(LabelFormat::Custom(Box::new(|at| format!("{at:.2}"))))
@@ -285,7 +293,8 @@ mod tests {
 
     #[test]
     fn empty_replay_has_finite_ratios() {
-        let json = serde_json::to_value(Report::new(&Tally::new(1), &plain(), Costs::default())).unwrap();
+        let json =
+            serde_json::to_value(Report::new(&Tally::new(1), &plain(), Costs::default())).unwrap();
         assert_eq!(json["prefix_hit_ratio"], 0.0);
         assert_eq!(json["cpu_s_per_gb"], 0.0);
         assert!(json["reopen_ms"].is_null());
@@ -299,7 +308,10 @@ mod tests {
             assert!(table.contains(row), "{row}\n{table}");
         }
         let plot = plot(&tally.series);
-        assert!(plot.contains("by request: memory\n") && plot.contains("by request: ssd\n"), "{plot}");
+        assert!(
+            plot.contains("by request: memory\n") && plot.contains("by request: ssd\n"),
+            "{plot}"
+        );
         assert!(plot.contains("1.00") && plot.contains("0.00"), "{plot}");
     }
 

@@ -74,13 +74,20 @@ impl<'a> Harness<'a> {
         let hashes: Vec<PrefixHash> = ids.iter().map(|id| Pages::hash(*id)).collect();
         let request = target.begin_request();
         let options = Options { request: Some(request), ..Options::default() };
-        let mut state =
-            RequestState { causes: vec![None; ids.len()], hits: 0, from: vec![Tier::Memory; ids.len()] };
+        let mut state = RequestState {
+            causes: vec![None; ids.len()],
+            hits: 0,
+            from: vec![Tier::Memory; ids.len()],
+        };
         let found = self.look_up(target, &hashes, options, &mut state)?;
         self.read_prefix(target, &hashes, &found, options, &mut state)?;
         self.write_rest(target, &hashes, options, &mut state)?;
         let from = |tier| state.from.iter().take(state.hits).filter(|t| **t == tier).count() as u64;
-        let hits = PrefixHits { dram: from(Tier::Memory), ssd: from(Tier::Ssd), remote: from(Tier::Remote) };
+        let hits = PrefixHits {
+            dram: from(Tier::Memory),
+            ssd: from(Tier::Ssd),
+            remote: from(Tier::Remote),
+        };
         self.tally.request(ids.len() as u64, hits);
         Ok(())
     }

@@ -72,7 +72,8 @@ pub(crate) fn replay(plan: &Plan, source: Source) -> anyhow::Result<(Report, Ser
         requests += 1;
         let request = request?;
         // A page of a model is stored only if its block is complete.
-        let pages = if plan.pages.model.is_some() { request.whole_blocks } else { request.hash_ids.len() };
+        let pages =
+            if plan.pages.model.is_some() { request.whole_blocks } else { request.hash_ids.len() };
         harness.crash_now = plan.reopen_at == Some(requests);
         let ids = &request.hash_ids[..pages];
         harness.request(&mut target, ids).with_context(|| format!("request={requests}"))?;
@@ -127,14 +128,17 @@ fn open(plan: &Plan) -> anyhow::Result<OpenTarget> {
             let session = Box::new(store.session().context("cannot begin a session")?);
             Ok(OpenTarget::Own { session, store })
         }
-        Target::Attached(address, key) => Ok(OpenTarget::Attached(peers::attach(address, key.as_ref())?)),
+        Target::Attached(address, key) => {
+            Ok(OpenTarget::Attached(peers::attach(address, key.as_ref())?))
+        }
     }
 }
 
 /// Drawn on stderr, only if that is a terminal.
 fn progress_bar() -> ProgressBar {
     let bar = ProgressBar::new(1);
-    let style = ProgressStyle::with_template("{elapsed_precise} {wide_bar} {percent:>3} % {eta} left");
+    let style =
+        ProgressStyle::with_template("{elapsed_precise} {wide_bar} {percent:>3} % {eta} left");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar
 }

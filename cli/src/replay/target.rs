@@ -6,8 +6,8 @@ use anyhow::{Context, bail};
 use pagelith::client::Attached;
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{
-    Done, ErrorKind, FlushReport, Get, GetDone, Options, PagesFound, PagesQuery, PutDone, PutGroup, Request,
-    Session, Store, Ticket,
+    Done, ErrorKind, FlushReport, Get, GetDone, Options, PagesFound, PagesQuery, PutDone, PutGroup,
+    Request, Session, Store, Ticket,
 };
 use serde_json::Value;
 
@@ -39,14 +39,22 @@ impl OpenTarget {
         }
     }
 
-    pub(super) fn exists_prefix(&self, keys: &[ObjectKey], options: Options) -> pagelith::Result<usize> {
+    pub(super) fn exists_prefix(
+        &self,
+        keys: &[ObjectKey],
+        options: Options,
+    ) -> pagelith::Result<usize> {
         match self {
             OpenTarget::Own { store, .. } => Ok(store.exists_prefix(keys, options)),
             OpenTarget::Attached(attached) => attached.exists_prefix(keys, options),
         }
     }
 
-    pub(super) fn exists_batch(&self, keys: &[ObjectKey], options: Options) -> pagelith::Result<Vec<bool>> {
+    pub(super) fn exists_batch(
+        &self,
+        keys: &[ObjectKey],
+        options: Options,
+    ) -> pagelith::Result<Vec<bool>> {
         match self {
             OpenTarget::Own { store, .. } => Ok(store.exists_batch(keys, options)),
             OpenTarget::Attached(attached) => attached.exists_batch(keys, options),
@@ -77,7 +85,11 @@ impl OpenTarget {
         }
     }
 
-    pub(super) fn put(&mut self, groups: Vec<PutGroup>, options: Options) -> anyhow::Result<Vec<PutDone>> {
+    pub(super) fn put(
+        &mut self,
+        groups: Vec<PutGroup>,
+        options: Options,
+    ) -> anyhow::Result<Vec<PutDone>> {
         match self {
             OpenTarget::Own { session, .. } => {
                 let ticket = session.submit_put(groups, options);
@@ -140,5 +152,7 @@ impl OpenTarget {
 }
 
 pub(super) fn wait(session: &mut Session, ticket: Ticket) -> anyhow::Result<Done> {
-    session.wait(ticket, STALL_MAX).with_context(|| format!("no result waited_s={}", STALL_MAX.as_secs()))
+    session
+        .wait(ticket, STALL_MAX)
+        .with_context(|| format!("no result waited_s={}", STALL_MAX.as_secs()))
 }

@@ -52,8 +52,11 @@ impl Harness<'_> {
         options: Options,
         state: &mut RequestState,
     ) -> anyhow::Result<()> {
-        let units: Vec<Unit<'_>> =
-            run.clone().zip(&hashes[run]).map(|(page, hash)| self.pages().unit(page, *hash)).collect();
+        let units: Vec<Unit<'_>> = run
+            .clone()
+            .zip(&hashes[run])
+            .map(|(page, hash)| self.pages().unit(page, *hash))
+            .collect();
         let outcomes = self.put_units(target, &units, None, options)?;
         for (unit, outcome) in units.iter().zip(outcomes) {
             self.count_outcome(state.causes[unit.page].as_deref(), outcome);
@@ -149,7 +152,11 @@ impl Harness<'_> {
 
     /// The outcome of a unit from those of its objects: `Stored` if any was. Counts the accepted
     /// objects.
-    fn outcome_of(&mut self, unit: &Unit<'_>, done: &[PutDone]) -> Option<pagelith::Result<PutOutcome>> {
+    fn outcome_of(
+        &mut self,
+        unit: &Unit<'_>,
+        done: &[PutDone],
+    ) -> Option<pagelith::Result<PutOutcome>> {
         let mut whole = None;
         for (object, done) in unit.objects.iter().zip(done) {
             if let Ok(PutOutcome::Stored | PutOutcome::Waiting) = done.outcome {

@@ -82,12 +82,16 @@ fn chunks(
         let read = file.read_chunk(index, &mut buf)?;
         match checkpoint::decode_chunk(&buf[..read], facts, index) {
             Ok((ChunkKind::Segments, items)) => {
-                marks.extend(items.chunks_exact(ITEM_BYTES).map(bytemuck::pod_read_unaligned::<SegmentMark>));
+                marks.extend(
+                    items.chunks_exact(ITEM_BYTES).map(bytemuck::pod_read_unaligned::<SegmentMark>),
+                );
             }
             Ok((ChunkKind::Entries, items)) => entries += (items.len() / ITEM_BYTES) as u64,
             Err(error) => {
                 whole = false;
-                find(Finding::new(Severity::Wrong, error, path).at(checkpoint::chunk_offset(index)));
+                find(
+                    Finding::new(Severity::Wrong, error, path).at(checkpoint::chunk_offset(index)),
+                );
                 // A head with a false chunk count would cause a finding for each missing chunk.
                 if read < CHUNK_BYTES {
                     return Ok(marks);
@@ -101,7 +105,8 @@ fn chunks(
     ];
     for (field, found, counted) in claims {
         if found != counted && whole {
-            let cause = format!("checkpoint is malformed field={field} value={found} counted={counted}");
+            let cause =
+                format!("checkpoint is malformed field={field} value={found} counted={counted}");
             find(Finding::new(Severity::Wrong, cause, path).at(ALIGN));
         }
     }

@@ -40,9 +40,21 @@ pub(crate) struct Finding {
 
 impl Finding {
     /// A finding about a file.
-    pub(crate) fn new(severity: Severity, cause: impl fmt::Display, file: impl Into<String>) -> Finding {
+    pub(crate) fn new(
+        severity: Severity,
+        cause: impl fmt::Display,
+        file: impl Into<String>,
+    ) -> Finding {
         let (cause, file) = (cause.to_string(), file.into());
-        Finding { severity, cause, segment: None, offset: None, block_offset: None, key: None, file }
+        Finding {
+            severity,
+            cause,
+            segment: None,
+            offset: None,
+            block_offset: None,
+            key: None,
+            file,
+        }
     }
 
     /// Set the offset in the file, or in the segment.

@@ -135,7 +135,11 @@ impl VerifyReport {
                 newer_format(disk, &damage)?;
                 report.findings = manifest_findings(disk, &damage);
                 let cause = "no copy of the manifest can be used, so nothing else can be read";
-                report.findings.push(Finding::new(Severity::Wrong, cause, display_dirs(disk.dirs())));
+                report.findings.push(Finding::new(
+                    Severity::Wrong,
+                    cause,
+                    display_dirs(disk.dirs()),
+                ));
                 None
             }
         };
@@ -161,9 +165,16 @@ impl VerifyReport {
         }
     }
 
-    fn unreadable(&mut self, disk: &OnDisk, manifest: &Manifest, id: SegmentId, error: &anyhow::Error) {
+    fn unreadable(
+        &mut self,
+        disk: &OnDisk,
+        manifest: &Manifest,
+        id: SegmentId,
+        error: &anyhow::Error,
+    ) {
         let (path, _) = disk.segment_place(id, manifest.superblock());
-        let finding = Finding::new(Severity::Wrong, format!("{error:#}"), path.display().to_string());
+        let finding =
+            Finding::new(Severity::Wrong, format!("{error:#}"), path.display().to_string());
         self.findings.push(finding.within(id));
     }
 
@@ -176,7 +187,8 @@ impl VerifyReport {
     }
 
     fn count_severities(&mut self) {
-        let count = |severity| self.findings.iter().filter(|f| f.severity == severity).count() as u64;
+        let count =
+            |severity| self.findings.iter().filter(|f| f.severity == severity).count() as u64;
         (self.wrong, self.torn_tails) = (count(Severity::Wrong), count(Severity::TornTail));
     }
 

@@ -56,7 +56,14 @@ struct Verifier<'a> {
 pub(crate) fn verify(context: &Context<'_>, segment: &Segment) -> anyhow::Result<SegmentReport> {
     let (path, _) = context.disk.segment_place(segment.identity.segment, context.superblock);
     let file = path.display().to_string();
-    let mut v = Verifier { context, segment, file, report: SegmentReport::default(), end: ALIGN, broken: 0 };
+    let mut v = Verifier {
+        context,
+        segment,
+        file,
+        report: SegmentReport::default(),
+        end: ALIGN,
+        broken: 0,
+    };
     match &segment.footer {
         Footer::Sealed { facts, entries } => v.sealed(facts, entries)?,
         _ => v.unsealed()?,
@@ -100,7 +107,13 @@ impl Verifier<'_> {
         self.report.bytes += record.record_bytes();
     }
 
-    fn payload(&mut self, severity: Severity, record: &Record<'_>, member: usize, error: &FormatError) {
+    fn payload(
+        &mut self,
+        severity: Severity,
+        record: &Record<'_>,
+        member: usize,
+        error: &FormatError,
+    ) {
         let (facts, offset) = (record.facts(), record.facts().offset);
         let member = record.member(member);
         let finding = self.add_finding(severity, error, offset);
@@ -153,7 +166,11 @@ impl Verifier<'_> {
             return;
         };
         if !footer::entries_of(record).eq(entries) {
-            self.add_finding(Severity::Wrong, "record header and footer contradict each other", offset);
+            self.add_finding(
+                Severity::Wrong,
+                "record header and footer contradict each other",
+                offset,
+            );
         }
         match payload {
             Ok(()) => self.count(record),
@@ -168,8 +185,10 @@ impl Verifier<'_> {
 
     fn footer_facts(&mut self, facts: &FooterFacts, entries: &[FooterEntry]) {
         let at = self.context.superblock.segment_bytes - footer::footer_bytes(entries.len() as u64);
-        let end =
-            entries.iter().map(|e| (u64::from(e.record_block) + u64::from(e.record_blocks)) * ALIGN).max();
+        let end = entries
+            .iter()
+            .map(|e| (u64::from(e.record_block) + u64::from(e.record_blocks)) * ALIGN)
+            .max();
         // Without tombstones: the field bounds the objects that a tombstone in another segment may
         // hide.
         let objects = entries.iter().filter(|e| e.kind == RecordKind::Data as u8);
@@ -183,7 +202,8 @@ impl Verifier<'_> {
         ];
         for (field, found, expected) in claims {
             if found != expected {
-                let cause = format!("footer is malformed field={field} found={found} expected={expected}");
+                let cause =
+                    format!("footer is malformed field={field} found={found} expected={expected}");
                 self.add_finding(Severity::Wrong, cause, at);
             }
         }
@@ -220,7 +240,11 @@ impl Verifier<'_> {
         })?;
         for offset in gaps {
             let error = self.error_at(offset)?;
-            self.add_finding(severity, format!("a record is missing before the next one: {error}"), offset);
+            self.add_finding(
+                severity,
+                format!("a record is missing before the next one: {error}"),
+                offset,
+            );
         }
         if self.end > ALIGN || self.broken > 0 {
             self.head(severity);

@@ -29,8 +29,15 @@ pub fn namespace(name: &str) -> NamespaceId {
 pub fn key(model: &str, page: u64, part: usize) -> ObjectKey {
     let mut hash = [0; 32];
     hash[..8].copy_from_slice(&page.to_le_bytes());
-    ObjectKey::new(namespace(model), PrefixHash(hash), Role::Target, "kv", ["k", "v"][part], Shard::Whole)
-        .unwrap()
+    ObjectKey::new(
+        namespace(model),
+        PrefixHash(hash),
+        Role::Target,
+        "kv",
+        ["k", "v"][part],
+        Shard::Whole,
+    )
+    .unwrap()
 }
 
 /// Content of the `round`-th put of an object.
@@ -58,7 +65,8 @@ pub struct Filled {
 }
 
 impl Filled {
-    /// Put all pages, remove every tenth, clear another namespace, flush; then close, or drop everything.
+    /// Put all pages, remove every tenth, clear another namespace, flush; then close, or drop
+    /// everything.
     pub fn new(dirs: usize, close: bool) -> Filled {
         let home = tempfile::tempdir().unwrap();
         let dirs = (0..dirs).map(|i| home.path().join(format!("d{i}"))).collect();
@@ -118,7 +126,10 @@ impl Filled {
     #[track_caller]
     pub fn missing_of(&self, removed: &[u64]) -> Vec<u64> {
         let store = self.open();
-        assert!(!is_present(&store, &key("other", 1, 0), &bytes(1, 0, 0)), "a cleared object returned");
+        assert!(
+            !is_present(&store, &key("other", 1, 0), &bytes(1, 0, 0)),
+            "a cleared object returned"
+        );
         store.close().unwrap();
         self.missing_without_clears(removed)
     }
@@ -130,9 +141,13 @@ impl Filled {
         let store = self.open();
         let mut missing = Vec::new();
         for page in 0..PAGES {
-            let present = [0, 1].map(|part| is_present(&store, &key("m", page, part), &bytes(page, part, 0)));
+            let present =
+                [0, 1].map(|part| is_present(&store, &key("m", page, part), &bytes(page, part, 0)));
             assert_eq!(present[0], present[1], "a part of a group page={page}");
-            assert!(!present[0] || !removed.contains(&page), "a removed object returned page={page}");
+            assert!(
+                !present[0] || !removed.contains(&page),
+                "a removed object returned page={page}"
+            );
             if !present[0] && !removed.contains(&page) {
                 missing.push(page);
             }
@@ -183,7 +198,8 @@ impl Filled {
         let mut offset = ALIGN;
         while offset < SEGMENT_BYTES {
             let record = Record::decode(&segment[offset as usize..]);
-            let Some(record) = record.ok().filter(|r| r.facts().identity.store == manifest.store()) else {
+            let Some(record) = record.ok().filter(|r| r.facts().identity.store == manifest.store())
+            else {
                 offset += ALIGN;
                 continue;
             };
@@ -192,7 +208,13 @@ impl Filled {
             // Not deterministic: an object that is cleared at once is written only if the flusher
             // is fast.
             if keys.first().is_none_or(|key| key.namespace() != namespace("other")) {
-                found.push(RecordLocation { segment: id, offset, kind: record.facts().kind, keys, bytes });
+                found.push(RecordLocation {
+                    segment: id,
+                    offset,
+                    kind: record.facts().kind,
+                    keys,
+                    bytes,
+                });
             }
             offset += bytes;
         }

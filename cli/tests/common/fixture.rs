@@ -9,7 +9,8 @@ use pagelith_layouts::checkpoint::{self, CheckpointFacts};
 use pagelith_layouts::checksum::{self, BLOCK_BYTES};
 use pagelith_layouts::footer::{self, FooterEntry, FooterFacts};
 use pagelith_layouts::ids::{
-    Generation, GroupId, Incarnation, NamespaceId, PrefixHash, SegmentId, SegmentOrder, Sequence, StoreId,
+    Generation, GroupId, Incarnation, NamespaceId, PrefixHash, SegmentId, SegmentOrder, Sequence,
+    StoreId,
 };
 use pagelith_layouts::key::{ObjectKey, Role};
 use pagelith_layouts::manifest::{Manifest, Superblock};
@@ -96,13 +97,22 @@ impl Fixture {
 
     /// Record a segment's next incarnation in the manifest, without a write to the segment.
     pub fn announce(&mut self, id: u32, incarnation: u64, order: u64) {
-        self.manifest.set_segment(SegmentId(id), Incarnation(incarnation), SegmentOrder(order)).unwrap();
+        self.manifest
+            .set_segment(SegmentId(id), Incarnation(incarnation), SegmentOrder(order))
+            .unwrap();
         self.write_manifest();
     }
 
     /// Write a segment: its incarnation, head, `records` groups of two objects, and a footer if
     /// `sealed`. Returns the offset of each record, and the end of the last.
-    pub fn segment(&mut self, id: u32, incarnation: u64, order: u64, records: u32, sealed: bool) -> Vec<u64> {
+    pub fn segment(
+        &mut self,
+        id: u32,
+        incarnation: u64,
+        order: u64,
+        records: u32,
+        sealed: bool,
+    ) -> Vec<u64> {
         self.announce(id, incarnation, order);
         let (incarnation, order) = (Incarnation(incarnation), SegmentOrder(order));
         let identity = SegmentIdentity { store: STORE, segment: SegmentId(id), incarnation };
@@ -133,7 +143,8 @@ impl Fixture {
     /// Write a sealed segment that contains only the removal of one object.
     pub fn removal(&mut self, id: u32, order: u64) {
         self.announce(id, 1, order);
-        let identity = SegmentIdentity { store: STORE, segment: SegmentId(id), incarnation: Incarnation(1) };
+        let identity =
+            SegmentIdentity { store: STORE, segment: SegmentId(id), incarnation: Incarnation(1) };
         let order = SegmentOrder(order);
         self.write(id, 0, &segment::encode_head(identity, order, SEGMENT_BYTES));
         let sequence = Sequence(self.sequence);
@@ -153,8 +164,10 @@ impl Fixture {
             moved: false,
         };
         let key =
-            ObjectKey::new(NAMESPACE, PrefixHash([1; 32]), Role::Target, "kv", "k", Shard::Whole).unwrap();
-        let bytes = record::encode(&facts, &[MemberSpec { key, length: 0, checksums: &[] }]).unwrap();
+            ObjectKey::new(NAMESPACE, PrefixHash([1; 32]), Role::Target, "kv", "k", Shard::Whole)
+                .unwrap();
+        let bytes =
+            record::encode(&facts, &[MemberSpec { key, length: 0, checksums: &[] }]).unwrap();
         self.write(id, ALIGN, &bytes);
         let entries: Vec<_> = footer::entries_of(&Record::decode(&bytes).unwrap()).collect();
         let data_end = ALIGN + bytes.len() as u64;
@@ -170,11 +183,12 @@ impl Fixture {
         self.sequence += 1;
         let hash = PrefixHash([sequence as u8; 32]);
         let key = |c| ObjectKey::new(NAMESPACE, hash, Role::Target, "kv", c, Shard::Whole).unwrap();
-        let payload = |length: u64| -> Vec<u8> { (0..length).map(|i| (i + sequence) as u8).collect() };
+        let payload =
+            |length: u64| -> Vec<u8> { (0..length).map(|i| (i + sequence) as u8).collect() };
         let payloads = LENGTHS.map(payload);
-        let sums = payloads
-            .each_ref()
-            .map(|p| -> Vec<_> { p.chunks(BLOCK_BYTES as usize).map(checksum::checksum).collect() });
+        let sums = payloads.each_ref().map(|p| -> Vec<_> {
+            p.chunks(BLOCK_BYTES as usize).map(checksum::checksum).collect()
+        });
         let facts = RecordFacts {
             identity,
             offset,
@@ -189,8 +203,11 @@ impl Fixture {
             depth: 0,
             moved: false,
         };
-        let members =
-            [0, 1].map(|i| MemberSpec { key: key(["k", "v"][i]), length: LENGTHS[i], checksums: &sums[i] });
+        let members = [0, 1].map(|i| MemberSpec {
+            key: key(["k", "v"][i]),
+            length: LENGTHS[i],
+            checksums: &sums[i],
+        });
         let mut bytes = record::encode(&facts, &members).unwrap();
         for p in payloads {
             bytes.extend(&p);

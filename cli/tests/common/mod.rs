@@ -32,7 +32,8 @@ pub fn pagelith<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Ran {
 /// Run the program with these variables.
 pub fn pagelith_with<S: AsRef<std::ffi::OsStr>>(args: &[S], env: &[(&str, &str)]) -> Ran {
     let mut command = program();
-    let Output { status, stdout, stderr } = command.args(args).envs(env.iter().copied()).output().unwrap();
+    let Output { status, stdout, stderr } =
+        command.args(args).envs(env.iter().copied()).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     Ran { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
 }

@@ -1,4 +1,5 @@
-//! A client that does what Pagelith's own never does: it stops reading, and hands over any descriptor.
+//! A client that does what Pagelith's own never does: it stops reading, and hands over any
+//! descriptor.
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -38,7 +39,9 @@ fn moved(result: std::io::Result<usize>, operation: &'static str) -> IoResult {
     match result {
         Ok(0) => IoResult::Ended,
         Ok(n) => IoResult::Bytes(n),
-        Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => IoResult::Blocked,
+        Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+            IoResult::Blocked
+        }
         Err(e) => IoResult::Failed { operation, errno: e.raw_os_error().unwrap_or(0) },
     }
 }
@@ -79,7 +82,8 @@ pub fn hand_over(socket: &UnixStream, hands: &[OwnedFd]) {
     let _ = sendmsg(socket, &[IoSlice::new(&[HANDED])], &mut ancillary, SendFlags::NOSIGNAL);
 }
 
-/// A link to the server at `path`; `None` if it was refused. It has shared memory if descriptors are given.
+/// A link to the server at `path`; `None` if it was refused. It has shared memory if descriptors
+/// are given.
 pub fn link(
     path: &Path,
     key: Option<Key>,

@@ -58,12 +58,17 @@ impl Serving {
 
     /// Status and body of an HTTP response.
     pub fn get(&self, path: &str) -> (u16, String) {
-        let mut stream = TcpStream::connect(self.metrics.as_ref().expect("an address")).expect("connected");
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").expect("sent");
+        let mut stream =
+            TcpStream::connect(self.metrics.as_ref().expect("an address")).expect("connected");
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            .expect("sent");
         let mut response = String::new();
         stream.read_to_string(&mut response).expect("received");
         let (head, body) = response.split_once("\r\n\r\n").expect("a head");
-        (head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status"), body.to_owned())
+        (
+            head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status"),
+            body.to_owned(),
+        )
     }
 
     /// Wait for a log line that contains `text`.
@@ -72,7 +77,10 @@ impl Serving {
         let stderr = self.stderr.as_mut().expect("its stderr");
         while !line.contains(text) {
             line.clear();
-            assert!(stderr.read_line(&mut line).expect("a line") > 0, "it ended without logging {text:?}");
+            assert!(
+                stderr.read_line(&mut line).expect("a line") > 0,
+                "it ended without logging {text:?}"
+            );
         }
     }
 

@@ -59,9 +59,11 @@ pub struct Behaved<'a> {
 impl Behaved<'_> {
     pub fn new(tenant: &Tenant) -> Behaved<'_> {
         let store = Attached::to(&tenant.address, Some(&tenant.key), TIMEOUT).expect("attached");
-        let bytes =
-            |n: u64| (0..OBJECT_BYTES as u64).map(|i| ((i * 31) ^ (i >> 8) ^ (n * 7919)) as u8).collect();
-        let behaved = Behaved { tenant, store, expected: (0..OBJECTS).map(bytes).collect(), batches: 0 };
+        let bytes = |n: u64| {
+            (0..OBJECT_BYTES as u64).map(|i| ((i * 31) ^ (i >> 8) ^ (n * 7919)) as u8).collect()
+        };
+        let behaved =
+            Behaved { tenant, store, expected: (0..OBJECTS).map(bytes).collect(), batches: 0 };
         for (n, bytes) in (0..).zip(&behaved.expected) {
             behaved.put(n, bytes);
         }
@@ -72,7 +74,8 @@ impl Behaved<'_> {
         let mut hash = [0; 32];
         hash[..8].copy_from_slice(&n.to_le_bytes());
         let namespace = self.tenant.namespace;
-        ObjectKey::new(namespace, PrefixHash(hash), Role::Target, "kv", "k", Shard::Whole).expect("a key")
+        ObjectKey::new(namespace, PrefixHash(hash), Role::Target, "kv", "k", Shard::Whole)
+            .expect("a key")
     }
 
     fn put(&self, n: u64, bytes: &[u8]) {
@@ -97,7 +100,8 @@ impl Behaved<'_> {
 
     fn batch(&mut self, phase: &mut Phase) {
         self.batches += 1;
-        let numbers: Vec<u64> = (0..BATCH as u64).map(|i| (self.batches * 37 + i * 11) % OBJECTS).collect();
+        let numbers: Vec<u64> =
+            (0..BATCH as u64).map(|i| (self.batches * 37 + i * 11) % OBJECTS).collect();
         let mut to = vec![vec![0; OBJECT_BYTES]; BATCH];
         let mut pieces: Vec<[&mut [u8]; 1]> = to.iter_mut().map(|to| [&mut to[..]]).collect();
         let keys = numbers.iter().map(|n| self.key(*n));

@@ -54,8 +54,8 @@ fn request(tenant: &Tenant) -> Vec<u8> {
         let mut hash = [0xa5; 32];
         hash[..8].copy_from_slice(&n.to_le_bytes());
         let hash = PrefixHash(hash);
-        let key =
-            ObjectKey::new(tenant.namespace, hash, Role::Target, "kv", "k", Shard::Whole).expect("a key");
+        let key = ObjectKey::new(tenant.namespace, hash, Role::Target, "kv", "k", Shard::Whole)
+            .expect("a key");
         GetItem::new(key, None, 12_345)
     };
     let items: Vec<GetItem> = (0..ITEMS).map(item).collect();
@@ -89,7 +89,8 @@ pub fn never_read(tenant: &Tenant, counters: &Counters, stop: &Stop) {
 /// Pass descriptors of each kind in place of memory.
 pub fn pass_descriptors(tenant: &Tenant, counters: &Counters, stop: &Stop) {
     let memfd = |bytes| {
-        let fd = memfd_create("soak", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
+        let fd =
+            memfd_create("soak", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
         ftruncate(&fd, bytes).expect("a length");
         fd
     };

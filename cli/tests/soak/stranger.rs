@@ -20,8 +20,9 @@ pub fn connect_silently(address: &Address, counters: &Counters, stop: &Stop) {
     while !stop.within(PAUSE) {
         let Ok(mut socket) = UnixStream::connect(path) else { continue };
         // The server may have closed it already.
-        let _ = socket
-            .write_all(&[0; 20][..counters.silent.load(std::sync::atomic::Ordering::Relaxed) as usize % 21]);
+        let _ = socket.write_all(
+            &[0; 20][..counters.silent.load(std::sync::atomic::Ordering::Relaxed) as usize % 21],
+        );
         open.push_back(socket);
         count(&counters.silent);
         if open.len() > OPEN {

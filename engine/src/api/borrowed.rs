@@ -34,9 +34,13 @@ pub(crate) fn while_busy<'a>(
         let retried: Vec<_> = remaining.iter().map(|&i| groups[i]).collect();
         let skipped = remaining.first().map_or(0, |&i| i as u32);
         // An attempt has the time that is left, not the whole timeout again.
-        let options =
-            Options { depth: options.depth.saturating_add(skipped), timeout: Some(left()), ..options };
-        let is_busy = |outcome: &Result<_>| outcome.as_ref().is_err_and(|e| e.kind == ErrorKind::Busy);
+        let options = Options {
+            depth: options.depth.saturating_add(skipped),
+            timeout: Some(left()),
+            ..options
+        };
+        let is_busy =
+            |outcome: &Result<_>| outcome.as_ref().is_err_and(|e| e.kind == ErrorKind::Busy);
         for (i, outcome) in remaining.iter().zip(attempt(&retried, options)) {
             // Keep the first `Busy`: the last attempt may only have run out of time.
             if !(is_busy(&outcome) && is_busy(&outcomes[*i])) {
@@ -45,8 +49,9 @@ pub(crate) fn while_busy<'a>(
         }
         remaining.retain(|&i| is_busy(&outcomes[i]));
         let time = left();
-        let wait =
-            options.wait.map_or(time, |wait| wait.saturating_sub(limit.saturating_sub(time)).min(time));
+        let wait = options
+            .wait
+            .map_or(time, |wait| wait.saturating_sub(limit.saturating_sub(time)).min(time));
         if remaining.is_empty() || wait.is_zero() {
             return outcomes;
         }
@@ -55,7 +60,10 @@ pub(crate) fn while_busy<'a>(
 }
 
 /// Requests for gets into borrowed memory.
-pub(crate) fn lend_gets<'mem>(lender: &BorrowScope<'mem>, gets: &'mem mut [GetSlice<'_, '_>]) -> Vec<Get> {
+pub(crate) fn lend_gets<'mem>(
+    lender: &BorrowScope<'mem>,
+    gets: &'mem mut [GetSlice<'_, '_>],
+) -> Vec<Get> {
     let get = |get: &'mem mut GetSlice<'_, '_>| {
         let pieces = get.pieces.iter_mut().map(|piece| lender.exclusive(piece));
         Get { key: get.key, range: get.range.clone(), destination: Destination(pieces.collect()) }
@@ -64,7 +72,10 @@ pub(crate) fn lend_gets<'mem>(lender: &BorrowScope<'mem>, gets: &'mem mut [GetSl
 }
 
 /// Requests for groups in borrowed memory.
-pub(crate) fn lend_groups<'mem>(lender: &BorrowScope<'mem>, groups: &[BorrowedGroup<'mem>]) -> Vec<PutGroup> {
+pub(crate) fn lend_groups<'mem>(
+    lender: &BorrowScope<'mem>,
+    groups: &[BorrowedGroup<'mem>],
+) -> Vec<PutGroup> {
     let put = |object: &PutSlice<'mem>| {
         let pieces = object.pieces.iter().map(|piece| lender.shared(piece));
         Put { key: object.key, source: Source::of(pieces.collect()) }

@@ -145,7 +145,9 @@ impl EventLog {
     /// events are recorded.
     pub fn since_number(&mut self, number: u64, most: usize) -> Option<Since> {
         let from = number.checked_sub(1).unwrap_or(self.next);
-        self.is_on().then(|| self.since(from, most)).map(|since| Since { next: since.next + 1, ..since })
+        self.is_on()
+            .then(|| self.since(from, most))
+            .map(|since| Since { next: since.next + 1, ..since })
     }
 
     /// At most `most` events from number `from`.

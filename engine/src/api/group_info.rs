@@ -27,7 +27,8 @@ pub(crate) struct AttachedTo {
 impl GroupInfo {
     /// The group of a record on SSD.
     pub fn of_record(facts: &RecordFacts, members: usize) -> GroupInfo {
-        let to = || AttachedTo { base_group: facts.base_group.0, sequence: facts.sequence, base: None };
+        let to =
+            || AttachedTo { base_group: facts.base_group.0, sequence: facts.sequence, base: None };
         let is_attached = facts.group_kind == GroupKind::Attached;
         GroupInfo { members: members as u32, attached: is_attached.then(to) }
     }

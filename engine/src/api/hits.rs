@@ -107,7 +107,10 @@ pub struct PagesFound {
 }
 
 /// Answer a query with the lookups of `look`.
-pub(crate) fn exists_groups_by(look: &mut impl KeyLookup, query: &PagesQuery<'_>) -> Result<PagesFound> {
+pub(crate) fn exists_groups_by(
+    look: &mut impl KeyLookup,
+    query: &PagesQuery<'_>,
+) -> Result<PagesFound> {
     check::check(query)?;
     answer(look, query)
 }

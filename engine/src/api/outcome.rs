@@ -37,8 +37,13 @@ pub enum MissCause {
 
 impl MissCause {
     /// All causes, for tables.
-    pub const ALL: [MissCause; 5] =
-        [MissCause::Absent, MissCause::Damaged, MissCause::Unreadable, MissCause::Gone, MissCause::Late];
+    pub const ALL: [MissCause; 5] = [
+        MissCause::Absent,
+        MissCause::Damaged,
+        MissCause::Unreadable,
+        MissCause::Gone,
+        MissCause::Late,
+    ];
 }
 
 impl fmt::Display for MissCause {

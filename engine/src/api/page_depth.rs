@@ -15,7 +15,8 @@ impl PageDepths {
     /// The depth of the next key.
     pub fn depth_of(&mut self, key: &ObjectKey) -> u32 {
         let page = Some((key.namespace(), key.hash()));
-        self.depth = self.depth.saturating_add(u32::from(self.previous.is_some() && self.previous != page));
+        self.depth =
+            self.depth.saturating_add(u32::from(self.previous.is_some() && self.previous != page));
         self.previous = page;
         self.depth
     }

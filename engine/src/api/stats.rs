@@ -6,7 +6,8 @@ use serde::Serialize;
 
 use crate::api::outcome::MissCause;
 
-/// Counted under the core's lock, except for the counts of gets ([`crate::state::counters::StripedCounters`]).
+/// Counted under the core's lock, except for the counts of gets
+/// ([`crate::state::counters::StripedCounters`]).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counters {
     pub puts_stored: u64,

@@ -68,7 +68,15 @@ impl Flusher {
         drop(core);
         let file = volume.checkpoints[(serial % 2) as usize];
         let bytes = volume.geometry.checkpoint_bytes();
-        match CheckpointWriter::begin(file, bytes, volume.store, serial, sequence, replay_from, &marks) {
+        match CheckpointWriter::begin(
+            file,
+            bytes,
+            volume.store,
+            serial,
+            sequence,
+            replay_from,
+            &marks,
+        ) {
             Ok(writer) => {
                 self.checkpoint_serial = serial;
                 self.sealed_since_checkpoint = 0;
@@ -184,7 +192,8 @@ impl Flusher {
             let left = left.filter(|_| !mutant::on(Mutant::WithdrawalsLost));
             let mut left: Vec<_> = left.into_iter().flatten().collect();
             left.sort_unstable();
-            entries.extend(left.into_iter().map(|(s, record)| CheckpointEntry::withdraws(s, record)));
+            entries
+                .extend(left.into_iter().map(|(s, record)| CheckpointEntry::withdraws(s, record)));
         }
         drop(core);
         c.cursor = to;

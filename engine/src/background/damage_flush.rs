@@ -20,7 +20,9 @@ impl Flusher {
     /// damage found.
     pub(crate) fn take_flush(&mut self, flush: u64) {
         match self.checkpoint_for_damage() {
-            Some((damaged, serial)) => self.pending_flushes.push(PendingFlush { flush, damaged, serial }),
+            Some((damaged, serial)) => {
+                self.pending_flushes.push(PendingFlush { flush, damaged, serial })
+            }
             None => self.sync_for(SyncPurpose::Flush(flush)),
         }
     }
@@ -68,8 +70,10 @@ impl Flusher {
         if let (Some(order), Some(ssd)) = (left_out, self.shared.lock().ssd.as_mut()) {
             ssd.damage.note(order);
         }
-        let ready =
-            self.pending_flushes.extract_if(.., |pending| pending.serial <= serial).collect::<Vec<_>>();
+        let ready = self
+            .pending_flushes
+            .extract_if(.., |pending| pending.serial <= serial)
+            .collect::<Vec<_>>();
         ready.into_iter().for_each(|pending| self.sync_for(SyncPurpose::Flush(pending.flush)));
     }
 }
@@ -132,7 +136,11 @@ mod tests {
             store.abandon();
             let store = SteppedRuntime::default().open(&config);
             let present = store.exists_batch(&[key(1, "k"), key(2, "k")], Options::default());
-            assert_eq!((present, get(&store, 2).is_hit()), (vec![false, true], true), "by_view={by_view}");
+            assert_eq!(
+                (present, get(&store, 2).is_hit()),
+                (vec![false, true], true),
+                "by_view={by_view}"
+            );
         }
     }
 }

@@ -217,8 +217,11 @@ impl Flusher {
     /// after them.
     fn write_depth(&self) -> usize {
         let config = &self.shared.config;
-        (if self.shared.has_recent_reads() { config.write_depth_reading() } else { config.write_depth() })
-            as usize
+        (if self.shared.has_recent_reads() {
+            config.write_depth_reading()
+        } else {
+            config.write_depth()
+        }) as usize
     }
 
     /// Whether the tier accepts no writes for now.
@@ -230,7 +233,9 @@ impl Flusher {
     /// do not wait for it.
     fn detect_stall(&mut self) {
         let now = self.shared.now();
-        if self.stall.observe(self.log.ended(), self.log.in_flight(), now) < self.shared.config.deadline() {
+        if self.stall.observe(self.log.ended(), self.log.in_flight(), now)
+            < self.shared.config.deadline()
+        {
             return;
         }
         if self.shared.lock().ssd.as_mut().is_some_and(|s| s.health.stop_writing(now)) {

@@ -40,7 +40,9 @@ fn frame_written(core: &mut Core, held: &FrameGuard, place: &RecordPlace) -> Opt
         // A frame that was removed or cleared during its write is garbage on SSD; its tombstone
         // follows it.
         let mine = |e: &Entry| {
-            e.frame == Some(held.frame.id.0) && e.ssd.is_none() && u64::from(e.length) == m.extent.bytes
+            e.frame == Some(held.frame.id.0)
+                && e.ssd.is_none()
+                && u64::from(e.length) == m.extent.bytes
         };
         if !dead && core.place_ssd(m.fingerprint, mine, at) {
             members.push((m.fingerprint, at));
@@ -65,7 +67,8 @@ impl Flusher {
                 let mut core = self.shared.lock();
                 core.counters.flush_errors += 1;
                 let health = core.ssd.as_mut().map(|s| &mut s.health);
-                let changed = health.is_some_and(|h| h.write_failed(of.segment, of.incarnation, now));
+                let changed =
+                    health.is_some_and(|h| h.write_failed(of.segment, of.incarnation, now));
                 drop(core);
                 self.writes_failed(ids);
                 if changed {
@@ -182,7 +185,9 @@ impl Flusher {
             .rev()
             .filter(|(_, purpose)| match purpose {
                 SyncPurpose::Flush(_) => true,
-                SyncPurpose::Tombstones(_) | SyncPurpose::Reclaim | SyncPurpose::Checkpoint(_) => false,
+                SyncPurpose::Tombstones(_) | SyncPurpose::Reclaim | SyncPurpose::Checkpoint(_) => {
+                    false
+                }
             })
             .map(|(id, _)| *id)
             .collect();
@@ -194,8 +199,11 @@ impl Flusher {
             }
         }
         if let Some(ssd) = self.shared.lock().ssd.as_mut() {
-            let flushes =
-                self.pending_flushes.drain(..).rev().map(|pending| Job::Flush { id: pending.flush });
+            let flushes = self
+                .pending_flushes
+                .drain(..)
+                .rev()
+                .map(|pending| Job::Flush { id: pending.flush });
             flushes.for_each(|job| ssd.queue.push_front(job));
         }
         for id in ids.into_iter().rev() {
@@ -237,7 +245,8 @@ impl Flusher {
             if let Some(w) = self.written.remove(&id).filter(|w| w.from.is_empty()) {
                 core.note_synced(&w);
                 let (durable_objects, durable_bytes) = (w.members.len() as u64, w.bytes);
-                let durable = FlushReport { durable_objects, durable_bytes, ..FlushReport::default() };
+                let durable =
+                    FlushReport { durable_objects, durable_bytes, ..FlushReport::default() };
                 w.namespace.iter().for_each(|namespace| core.flushes.add(*namespace, &durable));
             }
         }
@@ -252,8 +261,11 @@ impl Flusher {
             let Some(w) = self.written.remove(&id) else { continue };
             if w.from.is_empty() {
                 core.note_synced(&w);
-                let lost =
-                    w.members.into_iter().filter(|(fp, place)| core.drop_ssd(*fp, *place, None)).count();
+                let lost = w
+                    .members
+                    .into_iter()
+                    .filter(|(fp, place)| core.drop_ssd(*fp, *place, None))
+                    .count();
                 w.namespace.iter().for_each(|namespace| core.count_lost(*namespace, lost));
                 core.events.forgot();
                 continue;
@@ -269,7 +281,9 @@ impl Flusher {
         let fault = self.log.fault().map_or_else(|| "sync failed".to_owned(), ToString::to_string);
         let answer = |what: &str| match ok {
             true => JobResult::Done,
-            false => JobResult::Failed(Error::new(ErrorKind::Unavailable, format!("{what}: {fault}"))),
+            false => {
+                JobResult::Failed(Error::new(ErrorKind::Unavailable, format!("{what}: {fault}")))
+            }
         };
         match purpose {
             SyncPurpose::Flush(id) => self.shared.lock().complete_job(id, answer("flush")),

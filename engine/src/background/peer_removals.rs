@@ -83,8 +83,17 @@ impl PeerNotification {
         let peers = peers_to_notify(connections, &job);
         let (pending, failed, holding) = (BTreeMap::new(), None, Vec::new());
         let link_ended = false;
-        let mut notification =
-            PeerNotification { id, job, deadline, pending, failed, link_ended, is_first, holding, hold_name };
+        let mut notification = PeerNotification {
+            id,
+            job,
+            deadline,
+            pending,
+            failed,
+            link_ended,
+            is_first,
+            holding,
+            hold_name,
+        };
         notification.notify(connections, peers, now);
         notification
     }
@@ -107,7 +116,13 @@ impl PeerNotification {
                     deadline_ms: left.try_into().unwrap_or(u32::MAX),
                     ..RequestOptions::default()
                 };
-                self.send(connections, peer, SentRequest::Notify, &RequestBody::Hold(self.hold_name), terms);
+                self.send(
+                    connections,
+                    peer,
+                    SentRequest::Notify,
+                    &RequestBody::Hold(self.hold_name),
+                    terms,
+                );
                 self.holding.push(peer);
             }
             match &self.job {
@@ -126,7 +141,13 @@ impl PeerNotification {
                 }
                 RemoteJob::Clear { namespace, .. } => {
                     let clear = RequestBody::Clear(*namespace);
-                    self.send(connections, peer, SentRequest::Notify, &clear, RequestOptions::default());
+                    self.send(
+                        connections,
+                        peer,
+                        SentRequest::Notify,
+                        &clear,
+                        RequestOptions::default(),
+                    );
                 }
                 RemoteJob::Frame(..) => {}
             }
@@ -154,7 +175,12 @@ impl PeerNotification {
     }
 
     /// Process a response; one to another request is ignored.
-    pub fn handle_response(&mut self, connections: &PeerConnections, token: u64, response: Response) {
+    pub fn handle_response(
+        &mut self,
+        connections: &PeerConnections,
+        token: u64,
+        response: Response,
+    ) {
         let Some((peer, sent_request)) = self.pending.remove(&token) else { return };
         match (sent_request, response) {
             (_, Response::Control(Err(error))) => self.fail(connections, peer, error),
@@ -162,7 +188,8 @@ impl PeerNotification {
             | (SentRequest::Release, Response::Control(Ok(ControlReply::Number(1)))) => {}
             (SentRequest::Release, _) => {
                 let name = &connections.pool.remote().owners[peer].name;
-                let detail = format!("peer stopped holding before all peers had removed peer={name}");
+                let detail =
+                    format!("peer stopped holding before all peers had removed peer={name}");
                 self.failed = Some(Error::new(ErrorKind::Unavailable, detail));
             }
         }
@@ -190,17 +217,23 @@ impl PeerNotification {
     pub fn finish(self, now: Mono) -> NotificationResult {
         let PeerNotification { id, job, deadline, failed, link_ended, is_first, .. } = self;
         match failed {
-            Some(_) if link_ended && is_first && now < deadline => NotificationResult::Retry(job, deadline),
-            failed => NotificationResult::Complete(id, failed.map_or(JobResult::Done, JobResult::Failed)),
+            Some(_) if link_ended && is_first && now < deadline => {
+                NotificationResult::Retry(job, deadline)
+            }
+            failed => {
+                NotificationResult::Complete(id, failed.map_or(JobResult::Done, JobResult::Failed))
+            }
         }
     }
 }
 
 /// Whether the link to a peer that must be notified is being established.
 pub(crate) fn is_connecting(connections: &mut PeerConnections, job: &RemoteJob, now: Mono) -> bool {
-    peers_to_notify(connections, job).into_iter().any(|peer| match connections.pool.connect(peer, now) {
-        ConnState::Connecting => true,
-        ConnState::Up(_) | ConnState::Down => false,
+    peers_to_notify(connections, job).into_iter().any(|peer| {
+        match connections.pool.connect(peer, now) {
+            ConnState::Connecting => true,
+            ConnState::Up(_) | ConnState::Down => false,
+        }
     })
 }
 

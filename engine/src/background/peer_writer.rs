@@ -80,7 +80,14 @@ enum JobStart {
 impl PeerWriter {
     pub fn new(shared: Arc<Shared>, connections: PeerConnections) -> PeerWriter {
         let offers = FxHashMap::default();
-        PeerWriter { shared, connections, offers, bytes: 0, notification: None, retry_deadline: None }
+        PeerWriter {
+            shared,
+            connections,
+            offers,
+            bytes: 0,
+            notification: None,
+            retry_deadline: None,
+        }
     }
 
     /// Start queued jobs until one cannot start yet.
@@ -104,7 +111,8 @@ impl PeerWriter {
             if let Some((job, queue)) = later.zip(core.remote.as_mut()) {
                 queue.requeue_front(job);
             }
-            let is_waited_for = number.filter(|_| is_over).is_some_and(|number| core.end_offer(number));
+            let is_waited_for =
+                number.filter(|_| is_over).is_some_and(|number| core.end_offer(number));
             drop(core);
             if is_waited_for {
                 self.shared.progress.raise();
@@ -119,7 +127,8 @@ impl PeerWriter {
         let now = self.shared.now();
         let mut core = self.shared.lock();
         // The page may have been evicted or removed since it was queued.
-        let Some(data) = core.frames.get_ref(frame).filter(|f| !f.dead).map(|f| f.data.clone()) else {
+        let Some(data) = core.frames.get_ref(frame).filter(|f| !f.dead).map(|f| f.data.clone())
+        else {
             core.counters.remote_skipped += objects;
             return JobStart::Taken;
         };
@@ -164,7 +173,8 @@ impl PeerWriter {
                 let bytes = guard.data.bytes();
                 self.bytes += bytes;
                 let dependents = Vec::new();
-                let offer = PageOffer { guard, peer, bytes, objects, number, may_retry, dependents };
+                let offer =
+                    PageOffer { guard, peer, bytes, objects, number, may_retry, dependents };
                 self.offers.insert(token, offer);
                 JobStart::Offering
             }
@@ -193,7 +203,8 @@ impl PeerWriter {
     /// The offer in flight of the base to which `data` is attached.
     fn base_of(&mut self, data: &FrameData) -> Option<&mut PageOffer> {
         let base = data.base.as_deref()?;
-        let has_base = |offer: &&mut PageOffer| offer.guard.data.members.iter().any(|m| m.key == *base);
+        let has_base =
+            |offer: &&mut PageOffer| offer.guard.data.members.iter().any(|m| m.key == *base);
         self.offers.values_mut().find(has_base)
     }
 
@@ -213,7 +224,8 @@ impl PeerWriter {
             Some(deadline) => (deadline, false),
             None => (self.shared.deadline(None), true),
         };
-        self.notification = Some(PeerNotification::begin(&mut self.connections, job, id, now, attempt));
+        self.notification =
+            Some(PeerNotification::begin(&mut self.connections, job, id, now, attempt));
         self.advance_notification();
         JobStart::Taken
     }
@@ -222,7 +234,9 @@ impl PeerWriter {
     /// job as the next one.
     fn advance_notification(&mut self) {
         let connections = &mut self.connections;
-        let Some(ended) = self.notification.take_if(|notification| notification.advance(connections)) else {
+        let Some(ended) =
+            self.notification.take_if(|notification| notification.advance(connections))
+        else {
             return;
         };
         let mut core = self.shared.lock();
@@ -275,7 +289,8 @@ impl PeerWriter {
             _ if retry => {}
             _ => core.counters.remote_skipped += objects,
         }
-        let is_present = matches!(outcome, Some(Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent)));
+        let is_present =
+            matches!(outcome, Some(Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent)));
         let base = retry.then_some((guard.frame, objects));
         for (frame, objects) in base.into_iter().chain(dependents).rev() {
             match core.remote.as_mut().filter(|_| is_present || retry) {

@@ -45,7 +45,12 @@ impl Flusher {
         let now = self.shared.now();
         let due = self.shared.lock().ssd.as_ref().is_some_and(|s| s.health.probe_due(now));
         let quiet = self.log.idle() && self.log.in_flight() == 0 && self.reclaim.is_none();
-        if !due || !quiet || self.is_purging() || self.checkpoint.is_some() || self.closing.is_some() {
+        if !due
+            || !quiet
+            || self.is_purging()
+            || self.checkpoint.is_some()
+            || self.closing.is_some()
+        {
             return false;
         }
         // A probe in deleted files would succeed and prove nothing.
@@ -86,10 +91,13 @@ impl Flusher {
     }
 
     fn submit_probe(&mut self, stage: Stage, op: impl FnOnce(FileId, u64) -> std::io::Result<Op>) {
-        let (Some(volume), Some(probe)) = (self.shared.volume.clone(), self.probe.as_mut()) else { return };
+        let (Some(volume), Some(probe)) = (self.shared.volume.clone(), self.probe.as_mut()) else {
+            return;
+        };
         let (file, offset) = volume.place(probe.segment, 0);
         probe.stage = stage;
-        let submitted = op(file, offset).ok().is_some_and(|op| self.log.submit(TAG_PROBE, op).is_ok());
+        let submitted =
+            op(file, offset).ok().is_some_and(|op| self.log.submit(TAG_PROBE, op).is_ok());
         if !submitted {
             self.probe_failed("no memory or no room in the queue", false);
         }
@@ -110,7 +118,8 @@ impl Flusher {
                 Ok(Op::Read { file, offset, parts: vec![buf.into_part()] })
             }),
             Stage::Reading => {
-                let written = self.log.spare().and_then(|(identity, order)| self.head(identity, order));
+                let written =
+                    self.log.spare().and_then(|(identity, order)| self.head(identity, order));
                 let read = completion.op.into_parts().pop();
                 let same = read.zip(written).is_some_and(|(part, head)| part.bytes() == head);
                 match same {

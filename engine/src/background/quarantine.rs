@@ -1,6 +1,6 @@
 //! Removes untrusted entries from the index: those of a quarantined segment or, when the tier is
-//! off, all. They are hidden at once (`VisibilityFilter::is_hidden_at`); the walk over the index follows in
-//! short critical sections. Pages that DRAM holds too are written again.
+//! off, all. They are hidden at once (`VisibilityFilter::is_hidden_at`); the walk over the index
+//! follows in short critical sections. Pages that DRAM holds too are written again.
 
 use std::collections::BTreeSet;
 
@@ -31,7 +31,11 @@ impl Core {
         if !ssd.health.read_failed(segment, now) {
             return;
         }
-        tracing::error!(segment = segment.0, state = ssd.health.state().name(), "segment is quarantined");
+        tracing::error!(
+            segment = segment.0,
+            state = ssd.health.state().name(),
+            "segment is quarantined"
+        );
         ssd.purges.push_back(Some(segment));
         ssd.damage.note(ssd.segments.get(segment).order);
         self.events.forgot();
@@ -44,7 +48,8 @@ impl Core {
     pub fn set_segment_state(&mut self, segment: SegmentId, state: SegmentState) {
         let Some(ssd) = self.ssd.as_mut() else { return };
         let quarantined = ssd.health.is_quarantined(segment);
-        ssd.segments.set_state(segment, if quarantined { SegmentState::Quarantined } else { state });
+        ssd.segments
+            .set_state(segment, if quarantined { SegmentState::Quarantined } else { state });
     }
 
     /// Whether a segment has no reader, and gets none before it is opened with a new incarnation.
@@ -57,7 +62,8 @@ impl Core {
 impl Flusher {
     /// Whether entries remain to be dropped from the index.
     pub(crate) fn is_purging(&self) -> bool {
-        self.purge.is_some() || self.shared.lock().ssd.as_ref().is_some_and(|s| !s.purges.is_empty())
+        self.purge.is_some()
+            || self.shared.lock().ssd.as_ref().is_some_and(|s| !s.purges.is_empty())
     }
 
     /// Continue the walk, or begin the next one; true if anything was done.
@@ -77,7 +83,9 @@ impl Flusher {
         let to = purge.cursor + core.index.walk_piece();
         core.index.visit_homes(purge.cursor, to, |visited| {
             let Visited::Object(e) = visited else { return };
-            let of = |at: &crate::memory::index::SsdPlace| purge.segment.is_none_or(|s| s.0 == at.segment);
+            let of = |at: &crate::memory::index::SsdPlace| {
+                purge.segment.is_none_or(|s| s.0 == at.segment)
+            };
             entries.extend(e.ssd.filter(of).map(|place| (e.fingerprint, place, e.frame)));
         });
         let mut pages = BTreeSet::new();
@@ -85,12 +93,18 @@ impl Flusher {
             purge.objects += u64::from(core.drop_ssd(fingerprint, place, None));
             pages.extend(frame);
         }
-        purge.requeued += pages.into_iter().filter(|id| core.requeue_frame(FrameId(*id))).count() as u64;
+        purge.requeued +=
+            pages.into_iter().filter(|id| core.requeue_frame(FrameId(*id))).count() as u64;
         purge.cursor = to;
         if to >= core.index.home_slots() {
             let Purge { segment, objects, requeued, .. } = *purge;
             segment.into_iter().for_each(|segment| core.visibility.unhide_segment(segment));
-            tracing::warn!(segment = segment.map(|s| s.0), objects, requeued, "dropped untrusted entries");
+            tracing::warn!(
+                segment = segment.map(|s| s.0),
+                objects,
+                requeued,
+                "dropped untrusted entries"
+            );
             self.purge = None;
         }
         true

@@ -15,7 +15,9 @@ use crate::state::session_io::release_segment;
 impl Flusher {
     /// The device reports a request's tombstones as durable: read them back.
     pub(crate) fn read_back(&mut self, answer: u64) {
-        let (Some(volume), Some(place)) = (self.shared.volume.clone(), self.tombstones.get(&answer)) else {
+        let (Some(volume), Some(place)) =
+            (self.shared.volume.clone(), self.tombstones.get(&answer))
+        else {
             return self.read_back_ended(answer, "tombstone was not written");
         };
         let (file, offset) = volume.place(place.identity.segment, place.offset);
@@ -73,6 +75,7 @@ impl Flusher {
 /// Whether these bytes are the tombstones written at `place`.
 fn holds(bytes: &[u8], place: &RecordPlace) -> bool {
     Record::decode(bytes).is_ok_and(|record| {
-        record.expect(place.identity, place.offset).is_ok() && record.facts().kind == RecordKind::Tombstones
+        record.expect(place.identity, place.offset).is_ok()
+            && record.facts().kind == RecordKind::Tombstones
     })
 }

@@ -154,7 +154,8 @@ impl Flusher {
         let Some(ssd) = core.ssd.as_mut().filter(|s| s.health.writes()) else { return false };
         // Draining segments are usually free soon; one whose reader stays must not delay the
         // others.
-        let soon = self.draining.iter().filter(|(_, since)| now.since(*since) < RETRY_AFTER).count();
+        let soon =
+            self.draining.iter().filter(|(_, since)| now.since(*since) < RETRY_AFTER).count();
         let for_space = ssd.segments.count(SegmentState::Free) + soon < low;
         if !for_space && !for_index {
             return false;
@@ -249,12 +250,15 @@ impl Flusher {
     }
 
     fn read_footer(&mut self, bytes: u64) {
-        let (Some(volume), Some(r)) = (self.shared.volume.clone(), self.reclaim.as_ref()) else { return };
+        let (Some(volume), Some(r)) = (self.shared.volume.clone(), self.reclaim.as_ref()) else {
+            return;
+        };
         let (file, offset) = volume.place(r.segment, volume.geometry.segment_bytes - bytes);
         let submitted = match pagelith_io::buffer::AlignedBuf::new(bytes as usize) {
-            Ok(buf) => {
-                self.log.submit(TAG_FOOTER, Op::Read { file, offset, parts: vec![buf.into_part()] }).is_ok()
-            }
+            Ok(buf) => self
+                .log
+                .submit(TAG_FOOTER, Op::Read { file, offset, parts: vec![buf.into_part()] })
+                .is_ok(),
             Err(_) => false,
         };
         if !submitted {
@@ -339,7 +343,12 @@ impl Flusher {
             let record = records.entry(e.record_block).or_insert_with(|| {
                 let bytes = u64::from(e.record_blocks) * 4096;
                 let record = u64::from(e.record_block) * 4096;
-                (Survivor { record, bytes, pinned: false, members: Vec::new() }, 0, 0, e.member_count)
+                (
+                    Survivor { record, bytes, pinned: false, members: Vec::new() },
+                    0,
+                    0,
+                    e.member_count,
+                )
             });
             record.0.members.push((fingerprint, place));
             record.0.pinned |= pinned;
@@ -368,12 +377,17 @@ impl Flusher {
             // Writing everything again would free nothing. Older victims go first, after which
             // these tombstones may be obsolete; pins end.
             if tombstone_bytes > segment_bytes / 2 {
-                self.blocked_namespaces.extend(tombstones.iter().map(|(.., keys)| keys[0].namespace()));
+                self.blocked_namespaces
+                    .extend(tombstones.iter().map(|(.., keys)| keys[0].namespace()));
             }
             self.reclaim = Some(r);
             return self.defer_victim();
         }
-        tracing::debug!(records = r.to_read.len(), tombstones = tombstones.len(), "reclaim survivors");
+        tracing::debug!(
+            records = r.to_read.len(),
+            tombstones = tombstones.len(),
+            "reclaim survivors"
+        );
         r.moves = !r.to_read.is_empty() || !tombstones.is_empty();
         for (generation, sequence, keys) in tombstones {
             r.ready.push(self.tombstone_unit(generation, sequence, &keys, None));
@@ -397,7 +411,10 @@ impl Flusher {
         let stays = |m: &Member| {
             core.pins.is_pinned(m.fingerprint)
                 && core.generation(m.key.namespace()) == m.generation
-                && core.index.find(m.fingerprint).any(|e| e.ssd == Some(m.place) && core.is_visible(&e))
+                && core
+                    .index
+                    .find(m.fingerprint)
+                    .any(|e| e.ssd == Some(m.place) && core.is_visible(&e))
         };
         if members.iter().any(stays) && !mutant::on(Mutant::PinIgnored) {
             // Pinned after the choice. The next try moves it.
@@ -476,8 +493,10 @@ impl Flusher {
 
     fn defer_for(&mut self, duration: Duration, unreadable: bool) {
         let Some(r) = self.reclaim.take() else { return };
-        self.deferred_victims
-            .insert(r.segment, DeferredVictim { until: self.shared.now().after(duration), unreadable });
+        self.deferred_victims.insert(
+            r.segment,
+            DeferredVictim { until: self.shared.now().after(duration), unreadable },
+        );
         self.shared.lock().set_segment_state(r.segment, SegmentState::Sealed);
     }
 }

@@ -113,7 +113,9 @@ impl Collector {
             let whole = match o.member_count {
                 0 => !broken.contains(&o.record()) || mutant::on(Mutant::PartialGroup),
                 1 => true,
-                members => groups.get(&o.record()) == Some(&members) || mutant::on(Mutant::PartialGroup),
+                members => {
+                    groups.get(&o.record()) == Some(&members) || mutant::on(Mutant::PartialGroup)
+                }
             };
             if !whole {
                 dropped.insert(o.record());
@@ -155,7 +157,8 @@ impl Collector {
             let link = || links.get(&o.fingerprint).filter(|_| o.namespace.is_none()).copied();
             o.base = o.base.or_else(link).filter(|_| o.attached);
             let here = !o.attached || o.base.is_some_and(|base| bases.contains(&base));
-            let removed = o.base.and_then(|base| removed.get(&base)).is_some_and(|t| *t >= o.sequence);
+            let removed =
+                o.base.and_then(|base| removed.get(&base)).is_some_and(|t| *t >= o.sequence);
             if !here && !removed {
                 dropped.insert(o.record());
             }
@@ -172,8 +175,8 @@ impl Collector {
     /// cause.
     pub fn finish(mut self, core: &mut Core, constant: Option<u128>, crashed: bool) -> Result<()> {
         core.counters.groups_dropped += self.drop_unrecoverable();
-        let entries =
-            self.objects.len() as u64 + self.objects.iter().filter(|o| o.base.is_some()).count() as u64;
+        let entries = self.objects.len() as u64
+            + self.objects.iter().filter(|o| o.base.is_some()).count() as u64;
         let room = core.index.capacity();
         if entries > room && !crashed {
             let message = format!(
@@ -196,7 +199,8 @@ impl Collector {
             };
             // An index with a constant fingerprint has one name for all.
             let base = o.base.map(|base| constant.map_or(base, name_of));
-            let linked = base.is_none_or(|base| core.index.insert_link(entry.fingerprint, base).is_ok());
+            let linked =
+                base.is_none_or(|base| core.index.insert_link(entry.fingerprint, base).is_ok());
             if !linked || core.index.insert(&entry).is_err() {
                 if linked && o.attached {
                     core.index.remove_link(entry.fingerprint);
@@ -315,7 +319,8 @@ mod tests {
 
     fn key(component: &str) -> ObjectKey {
         let ns = pagelith_layouts::namespace::Namespace::default().id();
-        ObjectKey::new(ns, PrefixHash([1; 32]), Role::Target, "kv", component, Shard::Whole).expect("a key")
+        ObjectKey::new(ns, PrefixHash([1; 32]), Role::Target, "kv", component, Shard::Whole)
+            .expect("a key")
     }
 
     /// Adds an object of the record at (`segment`, 1), from a checkpoint whose snapshot began at
@@ -414,7 +419,11 @@ mod tests {
         let again = FooterEntry { record_block: 4, ..entry("k", RecordKind::Data, 9, 1) };
         let with = |rest: &[FooterEntry]| recovered_from(&[&[attached(7, "k")], rest].concat());
         assert_eq!(with(&[]), (1, vec![]));
-        assert_eq!(with(&[entry("x", RecordKind::Data, 5, 1)]).0, 1, "another key's page is no base");
+        assert_eq!(
+            with(&[entry("x", RecordKind::Data, 5, 1)]).0,
+            1,
+            "another key's page is no base"
+        );
         assert_eq!(with(std::slice::from_ref(&base)).1.len(), 2);
         assert_eq!(with(&[base, gone, again]), (0, vec![(3, 4)]), "removed with its first base");
     }

@@ -71,7 +71,8 @@ impl Budget {
             return Duration::ZERO;
         }
         let due = u128::from(self.spent) * 1_000_000_000 / u128::from(self.per_s);
-        Duration::from_nanos(u64::try_from(due).unwrap_or(u64::MAX)).saturating_sub(now.since(self.began))
+        Duration::from_nanos(u64::try_from(due).unwrap_or(u64::MAX))
+            .saturating_sub(now.since(self.began))
     }
 }
 

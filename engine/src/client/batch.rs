@@ -20,7 +20,8 @@ pub(crate) fn begin_get(
     options: CallOptions,
 ) -> RemoteGet {
     wake_store(connections);
-    let missed = |(at, get): (usize, &Get)| MissedItem { index: at, key: get.key, range: get.range.clone() };
+    let missed =
+        |(at, get): (usize, &Get)| MissedItem { index: at, key: get.key, range: get.range.clone() };
     let missed = gets.iter().enumerate().map(missed).collect();
     let unanswered = |get: Get| {
         let outcome = Ok(GetOutcome::Miss(MissCause::Late));

@@ -45,7 +45,9 @@ impl Attached {
         self.with_connections(|connections| {
             let reply = control_once(&*self.clock, connections, ask, call, &|| self.keep_alive());
             let has_ended = match ask {
-                RequestBody::Remove(_) | RequestBody::Clear(_) => connections.pool.was_ended_by_peer(STORE),
+                RequestBody::Remove(_) | RequestBody::Clear(_) => {
+                    connections.pool.was_ended_by_peer(STORE)
+                }
                 _ => connections.pool.has_ended(STORE),
             };
             if is_unavailable(&reply) && has_ended && self.clock.now() < call.deadline {
@@ -78,7 +80,10 @@ fn missing_feature(client: &RpcClient, ask: &RequestBody<'_>) -> Option<Error> {
         RequestBody::Pin(..) | RequestBody::Unpin(_) | RequestBody::Lease(..) => {
             (Feature::Pins, "the store pins and leases nothing for other processes")
         }
-        RequestBody::Begin(..) | RequestBody::Commit(_) | RequestBody::Abort(_) | RequestBody::Missing(_) => {
+        RequestBody::Begin(..)
+        | RequestBody::Commit(_)
+        | RequestBody::Abort(_)
+        | RequestBody::Missing(_) => {
             (Feature::Begun, "the store lets no other process begin groups")
         }
         RequestBody::Events(_) => (Feature::Events, "the store tells nobody what comes and goes"),
@@ -110,14 +115,24 @@ pub(crate) fn control_once(
         Some(Err(_)) => true,
         None => {
             sent_to = match connections.pool.connect(STORE, now) {
-                ConnState::Up(client) if now < call.deadline => match missing_feature(client, ask) {
-                    Some(error) => Some(Err(error)),
-                    None => match client.send_control(token, ask, call.terms(now, 0), call.deadline) {
-                        Ok(()) => Some(Ok(client.peer_instance())),
-                        Err(error) if error.kind == ErrorKind::Busy && client.expects_response() => None,
-                        Err(error) => Some(Err(error)),
-                    },
-                },
+                ConnState::Up(client) if now < call.deadline => {
+                    match missing_feature(client, ask) {
+                        Some(error) => Some(Err(error)),
+                        None => {
+                            match client.send_control(token, ask, call.terms(now, 0), call.deadline)
+                            {
+                                Ok(()) => Some(Ok(client.peer_instance())),
+                                Err(error)
+                                    if error.kind == ErrorKind::Busy
+                                        && client.expects_response() =>
+                                {
+                                    None
+                                }
+                                Err(error) => Some(Err(error)),
+                            }
+                        }
+                    }
+                }
                 ConnState::Connecting if now < call.deadline => None,
                 ConnState::Up(_) | ConnState::Connecting | ConnState::Down => Some(Err(no_link())),
             };

@@ -60,12 +60,18 @@ impl Attached {
         let call = self.call_options(&options);
         let name = self.group_leases.acquire(call.deadline, |link| {
             let name = link.next_name();
-            let reply =
-                link.request_number(&*self.clock, &RequestBody::Begin(name, List::of(required)), call);
+            let reply = link.request_number(
+                &*self.clock,
+                &RequestBody::Begin(name, List::of(required)),
+                call,
+            );
             reply.map(|_| name)
         })?;
-        let group =
-            OpenGroup { leases: Arc::downgrade(&self.group_leases), name, required: required.to_vec() };
+        let group = OpenGroup {
+            leases: Arc::downgrade(&self.group_leases),
+            name,
+            required: required.to_vec(),
+        };
         Ok(Group { attached: self, group: Arc::new(group) })
     }
 
@@ -90,7 +96,8 @@ impl Group<'_> {
 
     /// As [`crate::Group::put`].
     pub fn put(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
-        let groups: Vec<BorrowedGroup<'_>> = objects.chunks(1).map(|object| (None, object)).collect();
+        let groups: Vec<BorrowedGroup<'_>> =
+            objects.chunks(1).map(|object| (None, object)).collect();
         let options = Options { request: Some(self.attached.request(&options)), ..options };
         let clock = &*self.attached.clock;
         let deadline = clock.now().after(options.timeout.unwrap_or(self.attached.timeout));
@@ -115,7 +122,8 @@ impl Group<'_> {
         let mut put = RemotePut::new(groups, &[], call).into_open(self.group.name);
         let locked = self.attached.group_leases.with_link(call.deadline, |link| {
             put.build_offers(&link.connections);
-            self.attached.drive(&mut link.connections, |connections, now| put.advance(connections, now));
+            self.attached
+                .drive(&mut link.connections, |connections, now| put.advance(connections, now));
         });
         self.attached.unflushed().note(put.take_acknowledgements());
         let mut done = put.finish();
@@ -132,10 +140,9 @@ impl Group<'_> {
     pub fn missing(&self, options: Options) -> Result<Vec<ObjectKey>> {
         let call = self.attached.call_options(&options);
         let ask = RequestBody::Missing(self.group.name);
-        let bits = self
-            .attached
-            .group_leases
-            .with_link(call.deadline, |link| link.request_bits(&*self.attached.clock, &ask, call))??;
+        let bits = self.attached.group_leases.with_link(call.deadline, |link| {
+            link.request_bits(&*self.attached.clock, &ask, call)
+        })??;
         if bits.len() != self.group.required.len() {
             return Err(no_link());
         }

@@ -35,7 +35,8 @@ impl UnflushedPuts {
         let lost = std::mem::take(&mut self.lost) || uncovered && before.by != by;
         self.covered = self.covered.max(before.count);
         if lost {
-            let detail = "the store process was started again, and what was put before that is not durable";
+            let detail =
+                "the store process was started again, and what was put before that is not durable";
             return Err(Error::new(ErrorKind::Unavailable, detail));
         }
         Ok(())

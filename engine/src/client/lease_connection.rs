@@ -108,12 +108,18 @@ impl LeaseLink {
 
     /// Send a request on the link with this number, if it is still up, without waiting for the
     /// reply.
-    pub fn send_without_reply(&mut self, link: u64, ask: &RequestBody<'_>, call: CallOptions, now: Mono) {
+    pub fn send_without_reply(
+        &mut self,
+        link: u64,
+        ask: &RequestBody<'_>,
+        call: CallOptions,
+        now: Mono,
+    ) {
         if self.link_number() == Some(link) {
             let token = self.connections.next_token();
             let client = self.connections.pool.live_mut(STORE);
-            let sent =
-                client.map(|client| client.send_control(token, ask, call.terms(now, 0), call.deadline));
+            let sent = client
+                .map(|client| client.send_control(token, ask, call.terms(now, 0), call.deadline));
             if let Some(Err(error)) = sent {
                 tracing::warn!(%error, "lease was not released; the store keeps it until the link ends");
             }
@@ -123,10 +129,19 @@ impl LeaseLink {
 
 impl LeaseConnection {
     pub fn new(remote: Arc<Peers>, clock: Arc<dyn Clock>, timeout: Duration) -> LeaseConnection {
-        let link = Box::new(LeaseLink { connections: PeerConnections::for_client(remote), last_name: 0 });
+        let link =
+            Box::new(LeaseLink { connections: PeerConnections::for_client(remote), last_name: 0 });
         let (link, free) = (Mutex::new(Some(link)), Condvar::default());
         let (leases_held, last_link) = (AtomicU64::new(0), AtomicU64::new(0));
-        LeaseConnection { clock, timeout, link, free, leases_held, last_link, runtime: Mutex::default() }
+        LeaseConnection {
+            clock,
+            timeout,
+            link,
+            free,
+            leases_held,
+            last_link,
+            runtime: Mutex::default(),
+        }
     }
 
     /// Let a task of this runtime keep the link alive from the first lease on.
@@ -146,7 +161,11 @@ impl LeaseConnection {
     ///
     /// # Errors
     /// `Busy` if other callers use it until `deadline`.
-    pub fn with_link<R>(&self, deadline: Mono, body: impl FnOnce(&mut LeaseLink) -> R) -> Result<R> {
+    pub fn with_link<R>(
+        &self,
+        deadline: Mono,
+        body: impl FnOnce(&mut LeaseLink) -> R,
+    ) -> Result<R> {
         let mut slot = self.link.lock().unwrap_or_else(PoisonError::into_inner);
         let link = loop {
             let left = deadline.since(self.clock.now());
@@ -158,7 +177,9 @@ impl LeaseConnection {
                     ));
                 }
                 None => {
-                    slot = wait_while(&self.free, slot, KEEP_ALIVE_INTERVAL.min(left), |slot| slot.is_none())
+                    slot = wait_while(&self.free, slot, KEEP_ALIVE_INTERVAL.min(left), |slot| {
+                        slot.is_none()
+                    })
                 }
             }
         };
@@ -317,8 +338,13 @@ mod tests {
         let address = "tcp:127.0.0.1:1".parse().expect("an address");
         let offer = Offer::of_this_build(SystemEntropy.bytes16());
         let dial = Arc::new(SocketDial::new(address, None, offer, clock.clone()));
-        let remote = Peers::new(vec![Peer { name: "store".to_owned(), weight: 1.0, preferred: false, dial }])
-            .expect("a peer");
+        let remote = Peers::new(vec![Peer {
+            name: "store".to_owned(),
+            weight: 1.0,
+            preferred: false,
+            dial,
+        }])
+        .expect("a peer");
         let leases = LeaseConnection::new(Arc::new(remote), clock, Duration::from_secs(60));
         let soon = || leases.clock.now().after(Duration::from_millis(2));
         let far = leases.default_options().deadline;
@@ -331,6 +357,10 @@ mod tests {
             leases.keep_alive();
             assert!(leases.is_connected(7), "a check during use must not mark the link as ended");
         });
-        assert_eq!((outer, leases.with_link(soon(), |_| ())), (Ok(()), Ok(())), "the link is returned");
+        assert_eq!(
+            (outer, leases.with_link(soon(), |_| ())),
+            (Ok(()), Ok(())),
+            "the link is returned"
+        );
     }
 }

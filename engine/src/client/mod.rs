@@ -101,7 +101,11 @@ impl Attached {
     /// # Errors
     /// `Unavailable` if the store does not respond in time, `Denied` if it rejects this process,
     /// `Incompatible` if the two have no common protocol; the message names the cause.
-    pub fn attach(dial: Arc<dyn Dial>, clock: Arc<dyn Clock>, timeout: Duration) -> Result<Attached> {
+    pub fn attach(
+        dial: Arc<dyn Dial>,
+        clock: Arc<dyn Clock>,
+        timeout: Duration,
+    ) -> Result<Attached> {
         let link = first_link(&*dial, &*clock, timeout).map_err(|why| attach_error(&why))?;
         Attached::with_link(dial, "store".to_owned(), clock, timeout, Some(link))
     }
@@ -120,8 +124,10 @@ impl Attached {
         let group_leases = Arc::new(LeaseConnection::new(remote.clone(), clock.clone(), timeout));
         let mut connections = PeerConnections::for_client(remote.clone());
         link.into_iter().for_each(|link| connections.pool.adopt(STORE, link));
-        let idle =
-            Mutex::new(IdleConnections { connections: vec![connections], ..IdleConnections::default() });
+        let idle = Mutex::new(IdleConnections {
+            connections: vec![connections],
+            ..IdleConnections::default()
+        });
         let (requests, unflushed, shared_regions) =
             (Mutex::new(0), Mutex::default(), SharedRegions::default());
         let event_cursor = Mutex::default();
@@ -173,7 +179,8 @@ impl Attached {
                 return Err(error);
             }
         };
-        let attached = Attached::with_link(Arc::new(dial), address.to_string(), clock, timeout, link)?;
+        let attached =
+            Attached::with_link(Arc::new(dial), address.to_string(), clock, timeout, link)?;
         let attached = Attached { shared_regions, ..attached };
         Ok(attached.with_runtime(Arc::new(Threads)))
     }
@@ -196,7 +203,9 @@ impl Attached {
     /// `Invalid` if more than [`REGIONS_MAX`] regions are shared.
     pub fn share(&self, region: Arc<Region>) -> Result<()> {
         if !self.shared_regions.add(region) {
-            return Err(Error::invalid(format!("too many shared memory regions max={REGIONS_MAX}")));
+            return Err(Error::invalid(format!(
+                "too many shared memory regions max={REGIONS_MAX}"
+            )));
         }
         // A link hands over its regions when it is established.
         let mut idle = self.lock_idle();
@@ -219,7 +228,11 @@ impl Attached {
     }
 
     /// As [`crate::Store::put_groups`].
-    pub fn put_groups(&self, groups: &[&[PutSlice<'_>]], options: Options) -> Vec<Result<PutOutcome>> {
+    pub fn put_groups(
+        &self,
+        groups: &[&[PutSlice<'_>]],
+        options: Options,
+    ) -> Vec<Result<PutOutcome>> {
         let groups: Vec<_> = groups.iter().map(|group| (None, *group)).collect();
         self.put_borrowed(&groups, &[], options)
     }
@@ -243,7 +256,10 @@ impl Attached {
         options: Options,
     ) -> Vec<Result<PutOutcome>> {
         if required.is_empty() {
-            return parts.iter().map(|_| Err(Error::invalid("a group requires no object"))).collect();
+            return parts
+                .iter()
+                .map(|_| Err(Error::invalid("a group requires no object")))
+                .collect();
         }
         let parts: Vec<_> = parts.iter().map(|part| (None, *part)).collect();
         self.put_borrowed(&parts, required, options)
@@ -279,7 +295,12 @@ impl Attached {
 
     /// Put groups, or parts of a group that consists of the objects `required` if that is not
     /// empty.
-    fn put_owned(&self, groups: Vec<PutGroup>, required: &[ObjectKey], options: Options) -> Vec<PutDone> {
+    fn put_owned(
+        &self,
+        groups: Vec<PutGroup>,
+        required: &[ObjectKey],
+        options: Options,
+    ) -> Vec<PutDone> {
         let call = self.call_options(&options);
         self.with_connections(|connections| {
             let mut puts = RemotePutBatch::begin(connections, groups, required, call);
@@ -296,7 +317,11 @@ impl Attached {
 
     /// As [`crate::Store::get_batch`]; the tier of a hit is the store's tier. `Unavailable` if the
     /// store cannot be reached.
-    pub fn get_batch(&self, gets: &mut [GetSlice<'_, '_>], options: Options) -> Vec<Result<GetOutcome>> {
+    pub fn get_batch(
+        &self,
+        gets: &mut [GetSlice<'_, '_>],
+        options: Options,
+    ) -> Vec<Result<GetOutcome>> {
         BorrowScope::scope(|lender| {
             let done = self.get(borrowed::lend_gets(lender, gets), options);
             done.into_iter().map(|done| done.outcome).collect()
@@ -393,7 +418,8 @@ impl Attached {
         let mut idle = self.lock_idle();
         let (reused, share_count) = (idle.connections.pop(), idle.share_count);
         drop(idle);
-        let mut connections = reused.unwrap_or_else(|| PeerConnections::for_client(self.remote.clone()));
+        let mut connections =
+            reused.unwrap_or_else(|| PeerConnections::for_client(self.remote.clone()));
         // Detect a link that ended since its last use before a request is sent over it.
         connections.poll(self.clock.now());
         (connections, share_count)

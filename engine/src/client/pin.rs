@@ -74,8 +74,9 @@ impl Attached {
     /// the store cannot be reached; `Incompatible` if it is of a version without pins of clients.
     pub fn pin(&self, keys: &[ObjectKey], options: Options) -> Result<Pin> {
         let call = self.call_options(&options);
-        let PinnedKeys { link, names, pinned } =
-            self.leases.acquire(call.deadline, |lease_link| self.pin_once(lease_link, keys, call))?;
+        let PinnedKeys { link, names, pinned } = self
+            .leases
+            .acquire(call.deadline, |lease_link| self.pin_once(lease_link, keys, call))?;
         Ok(Pin { leases: Arc::downgrade(&self.leases), link, names, pinned })
     }
 
@@ -89,27 +90,31 @@ impl Attached {
         let mut pinned_keys = PinnedKeys::default();
         for chunk in keys.chunks(KEYS_MAX) {
             let name = lease_link.next_name();
-            let reply =
-                lease_link.request_number(&*self.clock, &RequestBody::Pin(name, List::of(chunk)), call);
+            let reply = lease_link.request_number(
+                &*self.clock,
+                &RequestBody::Pin(name, List::of(chunk)),
+                call,
+            );
             let first = pinned_keys.names.is_empty();
             pinned_keys.names.push(name);
             let error = match reply {
                 Ok((pinned, link)) if first || link == pinned_keys.link => {
-                    pinned_keys.pinned += usize::try_from(pinned).map_or(chunk.len(), |n| n.min(chunk.len()));
+                    pinned_keys.pinned +=
+                        usize::try_from(pinned).map_or(chunk.len(), |n| n.min(chunk.len()));
                     pinned_keys.link = link;
                     continue;
                 }
-                Ok(_) => {
-                    Error::new(ErrorKind::Unavailable, "the link to the store ended, which released the pins")
-                }
+                Ok(_) => Error::new(
+                    ErrorKind::Unavailable,
+                    "the link to the store ended, which released the pins",
+                ),
                 Err(error) => error,
             };
             // A request without a reply may have been executed.
             let (link, now) = (lease_link.connections.pool.generation(), self.clock.now());
-            pinned_keys
-                .names
-                .iter()
-                .for_each(|name| lease_link.send_without_reply(link, &RequestBody::Unpin(*name), call, now));
+            pinned_keys.names.iter().for_each(|name| {
+                lease_link.send_without_reply(link, &RequestBody::Unpin(*name), call, now)
+            });
             return Err(error);
         }
         Ok(pinned_keys)
@@ -124,7 +129,8 @@ impl Attached {
         let mut leased = 0;
         for chunk in keys.chunks(KEYS_MAX) {
             let present = self.number(&RequestBody::Lease(ms, List::of(chunk)), &options)?;
-            leased += usize::try_from(present).map_or(chunk.len(), |present| present.min(chunk.len()));
+            leased +=
+                usize::try_from(present).map_or(chunk.len(), |present| present.min(chunk.len()));
         }
         Ok(leased)
     }
@@ -138,7 +144,8 @@ impl Attached {
         for (at, chunk) in (0..).step_by(KEYS_MAX).zip(keys.chunks(KEYS_MAX)) {
             let options = Options { depth: options.depth.saturating_add(at), ..options };
             let accepted = self.number(&RequestBody::Prefetch(List::of(chunk)), &options)?;
-            total += usize::try_from(accepted).map_or(chunk.len(), |accepted| accepted.min(chunk.len()));
+            total +=
+                usize::try_from(accepted).map_or(chunk.len(), |accepted| accepted.min(chunk.len()));
         }
         Ok(total)
     }

@@ -97,8 +97,15 @@ impl RemotePut {
             groups.into_iter().map(group_of).filter(|group| !group.objects.is_empty()).collect();
         let required = required.to_vec();
         let (offers, acknowledged_by) = (VecDeque::new(), Vec::new());
-        let mut put =
-            RemotePut { objects, groups, required, open_group: None, offers, options, acknowledged_by };
+        let mut put = RemotePut {
+            objects,
+            groups,
+            required,
+            open_group: None,
+            offers,
+            options,
+            acknowledged_by,
+        };
         put.reject_invalid();
         put
     }
@@ -119,7 +126,9 @@ impl RemotePut {
                 0 => format!("object has no bytes key={key} length=0"),
                 _ => format!("object is too large key={key} length={length} max={max}"),
             };
-            objects.iter_mut().for_each(|object| object.outcome = Some(Err(Error::invalid(detail.clone()))));
+            objects
+                .iter_mut()
+                .for_each(|object| object.outcome = Some(Err(Error::invalid(detail.clone()))));
         }
     }
 
@@ -146,8 +155,8 @@ impl RemotePut {
             let object_bytes =
                 self.objects[group.objects.clone()].iter().map(|object| object.length).sum::<u64>();
             let attached = group.base.is_some();
-            let max_payload =
-                FIRST_PAYLOAD_MAX << (start_doublings + self.offers.len().saturating_sub(1)).min(DOUBLINGS);
+            let max_payload = FIRST_PAYLOAD_MAX
+                << (start_doublings + self.offers.len().saturating_sub(1)).min(DOUBLINGS);
             let fits_offer = |offer: &&mut PutOffer| {
                 offer.groups.end == at
                     && self.groups[offer.groups.start].base.is_some() == attached
@@ -229,8 +238,11 @@ impl RemotePut {
                     .for_each(|object| object.outcome = Some(Err(late.clone())));
                 return None;
             }
-            ConnState::Up(client) if !self.required.is_empty() && !client.has_feature(Feature::Parts) => {
-                let incompatible = Error::new(ErrorKind::Incompatible, "the store takes no parts of groups");
+            ConnState::Up(client)
+                if !self.required.is_empty() && !client.has_feature(Feature::Parts) =>
+            {
+                let incompatible =
+                    Error::new(ErrorKind::Incompatible, "the store takes no parts of groups");
                 self.objects_of(&offer)
                     .iter_mut()
                     .for_each(|object| object.outcome = Some(Err(incompatible.clone())));
@@ -250,7 +262,9 @@ impl RemotePut {
         let draft = offer.draft.take().unwrap_or_else(|| self.draft(&offer, client));
         let terms = self.options.terms(now, offer.groups.start);
         match client.put(token, &draft, payload, terms, self.options.deadline) {
-            Ok(()) => Some(PutOffer { state: OfferState::Sent(token, client.peer_instance()), ..offer }),
+            Ok(()) => {
+                Some(PutOffer { state: OfferState::Sent(token, client.peer_instance()), ..offer })
+            }
             Err(error) if error.kind == ErrorKind::Busy && client.expects_response() => {
                 Some(PutOffer { draft: Some(draft).filter(|draft| !draft.shows()), ..offer })
             }
@@ -275,7 +289,8 @@ impl RemotePut {
             for object in &self.objects[group.objects.clone()] {
                 object.readers.look(|parts| {
                     // The length of the object is that of its parts.
-                    let checksums = verify::block_checksums(parts, &(0..object.length)).unwrap_or_default();
+                    let checksums =
+                        verify::block_checksums(parts, &(0..object.length)).unwrap_or_default();
                     draft.object(object.key, object.length, &checksums);
                     if let Some((region, at)) = client.region_offset(parts) {
                         draft.shown(region, at);
@@ -288,8 +303,10 @@ impl RemotePut {
 
     fn objects_of(&mut self, offer: &PutOffer) -> &mut [PutObject] {
         let groups = &self.groups[offer.groups.clone()];
-        let (first, last) =
-            (groups.first().map_or(0, |g| g.objects.start), groups.last().map_or(0, |g| g.objects.end));
+        let (first, last) = (
+            groups.first().map_or(0, |g| g.objects.start),
+            groups.last().map_or(0, |g| g.objects.end),
+        );
         &mut self.objects[first..last]
     }
 

@@ -108,10 +108,12 @@ impl Attached {
         let call = self.call_options(&options);
         let mut views = Vec::with_capacity(keys.len());
         for keys in keys.chunks(KEYS_MAX) {
-            let ViewedKeys { link, name, shown } =
-                self.leases.acquire(call.deadline, |lease_link| self.view_once(lease_link, keys, call))?;
+            let ViewedKeys { link, name, shown } = self
+                .leases
+                .acquire(call.deadline, |lease_link| self.view_once(lease_link, keys, call))?;
             let lease = Arc::new(ViewLease { leases: self.leases.clone(), link, name });
-            let view = |shown: Option<Shown>| shown.map(|shown| View { shown, lease: lease.clone() });
+            let view =
+                |shown: Option<Shown>| shown.map(|shown| View { shown, lease: lease.clone() });
             views.extend(shown.into_iter().map(view));
         }
         Ok(views)
@@ -138,7 +140,12 @@ impl Attached {
             Ok((ControlReply::Views(views), _)) if views.len() == keys.len() => views,
             reply => {
                 // A request without a reply may have been executed.
-                lease_link.send_without_reply(link, &RequestBody::Unpin(name), call, self.clock.now());
+                lease_link.send_without_reply(
+                    link,
+                    &RequestBody::Unpin(name),
+                    call,
+                    self.clock.now(),
+                );
                 return Err(reply.err().unwrap_or_else(no_link));
             }
         };

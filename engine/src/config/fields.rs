@@ -75,7 +75,10 @@ static FIELDS: [Field; 35] = [
     row!(ssd.io, Rule::Choice(SsdIo::NAMES)),
     row!(ssd.write_depth, Rule::Count { min: 1, max: 64 }),
     row!(ssd.write_depth_reading, Rule::Count { min: 1, max: 64 }),
-    row!(ssd.write_bytes, Rule::Size { min: KIB_64, max: Size::mib(16), grain: Grain::MultipleOf(4096) }),
+    row!(
+        ssd.write_bytes,
+        Rule::Size { min: KIB_64, max: Size::mib(16), grain: Grain::MultipleOf(4096) }
+    ),
     row!(ssd.headers_bytes, Rule::SizeOrZero { min: KIB_64, max: MEMORY_MAX }),
     row!(ssd.checkpoint_segments, Rule::Count { min: 0, max: u32::MAX as u64 }),
     row!(ssd.probe_ms, Rule::Count { min: 1, max: 3_600_000 }),
@@ -89,7 +92,11 @@ static FIELDS: [Field; 35] = [
     // Whole checksum blocks, so that each chunk can be verified separately.
     row!(
         staging.chunk_bytes,
-        Rule::Size { min: KIB_64, max: Size::mib(256), grain: Grain::MultipleOf(BLOCK_BYTES as u64) }
+        Rule::Size {
+            min: KIB_64,
+            max: Size::mib(256),
+            grain: Grain::MultipleOf(BLOCK_BYTES as u64)
+        }
     ),
     row!(groups.deadline_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(events.max, Rule::Count { min: 0, max: 1 << 20 }),
@@ -110,7 +117,9 @@ pub(super) fn field_at(path: &str) -> Option<&'static Field> {
 
 /// Whether `path` names a table of settings rather than a setting.
 pub(super) fn is_section(path: &str) -> bool {
-    FIELDS.iter().any(|field| field.path.split_once('.').is_some_and(|(section, _)| section == path))
+    FIELDS
+        .iter()
+        .any(|field| field.path.split_once('.').is_some_and(|(section, _)| section == path))
 }
 
 /// The environment variable of the setting at `path`.

@@ -30,17 +30,25 @@ impl ValidConfig {
     ) -> Result<(), ConfigError> {
         let size = Size::from_bytes;
         let mut problems = Vec::new();
-        let mut problem = |field: &str, message| problems.push(Problem { field: field.to_owned(), message });
+        let mut problem =
+            |field: &str, message| problems.push(Problem { field: field.to_owned(), message });
         let dirs = self.ssd_dirs();
         if let Some(geometry) = self.geometry(dirs.len() as u32) {
-            let others = geometry.total_bytes() - u64::from(geometry.segment_count) * geometry.segment_bytes;
+            let others =
+                geometry.total_bytes() - u64::from(geometry.segment_count) * geometry.segment_bytes;
             let in_memory: Vec<(usize, &PathBuf)> =
                 dirs.iter().enumerate().filter(|(_, dir)| is_memory(dir)).collect();
-            let segments: u64 = in_memory.iter().map(|(number, _)| geometry.dir_bytes(*number as u32)).sum();
+            let segments: u64 =
+                in_memory.iter().map(|(number, _)| geometry.dir_bytes(*number as u32)).sum();
             // Manifests and checkpoints are in the first directory, except for a copy of the
             // manifest.
-            let files = segments + if in_memory.iter().any(|(number, _)| *number == 0) { others } else { 0 };
-            let needed = self.memory_plan().total.saturating_add(self.memory_reserve()).saturating_add(files);
+            let files = segments
+                + if in_memory.iter().any(|(number, _)| *number == 0) { others } else { 0 };
+            let needed = self
+                .memory_plan()
+                .total
+                .saturating_add(self.memory_reserve())
+                .saturating_add(files);
             if let [(_, dir), ..] = in_memory[..]
                 && needed > facts.memory_bytes
             {
@@ -57,8 +65,10 @@ impl ValidConfig {
                 );
                 problem("ssd.dirs", message);
             }
-            let longest =
-                geometry.dir_bytes(0).max(geometry.checkpoint_bytes()).max(geometry.manifest_bytes());
+            let longest = geometry
+                .dir_bytes(0)
+                .max(geometry.checkpoint_bytes())
+                .max(geometry.manifest_bytes());
             if let Some(most) = file_max.filter(|most| *most < longest) {
                 let message = format!(
                     "needs a file of {}, and this process may write {} to one: raise RLIMIT_FSIZE (`ulimit -f`), got={}",
@@ -69,7 +79,8 @@ impl ValidConfig {
                 problem("ssd.bytes", message);
             }
         }
-        if let Some(most) = file_max.filter(|most| self.dram_shared() && *most < self.arena_bytes()) {
+        if let Some(most) = file_max.filter(|most| self.dram_shared() && *most < self.arena_bytes())
+        {
             let message = format!(
                 "is a file of memory with dram.shared=true, and this process may write {} to one: raise RLIMIT_FSIZE \
                  (`ulimit -f`), got={}",
@@ -109,10 +120,19 @@ mod tests {
         let without = config.memory_plan().total + config.memory_reserve();
         let on_memory = |dir: &Path| dir.starts_with("/memory");
         let check = |memory: u64| config.check_with(&facts(memory), None, on_memory);
-        assert!(check(without + (544 << 20)).is_ok(), "half of the segments, and manifests and checkpoints");
+        assert!(
+            check(without + (544 << 20)).is_ok(),
+            "half of the segments, and manifests and checkpoints"
+        );
         let refused = check(without + (512 << 20) - (16 << 20)).expect_err("refused").to_string();
-        assert!(refused.starts_with("ssd.dirs: ") && refused.contains("dir=/memory/a"), "{refused}");
-        assert_eq!(fields(config.check_with(&facts(without), None, |_| false)), Vec::<String>::new());
+        assert!(
+            refused.starts_with("ssd.dirs: ") && refused.contains("dir=/memory/a"),
+            "{refused}"
+        );
+        assert_eq!(
+            fields(config.check_with(&facts(without), None, |_| false)),
+            Vec::<String>::new()
+        );
     }
 
     #[test]

@@ -58,7 +58,9 @@ impl From<toml::Value> for Node {
             toml::Value::Float(value) => Node::Float(value),
             toml::Value::String(value) => Node::Text(value),
             toml::Value::Datetime(value) => Node::Date(value.to_string()),
-            toml::Value::Array(entries) => Node::List(entries.into_iter().map(Node::from).collect()),
+            toml::Value::Array(entries) => {
+                Node::List(entries.into_iter().map(Node::from).collect())
+            }
             toml::Value::Table(table) => Node::from(table),
         }
     }

@@ -54,7 +54,9 @@ impl ConfigFormat {
 
 fn parse_toml(text: &str) -> Result<Node, String> {
     if nests_too_deep(text) {
-        return Err("holds more tables, lists and dotted keys than all settings together".to_owned());
+        return Err(
+            "holds more tables, lists and dotted keys than all settings together".to_owned()
+        );
     }
     toml::from_str::<toml::Table>(text).map(Node::from).map_err(|error| {
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or("");
@@ -68,7 +70,12 @@ fn parse_json(text: &str) -> Result<Node, String> {
     serde_json::from_str::<Node>(text).map_err(|error| {
         let shown = error.to_string();
         let message = shown.split(" at line ").next().unwrap_or(&shown);
-        format!("is not JSON: {} line={} column={}", one_line(message), error.line(), error.column())
+        format!(
+            "is not JSON: {} line={} column={}",
+            one_line(message),
+            error.line(),
+            error.column()
+        )
     })
 }
 
@@ -156,7 +163,8 @@ impl Draft {
         for (name, text) in variables {
             let shown = name.to_string_lossy();
             let Some(rest) = shown.strip_prefix(ENV_PREFIX) else { continue };
-            let Some(field) = fields().iter().find(|field| name == field.env_name().as_str()) else {
+            let Some(field) = fields().iter().find(|field| name == field.env_name().as_str())
+            else {
                 if let Some(problem) = removed_variable(&shown) {
                     self.problems.push(problem);
                     continue;
@@ -172,14 +180,20 @@ impl Draft {
             };
             let origin = format!(" env={}", field.env_name());
             if !seen.insert(field.path()) {
-                self.fault(field, format!("must be set once in the environment, got=twice{origin}"));
+                self.fault(
+                    field,
+                    format!("must be set once in the environment, got=twice{origin}"),
+                );
                 continue;
             }
             match text.to_str() {
                 Some(text) => self.put(field, &field.node_of_text(text), &origin),
                 None => {
                     let lossy = quoted(&text.to_string_lossy());
-                    self.fault(field, format!("must be {}: not UTF-8, got={lossy}{origin}", field.expects()));
+                    self.fault(
+                        field,
+                        format!("must be {}: not UTF-8, got={lossy}{origin}", field.expects()),
+                    );
                 }
             }
         }

@@ -60,7 +60,10 @@ pub(super) fn removed_variable(name: &str) -> Option<Problem> {
 
 impl RemovedSetting {
     fn problem(&self, field: String) -> Problem {
-        Problem { field, message: format!("was removed in version {}: {}", self.version, self.advice) }
+        Problem {
+            field,
+            message: format!("was removed in version {}: {}", self.version, self.advice),
+        }
     }
 }
 
@@ -89,7 +92,8 @@ mod tests {
             for value in ["null", "false", r#"{"a": 1}"#] {
                 let json = format!(r#"{{"{section}": {{"{key}": {value}}}}}"#);
                 assert_eq!(only(Config::from_json_str(&json)), in_file, "{json}");
-                let nested = serde_json::from_str::<Config>(&json).expect_err("refused").to_string();
+                let nested =
+                    serde_json::from_str::<Config>(&json).expect_err("refused").to_string();
                 assert!(nested.contains(&message), "{nested}");
             }
             let variable = format!("PAGELITH_{}__{}", section.to_uppercase(), key.to_uppercase());
@@ -105,7 +109,11 @@ mod tests {
         };
         for removed in &REMOVED {
             assert!(fields().iter().all(|field| field.path() != removed.path), "{}", removed.path);
-            assert!(number(removed.version) <= number(env!("CARGO_PKG_VERSION")), "{}", removed.path);
+            assert!(
+                number(removed.version) <= number(env!("CARGO_PKG_VERSION")),
+                "{}",
+                removed.path
+            );
         }
     }
 }

@@ -162,7 +162,9 @@ impl Rule {
             match dir.to_str() {
                 None => faults.push(format!("entry {number} is not UTF-8")),
                 Some("") => faults.push(format!("entry {number} is empty")),
-                Some(text) if text.contains('\0') => faults.push(format!("entry {number} holds a NUL")),
+                Some(text) if text.contains('\0') => {
+                    faults.push(format!("entry {number} holds a NUL"))
+                }
                 Some(text) if shell::expands(text) => {
                     faults.push(format!("entry {number} is {}: {}", quoted(text), shell::REMEDY));
                 }
@@ -189,17 +191,24 @@ impl Rule {
     }
 
     fn unless(&self, faults: &[String]) -> Result<(), String> {
-        if faults.is_empty() { Ok(()) } else { Err(format!("must be {self}, but {}", faults.join(", "))) }
+        if faults.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("must be {self}, but {}", faults.join(", ")))
+        }
     }
 
     /// The value of an environment variable's text. Text that does not match the setting's type
     /// stays text, and is refused like any other string.
     pub(super) fn node_of_text(&self, text: &str) -> Node {
         let as_text = || Node::Text(text.to_owned());
-        let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let digits =
+            |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         match self {
             Rule::Flag => text.parse().map_or_else(|_| as_text(), Node::Bool),
-            Rule::Count { .. } if digits(text) => text.parse().map_or_else(|_| as_text(), Node::Integer),
+            Rule::Count { .. } if digits(text) => {
+                text.parse().map_or_else(|_| as_text(), Node::Integer)
+            }
             Rule::Ratio { .. } | Rule::RatioAboveZero { .. }
                 if text.split_once('.').map_or(digits(text), |(a, b)| digits(a) && digits(b)) =>
             {

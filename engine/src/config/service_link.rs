@@ -33,7 +33,8 @@ fn named_port(name: &str) -> bool {
 
 /// The text after `PORT_7411_TCP`, which may have any text before it.
 fn one_port(name: &str) -> Option<&str> {
-    let starts = name.match_indices("PORT_").filter(|(at, _)| *at == 0 || name[..*at].ends_with('_'));
+    let starts =
+        name.match_indices("PORT_").filter(|(at, _)| *at == 0 || name[..*at].ends_with('_'));
     starts.into_iter().find_map(|(at, port)| {
         let rest = &name[at + port.len()..];
         let digits = rest.bytes().take_while(u8::is_ascii_digit).count();

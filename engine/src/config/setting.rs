@@ -17,7 +17,9 @@ pub(super) trait Setting: Sized {
 impl Setting for Size {
     fn read(node: &Node) -> Result<Size, String> {
         match node {
-            Node::Integer(bytes) => u64::try_from(*bytes).map(Size::from_bytes).map_err(|_| String::new()),
+            Node::Integer(bytes) => {
+                u64::try_from(*bytes).map(Size::from_bytes).map_err(|_| String::new())
+            }
             Node::Text(text) => text.parse().map_err(|error: SizeError| error.to_string()),
             _ => Err(String::new()),
         }
@@ -102,7 +104,9 @@ impl Setting for Vec<PathBuf> {
         for (number, entry) in entries.iter().enumerate() {
             match entry {
                 Node::Text(text) => dirs.push(Path::new(text).to_owned()),
-                other if faults.len() < DIRS_MAX => faults.push(format!("entry {number} is {other}")),
+                other if faults.len() < DIRS_MAX => {
+                    faults.push(format!("entry {number} is {other}"))
+                }
                 _ => {}
             }
         }

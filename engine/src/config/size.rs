@@ -32,7 +32,9 @@ pub enum SizeError {
     #[error("no decimal number before the unit")]
     Number,
     /// The text after the number is not a unit.
-    #[error("{0:?} is no unit (B; KB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB are powers of 1024)")]
+    #[error(
+        "{0:?} is no unit (B; KB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB are powers of 1024)"
+    )]
     Unit(String),
     /// The size is not a whole number of bytes.
     #[error("not a whole number of bytes")]
@@ -107,7 +109,8 @@ impl FromStr for Size {
             None => (number, None),
         };
         let whole_bytes = digits(whole)?.checked_mul(scale).ok_or(SizeError::TooLarge)?;
-        let fraction_bytes = fraction.map_or(Ok(0), |fraction| bytes_of_fraction(fraction, scale))?;
+        let fraction_bytes =
+            fraction.map_or(Ok(0), |fraction| bytes_of_fraction(fraction, scale))?;
         let bytes = whole_bytes.checked_add(fraction_bytes).ok_or(SizeError::TooLarge)?;
         u64::try_from(bytes).map(Size).map_err(|_| SizeError::TooLarge)
     }
@@ -121,13 +124,16 @@ fn unit_bytes(rest: &str) -> Result<u128, SizeError> {
     }
     let unit = rest.strip_prefix(' ').unwrap_or(rest);
     // `Mb` usually means megabits, so mixed case other than the listed one is refused.
-    let spells =
-        |name: &str| unit == name || unit == name.to_ascii_lowercase() || unit == name.to_ascii_uppercase();
+    let spells = |name: &str| {
+        unit == name || unit == name.to_ascii_lowercase() || unit == name.to_ascii_uppercase()
+    };
     if spells("B") {
         return Ok(1);
     }
-    let binary = BINARY_UNITS.iter().find(|(name, _)| spells(name)).map(|(_, shift)| 1_u128 << shift);
-    let decimal = || DECIMAL_UNITS.iter().find(|(name, _)| spells(name)).map(|(_, bytes)| u128::from(*bytes));
+    let binary =
+        BINARY_UNITS.iter().find(|(name, _)| spells(name)).map(|(_, shift)| 1_u128 << shift);
+    let decimal =
+        || DECIMAL_UNITS.iter().find(|(name, _)| spells(name)).map(|(_, bytes)| u128::from(*bytes));
     binary.or_else(decimal).ok_or_else(unknown)
 }
 
@@ -148,7 +154,11 @@ fn bytes_of_fraction(fraction: &str, scale: u128) -> Result<u128, SizeError> {
         });
     }
     if significant.len() > FRACTION_DIGITS_MAX {
-        return Err(if significant.contains('.') { SizeError::Number } else { SizeError::Fraction });
+        return Err(if significant.contains('.') {
+            SizeError::Number
+        } else {
+            SizeError::Fraction
+        });
     }
     let scaled = digits(significant)? * scale;
     let divisor = 10_u128.pow(significant.len() as u32);

@@ -230,7 +230,8 @@ impl ValidConfig {
         self.max_objects
     }
 
-    /// The same, with one fingerprint for all keys, so that only whole keys tell objects apart. For tests: it is very slow.
+    /// The same, with one fingerprint for all keys, so that only whole keys tell objects apart. For
+    /// tests: it is very slow.
     #[cfg(feature = "internals")]
     #[must_use]
     pub fn with_constant_fingerprint(self) -> ValidConfig {

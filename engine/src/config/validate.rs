@@ -78,7 +78,8 @@ impl Resolved {
             dram => align_down(dram),
         };
         let max_objects = config.index.max_objects.unwrap_or_else(|| {
-            (dram.saturating_add(ssd) / OBJECT_BYTES_ASSUMED).clamp(OBJECTS_DERIVED.0, OBJECTS_DERIVED.1)
+            (dram.saturating_add(ssd) / OBJECT_BYTES_ASSUMED)
+                .clamp(OBJECTS_DERIVED.0, OBJECTS_DERIVED.1)
         });
         let staging_bytes = align_down(config.staging.bytes.bytes());
         let index = max_objects.saturating_mul(INDEX_BYTES_PER_OBJECT);
@@ -141,7 +142,8 @@ impl Relations {
             self.problem("ssd.dirs", format!("must name a directory, got=[] ssd.bytes={ssd}"));
         }
         if ssd == Size::ZERO && dirs > 0 {
-            let message = format!("must be above 0, or ssd.dirs empty, got=0B ssd.dirs={dirs} directories");
+            let message =
+                format!("must be above 0, or ssd.dirs empty, got=0B ssd.dirs={dirs} directories");
             self.problem("ssd.bytes", message);
         }
     }
@@ -163,7 +165,8 @@ impl Relations {
             self.problem("dram.bytes", message);
         }
         if self.are_valid(&["ssd.write_bytes"]) && write > segment {
-            let message = format!("must be at most a segment, got={write} ssd.segment_bytes={segment}");
+            let message =
+                format!("must be at most a segment, got={write} ssd.segment_bytes={segment}");
             self.problem("ssd.write_bytes", message);
         }
     }
@@ -210,8 +213,9 @@ impl Relations {
             }
             let size = Size::from_bytes;
             let (least, segment, ssd) = (size(least), size(segment), size(ssd));
-            let message =
-                format!("must be at least {least} for a tier of that size, got={segment} ssd.bytes={ssd}");
+            let message = format!(
+                "must be at least {least} for a tier of that size, got={segment} ssd.bytes={ssd}"
+            );
             self.problem("ssd.segment_bytes", message);
         }
     }
@@ -220,7 +224,8 @@ impl Relations {
     fn check_probe(&mut self) {
         let (first, longest) = (self.draft.config.ssd.probe_ms, self.draft.config.ssd.probe_max_ms);
         if self.are_valid(&["ssd.probe_ms", "ssd.probe_max_ms"]) && longest < first {
-            let message = format!("must be at least ssd.probe_ms, got={longest} ssd.probe_ms={first}");
+            let message =
+                format!("must be at least ssd.probe_ms, got={longest} ssd.probe_ms={first}");
             self.problem("ssd.probe_max_ms", message);
         }
     }
@@ -228,7 +233,9 @@ impl Relations {
     /// A key requires peers.
     fn check_remote(&mut self) {
         let remote = &self.draft.config.remote;
-        if self.are_valid(&["remote.peers", "remote.key"]) && remote.key.is_some() && remote.peers.is_empty()
+        if self.are_valid(&["remote.peers", "remote.key"])
+            && remote.key.is_some()
+            && remote.peers.is_empty()
         {
             self.problem(
                 "remote.key",
@@ -278,8 +285,11 @@ impl Relations {
         if needed <= facts.memory_bytes {
             return;
         }
-        let arena_field =
-            if self.draft.config.dram.bytes == Size::ZERO { "ssd.segment_bytes" } else { "dram.bytes" };
+        let arena_field = if self.draft.config.dram.bytes == Size::ZERO {
+            "ssd.segment_bytes"
+        } else {
+            "dram.bytes"
+        };
         let terms = [
             (plan.arena, arena_field),
             (plan.staging, "staging.bytes"),
@@ -287,8 +297,11 @@ impl Relations {
             (plan.headers, "ssd.headers_bytes"),
             (reserve.bytes(), "memory.reserve"),
         ];
-        let largest =
-            terms.iter().rev().max_by_key(|(bytes, _)| *bytes).map_or(arena_field, |(_, field)| *field);
+        let largest = terms
+            .iter()
+            .rev()
+            .max_by_key(|(bytes, _)| *bytes)
+            .map_or(arena_field, |(_, field)| *field);
         let size = Size::from_bytes;
         let message = format!(
             "must be lower: arena + staging + index + headers + memory.reserve must be at most {}, \

@@ -187,7 +187,12 @@ impl Frames {
     }
 
     /// Insert a filled frame; `None` if all numbers are in use, or if it has no objects.
-    pub fn insert(&mut self, data: Arc<FrameData>, state: FrameState, recency: Recency) -> Option<FrameRef> {
+    pub fn insert(
+        &mut self,
+        data: Arc<FrameData>,
+        state: FrameState,
+        recency: Recency,
+    ) -> Option<FrameRef> {
         self.serial += 1;
         let first = data.members.first()?;
         let frame = Frame {
@@ -251,7 +256,12 @@ impl Frames {
 
     /// Free a frame's number and extents, to which nothing may refer any more. Both are returned to
     /// the caller instead if the frame has one extent, of as many pages as `wanted` bytes take.
-    pub fn free(&mut self, id: FrameId, space: &mut ArenaSpace, wanted: Option<u64>) -> Option<FreedFrame> {
+    pub fn free(
+        &mut self,
+        id: FrameId,
+        space: &mut ArenaSpace,
+        wanted: Option<u64>,
+    ) -> Option<FreedFrame> {
         let frame = self.slots.get_mut(id.0 as usize).and_then(Option::take)?;
         let twice = mutant::on(Mutant::FrameFreedTwice);
         let fits = |extent: &Extent| wanted.and_then(|bytes| extent.of_as_many_pages(bytes));

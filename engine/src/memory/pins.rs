@@ -80,8 +80,9 @@ impl Pins {
 
     /// A namespace was cleared: end the leases of its objects.
     pub fn end_leases(&mut self, namespace: NamespaceId) {
-        let in_namespace =
-            |(fingerprint, lease): (&u128, &Lease)| (lease.namespace == namespace).then_some(*fingerprint);
+        let in_namespace = |(fingerprint, lease): (&u128, &Lease)| {
+            (lease.namespace == namespace).then_some(*fingerprint)
+        };
         let ended: Vec<u128> = self.leases.iter().filter_map(in_namespace).collect();
         ended.into_iter().for_each(|fingerprint| self.end_lease(fingerprint));
     }
@@ -97,7 +98,9 @@ impl Pins {
     ) -> Result<()> {
         let client = self.clients.entry(name.clone()).or_default();
         let additional = client.additional(targets);
-        if let Err(error) = client.totals().check(&additional, &most.share_of_client(), "this client") {
+        if let Err(error) =
+            client.totals().check(&additional, &most.share_of_client(), "this client")
+        {
             self.remove_idle(name);
             return Err(error);
         }
@@ -205,12 +208,17 @@ mod tests {
         for (fingerprint, namespace) in [(1, 1), (2, 1), (3, 2), (4, 2)] {
             let namespace = NamespaceId([namespace; 16]);
             let target = PinTarget { namespace, ..target(fingerprint, fingerprint) };
-            p.hold_for_client(&name, &[target], Some(Mono(10)), &most).expect("within the client's share");
+            p.hold_for_client(&name, &[target], Some(Mono(10)), &most)
+                .expect("within the client's share");
         }
         p.end_leases(NAMESPACE);
         p.end_lease(3);
         assert!(p.is_pinned(4) && p.count() == (0, 1));
-        assert_eq!(p.clients_total, HoldTotals { objects: 1, bytes: 4096 }, "the client's share is released");
+        assert_eq!(
+            p.clients_total,
+            HoldTotals { objects: 1, bytes: 4096 },
+            "the client's share is released"
+        );
     }
 
     #[test]
@@ -233,23 +241,35 @@ mod tests {
         p.expire(Mono(10));
         assert!(hold(&mut p, 2, 0, 1, None) && p.clients.len() == 1);
         p.release_for_client(&names[2], &[0]);
-        assert_eq!((p.clients_total, p.clients.len(), p.count()), (HoldTotals::default(), 0, (0, 0)));
+        assert_eq!(
+            (p.clients_total, p.clients.len(), p.count()),
+            (HoldTotals::default(), 0, (0, 0))
+        );
     }
 
     #[test]
     fn group_counts_once_while_any_member_is_held() {
         let mut p = Pins::default();
         let (name, most) = (ClientName::from("a"), HoldTotals { objects: 100, bytes: 100 * 4096 });
-        let big = |fingerprint| PinTarget { fingerprint, namespace: NAMESPACE, group: 1, bytes: 50 * 4096 };
+        let big = |fingerprint| PinTarget {
+            fingerprint,
+            namespace: NAMESPACE,
+            group: 1,
+            bytes: 50 * 4096,
+        };
         p.hold_for_client(&name, &[big(1)], None, &most).expect("within the client's share");
-        p.hold_for_client(&name, &[big(2), big(2)], None, &most).expect("the group is counted already");
+        p.hold_for_client(&name, &[big(2), big(2)], None, &most)
+            .expect("the group is counted already");
         p.release_for_client(&name, &[1]);
         assert!(
             p.hold_for_client(&name, &[target(9, 9)], None, &most).is_err(),
             "object 2 still holds the whole group"
         );
         p.release_for_client(&name, &[2]);
-        assert!(p.hold_for_client(&name, &[target(9, 9)], None, &most).is_err(), "object 2 was pinned twice");
+        assert!(
+            p.hold_for_client(&name, &[target(9, 9)], None, &most).is_err(),
+            "object 2 was pinned twice"
+        );
         p.release_for_client(&name, &[2]);
         p.hold_for_client(&name, &[target(9, 9)], None, &most).expect("within the limit");
     }

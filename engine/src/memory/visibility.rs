@@ -66,7 +66,8 @@ impl Visibility {
 
     /// Whether the record at a place is hidden.
     pub fn hides(&self, place: SsdPlace) -> bool {
-        let record = !self.records.is_empty() && self.records.contains(&(place.segment, place.record_block));
+        let record =
+            !self.records.is_empty() && self.records.contains(&(place.segment, place.record_block));
         record || self.ssd_unread || self.segments.contains(&SegmentId(place.segment))
     }
 
@@ -76,7 +77,11 @@ impl Visibility {
     }
 
     /// A copy that also hides the whole tier if `ssd_unread`, and `segments`.
-    pub fn with_ssd_state(&self, ssd_unread: bool, segments: impl Iterator<Item = SegmentId>) -> Visibility {
+    pub fn with_ssd_state(
+        &self,
+        ssd_unread: bool,
+        segments: impl Iterator<Item = SegmentId>,
+    ) -> Visibility {
         let mut copy = self.clone();
         copy.ssd_unread = ssd_unread;
         copy.segments.extend(segments);
@@ -102,7 +107,9 @@ pub(crate) trait VisibilityFilter {
     /// group is.
     fn is_visible(&self, entry: &Entry) -> bool {
         !self.is_hidden(entry)
-            && (!entry.attached || self.has_base(entry.fingerprint) || mutant::on(Mutant::AttachedAlone))
+            && (!entry.attached
+                || self.has_base(entry.fingerprint)
+                || mutant::on(Mutant::AttachedAlone))
     }
 
     /// Whether the base group that an attached object links to is present.

@@ -109,7 +109,11 @@ impl<'a> IndexLookup<'a> {
         self.lookup(keys, true).into_iter().take_while(|present| *present).count()
     }
 
-    fn lookup<K: Borrow<ObjectKey>>(&mut self, mut keys: impl Iterator<Item = K>, stop: bool) -> Vec<bool> {
+    fn lookup<K: Borrow<ObjectKey>>(
+        &mut self,
+        mut keys: impl Iterator<Item = K>,
+        stop: bool,
+    ) -> Vec<bool> {
         let mut found = Vec::with_capacity(keys.size_hint().0);
         self.touched.reserve(keys.size_hint().0);
         self.reading.reserve(keys.size_hint().0);

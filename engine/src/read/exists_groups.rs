@@ -20,7 +20,11 @@ impl KeyLookup for exists::IndexLookup<'_> {
 }
 
 /// Answer a query from the index. Present objects that were looked up count as used.
-pub(crate) fn exists_groups(shared: &Shared, query: &PagesQuery<'_>, at: Recency) -> Result<PagesFound> {
+pub(crate) fn exists_groups(
+    shared: &Shared,
+    query: &PagesQuery<'_>,
+    at: Recency,
+) -> Result<PagesFound> {
     shared.check_open()?;
     hits::check_query(query)?;
     exists::lookup_at_one_moment(shared, at, |lookup| hits::answer(lookup, query))

@@ -63,7 +63,9 @@ pub(crate) fn submit(
         return Err((Blocked::Queue, fetch));
     }
     let align = facts.memory_align.max(facts.offset_align);
-    let Some((file, offset)) = io.shared.volume.as_ref().map(|v| v.place(fetch.segment, fetch.offset)) else {
+    let Some((file, offset)) =
+        io.shared.volume.as_ref().map(|v| v.place(fetch.segment, fetch.offset))
+    else {
         return Err((Blocked::Queue, fetch));
     };
     // The store's memory is allocated first; if that fails, the caller's memory is untouched.
@@ -75,7 +77,9 @@ pub(crate) fn submit(
                 (io.shared.staging.try_part((chunk.end - chunk.start) as usize), Blocked::Staging)
             }
             // An unaligned tail always fits into one alignment unit.
-            Piece::Direct { unaligned_tail: true, .. } => (io.scratch.take(ALIGN as usize), Blocked::Scratch),
+            Piece::Direct { unaligned_tail: true, .. } => {
+                (io.scratch.take(ALIGN as usize), Blocked::Scratch)
+            }
             Piece::Direct { unaligned_tail: false, .. } => continue,
         };
         match part {
@@ -101,8 +105,9 @@ pub(crate) fn submit(
                     false => parts.append(&mut take(*slot)),
                 }
                 if *unaligned_tail && let Some((last, page)) = parts.pop().zip(own_parts.next()) {
-                    tail =
-                        Some(Box::new(UnalignedTail::detach(&mut parts, before, last, page, *bytes, align)));
+                    tail = Some(Box::new(UnalignedTail::detach(
+                        &mut parts, before, last, page, *bytes, align,
+                    )));
                 }
             }
         }
@@ -139,7 +144,12 @@ pub(crate) fn complete(
             }
             Piece::Staged { slot, round, chunk } => {
                 let (slot, round, chunk) = (*slot, *round, chunk.clone());
-                pieces.extend(parts.next().map(|part| ReadPiece::Staged { slot, round, chunk, part }));
+                pieces.extend(parts.next().map(|part| ReadPiece::Staged {
+                    slot,
+                    round,
+                    chunk,
+                    part,
+                }));
             }
             Piece::Direct { slot, .. } => {
                 let mut piece_parts: Vec<Part> = match parts.len() == taken.parts {

@@ -77,7 +77,12 @@ impl GetBatch {
         GetBatch { local_only: true, ..self }
     }
 
-    fn begin_slots(io: &mut SessionIo, mut slots: Vec<Slot>, at: Recency, deadline: Mono) -> GetBatch {
+    fn begin_slots(
+        io: &mut SessionIo,
+        mut slots: Vec<Slot>,
+        at: Recency,
+        deadline: Mono,
+    ) -> GetBatch {
         let mut depths = PageDepths::default();
         slots.iter_mut().for_each(|slot| slot.depth_offset = depths.depth_of(&slot.get.key));
         let unsettled = slots.len();
@@ -115,9 +120,11 @@ impl GetBatch {
             match found {
                 Located::Memory(entered, frame, member) => {
                     let verify = self.slots[slot].probe || sampler.next();
-                    let outcome = self.slots[slot].copy_out(shared, &entered, member, verify, &mut copier);
+                    let outcome =
+                        self.slots[slot].copy_out(shared, &entered, member, verify, &mut copier);
                     if *wants_meta {
-                        self.slots[slot].meta = Some(Box::new(group_info::object_meta(&entered, member)));
+                        self.slots[slot].meta =
+                            Some(Box::new(group_info::object_meta(&entered, member)));
                     }
                     // The arena's bytes are damaged. The frame is dropped before another get finds
                     // it, in particular one that does not verify.
@@ -144,14 +151,17 @@ impl GetBatch {
         let mut staged = Vec::new();
         io.shared.headers.prefetch(which.iter().filter_map(|&i| self.slots[i].header_place()));
         for &i in which {
-            let Some(mut target) = self.slots[i].target(i, align, facts.parts_max, stages) else { continue };
+            let Some(mut target) = self.slots[i].target(i, align, facts.parts_max, stages) else {
+                continue;
+            };
             self.slots[i].direct = target.direct_parts.is_some();
             if target.direct_parts.is_none() {
                 let stretch = target.chunks[0].clone();
                 let cost = staging::cost(stretch.end - stretch.start);
                 if cost > budget {
                     // Above the whole budget: streamed alone, in chunks.
-                    target.chunks = plan::split_chunks(stretch, io.shared.config.staging_chunk_bytes());
+                    target.chunks =
+                        plan::split_chunks(stretch, io.shared.config.staging_chunk_bytes());
                 }
                 staged.push((targets.len(), cost));
             }
@@ -161,12 +171,14 @@ impl GetBatch {
             targets.push(target);
         }
         self.assign_stages(&mut targets, &staged, budget);
-        let (fetches, headers, header_of) = plan::plan(&targets, self.headers.len(), facts.parts_max);
+        let (fetches, headers, header_of) =
+            plan::plan(&targets, self.headers.len(), facts.parts_max);
         self.headers.extend(headers.into_iter().map(Header::new));
         for (target, number) in targets.iter().zip(header_of) {
             let (slot, header) = (&mut self.slots[target.slot], &mut self.headers[number]);
             header.users += 1;
-            header.bytes = slot.cached_header.take().map(HeaderBytes::Cached).or(header.bytes.take());
+            header.bytes =
+                slot.cached_header.take().map(HeaderBytes::Cached).or(header.bytes.take());
             slot.header = Some(number);
         }
         self.waiting.extend(fetches);
@@ -388,7 +400,8 @@ impl GetBatch {
         let record = self.slots[i].keeps_in_arena() || promote::is_on(&io.shared);
         // A pass over all bytes of the object precedes the insertion into the header cache.
         self.headers[header].prepare_caching(&io.shared, self.slots[i].header_place());
-        let step = self.slots[i].step(&self.headers[header], GetWants { meta: io.wants_meta, record });
+        let step =
+            self.slots[i].step(&self.headers[header], GetWants { meta: io.wants_meta, record });
         match step {
             SlotStep::Wait => {}
             SlotStep::LongerHeader(bytes) => {
@@ -418,7 +431,9 @@ impl GetBatch {
                 self.slots[i].reset_for_retry();
                 self.locate(io, &[i]);
             }
-            SlotStep::Done(Ok(GetOutcome::Miss(MissCause::Damaged))) if self.headers[header].was_cached() => {
+            SlotStep::Done(Ok(GetOutcome::Miss(MissCause::Damaged)))
+                if self.headers[header].was_cached() =>
+            {
                 if !self.is_queued(i) {
                     self.reread_header(io, i);
                 }
@@ -466,10 +481,15 @@ impl GetBatch {
         self.leave_stage(i);
         let slot = &mut self.slots[i];
         slot.drop_staged();
-        if let Ok(GetOutcome::Miss(cause @ (MissCause::Damaged | MissCause::Unreadable))) = &outcome {
+        if let Ok(GetOutcome::Miss(cause @ (MissCause::Damaged | MissCause::Unreadable))) = &outcome
+        {
             tracing::warn!(key = %slot.get.key, %cause, "ssd object is lost");
             let header = slot.header.and_then(|h| self.headers[h].bytes.as_ref());
-            locate::drop_lost_record(&io.shared, slot, header.and_then(|bytes| bytes.record().ok()));
+            locate::drop_lost_record(
+                &io.shared,
+                slot,
+                header.and_then(|bytes| bytes.record().ok()),
+            );
         }
         locate::leave_segment(&io.shared, slot);
         self.set_outcome(i, outcome);

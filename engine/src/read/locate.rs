@@ -2,8 +2,8 @@
 //! core's lock while the index is stable.
 //!
 //! An attempt enters the frames and segments that it finds. It is valid if all that it read was
-//! true at one moment ([`Snapshot::validate`]). Otherwise it leaves them and is repeated, the last time
-//! under the lock, where nothing changes.
+//! true at one moment ([`Snapshot::validate`]). Otherwise it leaves them and is repeated, the last
+//! time under the lock, where nothing changes.
 //!
 //! Invariants:
 //! - Nothing is read, and nothing is returned to a caller, before the attempt is valid. Until then
@@ -121,7 +121,15 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
         let tick = (shared.read_view.tick.load(Relaxed) % u64::from(TICK_MODULUS)) as u32;
         reading.reserve(count);
         let (located, touched) = (Vec::with_capacity(count), Vec::with_capacity(count));
-        LocateAttempt { shared, reading, tick, located, touched, dropped_frames: Vec::new(), torn: false }
+        LocateAttempt {
+            shared,
+            reading,
+            tick,
+            located,
+            touched,
+            dropped_frames: Vec::new(),
+            torn: false,
+        }
     }
 
     fn locate_all(&mut self, slots: &mut [Slot], which: &[usize], at: Recency) {
@@ -223,8 +231,15 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
 
     /// Enter the segment of a place and set what its record must contain; false if it cannot be
     /// entered.
-    fn enter_segment(&self, slot: &mut Slot, entry: &Entry, place: SsdPlace, generation: Generation) -> bool {
-        let (Some(guards), Some(volume)) = (&self.shared.read_view.guards, &self.shared.volume) else {
+    fn enter_segment(
+        &self,
+        slot: &mut Slot,
+        entry: &Entry,
+        place: SsdPlace,
+        generation: Generation,
+    ) -> bool {
+        let (Some(guards), Some(volume)) = (&self.shared.read_view.guards, &self.shared.volume)
+        else {
             return false;
         };
         let segment = SegmentId(place.segment);

@@ -91,11 +91,17 @@ fn fingerprints(rows: &[PinTarget]) -> Vec<u128> {
     rows.iter().map(|row| row.fingerprint).collect()
 }
 
-fn find_present(shared: &Shared, core: &Core, keys: impl Iterator<Item = ObjectKey>) -> PresentKeys {
+fn find_present(
+    shared: &Shared,
+    core: &Core,
+    keys: impl Iterator<Item = ObjectKey>,
+) -> PresentKeys {
     let mut present = PresentKeys { objects: 0, rows: Vec::new() };
     for key in keys {
         let fingerprint = shared.fingerprint(&key, core.generation(key.namespace()));
-        let Some(entry) = core.index.find(fingerprint).find(|e| core.is_visible(e)) else { continue };
+        let Some(entry) = core.index.find(fingerprint).find(|e| core.is_visible(e)) else {
+            continue;
+        };
         present.objects += 1;
         let namespace = key.namespace();
         present.rows.push(row(core, namespace, &entry));
@@ -113,7 +119,9 @@ fn row(core: &Core, namespace: NamespaceId, entry: &Entry) -> PinTarget {
     let frame = entry.frame.and_then(|frame| core.frames.get(FrameId(frame)));
     match frame.and_then(|f| Some((f.data.members.first()?.fingerprint, f.data.bytes()))) {
         Some((group, bytes)) => PinTarget { fingerprint, namespace, group, bytes },
-        None => PinTarget { fingerprint, namespace, group: fingerprint, bytes: align_up(length.into()) },
+        None => {
+            PinTarget { fingerprint, namespace, group: fingerprint, bytes: align_up(length.into()) }
+        }
     }
 }
 

@@ -122,7 +122,14 @@ pub(crate) fn plan(
             let stage = sharing.map(|o| o.stage).min().unwrap_or(t.stage);
             let first = ReadGroup { segment: t.segment, stage };
             if !t.header_cached || header_bridges_reads(&fetches, t, bytes) {
-                push_piece(&mut fetches, first, t.record, Piece::Header { header, bytes }, 1, parts_max);
+                push_piece(
+                    &mut fetches,
+                    first,
+                    t.record,
+                    Piece::Header { header, bytes },
+                    1,
+                    parts_max,
+                );
             }
         }
         header_of[i] = headers_before + headers.len() - 1;
@@ -186,14 +193,17 @@ fn push_piece(
     if let Some(last) = fetches.last_mut() {
         let continues = last.segment == t.segment && last.offset + last.bytes == offset;
         // A header is always joined with the payload after it, of any length: one read brings both.
-        let with_header = matches!(last.pieces[..], [Piece::Header { .. }]) && last.bytes <= LEAD_BYTES_MAX;
+        let with_header =
+            matches!(last.pieces[..], [Piece::Header { .. }]) && last.bytes <= LEAD_BYTES_MAX;
         let small = last.bytes + bytes <= JOIN_BYTES_MAX || with_header;
         // A staged read waits for its stage; other pieces should not wait with it.
         let same_turn = last.stage == t.stage || last.pieces.is_empty();
         // Chunks of a streamed object are separate reads: joined they could exceed the staging
         // memory, and then would never be submitted.
         let streams = match (last.pieces.last(), &piece) {
-            (Some(Piece::Staged { slot: before, .. }), Piece::Staged { slot, .. }) => before == slot,
+            (Some(Piece::Staged { slot: before, .. }), Piece::Staged { slot, .. }) => {
+                before == slot
+            }
             _ => false,
         };
         if continues && small && same_turn && !streams && last.parts + parts <= parts_max {
@@ -222,8 +232,13 @@ pub(crate) fn split_at_blocks(want: &Range<u64>, length: u64) -> [Range<u64>; 3]
     let wide = widen_to_blocks(want, length);
     let end = wide.end.min(length);
     let whole_end = if want.end == end { end } else { want.end / block * block };
-    let whole_start = want.start.div_ceil(block).saturating_mul(block).min(whole_end.max(wide.start));
-    [wide.start..whole_start, whole_start..whole_end.max(whole_start), whole_end.max(whole_start)..end]
+    let whole_start =
+        want.start.div_ceil(block).saturating_mul(block).min(whole_end.max(wide.start));
+    [
+        wide.start..whole_start,
+        whole_start..whole_end.max(whole_start),
+        whole_end.max(whole_start)..end,
+    ]
 }
 
 /// Whether the range is whole blocks, so that it can be verified in the destination.
@@ -269,7 +284,10 @@ mod tests {
         let of = |want: Range<u64>| split_at_blocks(&want, 3 * block + 5);
         assert_eq!(of(0..3 * block + 5), [0..0, 0..3 * block + 5, 3 * block + 5..3 * block + 5]);
         assert_eq!(of(1..3 * block), [0..block, block..3 * block, 3 * block..3 * block]);
-        assert_eq!(of(block..2 * block + 1), [block..block, block..2 * block, 2 * block..3 * block]);
+        assert_eq!(
+            of(block..2 * block + 1),
+            [block..block, block..2 * block, 2 * block..3 * block]
+        );
         assert_eq!(of(3 * block + 1..3 * block + 5)[0], 3 * block..3 * block + 5);
         for want in [1..2, 1..block + 1, block - 1..block + 1, 3 * block + 1..3 * block + 4] {
             let [before, whole, after] = of(want.clone());
@@ -286,10 +304,14 @@ mod tests {
     #[test]
     fn cached_header_is_read_only_between_two_payloads() {
         let one = 4096 + 65536;
-        let cached = |slot, record| ReadTarget { header_cached: true, ..target(slot, record, 4096, 65536) };
+        let cached =
+            |slot, record| ReadTarget { header_cached: true, ..target(slot, record, 4096, 65536) };
         let (fetches, headers, _) = plan(&[cached(0, 4096)], 0, 64);
         assert_eq!((fetches.len(), headers.len()), (1, 1));
-        assert_eq!((fetches[0].offset, fetches[0].bytes, fetches[0].pieces.len()), (8192, 65536, 1));
+        assert_eq!(
+            (fetches[0].offset, fetches[0].bytes, fetches[0].pieces.len()),
+            (8192, 65536, 1)
+        );
         // Adjacent records are one read, which begins after the first header.
         let (fetches, ..) = plan(&[cached(0, 4096), cached(1, 4096 + one)], 0, 64);
         assert_eq!((fetches.len(), fetches[0].offset, fetches[0].bytes), (1, 8192, 65536 + one));
@@ -306,7 +328,10 @@ mod tests {
         let run: Vec<_> = (0..20).map(|i| cached(i, 4096 + i as u64 * one)).collect();
         let (fetches, ..) = plan(&run, 0, 1024);
         assert!(fetches.iter().all(|f| f.bytes <= JOIN_BYTES_MAX), "{fetches:?}");
-        assert!(fetches.iter().all(|f| f.pieces.len() % 2 == 1), "a header at an edge: {fetches:?}");
+        assert!(
+            fetches.iter().all(|f| f.pieces.len() % 2 == 1),
+            "a header at an edge: {fetches:?}"
+        );
     }
 
     #[test]

@@ -76,7 +76,8 @@ fn promote_record(shared: &Shared, slots: &mut [Slot], which: &[usize], at: Rece
     let (depth, facts) =
         (at.depth.saturating_add(first.depth_offset), first.verified.as_ref().map(|v| v.facts));
     let mut core = shared.lock();
-    let unchanged = members.len() == which.len() && which.iter().all(|i| is_only_on_ssd(&core, &slots[*i]));
+    let unchanged =
+        members.len() == which.len() && which.iter().all(|i| is_only_on_ssd(&core, &slots[*i]));
     let (Some(facts), true) = (facts, unchanged) else {
         members.into_iter().for_each(|m| core.space.free(m.extent));
         return false;
@@ -91,13 +92,17 @@ fn promote_record(shared: &Shared, slots: &mut [Slot], which: &[usize], at: Rece
         depth: facts.depth,
         members,
     });
-    let Some(frame) = core.frames.insert(data.clone(), FrameState::Clean, Recency { depth, ..at }) else {
+    let Some(frame) = core.frames.insert(data.clone(), FrameState::Clean, Recency { depth, ..at })
+    else {
         data.members.iter().for_each(|m| core.space.free(m.extent));
         return false;
     };
     for slot in which.iter().map(|i| &slots[*i]) {
-        let linked =
-            core.index.update(slot.fingerprint, |e| is_ssd_entry(slot, e), |e| e.frame = Some(frame.id.0));
+        let linked = core.index.update(
+            slot.fingerprint,
+            |e| is_ssd_entry(slot, e),
+            |e| e.frame = Some(frame.id.0),
+        );
         debug_assert!(linked.is_ok_and(|found| found));
         core.events.stored(Tier::Memory, &slot.get.key, false);
     }
@@ -121,8 +126,11 @@ fn copy_to_arena(shared: &Shared, slots: &[Slot], which: &[usize]) -> Members {
     if !which.iter().all(|i| is_only_on_ssd(&core, &slots[*i])) {
         return Members::new();
     }
-    let size =
-        |i: &usize| ObjectSize { key: slots[*i].get.key, length: Some(slots[*i].length), in_arena: false };
+    let size = |i: &usize| ObjectSize {
+        key: slots[*i].get.key,
+        length: Some(slots[*i].length),
+        in_arena: false,
+    };
     let sizes: Vec<_> = which.iter().map(size).collect();
     let mut reservation = Reservation::with_capacity(sizes.len());
     if !crate::state::put_types::reserve_group(&mut core, &sizes, &mut reservation) {
@@ -138,8 +146,14 @@ fn copy_to_arena(shared: &Shared, slots: &[Slot], which: &[usize]) -> Members {
         let checksums = slot.verified.as_ref().map(|v| v.checksums.clone()).unwrap_or_default();
         // The caller does not have its memory back yet, so these are the verified bytes. They are
         // compared all the same, since they will be served as the original.
-        filled &= Unpublished::new(extent).fill(&shared.memory, &pieces).as_ref() == Some(&checksums);
-        members.push(FrameMember { key: slot.get.key, fingerprint: slot.fingerprint, extent, checksums });
+        filled &=
+            Unpublished::new(extent).fill(&shared.memory, &pieces).as_ref() == Some(&checksums);
+        members.push(FrameMember {
+            key: slot.get.key,
+            fingerprint: slot.fingerprint,
+            extent,
+            checksums,
+        });
     }
     if !filled {
         let mut core = shared.lock();

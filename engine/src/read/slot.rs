@@ -158,8 +158,9 @@ impl Slot {
         let want = self.get.range.clone().unwrap_or(0..length);
         if want.start >= want.end || want.end > length {
             let Range { start, end } = want;
-            let detail =
-                format!("range is empty or beyond the object key={key} range={start}..{end} length={length}");
+            let detail = format!(
+                "range is empty or beyond the object key={key} range={start}..{end} length={length}"
+            );
             return Err(Error::invalid(detail));
         }
         let (wanted, have) = (want.end - want.start, self.get.destination.len());
@@ -192,9 +193,16 @@ impl Slot {
     }
 
     /// The object's part of the read plan.
-    pub fn target(&self, slot: usize, align: usize, parts_max: usize, stages: bool) -> Option<ReadTarget> {
+    pub fn target(
+        &self,
+        slot: usize,
+        align: usize,
+        parts_max: usize,
+        stages: bool,
+    ) -> Option<ReadTarget> {
         let expected = self.expected.as_ref()?;
-        let direct = !stages && plan::is_whole_blocks(&self.want, self.length) && self.is_aligned(align);
+        let direct =
+            !stages && plan::is_whole_blocks(&self.want, self.length) && self.is_aligned(align);
         let unaligned_tail = !is_aligned(self.want.end - self.want.start);
         let parts = self.get.destination.0.len() + usize::from(unaligned_tail);
         Some(ReadTarget {
@@ -219,7 +227,8 @@ impl Slot {
     fn is_aligned(&self, align: usize) -> bool {
         let parts = &self.get.destination.0;
         let inner = parts.len().saturating_sub(1);
-        parts.iter().all(|p| p.addr() % align == 0) && parts[..inner].iter().all(|p| p.len() % align == 0)
+        parts.iter().all(|p| p.addr() % align == 0)
+            && parts[..inner].iter().all(|p| p.len() % align == 0)
     }
 
     /// Take the caller's memory for a read.
@@ -287,7 +296,9 @@ impl Slot {
             return Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: wanted.len() as u64 });
         }
         let checksums = &entered.members[member].checksums;
-        for at in plan::split_at_blocks(&self.want, self.length).into_iter().filter(|at| !at.is_empty()) {
+        for at in
+            plan::split_at_blocks(&self.want, self.length).into_iter().filter(|at| !at.is_empty())
+        {
             let bytes = &stored[at.start as usize..at.end as usize];
             let offset = at.start;
             if self.deliver(at, bytes, checksums, copier).is_err() {
@@ -332,7 +343,9 @@ impl Slot {
 
     /// Verify the pieces that were read from SSD.
     pub fn step(&mut self, header: &Header, wants: GetWants) -> SlotStep {
-        let (Some(bytes), Some(expected), false) = (&header.bytes, self.expected, self.parts_in_read) else {
+        let (Some(bytes), Some(expected), false) =
+            (&header.bytes, self.expected, self.parts_in_read)
+        else {
             return SlotStep::Wait;
         };
         if let Some(claimed) = bytes.longer_claim() {
@@ -384,7 +397,10 @@ impl Slot {
             let (facts, member_count) = (record.facts(), record.member_count());
             self.verified = Some(Box::new(VerifiedRecord { facts, member_count, checksums }));
         }
-        SlotStep::Done(Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: self.want.end - self.want.start }))
+        SlotStep::Done(Ok(GetOutcome::Hit {
+            tier: Tier::Ssd,
+            bytes: self.want.end - self.want.start,
+        }))
     }
 
     fn verify_direct(
@@ -406,7 +422,8 @@ impl Slot {
         &mut self,
         checksums: &[Checksum],
     ) -> std::result::Result<(), pagelith_layouts::error::FormatError> {
-        let staged = self.cold.as_mut().map(|cold| std::mem::take(&mut cold.staged)).unwrap_or_default();
+        let staged =
+            self.cold.as_mut().map(|cold| std::mem::take(&mut cold.staged)).unwrap_or_default();
         for (chunk, part) in staged {
             let end = chunk.end.min(self.length);
             let bytes = &part.bytes()[..(end - chunk.start) as usize];

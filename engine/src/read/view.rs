@@ -67,7 +67,9 @@ pub(crate) fn view(shared: &Arc<Shared>, key: &ObjectKey) -> Result<Option<View>
     let mut core = shared.lock();
     let generation = core.generation(key.namespace());
     let fingerprint = shared.fingerprint(key, generation);
-    let Some((frame, member)) = core.find_memory(key, fingerprint, generation) else { return Ok(None) };
+    let Some((frame, member)) = core.find_memory(key, fingerprint, generation) else {
+        return Ok(None);
+    };
     if !core.index.find(fingerprint).any(|e| e.frame == Some(frame.id.0) && core.is_visible(&e)) {
         return Ok(None);
     }

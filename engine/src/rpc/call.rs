@@ -190,7 +190,12 @@ impl PendingCall {
         PendingCall::new(token, deadline, CallKind::Get(items, StoreKind::of(bytes)))
     }
 
-    pub fn put(token: u64, deadline: Mono, keys: Vec<(ObjectKey, u64)>, payload: PayloadFn) -> PendingCall {
+    pub fn put(
+        token: u64,
+        deadline: Mono,
+        keys: Vec<(ObjectKey, u64)>,
+        payload: PayloadFn,
+    ) -> PendingCall {
         let (unsent, outcomes) = (VecDeque::new(), Vec::new());
         let put = PendingPut { keys, payload, unsent, sending: 0, outcomes };
         PendingCall::new(token, deadline, CallKind::Put(put))
@@ -240,8 +245,11 @@ impl PendingCall {
         if let CallKind::Get(items, _) = &mut self.kind
             && let Some(item) = items.get_mut(item as usize)
         {
-            item.checksums =
-                if received && !self.finished { verify::block_checksums(&parts, &item.bytes) } else { None };
+            item.checksums = if received && !self.finished {
+                verify::block_checksums(&parts, &item.bytes)
+            } else {
+                None
+            };
             item.parts = Some(parts);
         }
     }
@@ -349,11 +357,12 @@ impl PendingCall {
                 };
                 put.outcomes = put.keys.iter().zip(outcomes.iter()).map(outcome).collect();
             }
-            (CallKind::Control(expected, reply), answer) if *expected == verb => match decode_control(answer)
-            {
-                Some(decoded) => *reply = Ok(decoded),
-                None => return unexpected("form", format!("{verb:?}")),
-            },
+            (CallKind::Control(expected, reply), answer) if *expected == verb => {
+                match decode_control(answer) {
+                    Some(decoded) => *reply = Ok(decoded),
+                    None => return unexpected("form", format!("{verb:?}")),
+                }
+            }
             _ => return unexpected("verb", format!("{verb:?}")),
         }
         Ok(())
@@ -367,7 +376,9 @@ impl PendingCall {
             CallKind::Get(items, ..) => {
                 items.iter_mut().for_each(|item| item.outcome = Some(Err(error.clone())))
             }
-            CallKind::Put(put) => put.outcomes = put.keys.iter().map(|_| Err(error.clone())).collect(),
+            CallKind::Put(put) => {
+                put.outcomes = put.keys.iter().map(|_| Err(error.clone())).collect()
+            }
             CallKind::Control(_, reply) => *reply = Err(error.clone()),
         }
     }
@@ -424,8 +435,12 @@ fn verify_items(items: &mut [PendingItem], outcomes: &Items<'_>) {
             match item.mismatch && !item.by_value {
                 // The object may have been moved during the copy; it is requested once more, by
                 // value.
-                true => tracing::debug!(key = %item.key, "bytes from a peer do not match its checksums"),
-                false => tracing::warn!(key = %item.key, "bytes from a peer do not match its checksums"),
+                true => {
+                    tracing::debug!(key = %item.key, "bytes from a peer do not match its checksums")
+                }
+                false => {
+                    tracing::warn!(key = %item.key, "bytes from a peer do not match its checksums")
+                }
             }
             item.parts.iter_mut().for_each(|parts| scatter::zero(parts));
         }

@@ -102,8 +102,9 @@ impl RpcClient {
     /// Whether the peer owes an outcome, also for abandoned operations: each outcome frees capacity
     /// of the link.
     pub fn expects_response(&self) -> bool {
-        let in_flight =
-            || (self.link.facts().operations_max as usize).saturating_sub(self.link.room().operations);
+        let in_flight = || {
+            (self.link.facts().operations_max as usize).saturating_sub(self.link.room().operations)
+        };
         self.pending_calls() > 0 || self.closed.is_none() && in_flight() > 0
     }
 
@@ -151,8 +152,8 @@ impl RpcClient {
             return Err((self.capacity_error(), requests));
         }
         let body = request::encode(self.with_origin(terms), &RequestBody::Get(List::of(&items)));
-        let is_too_long =
-            body.len() > self.link.facts().control_bytes_max as usize || body.len() > capacity.frame_bytes;
+        let is_too_long = body.len() > self.link.facts().control_bytes_max as usize
+            || body.len() > capacity.frame_bytes;
         if is_too_long || !self.may_send(body.len()) {
             return Err((self.capacity_error(), requests));
         }
@@ -163,8 +164,10 @@ impl RpcClient {
         // The peer looks up the objects while this side exposes their memory; events are handled
         // afterwards.
         self.link.send_on();
-        let mut call =
-            PendingCall { request_bytes, ..PendingCall::get(token, deadline, items.iter().copied()) };
+        let mut call = PendingCall {
+            request_bytes,
+            ..PendingCall::get(token, deadline, items.iter().copied())
+        };
         for (i, request) in requests.into_iter().enumerate() {
             if let Err(parts) = self.link.expose(op, i as u32, 0, request.parts) {
                 call.return_memory(i as u32, parts, false);
@@ -185,7 +188,11 @@ impl RpcClient {
     ) -> Result<()> {
         let puts = draft.puts().map_err(|e| Error::invalid(e.to_string()))?;
         let keys = puts.objects().map(|object| (object.key, object.length)).collect();
-        self.send_bounded(terms, &RequestBody::Put(puts), PendingCall::put(token, deadline, keys, payload))
+        self.send_bounded(
+            terms,
+            &RequestBody::Put(puts),
+            PendingCall::put(token, deadline, keys, payload),
+        )
     }
 
     /// Send a request that has one reply: a number, a report, a text.
@@ -251,8 +258,12 @@ impl RpcClient {
     /// As `poll`, but wait until an event arrives, at most `timeout`.
     pub fn wait(&mut self, now: Mono, timeout: Duration, responses: &mut Vec<(u64, Response)>) {
         let mut events = Vec::new();
-        let due =
-            self.calls.values().filter(|call| !call.finished).map(|call| call.deadline.since(now)).min();
+        let due = self
+            .calls
+            .values()
+            .filter(|call| !call.finished)
+            .map(|call| call.deadline.since(now))
+            .min();
         let timeout = timeout.min(due.unwrap_or(timeout));
         match self.events.is_empty() {
             true => self.link.wait(&mut events, timeout),
@@ -290,8 +301,10 @@ impl RpcClient {
         }
         let done: Vec<OpId> =
             self.calls.iter().filter(|(_, call)| call.is_done()).map(|(id, _)| *id).collect();
-        let finished =
-            done.into_iter().filter_map(|op| self.calls.remove(&op)).map(PendingCall::into_response);
+        let finished = done
+            .into_iter()
+            .filter_map(|op| self.calls.remove(&op))
+            .map(PendingCall::into_response);
         responses.extend(finished);
         self.get_finished = false;
     }
@@ -358,7 +371,10 @@ impl RpcClient {
                 self.calls.get_mut(&op).into_iter().for_each(PendingCall::push_done);
             }
             Event::Closed(why) => {
-                let error = Error::new(ErrorKind::Unavailable, format!("the link to the peer ended: {why}"));
+                let error = Error::new(
+                    ErrorKind::Unavailable,
+                    format!("the link to the peer ended: {why}"),
+                );
                 for call in self.calls.values_mut().filter(|call| !call.finished) {
                     call.fail(&error);
                     call.drop_unsent();
@@ -371,7 +387,9 @@ impl RpcClient {
 
     fn handle_frame(&mut self, frame: &Frame) -> std::result::Result<(), FormatError> {
         // Frames for abandoned operations are dropped.
-        let Some(call) = self.calls.get_mut(&frame.op).filter(|call| !call.finished) else { return Ok(()) };
+        let Some(call) = self.calls.get_mut(&frame.op).filter(|call| !call.finished) else {
+            return Ok(());
+        };
         match frame.kind {
             Kind::Pull => {
                 let pulls = pull::decode(&frame.body)?;

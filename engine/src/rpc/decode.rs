@@ -26,7 +26,8 @@ pub(crate) fn decode_control(answer: &Answer<'_>) -> Option<ControlReply> {
         Answer::Number(number) => Some(ControlReply::Number(*number)),
         Answer::Flushed(said) => {
             let Flushed { durable_objects, durable_bytes, refused_objects, lost_objects } = *said;
-            let report = FlushReport { durable_objects, durable_bytes, refused_objects, lost_objects };
+            let report =
+                FlushReport { durable_objects, durable_bytes, refused_objects, lost_objects };
             Some(ControlReply::Flushed(report))
         }
         Answer::Text(text) => Some(ControlReply::Text((*text).to_owned())),
@@ -35,9 +36,9 @@ pub(crate) fn decode_control(answer: &Answer<'_>) -> Option<ControlReply> {
             let events = said.iter().map(decode_event).collect();
             Some(ControlReply::Events(Since { events, next: said.next, lost: said.lost }))
         }
-        Answer::Views(views) => {
-            Some(ControlReply::Views(views.iter().map(|view| (view.key_hash(), view.lies())).collect()))
-        }
+        Answer::Views(views) => Some(ControlReply::Views(
+            views.iter().map(|view| (view.key_hash(), view.lies())).collect(),
+        )),
         Answer::Items(_) | Answer::Failed(_) => None,
     }
 }

@@ -30,11 +30,13 @@ impl RemoteExists {
         found: Vec<bool>,
         options: CallOptions,
     ) -> RemoteExists {
-        let absent = || keys.iter().enumerate().filter(|(at, _)| !found[*at]).map(|(at, key)| (at, *key));
+        let absent =
+            || keys.iter().enumerate().filter(|(at, _)| !found[*at]).map(|(at, key)| (at, *key));
         let requests =
             split_by_peer(connections, absent().map(|(at, key)| (key, 1, (at, key))), Round::First);
-        let second_round =
-            absent().filter(|(_, key)| connections.pool.remote().second_choice(key).is_some()).collect();
+        let second_round = absent()
+            .filter(|(_, key)| connections.pool.remote().second_choice(key).is_some())
+            .collect();
         RemoteExists { keys: keys.to_vec(), found, requests, options, failed: None, second_round }
     }
 
@@ -44,20 +46,32 @@ impl RemoteExists {
         for request in &mut self.requests {
             let peer = request.peer;
             request.state = match std::mem::replace(&mut request.state, RequestState::Done) {
-                RequestState::Queued(keys) => send_exists(connections, peer, keys, self.options, now)
-                    .unwrap_or_else(|error| {
-                        self.failed.get_or_insert(error);
-                        RequestState::Done
-                    }),
+                RequestState::Queued(keys) => {
+                    send_exists(connections, peer, keys, self.options, now).unwrap_or_else(
+                        |error| {
+                            self.failed.get_or_insert(error);
+                            RequestState::Done
+                        },
+                    )
+                }
                 RequestState::Sent(token, indices) => match connections.take_response(token) {
                     Some(Response::Exists(found)) => {
                         failures.record_response(connections, peer, found.is_err());
                         match found {
                             Ok(found) => {
-                                indices.into_iter().zip(found).for_each(|(at, here)| self.found[at] |= here);
+                                indices
+                                    .into_iter()
+                                    .zip(found)
+                                    .for_each(|(at, here)| self.found[at] |= here);
                                 RequestState::Done
                             }
-                            Err(_) if request.should_retry(connections, self.options.deadline, now) => {
+                            Err(_)
+                                if request.should_retry(
+                                    connections,
+                                    self.options.deadline,
+                                    now,
+                                ) =>
+                            {
                                 RequestState::Queued(
                                     indices.into_iter().map(|at| (at, self.keys[at])).collect(),
                                 )

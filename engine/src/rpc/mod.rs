@@ -77,8 +77,10 @@ impl Peers {
             return Err(Error::invalid(format!("two peers are preferred name={}", second.name)));
         }
         let breakers = peers.iter().map(|_| Mutex::new(Breaker::default())).collect();
-        let (owners, dials) =
-            peers.into_iter().map(|peer| (Owner { name: peer.name, weight: peer.weight }, peer.dial)).unzip();
+        let (owners, dials) = peers
+            .into_iter()
+            .map(|peer| (Owner { name: peer.name, weight: peer.weight }, peer.dial))
+            .unzip();
         Ok(Peers { owners, preferred, dials, breakers, writer_signal: Signal::default() })
     }
 

@@ -140,7 +140,8 @@ impl ConnectionPool {
             None => return false,
         };
         let should_probe = |breaker: &mut Breaker| breaker.may_look(now);
-        if needs_dial && (!self.remote.breaker(peer, should_probe).unwrap_or(false) || !self.dial(peer, now))
+        if needs_dial
+            && (!self.remote.breaker(peer, should_probe).unwrap_or(false) || !self.dial(peer, now))
         {
             return false;
         }
@@ -163,7 +164,8 @@ impl ConnectionPool {
     }
 
     fn dial(&mut self, peer: usize, now: Mono) -> bool {
-        let (Some(connection), Some(dial)) = (self.connections.get_mut(peer), self.remote.dials.get(peer))
+        let (Some(connection), Some(dial)) =
+            (self.connections.get_mut(peer), self.remote.dials.get(peer))
         else {
             return false;
         };
@@ -327,15 +329,22 @@ mod tests {
 
     #[test]
     fn peer_with_three_failures_is_down_until_the_pause_ends() {
-        let peer =
-            Peer { name: "far".into(), weight: 1.0, preferred: false, dial: std::sync::Arc::new(CutOff) };
+        let peer = Peer {
+            name: "far".into(),
+            weight: 1.0,
+            preferred: false,
+            dial: std::sync::Arc::new(CutOff),
+        };
         let remote = Arc::new(Peers::new(vec![peer]).expect("a peer"));
         let mut pool = ConnectionPool::new(remote.clone());
         for ms in [0, 500, 1000] {
             assert!(matches!(pool.connect(0, at(ms)), ConnState::Connecting), "ms={ms}");
             remote.breaker(0, |breaker| breaker.failed(at(ms)));
         }
-        assert!(matches!(pool.connect(0, at(1001)), ConnState::Down), "the failed peer is still dialed");
+        assert!(
+            matches!(pool.connect(0, at(1001)), ConnState::Down),
+            "the failed peer is still dialed"
+        );
         // The dial continues, and the peer is tried again after the pause.
         assert!(pool.is_busy() && matches!(pool.connect(0, at(2000)), ConnState::Connecting));
     }
@@ -350,7 +359,11 @@ mod tests {
 
     impl Dial for Host {
         fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
-            if self.up.load(Relaxed) { self.dial.begin() } else { Err(Closed::Late { limit_ms: 1 }) }
+            if self.up.load(Relaxed) {
+                self.dial.begin()
+            } else {
+                Err(Closed::Late { limit_ms: 1 })
+            }
         }
     }
 
@@ -365,7 +378,8 @@ mod tests {
             beyond_this_host: false,
         };
         let entropy = Arc::new(SystemEntropy);
-        let listener = Listener::new(&listen, offer(1), entropy, clock.clone(), limits).expect("listens");
+        let listener =
+            Listener::new(&listen, offer(1), entropy, clock.clone(), limits).expect("listens");
         let dial = SocketDial::new(listener.address().clone(), None, offer(2), clock);
         let host = Arc::new(Host { up: AtomicBool::new(false), dial });
         let peer = Peer { name: "store".into(), weight: 1.0, preferred: false, dial: host.clone() };
@@ -373,7 +387,11 @@ mod tests {
         for _ in 0..20 {
             remote.breaker(0, |breaker| breaker.failed(at(0)));
         }
-        let pool = if for_client { ConnectionPool::for_client(remote) } else { ConnectionPool::new(remote) };
+        let pool = if for_client {
+            ConnectionPool::for_client(remote)
+        } else {
+            ConnectionPool::new(remote)
+        };
         (listener, host, pool)
     }
 
@@ -388,7 +406,10 @@ mod tests {
             assert!(matches!(pool.connect(0, at(ms)), ConnState::Down), "ms={ms}");
         }
         host.up.store(true, Relaxed);
-        assert!(matches!(pool.connect(0, at(5999)), ConnState::Down), "probed less than a second ago");
+        assert!(
+            matches!(pool.connect(0, at(5999)), ConnState::Down),
+            "probed less than a second ago"
+        );
         let (mut arrivals, clock) = (Vec::new(), SystemClock::new());
         let end = clock.now().after(TEST_TIMEOUT);
         while !matches!(pool.connect(0, at(6000)), ConnState::Up(_)) {
@@ -415,7 +436,8 @@ mod tests {
             assert!(clock.now() < end, "peer was not dialed");
         }
         // The breaker is reset: it takes three failures again.
-        let fail = |pool: &ConnectionPool| pool.remote().breaker(0, |breaker| breaker.failed(at(30_000)));
+        let fail =
+            |pool: &ConnectionPool| pool.remote().breaker(0, |breaker| breaker.failed(at(30_000)));
         for _ in 0..2 {
             fail(&pool);
             assert!(matches!(pool.connect(0, at(30_000)), ConnState::Up(_)));

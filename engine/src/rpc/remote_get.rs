@@ -88,7 +88,12 @@ pub(crate) struct PeerRequest<T> {
 
 impl<T> PeerRequest<T> {
     /// Whether to send it again: its link ended, for the first time.
-    pub fn should_retry(&mut self, connections: &PeerConnections, deadline: Mono, now: Mono) -> bool {
+    pub fn should_retry(
+        &mut self,
+        connections: &PeerConnections,
+        deadline: Mono,
+        now: Mono,
+    ) -> bool {
         let retries = !self.retried && now < deadline && connections.pool.live(self.peer).is_none();
         self.retried |= retries;
         retries
@@ -110,7 +115,10 @@ pub(crate) fn split_by_peer<T>(
         };
         let Some(peer) = peer else { continue };
         let batches = by_peer.entry(peer).or_default();
-        match batches.last_mut().filter(|(sum, q)| sum + cost <= OUTCOME_BYTES_MAX && q.len() < KEYS_MAX) {
+        match batches
+            .last_mut()
+            .filter(|(sum, q)| sum + cost <= OUTCOME_BYTES_MAX && q.len() < KEYS_MAX)
+        {
             Some((sum, request)) => {
                 *sum += cost;
                 request.push(item);
@@ -192,14 +200,27 @@ impl RemoteGet {
         target: GetTarget,
         epoch: Option<FenceEpoch>,
     ) -> RemoteGet {
-        let whole = |missed: &MissedItem| missed.range.is_none().then_some((missed.index, missed.key));
-        let whole = missed.iter().filter(|_| target == GetTarget::Peers).filter_map(whole).collect();
+        let whole =
+            |missed: &MissedItem| missed.range.is_none().then_some((missed.index, missed.key));
+        let whole =
+            missed.iter().filter(|_| target == GetTarget::Peers).filter_map(whole).collect();
         let (requests, fetched) = (Vec::new(), Vec::new());
-        let has_next = |missed: &&MissedItem| connections.pool.remote().second_choice(&missed.key).is_some();
+        let has_next =
+            |missed: &&MissedItem| connections.pool.remote().second_choice(&missed.key).is_some();
         let second_round = missed.iter().filter(has_next).cloned().collect();
         let (hits, bytes) = (0, 0);
-        let mut get =
-            RemoteGet { done, requests, options, target, hits, bytes, epoch, whole, fetched, second_round };
+        let mut get = RemoteGet {
+            done,
+            requests,
+            options,
+            target,
+            hits,
+            bytes,
+            epoch,
+            whole,
+            fetched,
+            second_round,
+        };
         get.queue_requests(connections, missed, Round::First);
         get
     }
@@ -227,12 +248,18 @@ impl RemoteGet {
         has_next
     }
 
-    fn queue_requests(&mut self, connections: &PeerConnections, missed: Vec<MissedItem>, round: Round) {
+    fn queue_requests(
+        &mut self,
+        connections: &PeerConnections,
+        missed: Vec<MissedItem>,
+        round: Round,
+    ) {
         let target = self.target;
         let requests = missed.into_iter().filter_map(|missed| {
             let done = &mut self.done[missed.index];
             let parts = std::mem::take(&mut done.destination.0);
-            let request = ItemRequest { key: missed.key, range: missed.range, parts, by_value: false };
+            let request =
+                ItemRequest { key: missed.key, range: missed.range, parts, by_value: false };
             // An invalid item would end the link. A peer does not have to validate requests for
             // objects that this store does not have.
             if let Err(error) = request.check() {
@@ -268,19 +295,29 @@ impl RemoteGet {
             let peer = self.requests[i].peer;
             let state = std::mem::replace(&mut self.requests[i].state, RequestState::Done);
             self.requests[i].state = match state {
-                RequestState::Queued(items) => self.send(connections, peer, items, (now, &mut *failures)),
+                RequestState::Queued(items) => {
+                    self.send(connections, peer, items, (now, &mut *failures))
+                }
                 RequestState::Sent(token, indices) => match connections.take_response(token) {
                     Some(Response::Get(results)) => {
                         let (mut failed, mut retry) = (false, Vec::new());
                         let retries = results.iter().any(|result| is_unavailable(&result.outcome))
-                            && self.requests[i].should_retry(connections, self.options.deadline, now);
+                            && self.requests[i].should_retry(
+                                connections,
+                                self.options.deadline,
+                                now,
+                            );
                         for (at, result) in indices.into_iter().zip(results) {
                             let unavailable = is_unavailable(&result.outcome);
-                            failed |= unavailable || result.outcome == Ok(GetOutcome::Miss(MissCause::Late));
+                            failed |= unavailable
+                                || result.outcome == Ok(GetOutcome::Miss(MissCause::Late));
                             if result.retry || unavailable && retries {
                                 let (key, range, by_value) = result.request;
                                 let by_value = by_value || result.retry;
-                                retry.push((at, ItemRequest { key, range, parts: result.parts, by_value }));
+                                retry.push((
+                                    at,
+                                    ItemRequest { key, range, parts: result.parts, by_value },
+                                ));
                                 continue;
                             }
                             let hit = result.outcome.as_ref().is_ok_and(GetOutcome::is_hit);
@@ -304,7 +341,11 @@ impl RemoteGet {
                             self.done[at].destination.0 = result.parts;
                         }
                         failures.record_response(connections, peer, failed);
-                        if retry.is_empty() { RequestState::Done } else { RequestState::Queued(retry) }
+                        if retry.is_empty() {
+                            RequestState::Done
+                        } else {
+                            RequestState::Queued(retry)
+                        }
                     }
                     Some(_) => RequestState::Done,
                     None => RequestState::Sent(token, indices),
@@ -313,7 +354,9 @@ impl RemoteGet {
             };
             all_done &= is_done(&self.requests[i].state);
         }
-        all_done && (!self.start_second_round(connections) || self.advance_batch(connections, now, failures))
+        all_done
+            && (!self.start_second_round(connections)
+                || self.advance_batch(connections, now, failures))
     }
 
     fn send(
@@ -326,7 +369,9 @@ impl RemoteGet {
         let token = connections.next_token();
         let client = match connections.pool.connect(peer, now) {
             ConnState::Up(client) if now < self.options.deadline => client,
-            ConnState::Connecting if now < self.options.deadline => return RequestState::Queued(items),
+            ConnState::Connecting if now < self.options.deadline => {
+                return RequestState::Queued(items);
+            }
             ConnState::Connecting => {
                 failures.record(peer, true);
                 return self.fail_items(items, no_link());
@@ -368,7 +413,9 @@ impl RemoteGet {
                 self.bytes += bytes;
                 *done = Ok(GetOutcome::Hit { tier: Tier::Remote, bytes });
             }
-            (Err(error), GetTarget::Peers) if error.kind == ErrorKind::Invalid => *done = Err(error),
+            (Err(error), GetTarget::Peers) if error.kind == ErrorKind::Invalid => {
+                *done = Err(error)
+            }
             (Ok(GetOutcome::Miss(_)) | Err(_), GetTarget::Peers) => {}
         }
     }

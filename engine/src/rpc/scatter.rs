@@ -24,8 +24,10 @@ pub(crate) fn copy_in(pieces: &mut [Part], offset: u64, bytes: &[u8], stores: St
         if let Some((inside, whole)) = overlap(&mut at, piece.len(), &want)
             && let Some(target) = piece.bytes_mut()
         {
-            let (to, from) =
-                (&mut target[inside], (whole.start - offset) as usize..(whole.end - offset) as usize);
+            let (to, from) = (
+                &mut target[inside],
+                (whole.start - offset) as usize..(whole.end - offset) as usize,
+            );
             match stores {
                 StoreKind::Cached => to.copy_from_slice(&bytes[from]),
                 StoreKind::PastCache => copy_non_temporal(to, &bytes[from]),
@@ -52,7 +54,11 @@ pub(crate) fn copy_blocks_in(
 
 /// The part of the next piece that overlaps `want` (see [`overlap`]), which may be empty; `None` if
 /// the piece is read-only.
-fn target<'a>(piece: &'a mut Part, at: &mut u64, want: &Range<u64>) -> Option<Option<&'a mut [u8]>> {
+fn target<'a>(
+    piece: &'a mut Part,
+    at: &mut u64,
+    want: &Range<u64>,
+) -> Option<Option<&'a mut [u8]>> {
     match overlap(at, piece.len(), want) {
         Some((inside, _)) => piece.bytes_mut().map(|bytes| Some(&mut bytes[inside])),
         None => Some(None),

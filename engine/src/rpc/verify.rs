@@ -63,7 +63,9 @@ pub(crate) fn copy_whole_and_checksum(
 ) -> bool {
     let bytes = to.len() as u64;
     bytes == shown.length()
-        && copier.copy([to], shown.pieces(), block_lengths(0..bytes, BLOCK_BYTES), |sum| checksums.push(sum))
+        && copier.copy([to], shown.pieces(), block_lengths(0..bytes, BLOCK_BYTES), |sum| {
+            checksums.push(sum)
+        })
 }
 
 #[cfg(test)]
@@ -84,7 +86,9 @@ mod tests {
     #[test]
     fn checksums_of_any_range_and_pieces_detect_a_bit_flip() {
         let object: Vec<u8> = (0..100_000u32).map(|i| (i * 7 + i / 251) as u8).collect();
-        for range in [0..100_000u64, 1..100_000, 32_768..65_536, 32_767..32_769, 70_000..70_010, 0..1] {
+        for range in
+            [0..100_000u64, 1..100_000, 32_768..65_536, 32_767..32_769, 70_000..70_010, 0..1]
+        {
             let sums: Checksums = blocks_in(range.clone(), BLOCK_BYTES)
                 .map(|block| checksum(&object[block.start as usize..block.end as usize]))
                 .collect();
@@ -98,7 +102,11 @@ mod tests {
                 bytes[last] ^= 1;
             }
             bytes.pop();
-            assert_eq!(super::block_checksums(&scattered(&bytes, 1000), &range), None, "a byte short");
+            assert_eq!(
+                super::block_checksums(&scattered(&bytes, 1000), &range),
+                None,
+                "a byte short"
+            );
         }
     }
 }

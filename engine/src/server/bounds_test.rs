@@ -125,7 +125,9 @@ impl BoundsEnv {
 
 fn put(store: &Store, n: u64) -> Result<crate::api::outcome::PutOutcome> {
     let bytes = object(n as u8, LEN);
-    store.put_batch(&[PutSlice { key: key(n, "k"), pieces: &[&bytes] }], Options::default()).remove(0)
+    store
+        .put_batch(&[PutSlice { key: key(n, "k"), pieces: &[&bytes] }], Options::default())
+        .remove(0)
 }
 
 fn wait_for_reply(clock: &dyn Clock, server: &mut Server, caller: &mut RpcClient) -> Response {
@@ -201,7 +203,9 @@ fn each_bound_matches_docs_security() {
     let arena = env.store.shared.config.arena_bytes();
     let is_wrong = |bound: &&Bound| {
         let (amount, most) = documented(**bound, arena);
-        let says = |line: &str| line.starts_with('|') && line.contains(bound.name()) && line.contains(amount);
+        let says = |line: &str| {
+            line.starts_with('|') && line.contains(bound.name()) && line.contains(amount)
+        };
         !page.lines().any(says) || env.value(**bound) != most
     };
     let wrong: Vec<&str> = Bound::ALL.iter().filter(is_wrong).map(|bound| bound.name()).collect();
@@ -213,9 +217,16 @@ fn deadline() {
     let most = Duration::from_millis(env.value(Bound::Deadline));
     for (server, _) in &mut env.clients {
         for deadline_ms in [0, 1, u32::MAX] {
-            let call = server.call_context(RequestOptions { deadline_ms, ..RequestOptions::default() });
-            assert!(call.deadline <= env.store.shared.now().after(most), "deadline_ms={deadline_ms}");
-            assert!(call.options.timeout.is_none_or(|timeout| timeout <= most), "deadline_ms={deadline_ms}");
+            let call =
+                server.call_context(RequestOptions { deadline_ms, ..RequestOptions::default() });
+            assert!(
+                call.deadline <= env.store.shared.now().after(most),
+                "deadline_ms={deadline_ms}"
+            );
+            assert!(
+                call.options.timeout.is_none_or(|timeout| timeout <= most),
+                "deadline_ms={deadline_ms}"
+            );
         }
     }
 }
@@ -240,10 +251,14 @@ fn removing() {
     let keys = [key(1, "k"), key(2, "k")];
     for client in 0..2 {
         waits(&env.store, most - 1);
-        let refused = env.send(client, &RequestBody::Remove(List::of(&keys))).expect_err("too many");
+        let refused =
+            env.send(client, &RequestBody::Remove(List::of(&keys))).expect_err("too many");
         assert_eq!(refused.kind, ErrorKind::Busy, "{refused}");
         waits(&env.store, 0);
-        assert_eq!(env.send(client, &RequestBody::Remove(List::of(&keys))), Ok(ControlReply::Number(0)));
+        assert_eq!(
+            env.send(client, &RequestBody::Remove(List::of(&keys))),
+            Ok(ControlReply::Number(0))
+        );
         assert_eq!(env.store.shared.lock().ssd.as_ref().expect("a tier").queued_removals, 0);
     }
 }
@@ -291,7 +306,9 @@ fn in_flight() {
         });
         let (server, caller) = &mut env.clients[client];
         let deadline = env.clock.now().after(TIMEOUT);
-        caller.get(1, wanted.collect(), RequestOptions::default(), deadline).expect("link capacity");
+        caller
+            .get(1, wanted.collect(), RequestOptions::default(), deadline)
+            .expect("link capacity");
         caller.flush_queue();
         (0..200).for_each(|_| _ = server.turn());
         env.store.remove(&keys, Options::default()).expect("removed");

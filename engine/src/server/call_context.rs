@@ -35,12 +35,15 @@ impl Server {
             // each other would forward it forever.
             self.ctx.session.io.connections = None;
         }
-        let timeout = (terms.deadline_ms > 0).then(|| Duration::from_millis(terms.deadline_ms.into()));
+        let timeout =
+            (terms.deadline_ms > 0).then(|| Duration::from_millis(terms.deadline_ms.into()));
         // Clients count their requests up: a number above `newest_request` needs no search.
         let may_be_known = terms.request <= self.newest_request;
         let newest_first = may_be_known.then_some(&self.requests).into_iter().flatten().rev();
-        let known =
-            newest_first.filter(|(number, _)| *number == terms.request).map(|(_, epoch)| *epoch).next();
+        let known = newest_first
+            .filter(|(number, _)| *number == terms.request)
+            .map(|(_, epoch)| *epoch)
+            .next();
         let request = match (terms.request, known) {
             // Without a request number the batches of this operation share a new epoch.
             (0, _) => begin_request(self.ctx.shared()),

@@ -61,7 +61,10 @@ impl FlushEnv {
             caller.poll(self.clock.now(), &mut replies);
             server.turn();
         }
-        assert_eq!((replies.len(), server.ops.len()), (usize::from(cancel), ops + usize::from(!cancel)));
+        assert_eq!(
+            (replies.len(), server.ops.len()),
+            (usize::from(cancel), ops + usize::from(!cancel))
+        );
     }
 
     /// The device completes one pending flush.

@@ -66,7 +66,8 @@ impl ClientHolds {
         let objects = match ask {
             RequestBody::Pin(name, _) if self.has(*name) => return Err(name_in_use(*name)),
             RequestBody::Pin(name, keys) => {
-                let pin = Pin::for_client(shared, &self.client, keys.iter(), PINNED_MAX - self.rows)?;
+                let pin =
+                    Pin::for_client(shared, &self.client, keys.iter(), PINNED_MAX - self.rows)?;
                 let pinned = pin.pinned();
                 self.rows += pin.rows();
                 if pinned > 0 {
@@ -113,7 +114,9 @@ impl ClientHolds {
         }
         let mut views = Vec::new();
         let items = keys.map(|key| {
-            let Some(view) = view::view(shared, &key)? else { return Ok(ViewItem::of(key_hash(&key), None)) };
+            let Some(view) = view::view(shared, &key)? else {
+                return Ok(ViewItem::of(key_hash(&key), None));
+            };
             let Some((region, at)) = link.place(&[view.part()]) else {
                 let detail = "the store shares no memory with this client";
                 return Err(Error::new(ErrorKind::Incompatible, detail));
@@ -149,10 +152,13 @@ impl ClientHolds {
         options: &Options,
     ) -> Result<u64> {
         if self.groups.contains_key(&name) {
-            return Err(Error::invalid(format!("name is in use by a group of this link name={name}")));
+            return Err(Error::invalid(format!(
+                "name is in use by a group of this link name={name}"
+            )));
         }
-        let all =
-            |groups: &FxHashMap<u64, BegunGroup>| groups.values().map(|g| g.required.len()).sum::<usize>();
+        let all = |groups: &FxHashMap<u64, BegunGroup>| {
+            groups.values().map(|g| g.required.len()).sum::<usize>()
+        };
         if all(&self.groups) + required.len() > REQUIRED_MAX {
             // Groups that ended need no name.
             self.groups.retain(|_, begun| begun.joined.is_open(shared));
@@ -205,9 +211,10 @@ impl ClientHolds {
             return;
         }
         views.into_values().for_each(|views| _ = release_views(shared, views));
-        shared
-            .lock()
-            .release_group_links(groups.into_values().map(|begun| begun.joined.id().0), shared.now());
+        shared.lock().release_group_links(
+            groups.into_values().map(|begun| begun.joined.id().0),
+            shared.now(),
+        );
     }
 }
 

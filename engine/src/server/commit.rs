@@ -18,7 +18,12 @@ pub(crate) struct CommitOp {
 }
 
 impl CommitOp {
-    pub fn begin(ctx: &mut ServerCtx, joined: JoinedGroup, call: CallContext, id: OpId) -> CommitOp {
+    pub fn begin(
+        ctx: &mut ServerCtx,
+        joined: JoinedGroup,
+        call: CallContext,
+        id: OpId,
+    ) -> CommitOp {
         let ticket = ctx.session.submit_commit(joined.id(), call.options);
         ctx.batches.insert(ticket, id);
         CommitOp { joined, outcome: None }

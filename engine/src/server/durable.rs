@@ -30,7 +30,11 @@ pub(crate) struct DurableOp {
 
 impl DurableOp {
     /// Begins the operation. A removal reads headers first, and waits for them.
-    pub fn begin(session: &mut Session, ask: &RequestBody<'_>, call: CallContext) -> Result<DurableOp> {
+    pub fn begin(
+        session: &mut Session,
+        ask: &RequestBody<'_>,
+        call: CallContext,
+    ) -> Result<DurableOp> {
         let shared = session.io.shared.clone();
         let verb = ask.verb();
         check_capacity(&shared, ask)?;
@@ -42,18 +46,28 @@ impl DurableOp {
             RequestBody::Clear(namespace) => {
                 let (generation, answer) = crate::store::remove::begin_clear(&shared, *namespace)?;
                 let clear = |id| RemoteJob::Clear { id, namespace: *namespace };
-                let peers = notifies_peers.then(|| crate::store::remove::tell(&shared, clear)).flatten();
+                let peers =
+                    notifies_peers.then(|| crate::store::remove::tell(&shared, clear)).flatten();
                 (answer.into_iter().chain(peers).collect(), generation.0)
             }
-            RequestBody::Remove(_) if mutant::on(Mutant::ToldAndKept) && call.origin != PutOrigin::Put => {
+            RequestBody::Remove(_)
+                if mutant::on(Mutant::ToldAndKept) && call.origin != PutOrigin::Put =>
+            {
                 (Vec::new(), 0)
             }
             RequestBody::Remove(keys) => {
                 let keys: Vec<ObjectKey> = keys.iter().collect();
-                let Begun { mut answers, here, gone } =
-                    crate::store::remove::begin(&shared, session, &keys, &call.options, call.deadline)?;
+                let Begun { mut answers, here, gone } = crate::store::remove::begin(
+                    &shared,
+                    session,
+                    &keys,
+                    &call.options,
+                    call.deadline,
+                )?;
                 let remove = |id| RemoteJob::Remove { id, keys: gone };
-                answers.extend(notifies_peers.then(|| crate::store::remove::tell(&shared, remove)).flatten());
+                answers.extend(
+                    notifies_peers.then(|| crate::store::remove::tell(&shared, remove)).flatten(),
+                );
                 (answers, here as u64)
             }
             ask => {
@@ -63,7 +77,10 @@ impl DurableOp {
                 )));
             }
         };
-        if verb != Verb::Flush && call.origin != PutOrigin::Put && !mutant::on(Mutant::AnsweredBeforeOffers) {
+        if verb != Verb::Flush
+            && call.origin != PutOrigin::Put
+            && !mutant::on(Mutant::AnsweredBeforeOffers)
+        {
             // A pending offer may store a removed object at a peer that was notified already.
             answers.extend(shared.lock().wait_for_offers());
         }

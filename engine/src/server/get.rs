@@ -87,12 +87,23 @@ impl RequestedObject {
     /// The push request for this object, item `at` of operation `op`.
     fn push_request(&self, op: OpId, at: usize) -> PushRequest {
         let (key, span, whole) = (self.key, self.span.clone(), self.whole);
-        PushRequest { op, item: at as u32, key, span, whole, position: at as u32, may_show: self.may_show }
+        PushRequest {
+            op,
+            item: at as u32,
+            key,
+            span,
+            whole,
+            position: at as u32,
+            may_show: self.may_show,
+        }
     }
 
     /// The base, if this is a hit on an attached object.
     fn attached(&self) -> Option<&AttachedTo> {
-        self.group_info.attached.as_ref().filter(|_| self.verdict.is_none() && self.unsent_bytes == 0)
+        self.group_info
+            .attached
+            .as_ref()
+            .filter(|_| self.verdict.is_none() && self.unsent_bytes == 0)
     }
 
     /// The chunk that begins at `from`. Chunks end at block boundaries, so that each block is in
@@ -105,8 +116,9 @@ impl RequestedObject {
     /// The error for a destination whose length differs from the object's.
     fn length_mismatch(&self, have: u64) -> Error {
         let (key, given) = (&self.key, self.span.end);
-        let detail =
-            format!("destination length differs from the object's key={key} object={have} given={given}");
+        let detail = format!(
+            "destination length differs from the object's key={key} object={have} given={given}"
+        );
         Error::invalid(detail)
     }
 
@@ -147,9 +159,9 @@ impl RequestedObject {
             let sent = all.start.max(chunk.start)..all.end.min(chunk.end);
             let sum = match sent == all {
                 true => record.get(block as usize).copied().unwrap_or_default(),
-                false => {
-                    checksum(&bytes[(sent.start - chunk.start) as usize..(sent.end - chunk.start) as usize])
-                }
+                false => checksum(
+                    &bytes[(sent.start - chunk.start) as usize..(sent.end - chunk.start) as usize],
+                ),
             };
             self.sums[(block - first) as usize] = sum;
         }
@@ -187,7 +199,12 @@ impl GetOp {
     }
 
     /// Reads and sends as much as possible; returns the outcome once everything is sent.
-    pub fn advance(&mut self, ctx: &mut ServerCtx, link: &mut dyn Link, id: OpId) -> Option<OpOutcome> {
+    pub fn advance(
+        &mut self,
+        ctx: &mut ServerCtx,
+        link: &mut dyn Link,
+        id: OpId,
+    ) -> Option<OpOutcome> {
         self.send(ctx, link, id);
         if ctx.shared().now() >= self.call.deadline {
             // The session has the same deadline and ends the reads in progress.
@@ -213,7 +230,8 @@ impl GetOp {
         let has = |feature: Feature| features & feature.bit() != 0;
         let sends_members = has(Feature::Members);
         // Bases are sent only to stores, which decide by them what to keep.
-        let sends_bases = sends_members && has(Feature::Bases) && self.call.origin != PutOrigin::Put;
+        let sends_bases =
+            sends_members && has(Feature::Bases) && self.call.origin != PutOrigin::Put;
         let bases = match sends_bases && self.objects.iter().any(|w| w.attached().is_some()) {
             true => {
                 let asked: Vec<_> = self.objects.iter().map(|w| (w.key, w.attached())).collect();
@@ -223,9 +241,16 @@ impl GetOp {
         };
         let verdict = |(w, base): (RequestedObject, Option<Base>)| {
             let hit = |w: RequestedObject| {
-                let sends_group = sends_members && w.group_info.attached.is_some() == base.is_some();
+                let sends_group =
+                    sends_members && w.group_info.attached.is_some() == base.is_some();
                 let members = if sends_group { w.group_info.members } else { 0 };
-                ItemVerdict::Hit(w.tier, w.span.end - w.span.start, w.sums, members, base.map(Box::new))
+                ItemVerdict::Hit(
+                    w.tier,
+                    w.span.end - w.span.start,
+                    w.sums,
+                    members,
+                    base.map(Box::new),
+                )
             };
             match (w.verdict, w.unsent_bytes) {
                 (Some(verdict), _) => (w.key, verdict),
@@ -249,15 +274,18 @@ impl GetOp {
                 break;
             }
             let object = &self.objects[at];
-            let needs_read =
-                object.verdict.is_none() && !object.is_remote && object.unsent_bytes > 0 && !chunk.is_empty();
+            let needs_read = object.verdict.is_none()
+                && !object.is_remote
+                && object.unsent_bytes > 0
+                && !chunk.is_empty();
             if needs_read {
                 let len = (chunk.end - chunk.start) as usize;
                 let Some(part) = ctx.staging.try_part(len) else { break };
                 let destination = Destination([part.split(len).0].into());
                 // A request for the whole object is refused without a read if the length differs.
                 let range = (!object.whole || chunk != object.span).then(|| chunk.clone());
-                let (gets, chunks) = &mut batches[usize::from(self.has_peers && chunk != object.span)];
+                let (gets, chunks) =
+                    &mut batches[usize::from(self.has_peers && chunk != object.span)];
                 gets.push(Get { key: object.key, range, destination });
                 chunks.push((at, chunk.clone()));
                 if chunk.end < object.span.end {
@@ -322,14 +350,24 @@ impl GetOp {
 
     /// Looks up the objects from `at` on in DRAM and sends those that it finds; returns false if
     /// the link has no capacity for the first.
-    fn probe_dram(&mut self, ctx: &mut ServerCtx, link: &mut dyn Link, id: OpId, at: usize) -> bool {
+    fn probe_dram(
+        &mut self,
+        ctx: &mut ServerCtx,
+        link: &mut dyn Link,
+        id: OpId,
+        at: usize,
+    ) -> bool {
         let most = if self.objects.len() > 2 * in_flight_sends::FIRST_BATCH {
             in_flight_sends::batch_len(at).min(PROBES_MAX)
         } else {
             PROBES_MAX
         };
-        let ahead =
-            self.objects.iter().enumerate().skip(at).filter(|(_, w)| !w.probed && w.verdict.is_none());
+        let ahead = self
+            .objects
+            .iter()
+            .enumerate()
+            .skip(at)
+            .filter(|(_, w)| !w.probed && w.verdict.is_none());
         let requests: Vec<PushRequest> =
             ahead.take(most).map(|(at, object)| object.push_request(id, at)).collect();
         let results = in_flight_sends::push_from_dram(ctx, link, &requests, &self.call.options);
@@ -355,7 +393,12 @@ impl GetOp {
             let object = &mut self.objects[at];
             let is_part = chunk != object.span;
             let is_miss = done.outcome.as_ref().is_ok_and(|outcome| !outcome.is_hit());
-            if is_part && is_miss && self.has_peers && !object.is_remote && object.object_sums.is_none() {
+            if is_part
+                && is_miss
+                && self.has_peers
+                && !object.is_remote
+                && object.object_sums.is_none()
+            {
                 object.is_remote = true;
                 self.remote_queue.push_back(at);
             }

@@ -30,7 +30,11 @@ impl Server {
 }
 
 /// The outcome of a request that needs only memory.
-pub(crate) fn outcome_from_memory(shared: &Shared, ask: &RequestBody<'_>, options: &Options) -> OpOutcome {
+pub(crate) fn outcome_from_memory(
+    shared: &Shared,
+    ask: &RequestBody<'_>,
+    options: &Options,
+) -> OpOutcome {
     let at = recency(shared, options);
     match ask {
         RequestBody::Exists(keys) => {

@@ -177,8 +177,9 @@ fn pin_frames(
             break;
         }
         let at = Recency { depth: at.depth.saturating_add(request.position), ..at };
-        let fits =
-            |have: u64| if request.whole { have == request.span.end } else { request.span.end <= have };
+        let fits = |have: u64| {
+            if request.whole { have == request.span.end } else { request.span.end <= have }
+        };
         let found = locate::hold_in_memory(shared, &mut core, &request.key, at, fits);
         if found.is_some() {
             left -= length;
@@ -239,8 +240,14 @@ fn push_one(
         return PushResult::Damaged;
     };
     let (token, length) = (ctx.in_flight_sends.next_token(), request.length());
-    let push =
-        Push { op: request.op, item: request.item, offset: 0, parts, token, may_show: request.may_show };
+    let push = Push {
+        op: request.op,
+        item: request.item,
+        offset: 0,
+        parts,
+        token,
+        may_show: request.may_show,
+    };
     if link.push(push).is_err() {
         return PushResult::NoCapacity;
     }
@@ -262,7 +269,8 @@ fn push_one(
 }
 
 fn slice(part: Part, request: &PushRequest) -> Part {
-    let (from, len) = (request.span.start as usize, (request.span.end - request.span.start) as usize);
+    let (from, len) =
+        (request.span.start as usize, (request.span.end - request.span.start) as usize);
     part.split(from).1.split(len).0
 }
 

@@ -117,7 +117,10 @@ mod tests {
         }
         assert_eq!((holds.release(5, shared.now()), has_no_removal(&store)), (1, false));
         assert_eq!((holds.release(7, shared.now()), has_no_removal(&store)), (1, true));
-        assert!(!shared.removal_fence.is_unchanged_since(before), "objects in transit are not kept either");
+        assert!(
+            !shared.removal_fence.is_unchanged_since(before),
+            "objects in transit are not kept either"
+        );
         // Released and unknown names give the same result.
         assert_eq!((holds.release(7, shared.now()), holds.release(8, shared.now())), (0, 0));
         assert_eq!(holds.begin(shared, OpId(3), 9, later), Ok(0));
@@ -133,7 +136,10 @@ mod tests {
         assert_eq!(holds.begin(shared, OpId(1), 1, deadline), Ok(0));
         holds.expire(Mono(deadline.0 - 1));
         assert!(!has_no_removal(&store));
-        assert_eq!((holds.release(1, deadline), has_no_removal(&store), holds.is_empty()), (0, true, true));
+        assert_eq!(
+            (holds.release(1, deadline), has_no_removal(&store), holds.is_empty()),
+            (0, true, true)
+        );
     }
 
     #[test]
@@ -141,16 +147,19 @@ mod tests {
         let store = store();
         let (shared, mut holds) = (&store.shared, InvalidationHolds::default());
         let later = shared.now().after(Duration::from_secs(60));
-        let mut refused = |id, name| holds.begin(shared, OpId(id), name, later).err().map(|error| error.kind);
+        let mut refused =
+            |id, name| holds.begin(shared, OpId(id), name, later).err().map(|error| error.kind);
         assert_eq!(
             (refused(1, 4), refused(1, 4), refused(2, 3)),
             (None, Some(ErrorKind::Invalid), Some(ErrorKind::Invalid))
         );
         holds.note_removal(OpId(9));
         holds.note_removal(OpId(8));
-        let mut refused = |id, name| holds.begin(shared, OpId(id), name, later).err().map(|error| error.kind);
+        let mut refused =
+            |id, name| holds.begin(shared, OpId(id), name, later).err().map(|error| error.kind);
         assert_eq!((refused(8, 5), refused(10, 5)), (Some(ErrorKind::Unavailable), None));
-        let many = (0..HOLDS_MAX as u64).map(|n| refused(11 + n, 6 + n)).filter(Option::is_none).count();
+        let many =
+            (0..HOLDS_MAX as u64).map(|n| refused(11 + n, 6 + n)).filter(Option::is_none).count();
         assert_eq!((many, refused(99, 99)), (HOLDS_MAX - 2, Some(ErrorKind::Busy)));
         // The name of a released hold may not be used again.
         assert_eq!(holds.release(4, shared.now()), 1);

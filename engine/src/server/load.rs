@@ -123,7 +123,9 @@ pub(crate) fn cost(ask: &RequestBody<'_>, body: usize) -> u64 {
             sums + (items.len() * (REQUESTED_OBJECT_BYTES + OUTCOME_BYTES)) as u64
         }
         // The checksums are part of the body.
-        RequestBody::Put(puts) => (body + puts.items().len() * (OFFERED_BYTES + OUTCOME_BYTES)) as u64,
+        RequestBody::Put(puts) => {
+            (body + puts.items().len() * (OFFERED_BYTES + OUTCOME_BYTES)) as u64
+        }
         RequestBody::Exists(keys)
         | RequestBody::ExistsPrefix(keys)
         | RequestBody::Remove(keys)
@@ -159,12 +161,15 @@ mod tests {
         // Each link is a client of its own.
         let of = |n: usize| LinkLoad::new(all.client(&n.to_string().into()));
         let mut links: Vec<LinkLoad> = (0..6).map(of).collect();
-        let mut begin = |link: usize, id: u64, bytes: u64| links[link].begin(&all, OpId(id), bytes).is_ok();
+        let mut begin =
+            |link: usize, id: u64, bytes: u64| links[link].begin(&all, OpId(id), bytes).is_ok();
         const MIB: u64 = 1 << 20;
         assert!((1..=32).all(|id| begin(0, id, MIB)) && !begin(0, 33, 1));
         // Four links use the total; a link without operations may begin one small operation.
         assert!((1..4).all(|link| (1..=32).all(|id| begin(link, id, MIB))));
-        assert!(!begin(4, 1, FIRST_BYTES_MAX + 1) && begin(4, 2, FIRST_BYTES_MAX) && !begin(4, 3, 1));
+        assert!(
+            !begin(4, 1, FIRST_BYTES_MAX + 1) && begin(4, 2, FIRST_BYTES_MAX) && !begin(4, 3, 1)
+        );
         assert_eq!(all.bytes(), ALL_BYTES_MAX + FIRST_BYTES_MAX);
         // An outcome counts its own length until it has left.
         links[0].record_sent(&all, Some(OpId(1)), MIB / 4);
@@ -188,10 +193,14 @@ mod tests {
         let mut of_a: Vec<LinkLoad> = (0..6).map(|_| LinkLoad::new(a.clone())).collect();
         let mut of_b = LinkLoad::new(b);
         const MIB: u64 = 1 << 20;
-        let mut begin = |link: usize, id: u64, bytes: u64| of_a[link].begin(&all, OpId(id), bytes).is_ok();
+        let mut begin =
+            |link: usize, id: u64, bytes: u64| of_a[link].begin(&all, OpId(id), bytes).is_ok();
         assert!((0..2).all(|link| (1..=32).all(|id| begin(link, id, MIB))));
         assert!(!begin(2, 1, FIRST_BYTES_MAX + 1), "the bound of the client holds");
-        assert!(begin(2, 2, FIRST_BYTES_MAX) && !begin(2, 3, 1), "each link begins one small operation");
+        assert!(
+            begin(2, 2, FIRST_BYTES_MAX) && !begin(2, 3, 1),
+            "each link begins one small operation"
+        );
         assert!(
             (1..=32).all(|id| of_b.begin(&all, OpId(id), MIB).is_ok()),
             "the other client is not affected"

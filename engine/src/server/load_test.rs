@@ -35,7 +35,8 @@ fn store() -> Store {
     let mut config = Config::default();
     config.dram.bytes = crate::Size::mib(4);
     config.index.max_objects = Some(1000);
-    Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("valid")).expect("opened")
+    Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("valid"))
+        .expect("opened")
 }
 
 fn connect(store: &Store, admission: Admission, key: Option<Key>) -> (Server, Box<dyn Link>) {
@@ -46,14 +47,17 @@ fn connect(store: &Store, admission: Admission, key: Option<Key>) -> (Server, Bo
 
 /// Sends `frames` and polls until the server has closed the link or `most` outcomes have arrived.
 fn outcomes(server: &mut Server, link: &mut dyn Link, frames: Vec<Frame>, most: usize) -> usize {
-    frames.into_iter().for_each(|frame| assert!(link.send(frame).is_ok(), "the link accepts a request"));
+    frames
+        .into_iter()
+        .for_each(|frame| assert!(link.send(frame).is_ok(), "the link accepts a request"));
     link.send_on();
     let mut outcomes = 0;
     while outcomes < most && server.closed().is_none() {
         server.turn();
         let mut events = Vec::new();
         link.poll(&mut events);
-        let is_outcome = |event: &Event| matches!(event, Event::Frame(frame) if frame.kind == Kind::Outcome);
+        let is_outcome =
+            |event: &Event| matches!(event, Event::Frame(frame) if frame.kind == Kind::Outcome);
         outcomes += events.iter().filter(|event| is_outcome(event)).count();
     }
     outcomes
@@ -117,8 +121,12 @@ pub(crate) fn bytes_of_all_links() {
     assert!(top > ALL_BYTES_MAX * 3 / 4 && top <= ALL_BYTES_MAX + firsts, "top={top}");
     // Another client begins a small operation meanwhile.
     let (mut server, mut link) = connect_any();
-    let body = request::encode(RequestOptions::default(), &RequestBody::Exists(List::of(&[key(1, "k")])));
-    assert_eq!(outcomes(&mut server, &mut *link, vec![Frame::new(Kind::Request, OpId(1), body)], 1), 1);
+    let body =
+        request::encode(RequestOptions::default(), &RequestBody::Exists(List::of(&[key(1, "k")])));
+    assert_eq!(
+        outcomes(&mut server, &mut *link, vec![Frame::new(Kind::Request, OpId(1), body)], 1),
+        1
+    );
     drop((hostile, server));
     assert_eq!(store.shared.served_bytes.bytes(), 0);
 }
@@ -152,7 +160,9 @@ fn puts() -> Vec<Vec<u8>> {
     let put = |n: u32| {
         let mut draft = PutBuilder::new(BLOCK_BYTES);
         draft.group(None);
-        (0..400).for_each(|object| draft.object(key(1, &format!("{n}-{object}")), 1, &[checksum(b"x")]));
+        (0..400).for_each(|object| {
+            draft.object(key(1, &format!("{n}-{object}")), 1, &[checksum(b"x")])
+        });
         request::encode(RequestOptions::default(), &RequestBody::Put(draft.puts().expect("puts")))
     };
     (0..120).map(put).collect()

@@ -150,13 +150,16 @@ impl Server {
         let min = 2 * CHUNK_BYTES;
         if (staging.capacity() as u64) < min {
             let bytes = staging.capacity();
-            return Err(Error::invalid(format!("staging memory is too small bytes={bytes} min={min}")));
+            return Err(Error::invalid(format!(
+                "staging memory is too small bytes={bytes} min={min}"
+            )));
         }
         let mut session = store.session()?;
         session.io.wants_meta = true;
         let outcome_capacity = link.room().frame_bytes;
         let facts = link.facts();
-        let instance: String = facts.peer_instance.iter().map(|byte| format!("{byte:02x}")).collect();
+        let instance: String =
+            facts.peer_instance.iter().map(|byte| format!("{byte:02x}")).collect();
         let key = facts.key_name.as_deref();
         let process = format!("{}/{instance}", key.unwrap_or_default());
         // Processes with the same key share one client name; without a key each process is its own
@@ -325,7 +328,10 @@ impl Server {
     fn begin_op(&mut self, id: OpId, terms: RequestOptions, ask: RequestBody<'_>, body: usize) {
         let verb = ask.verb();
         if let Err(refused) = self.link.facts().rights.check(&ask) {
-            self.respond(id, OpOutcome::failed(verb, Error::new(ErrorKind::Denied, refused.to_string())));
+            self.respond(
+                id,
+                OpOutcome::failed(verb, Error::new(ErrorKind::Denied, refused.to_string())),
+            );
             return;
         }
         if self.ops.len() + self.cancelled.len() >= OPS_MAX {
@@ -333,21 +339,24 @@ impl Server {
             self.respond(id, OpOutcome::failed(verb, Error::busy(detail)));
             return;
         }
-        if let Err(error) = self.load.begin(&self.ctx.shared().served_bytes, id, load::cost(&ask, body)) {
+        if let Err(error) =
+            self.load.begin(&self.ctx.shared().served_bytes, id, load::cost(&ask, body))
+        {
             self.respond(id, OpOutcome::failed(verb, error));
             return;
         }
         let call = self.call_context(terms);
         let op = match ask {
             RequestBody::Get(items) => Op::Get(GetOp::new(call, items.iter())),
-            RequestBody::Put(puts) => match puts.open().map(|name| self.client_holds.group(name)).transpose()
-            {
-                Ok(open_group) => Op::Put(PutOp::new(call, puts, open_group, &*self.link, id)),
-                Err(error) => {
-                    self.respond(id, OpOutcome::failed(verb, error));
-                    return;
+            RequestBody::Put(puts) => {
+                match puts.open().map(|name| self.client_holds.group(name)).transpose() {
+                    Ok(open_group) => Op::Put(PutOp::new(call, puts, open_group, &*self.link, id)),
+                    Err(error) => {
+                        self.respond(id, OpOutcome::failed(verb, error));
+                        return;
+                    }
                 }
-            },
+            }
             RequestBody::Commit(name) => match self.client_holds.group(name) {
                 Ok(joined) => Op::Commit(CommitOp::begin(&mut self.ctx, joined, call, id)),
                 Err(error) => {
@@ -370,7 +379,8 @@ impl Server {
                 return;
             }
             RequestBody::Used(..) => {
-                let detail = "the verb is reserved: do not send it, the store counts uses itself verb=Used";
+                let detail =
+                    "the verb is reserved: do not send it, the store counts uses itself verb=Used";
                 let error = Error::new(ErrorKind::Incompatible, detail);
                 self.respond(id, OpOutcome::failed(verb, error));
                 return;
@@ -413,8 +423,12 @@ impl Server {
                         self.client_holds.begin(shared, name, keys.iter().collect(), &call.options)
                     }
                     RequestBody::Abort(name) => self.client_holds.abort(shared, name),
-                    RequestBody::Hold(name) => self.invalidation_holds.begin(shared, id, name, call.deadline),
-                    RequestBody::Release(name) => Ok(self.invalidation_holds.release(name, shared.now())),
+                    RequestBody::Hold(name) => {
+                        self.invalidation_holds.begin(shared, id, name, call.deadline)
+                    }
+                    RequestBody::Release(name) => {
+                        Ok(self.invalidation_holds.release(name, shared.now()))
+                    }
                     ask => self.client_holds.handle_pin(shared, &ask),
                 };
                 let outcome = match number {

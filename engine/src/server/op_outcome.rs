@@ -4,8 +4,8 @@ use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums, key_hash};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::outcome::{
-    Base, CauseTag, ErrorTag, EventItem, Failure, Flushed, Happened, Item, TierTag, Verdict as WireVerdict,
-    ViewItem, Written, encode,
+    Base, CauseTag, ErrorTag, EventItem, Failure, Flushed, Happened, Item, TierTag,
+    Verdict as WireVerdict, ViewItem, Written, encode,
 };
 use pagelith_layouts::wire::request::Verb;
 
@@ -81,7 +81,8 @@ impl OpOutcome {
     pub fn encode(&self) -> Vec<u8> {
         match &self.body {
             OutcomeBody::Items(items) => {
-                let items: Vec<Item<'_>> = items.iter().map(|(key, verdict)| item(key, verdict)).collect();
+                let items: Vec<Item<'_>> =
+                    items.iter().map(|(key, verdict)| item(key, verdict)).collect();
                 encode(self.verb, &Written::Items(&items, BLOCK_BYTES))
             }
             OutcomeBody::Bits(bits) => encode(self.verb, &Written::Bits(bits)),

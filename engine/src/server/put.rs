@@ -91,7 +91,8 @@ impl PutOp {
         id: OpId,
     ) -> PutOp {
         let objects = puts.items().len();
-        let mut groups: Vec<OfferedGroup> = Vec::with_capacity(objects.min(puts.group_count() as usize));
+        let mut groups: Vec<OfferedGroup> =
+            Vec::with_capacity(objects.min(puts.group_count() as usize));
         let mut offered = Vec::with_capacity(objects);
         for object in puts.objects() {
             let at = offered.len();
@@ -156,7 +157,12 @@ impl PutOp {
     }
 
     /// Pulls and stores as much as possible; returns the outcome once all groups are settled.
-    pub fn advance(&mut self, ctx: &mut ServerCtx, link: &mut dyn Link, id: OpId) -> Option<OpOutcome> {
+    pub fn advance(
+        &mut self,
+        ctx: &mut ServerCtx,
+        link: &mut dyn Link,
+        id: OpId,
+    ) -> Option<OpOutcome> {
         if ctx.shared().now() >= self.call.deadline {
             link.retract(id);
             self.expire();
@@ -164,7 +170,8 @@ impl PutOp {
         let (mut at, mut received) = (0, Vec::new());
         while at < self.groups.len() {
             // A group that cannot begin now blocks the groups after it.
-            if matches!(self.groups[at].state, OfferedState::New) && !self.begin(ctx, link, id, at) {
+            if matches!(self.groups[at].state, OfferedState::New) && !self.begin(ctx, link, id, at)
+            {
                 break;
             }
             if matches!(self.groups[at].state, OfferedState::Received) {
@@ -178,8 +185,9 @@ impl PutOp {
         self.store(ctx, id, received);
         let all_done = self.groups.iter().all(|group| is_done(&group.state));
         all_done.then(|| {
-            let late =
-                |key: &ObjectKey| ItemVerdict::Failed(Error::busy(format!("deadline exceeded key={key}")));
+            let late = |key: &ObjectKey| {
+                ItemVerdict::Failed(Error::busy(format!("deadline exceeded key={key}")))
+            };
             let verdict = |o: OfferedObject| (o.key, o.verdict.unwrap_or_else(|| late(&o.key)));
             OpOutcome::items(self.verb, self.offered.drain(..).map(verdict).collect())
         })
@@ -217,8 +225,10 @@ impl PutOp {
         }
         let Some(first) = run.first().copied() else { return true };
         let is_in_client_memory = self.is_in_client_memory(first);
-        let same_source =
-            run.iter().take_while(|at| self.is_in_client_memory(**at) == is_in_client_memory).count();
+        let same_source = run
+            .iter()
+            .take_while(|at| self.is_in_client_memory(**at) == is_in_client_memory)
+            .count();
         run.truncate(same_source);
         if is_in_client_memory {
             self.store_from_client_memory(ctx, id, &run);
@@ -228,7 +238,9 @@ impl PutOp {
             match self.reserve_memory(ctx, link, &run) {
                 ReserveResult::Reserved(memory) => break memory,
                 // Groups that do not fit together may fit one at a time.
-                ReserveResult::OverLimit | ReserveResult::ArenaFull if run.len() > 1 => run.truncate(1),
+                ReserveResult::OverLimit | ReserveResult::ArenaFull if run.len() > 1 => {
+                    run.truncate(1)
+                }
                 ReserveResult::OverLimit => return false,
                 ReserveResult::ArenaFull => {
                     let objects = self.objects(&run);
@@ -256,7 +268,8 @@ impl PutOp {
                 return false;
             }
         }
-        if !pulls.is_empty() && link.send(Frame::new(Kind::Pull, id, pull::encode(&pulls))).is_err() {
+        if !pulls.is_empty() && link.send(Frame::new(Kind::Pull, id, pull::encode(&pulls))).is_err()
+        {
             link.retract(id);
             return false;
         }
@@ -289,7 +302,8 @@ impl PutOp {
     /// Submits groups to the store; `which` are their numbers in the put.
     fn submit(&mut self, ctx: &mut ServerCtx, id: OpId, groups: Vec<PutGroup>, which: &[usize]) {
         let Some(first) = which.first() else { return };
-        let ticket = ctx.session.submit_put_as(groups, self.options(ctx.shared(), *first), self.call.origin);
+        let ticket =
+            ctx.session.submit_put_as(groups, self.options(ctx.shared(), *first), self.call.origin);
         which.iter().for_each(|at| self.groups[*at].state = OfferedState::Storing(ticket));
         ctx.batches.insert(ticket, id);
     }
@@ -314,7 +328,10 @@ impl PutOp {
             let has_base = self.call.origin == PutOrigin::Put || self.groups[*at].base.is_none();
             has_base && self.is_in_client_memory(*at)
         };
-        let keys = run.iter().flat_map(|at| &self.offered[self.groups[*at].objects.clone()]).map(|o| &o.key);
+        let keys = run
+            .iter()
+            .flat_map(|at| &self.offered[self.groups[*at].objects.clone()])
+            .map(|o| &o.key);
         run.iter().all(may_be) && new_keys::all_new(shared, keys)
     }
 
@@ -324,11 +341,14 @@ impl PutOp {
         let mut core = shared.lock();
         // The put into an open group itself detects objects that the group already has.
         let checks_presence = self.open_group.is_none() && !shared.config.constant_fingerprint();
-        let known =
-            |at: &usize| match checks_presence && self.is_present(shared, &mut core, &self.groups[*at]) {
-                true => Some(PutOutcome::AlreadyPresent),
-                false => self.lacks_base(shared, &mut core, &self.groups[*at]).then_some(PutOutcome::Refused),
-            };
+        let known = |at: &usize| match checks_presence
+            && self.is_present(shared, &mut core, &self.groups[*at])
+        {
+            true => Some(PutOutcome::AlreadyPresent),
+            false => {
+                self.lacks_base(shared, &mut core, &self.groups[*at]).then_some(PutOutcome::Refused)
+            }
+        };
         let known: Vec<Option<PutOutcome>> = run.iter().map(known).collect();
         drop(core);
         let mut known = known.into_iter();
@@ -366,11 +386,13 @@ impl PutOp {
             let fits = |e: &Entry| u64::from(e.length) == o.length && core.is_visible(e);
             core.index.find(fingerprint).find(fits)
         };
-        let entries: Option<Vec<Entry>> = self.offered[objects.clone()].iter().map(find_entry).collect();
+        let entries: Option<Vec<Entry>> =
+            self.offered[objects.clone()].iter().map(find_entry).collect();
         let Some(entries) = entries else { return false };
         let members = self.required.as_ref().map_or(objects.len(), Vec::len);
         if members > 1 || group.base.is_some() {
-            let frame = entries[0].frame.filter(|frame| entries.iter().all(|e| e.frame == Some(*frame)));
+            let frame =
+                entries[0].frame.filter(|frame| entries.iter().all(|e| e.frame == Some(*frame)));
             let data = frame.and_then(|frame| core.frames.get(FrameId(frame))).map(|f| &f.data);
             let as_put = |data: &FrameData| {
                 let keys = self.offered[objects.clone()].iter().map(|o| &o.key);
@@ -394,7 +416,9 @@ impl PutOp {
 
     /// Whether a store offers the group for a base that is not present: the put would be refused.
     fn lacks_base(&self, shared: &Shared, core: &mut CoreGuard<'_>, group: &OfferedGroup) -> bool {
-        let Some(base) = group.base.filter(|_| self.call.origin != PutOrigin::Put) else { return false };
+        let Some(base) = group.base.filter(|_| self.call.origin != PutOrigin::Put) else {
+            return false;
+        };
         let name = name_of(shared.fingerprint(&base, core.generation(base.namespace())));
         let is_missing = !core.is_base_present(name);
         core.counters.puts_refused += if is_missing { group.objects.len() as u64 } else { 0 };
@@ -407,7 +431,9 @@ impl PutOp {
         for at in received {
             let options = self.options(ctx.shared(), at);
             let objects = &mut self.offered[self.groups[at].objects.clone()];
-            if let Some(mismatch) = objects.iter().find(|o| !matches!(o.buffer, ObjectBuffer::Verified(_))) {
+            if let Some(mismatch) =
+                objects.iter().find(|o| !matches!(o.buffer, ObjectBuffer::Verified(_)))
+            {
                 let key = mismatch.key;
                 self.settle(at, || ItemVerdict::Failed(put::checksum_mismatch(&key)));
             } else if let Some(open_group) = &self.open_group {
@@ -426,7 +452,10 @@ impl PutOp {
                 }
             } else {
                 let put = |o: &mut OfferedObject| {
-                    Some(Put { key: o.key, source: Source::from_payload(Payload::Filled(o.take()?)) })
+                    Some(Put {
+                        key: o.key,
+                        source: Source::from_payload(Payload::Filled(o.take()?)),
+                    })
                 };
                 let objects = objects.iter_mut().filter_map(put).collect();
                 groups.push(PutGroup { objects, base: self.groups[at].base });
@@ -437,10 +466,17 @@ impl PutOp {
     }
 
     /// Puts the pulled objects into their open group and commits it if none is missing.
-    fn store_part(&mut self, ctx: &mut ServerCtx, id: OpId, at: usize, options: Options) -> Result<()> {
+    fn store_part(
+        &mut self,
+        ctx: &mut ServerCtx,
+        id: OpId,
+        at: usize,
+        options: Options,
+    ) -> Result<()> {
         let shared = ctx.shared();
         let page = self.offered[self.groups[at].objects.start].key.hash();
-        let required: Vec<ObjectKey> = self.required.iter().flatten().map(|key| key.on_page(page)).collect();
+        let required: Vec<ObjectKey> =
+            self.required.iter().flatten().map(|key| key.on_page(page)).collect();
         let joined = groups::join(shared, &required, &options, false)?;
         for object in &mut self.offered[self.groups[at].objects.clone()] {
             let Some(filled) = object.take() else { continue };
@@ -459,7 +495,8 @@ impl PutOp {
     /// An error if the group is invalid whatever its bytes are: they need not be sent.
     fn check(&self, shared: &Shared, at: usize) -> Result<()> {
         let group = &self.groups[at];
-        let size = |o: &OfferedObject| ObjectSize { key: o.key, length: Some(o.length), in_arena: false };
+        let size =
+            |o: &OfferedObject| ObjectSize { key: o.key, length: Some(o.length), in_arena: false };
         let sizes: Vec<ObjectSize> = self.offered[group.objects.clone()].iter().map(size).collect();
         let kind = match &group.base {
             Some(base) => PutKind::Attached(base),
@@ -491,6 +528,9 @@ fn is_done(state: &OfferedState) -> bool {
 fn is_storing(state: &OfferedState, ticket: Ticket) -> bool {
     match state {
         OfferedState::Storing(own) | OfferedState::Committing(own, _) => *own == ticket,
-        OfferedState::New | OfferedState::Pulling(_) | OfferedState::Received | OfferedState::Done => false,
+        OfferedState::New
+        | OfferedState::Pulling(_)
+        | OfferedState::Received
+        | OfferedState::Done => false,
     }
 }

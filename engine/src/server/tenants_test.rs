@@ -40,13 +40,17 @@ fn store(dir: Option<&std::path::Path>) -> Store {
         config.ssd.bytes = crate::Size::mib(32);
         config.ssd.dirs = vec![dir.to_owned()];
     }
-    Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("valid")).expect("opened")
+    Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("valid"))
+        .expect("opened")
 }
 
 fn put(store: &Store, namespace: NamespaceId) {
-    let key =
-        ObjectKey::new(namespace, PrefixHash([1; 32]), Role::Target, "kv", "k", Shard::Whole).expect("a key");
-    store.put_batch(&[PutSlice { key, pieces: &[b"x"] }], Options::default()).remove(0).expect("put");
+    let key = ObjectKey::new(namespace, PrefixHash([1; 32]), Role::Target, "kv", "k", Shard::Whole)
+        .expect("a key");
+    store
+        .put_batch(&[PutSlice { key, pieces: &[b"x"] }], Options::default())
+        .remove(0)
+        .expect("put");
 }
 
 struct Tenant {
@@ -98,7 +102,11 @@ fn clear_of_an_empty_namespace_uses_no_row() {
         put(&store, id(1000));
         let mut tenant = Tenant::of(&store, Rights::all());
         for n in 0..3 * NAMESPACES_MAX {
-            assert_eq!(tenant.ask(&RequestBody::Clear(id(n))), Ok(ControlReply::Number(1)), "n={n}");
+            assert_eq!(
+                tenant.ask(&RequestBody::Clear(id(n))),
+                Ok(ControlReply::Number(1)),
+                "n={n}"
+            );
         }
         assert!(store.shared.lock().visibility.generations().is_empty());
         // Each namespace with objects has a row, even if they are written and not in memory.
@@ -106,10 +114,17 @@ fn clear_of_an_empty_namespace_uses_no_row() {
         store.flush(Options::default()).expect("flushed");
         for n in 1000..1000 + NAMESPACES_MAX {
             put(&store, id(n));
-            assert_eq!(tenant.ask(&RequestBody::Clear(id(n))), Ok(ControlReply::Number(2)), "n={n}");
+            assert_eq!(
+                tenant.ask(&RequestBody::Clear(id(n))),
+                Ok(ControlReply::Number(2)),
+                "n={n}"
+            );
         }
         put(&store, id(2000));
-        assert_eq!(tenant.ask(&RequestBody::Clear(id(2000))).expect_err("full").kind, ErrorKind::NoSpace);
+        assert_eq!(
+            tenant.ask(&RequestBody::Clear(id(2000))).expect_err("full").kind,
+            ErrorKind::NoSpace
+        );
         assert_eq!(
             tenant.ask(&RequestBody::Clear(id(3000))),
             Ok(ControlReply::Number(1)),
@@ -126,7 +141,8 @@ fn clear_after_reopen_leaves_rows_for_known_namespaces() {
     first.close().expect("closed");
     let store = store(Some(dir.path()));
     let mut tenant = Tenant::of(&store, Rights::all());
-    let taken = (0..NAMESPACES_MAX).filter(|n| tenant.ask(&RequestBody::Clear(id(*n))).is_ok()).count();
+    let taken =
+        (0..NAMESPACES_MAX).filter(|n| tenant.ask(&RequestBody::Clear(id(*n))).is_ok()).count();
     assert_eq!(taken as u32, NAMESPACES_MAX / 2);
     put(&store, id(2000));
     assert_eq!(tenant.ask(&RequestBody::Clear(id(2000))), Ok(ControlReply::Number(2)));
@@ -166,8 +182,12 @@ fn stats_of_a_key_with_namespaces_need_the_operate_right() {
     ] {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("keys");
-        let mut file =
-            std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).expect("made");
+        let mut file = std::fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)
+            .expect("made");
         write!(file, "[[key]]\nname = \"a\"\nsecret = \"{secret}\"\n{entry}\n").expect("written");
         let (_, rights) = crate::store::key_file::ring(&path).expect("a ring").remove(0);
         let store = store(None);

@@ -58,7 +58,12 @@ impl Pair {
     }
 
     /// With a Unix socket the store shares its memory.
-    pub(crate) fn at(address: Address, rights: Rights, verify_ratio: f64, shows: &[Arc<Region>]) -> Pair {
+    pub(crate) fn at(
+        address: Address,
+        rights: Rights,
+        verify_ratio: f64,
+        shows: &[Arc<Region>],
+    ) -> Pair {
         let shared = matches!(address, Address::Unix(_));
         let mut config = Config::default();
         config.dram.verify_ratio = verify_ratio;
@@ -97,15 +102,24 @@ impl Pair {
         let limits = Limits::default();
         let listen = ListenConfig { address, admission, beyond_this_host: false };
         let (staging, memory) = StagingPool::shared(STAGING).expect("memory");
-        let regions = store.shared_memory().into_iter().flat_map(|arena| [arena, memory.clone()]).collect();
+        let regions =
+            store.shared_memory().into_iter().flat_map(|arena| [arena, memory.clone()]).collect();
         let offer = |who| Offer::of_this_build([who; 16]);
-        let mut listener = Listener::new(&listen, offer(1), Arc::new(SystemEntropy), clock.clone(), limits)
-            .expect("listens")
-            .with_shared_regions(regions);
+        let mut listener =
+            Listener::new(&listen, offer(1), Arc::new(SystemEntropy), clock.clone(), limits)
+                .expect("listens")
+                .with_shared_regions(regions);
         // Each client is another process.
         let client = offer(CLIENTS.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
-        let pending =
-            connect(listener.address(), client, key, &SystemEntropy, clock.clone(), limits, of_client);
+        let pending = connect(
+            listener.address(),
+            client,
+            key,
+            &SystemEntropy,
+            clock.clone(),
+            limits,
+            of_client,
+        );
         let mut progress = Progress::Waiting(pending.expect("connects"));
         let (mut client, mut arrivals) = (None, Vec::new());
         while client.is_none() || arrivals.is_empty() {
@@ -149,7 +163,9 @@ impl Pair {
             by_value: false,
         });
         let deadline = self.clock.now().after(TIMEOUT);
-        self.caller.get(1, wanted.collect(), RequestOptions::default(), deadline).expect("link capacity");
+        self.caller
+            .get(1, wanted.collect(), RequestOptions::default(), deadline)
+            .expect("link capacity");
         let Response::Get(got) = self.reply() else { panic!("unexpected reply") };
         let bytes = |parts: &[Part]| parts.iter().flat_map(|part| part.bytes().to_vec()).collect();
         got.into_iter().map(|got| (got.outcome, bytes(&got.parts))).collect()
@@ -157,7 +173,9 @@ impl Pair {
 
     fn got(&mut self, wanted: ItemRequest) -> call::ItemResult {
         let deadline = self.clock.now().after(TIMEOUT);
-        self.caller.get(1, vec![wanted], RequestOptions::default(), deadline).expect("link capacity");
+        self.caller
+            .get(1, vec![wanted], RequestOptions::default(), deadline)
+            .expect("link capacity");
         let Response::Get(mut got) = self.reply() else { panic!("unexpected reply") };
         got.remove(0)
     }
@@ -183,7 +201,9 @@ impl Pair {
             vec![Part::from_shared(Arc::from(&all[item as usize][..]))]
         });
         let deadline = self.clock.now().after(TIMEOUT);
-        self.caller.put(1, &draft, lend, RequestOptions::default(), deadline).expect("link capacity");
+        self.caller
+            .put(1, &draft, lend, RequestOptions::default(), deadline)
+            .expect("link capacity");
         let Response::Put(outcomes) = self.reply() else { panic!("unexpected reply") };
         let pulled = pulled.load(std::sync::atomic::Ordering::Relaxed);
         outcomes.into_iter().map(|outcome| (outcome, pulled)).collect()
@@ -219,7 +239,11 @@ fn get_fills_any_scatter_list() {
     let mut wanted = Vec::new();
     for (page, len) in lengths.into_iter().enumerate() {
         let half = vec![len / 3, len - len / 3];
-        wanted.push((key(page as u8, "k"), None, half.into_iter().filter(|len| *len > 0).collect()));
+        wanted.push((
+            key(page as u8, "k"),
+            None,
+            half.into_iter().filter(|len| *len > 0).collect(),
+        ));
     }
     wanted.push((key(9, "k"), None, vec![10]));
     wanted.push((key(3, "k"), Some(40_000..70_001), vec![1, 30_000]));
@@ -252,8 +276,12 @@ fn pair_with_full_link() -> Pair {
             Options::default(),
         );
     }
-    let wanted =
-        |page| ItemRequest { key: key(page, "k"), range: None, parts: parts(&[LEN]), by_value: false };
+    let wanted = |page| ItemRequest {
+        key: key(page, "k"),
+        range: None,
+        parts: parts(&[LEN]),
+        by_value: false,
+    };
     let deadline = pair.clock.now().after(TIMEOUT);
     pair.caller
         .get(1, (0..40).map(wanted).collect(), RequestOptions::default(), deadline)
@@ -296,7 +324,8 @@ pub(crate) fn overwrite(store: &Store, bytes: &[u8]) {
 /// The client detects the mismatch and asks again, which makes the store verify the object.
 #[test]
 fn get_of_changed_memory_returns_damaged() {
-    for (ratio, range) in [(1.0, None), (0.0, None), (1.0, Some(40_000..70_000)), (0.0, Some(40_000..70_000))]
+    for (ratio, range) in
+        [(1.0, None), (0.0, None), (1.0, Some(40_000..70_000)), (0.0, Some(40_000..70_000))]
     {
         let mut pair = Pair::verifying(Rights::all(), ratio);
         let mut bytes = object(1, 100_000);
@@ -304,7 +333,8 @@ fn get_of_changed_memory_returns_damaged() {
         pair.store.put_batch(&[put], Options::default()).remove(0).expect("put");
         bytes[50_000] ^= 1;
         overwrite(&pair.store, &bytes);
-        let length = range.clone().map_or(100_000, |r: std::ops::Range<u64>| (r.end - r.start) as usize);
+        let length =
+            range.clone().map_or(100_000, |r: std::ops::Range<u64>| (r.end - r.start) as usize);
         let wanted = |sent| ItemRequest {
             key: key(1, "k"),
             range: range.clone(),
@@ -332,8 +362,9 @@ fn get_of_changed_memory_returns_damaged() {
 #[test]
 fn repeated_put_pulls_no_bytes() {
     let mut pair = Pair::new(Rights::all());
-    let group =
-        |page: u8| vec![(key(page, "k"), object(page, 70_000)), (key(page, "v"), object(!page, 33_000))];
+    let group = |page: u8| {
+        vec![(key(page, "k"), object(page, 70_000)), (key(page, "v"), object(!page, 33_000))]
+    };
     let groups = [(None, group(1)), (None, group(2))];
     let stored = |outcome| vec![(Ok(outcome), 4); 4];
     assert_eq!(pair.put(&groups, false), stored(PutOutcome::Stored));
@@ -341,7 +372,9 @@ fn repeated_put_pulls_no_bytes() {
     assert_eq!(again, vec![(Ok(PutOutcome::AlreadyPresent), 0); 4]);
     let mut bytes = vec![0; 33_000];
     let get = GetSlice { key: key(2, "v"), range: None, pieces: &mut [&mut bytes] };
-    assert!(pair.store.get_batch(&mut [get], Options::default())[0].as_ref().is_ok_and(|o| o.is_hit()));
+    assert!(
+        pair.store.get_batch(&mut [get], Options::default())[0].as_ref().is_ok_and(|o| o.is_hit())
+    );
     assert!(bytes == object(!2, 33_000));
     let attached = [(Some(key(1, "k")), vec![(key(1, "state"), object(7, 5000))])];
     assert_eq!(pair.put(&attached, false), vec![(Ok(PutOutcome::Stored), 1)]);
@@ -373,7 +406,10 @@ fn put_with_bytes_changed_in_transit_is_not_stored() {
     for (outcome, _) in outcomes {
         assert_eq!(outcome.expect_err("refused").kind, ErrorKind::Unavailable);
     }
-    assert_eq!(pair.store.exists_batch(&[key(1, "k"), key(1, "v")], Options::default()), [false, false]);
+    assert_eq!(
+        pair.store.exists_batch(&[key(1, "k"), key(1, "v")], Options::default()),
+        [false, false]
+    );
 }
 
 #[test]
@@ -414,7 +450,12 @@ fn request_without_right_is_denied() {
     let mut pair = Pair::new(Rights { remove: false, ..Rights::all() });
     let deadline = pair.clock.now().after(TIMEOUT);
     pair.caller
-        .send_control(1, &RequestBody::Remove(List::of(&[key(0, "k")])), RequestOptions::default(), deadline)
+        .send_control(
+            1,
+            &RequestBody::Remove(List::of(&[key(0, "k")])),
+            RequestOptions::default(),
+            deadline,
+        )
         .expect("link capacity");
     let Response::Control(Err(error)) = pair.reply() else { panic!("allowed") };
     assert_eq!(error.kind, ErrorKind::Denied);
@@ -426,9 +467,15 @@ fn get_buffers_return_after_deadline_or_server_close() {
     pair.put(&[(None, vec![(key(1, "k"), object(1, 1_000_000))])], false);
     let wanted = |pair: &mut Pair, after| {
         let deadline = pair.clock.now().after(after);
-        let wanted =
-            ItemRequest { key: key(1, "k"), range: None, parts: parts(&[600_000, 400_000]), by_value: false };
-        pair.caller.get(1, vec![wanted], RequestOptions::default(), deadline).expect("link capacity");
+        let wanted = ItemRequest {
+            key: key(1, "k"),
+            range: None,
+            parts: parts(&[600_000, 400_000]),
+            by_value: false,
+        };
+        pair.caller
+            .get(1, vec![wanted], RequestOptions::default(), deadline)
+            .expect("link capacity");
     };
     // The server is not polled.
     wanted(&mut pair, Duration::ZERO);

@@ -53,14 +53,19 @@ fn link_capacity_is_restored_after_cancelled_operations() {
                     caller.put(token, &draft, lend, RequestOptions::default(), soon)
                 }
                 2 => caller.exists(token, &[key(1, "k")], RequestOptions::default(), soon),
-                _ => caller.send_control(token, &RequestBody::Flush, RequestOptions::default(), soon),
+                _ => {
+                    caller.send_control(token, &RequestBody::Flush, RequestOptions::default(), soon)
+                }
             };
             asked.expect("link capacity");
         }
         let mut replies = Vec::new();
         pair.caller.poll(pair.clock.now(), &mut replies);
         assert_eq!((replies.len() > 100, pair.caller.pending_calls()), (true, 0), "round={round}");
-        assert!(pair.caller.expects_response() && !pair.caller.has_capacity(1 << 10), "no outcome arrived");
+        assert!(
+            pair.caller.expects_response() && !pair.caller.has_capacity(1 << 10),
+            "no outcome arrived"
+        );
         let until = pair.clock.now().after(TIMEOUT);
         while pair.caller.expects_response() {
             assert!(pair.clock.now() < until, "round={round}: an outcome is missing");
@@ -68,14 +73,21 @@ fn link_capacity_is_restored_after_cancelled_operations() {
             pair.caller.poll(pair.clock.now(), &mut replies);
         }
     }
-    assert!(pair.get(vec![(key(1, "k"), None, vec![1_000_000])])[0].0.as_ref().is_ok_and(|got| got.is_hit()));
+    assert!(
+        pair.get(vec![(key(1, "k"), None, vec![1_000_000])])[0]
+            .0
+            .as_ref()
+            .is_ok_and(|got| got.is_hit())
+    );
 }
 
 /// Operations of all kinds with short deadlines, while both ends are polled irregularly: those that
 /// complete are right, and the others leave nothing behind.
 #[test]
 fn operations_cancelled_at_any_moment_leave_no_memory_in_use() {
-    for (shows, seed) in [false, true].into_iter().flat_map(|shows| (1..4).map(move |seed| (shows, seed))) {
+    for (shows, seed) in
+        [false, true].into_iter().flat_map(|shows| (1..4).map(move |seed| (shows, seed)))
+    {
         let dir = tempfile::tempdir().expect("a directory");
         let (mut buffers, region) = AlignedBuf::shown(usize::from(PAGES), LEN).expect("memory");
         let mut memory = Vec::new();
@@ -84,8 +96,12 @@ fn operations_cancelled_at_any_moment_leave_no_memory_in_use() {
             memory.push(Readers::new(vec![buffer.into_part()]));
         }
         let mut pair = match shows {
-            true => Pair::at(Address::Unix(dir.path().join("socket")), Rights::all(), 1.0, &[region]),
-            false => Pair::at("tcp:127.0.0.1:0".parse().expect("an address"), Rights::all(), 1.0, &[]),
+            true => {
+                Pair::at(Address::Unix(dir.path().join("socket")), Rights::all(), 1.0, &[region])
+            }
+            false => {
+                Pair::at("tcp:127.0.0.1:0".parse().expect("an address"), Rights::all(), 1.0, &[])
+            }
         };
         let before = pair.caller.capacity();
         let mut drawn = seed << 32;
@@ -106,8 +122,10 @@ fn operations_cancelled_at_any_moment_leave_no_memory_in_use() {
                 _ => Duration::from_micros(below(4) * below(400)),
             };
             let (terms, deadline) = (RequestOptions::default(), pair.clock.now().after(time));
-            let terms =
-                RequestOptions { deadline_ms: if below(4) == 0 { 1 } else { terms.deadline_ms }, ..terms };
+            let terms = RequestOptions {
+                deadline_ms: if below(4) == 0 { 1 } else { terms.deadline_ms },
+                ..terms
+            };
             let page = below(PAGES.into()) as u8;
             let keys = [key(page, "k"), key(page / 2, "k")];
             of.insert(token, page);
@@ -133,7 +151,12 @@ fn operations_cancelled_at_any_moment_leave_no_memory_in_use() {
                     caller.put(token, &draft, lend, terms, deadline)
                 }
                 7 => caller.exists(token, &keys, terms, deadline),
-                8 => caller.send_control(token, &RequestBody::Remove(List::of(&keys[..1])), terms, deadline),
+                8 => caller.send_control(
+                    token,
+                    &RequestBody::Remove(List::of(&keys[..1])),
+                    terms,
+                    deadline,
+                ),
                 _ => caller.send_control(token, &RequestBody::Flush, terms, deadline),
             };
             asked.expect("link capacity");
@@ -149,7 +172,10 @@ fn operations_cancelled_at_any_moment_leave_no_memory_in_use() {
                     got[0].parts.iter().flat_map(|part: &Part| part.bytes().to_vec()).collect();
                 match &got[0].outcome {
                     Ok(outcome) if outcome.is_hit() => {
-                        assert!(bytes == object(of[&token], LEN), "shows={shows} seed={seed}: wrong bytes");
+                        assert!(
+                            bytes == object(of[&token], LEN),
+                            "shows={shows} seed={seed}: wrong bytes"
+                        );
                         hits += 1;
                     }
                     _ => late += 1,
@@ -161,7 +187,8 @@ fn operations_cancelled_at_any_moment_leave_no_memory_in_use() {
         let until = pair.clock.now().after(TIMEOUT);
         let is_as_before = |pair: &Pair| {
             let stats = pair.store.stats();
-            let nothing = (pair.server.ops(), stats.readers, pair.caller.pending_calls()) == (0, 0, 0);
+            let nothing =
+                (pair.server.ops(), stats.readers, pair.caller.pending_calls()) == (0, 0, 0);
             nothing && pair.caller.capacity() == before
         };
         // The memory of an operation answered in one poll returns in the next; the first one
@@ -177,7 +204,11 @@ fn operations_cancelled_at_any_moment_leave_no_memory_in_use() {
         assert_eq!(arriving, 0, "shows={shows} seed={seed}");
         pair.store.clear(key(0, "k").namespace(), Options::default()).expect("cleared");
         let free = pair.store.shared.lock().space.free_bytes();
-        assert_eq!(free, pair.store.shared.config.arena_bytes(), "shows={shows} seed={seed}: memory is lost");
+        assert_eq!(
+            free,
+            pair.store.shared.config.arena_bytes(),
+            "shows={shows} seed={seed}: memory is lost"
+        );
         assert!(
             memory.into_iter().all(|memory| memory.into_parts().is_some()),
             "a put still reads its source"

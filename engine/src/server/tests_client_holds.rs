@@ -134,12 +134,20 @@ fn pins_and_leases_beyond_their_bounds_are_refused() {
     assert_eq!(ask(&mut pair, &RequestBody::Lease(day, List::of(&keys))), Ok(ALL as u64));
     for ms in [day + 1, u64::MAX] {
         let message = format!("lease is too long ms={ms} max={day}");
-        refused(ask(&mut pair, &RequestBody::Lease(ms, List::of(&keys))), ErrorKind::Invalid, &message);
+        refused(
+            ask(&mut pair, &RequestBody::Lease(ms, List::of(&keys))),
+            ErrorKind::Invalid,
+            &message,
+        );
     }
     // Repeated pins of one object count for the connection, although the store holds one object.
     let many = vec![keys[0]; 4096];
     for name in 1..=16 {
-        assert_eq!(ask(&mut pair, &RequestBody::Pin(name, List::of(&many))), Ok(4096), "name={name}");
+        assert_eq!(
+            ask(&mut pair, &RequestBody::Pin(name, List::of(&many))),
+            Ok(4096),
+            "name={name}"
+        );
     }
     let message = "too much is pinned on this link objects=1 room=0";
     refused(ask(&mut pair, &RequestBody::Pin(99, List::of(&keys[..1]))), ErrorKind::Busy, message);
@@ -157,7 +165,12 @@ fn key_outside_client_namespaces_is_denied() {
         RequestBody::Lease(1000, List::of(&keys)),
         RequestBody::Begin(1, List::of(&keys)),
     ] {
-        assert_eq!(ask(&mut pair, &asked).expect_err("denied").kind, ErrorKind::Denied, "{:?}", asked.verb());
+        assert_eq!(
+            ask(&mut pair, &asked).expect_err("denied").kind,
+            ErrorKind::Denied,
+            "{:?}",
+            asked.verb()
+        );
     }
     assert_eq!(pinned(&pair), (0, 0));
 }
@@ -216,7 +229,8 @@ fn group_joined_by_two_connections_ends_with_the_last() {
     assert_eq!(put_into(&mut pair, 1, page()[0]), Ok(PutOutcome::Waiting));
     let address = "tcp:127.0.0.1:0".parse().expect("an address");
     let (server, caller) = Pair::connect(&pair.store, &pair.clock, address, Rights::all(), &[]);
-    let first = (std::mem::replace(&mut pair.server, server), std::mem::replace(&mut pair.caller, caller));
+    let first =
+        (std::mem::replace(&mut pair.server, server), std::mem::replace(&mut pair.caller, caller));
     // No request of this connection can use the name.
     for asked in [RequestBody::Commit(1), RequestBody::Abort(1)] {
         refused(ask(&mut pair, &asked), ErrorKind::Unavailable, GONE);
@@ -238,7 +252,9 @@ fn group_joined_by_two_connections_ends_with_the_last() {
     pair.caller
         .send_control(1, &RequestBody::Missing(1), RequestOptions::default(), deadline)
         .expect("link capacity");
-    let Response::Control(Ok(ControlReply::Bits(missing))) = pair.reply() else { panic!("unexpected reply") };
+    let Response::Control(Ok(ControlReply::Bits(missing))) = pair.reply() else {
+        panic!("unexpected reply")
+    };
     assert_eq!(missing, [true, false], "in the order of the request");
     assert_eq!(ask(&mut pair, &RequestBody::Commit(1)), Ok(5), "waiting");
     assert_eq!(put_into(&mut pair, 1, page()[1]), Ok(PutOutcome::Waiting));
@@ -264,7 +280,11 @@ fn open_groups_of_a_connection_are_bounded() {
         );
     }
     let message = "open groups of this link require too many objects objects=16400 max=16384";
-    refused(ask(&mut pair, &RequestBody::Begin(999, List::of(&group(200)))), ErrorKind::Busy, message);
+    refused(
+        ask(&mut pair, &RequestBody::Begin(999, List::of(&group(200)))),
+        ErrorKind::Busy,
+        message,
+    );
     assert_eq!(ask(&mut pair, &RequestBody::Abort(5)), Ok(100));
     assert_eq!(ask(&mut pair, &RequestBody::Begin(999, List::of(&group(200)))), Ok(100));
     drop(pair.server);

@@ -43,7 +43,8 @@ fn offer_then_remove(
     let tcp = || "tcp:127.0.0.1:0".parse().expect("an address");
     let mut pair = Pair::at(tcp(), Rights::all(), 1.0, &[]);
     base.into_iter().for_each(|base| put(&pair, base));
-    let (mut server, mut newer) = Pair::connect(&pair.store, &pair.clock, tcp(), Rights::all(), &[]);
+    let (mut server, mut newer) =
+        Pair::connect(&pair.store, &pair.clock, tcp(), Rights::all(), &[]);
     if of_store {
         pair.caller = pair.caller.for_store();
         newer = newer.for_store();
@@ -77,8 +78,13 @@ fn offer_then_remove(
         server.turn();
         newer.poll(pair.clock.now(), &mut replies);
     }
-    assert!(matches!(replies.pop(), Some((1, Response::Control(Ok(_))))), "the removal is acknowledged");
-    base.into_iter().filter(|base| removed.is_none_or(|key| key == *base)).for_each(|base| put(&pair, base));
+    assert!(
+        matches!(replies.pop(), Some((1, Response::Control(Ok(_))))),
+        "the removal is acknowledged"
+    );
+    base.into_iter()
+        .filter(|base| removed.is_none_or(|key| key == *base))
+        .for_each(|base| put(&pair, base));
     let Response::Put(mut outcomes) = pair.reply() else { panic!("unexpected reply") };
     let outcome = outcomes.remove(0);
     (outcome, pair.store.exists_batch(&[key("k")], Options::default())[0])
@@ -91,7 +97,11 @@ fn offer_pulled_before_a_removal_is_not_stored_after_it() {
     for removed in [Some(key("k")), None, Some(key("v"))] {
         for base in [None, Some(key("base"))] {
             let (outcome, here) = offer_then_remove(true, base, removed);
-            assert_eq!((outcome.expect_err("too late").kind, here), (ErrorKind::Busy, false), "{removed:?}");
+            assert_eq!(
+                (outcome.expect_err("too late").kind, here),
+                (ErrorKind::Busy, false),
+                "{removed:?}"
+            );
         }
     }
     let base = Some(key("base"));

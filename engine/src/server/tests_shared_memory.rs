@@ -29,8 +29,12 @@ fn put(pair: &Pair, bytes: &[u8]) {
 }
 
 /// Gets the object: its outcome, its bytes, and whether a repeated get that copies is worthwhile.
-fn get(pair: &mut Pair, sent: bool) -> (Result<GetOutcome, crate::api::error::Error>, Vec<u8>, bool) {
-    let wanted = ItemRequest { key: key(1, "k"), range: None, parts: parts(&[LEN]), by_value: sent };
+fn get(
+    pair: &mut Pair,
+    sent: bool,
+) -> (Result<GetOutcome, crate::api::error::Error>, Vec<u8>, bool) {
+    let wanted =
+        ItemRequest { key: key(1, "k"), range: None, parts: parts(&[LEN]), by_value: sent };
     let deadline = pair.clock.now().after(TIMEOUT);
     pair.caller.get(1, vec![wanted], RequestOptions::default(), deadline).expect("link capacity");
     let Response::Get(mut got) = pair.reply() else { panic!("unexpected reply") };
@@ -52,8 +56,16 @@ fn changed_shared_memory_is_a_miss_and_dropped_by_a_copied_get() {
         bytes[50_000] ^= 1;
         overwrite(&pair.store, &bytes);
         let nothing = vec![0; LEN];
-        assert_eq!(get(&mut pair, false), (miss(MissCause::Damaged), nothing.clone(), true), "ratio={ratio}");
-        assert_eq!(get(&mut pair, true), (miss(MissCause::Damaged), nothing, false), "ratio={ratio}");
+        assert_eq!(
+            get(&mut pair, false),
+            (miss(MissCause::Damaged), nothing.clone(), true),
+            "ratio={ratio}"
+        );
+        assert_eq!(
+            get(&mut pair, true),
+            (miss(MissCause::Damaged), nothing, false),
+            "ratio={ratio}"
+        );
         assert_eq!(
             get(&mut pair, false).0,
             miss(MissCause::Absent),
@@ -69,15 +81,22 @@ fn changed_shared_memory_is_a_miss_and_dropped_by_a_copied_get() {
 fn reference_never_released_by_the_client_ends_at_the_deadline() {
     let (mut pair, _dir) = shared_memory_pair(1.0);
     put(&pair, &object(1, LEN));
-    let wanted = ItemRequest { key: key(1, "k"), range: None, parts: parts(&[LEN]), by_value: false };
-    let (soon, terms) =
-        (Duration::from_millis(100), RequestOptions { deadline_ms: 100, ..RequestOptions::default() });
+    let wanted =
+        ItemRequest { key: key(1, "k"), range: None, parts: parts(&[LEN]), by_value: false };
+    let (soon, terms) = (
+        Duration::from_millis(100),
+        RequestOptions { deadline_ms: 100, ..RequestOptions::default() },
+    );
     pair.caller.get(1, vec![wanted], terms, pair.clock.now().after(soon)).expect("link capacity");
     pair.caller.poll(pair.clock.now(), &mut Vec::new());
     while pair.server.ops() == 0 && pair.store.stats().readers == 0 {
         pair.server.turn();
     }
-    assert_eq!(pair.store.stats().readers, 1, "the frame is pinned while the client has a reference");
+    assert_eq!(
+        pair.store.stats().readers,
+        1,
+        "the frame is pinned while the client has a reference"
+    );
     let until = pair.clock.now().after(TIMEOUT);
     while pair.store.stats().readers > 0 {
         pair.server.turn();
@@ -100,7 +119,8 @@ fn reserved_put_memory_is_free_after_disconnect() {
         .put(1, &draft, Box::new(|_| Vec::new()), RequestOptions::default(), deadline)
         .expect("link capacity");
     pair.caller.poll(pair.clock.now(), &mut Vec::new());
-    let arriving = |pair: &Pair| pair.store.shared.reserved_bytes.load(std::sync::atomic::Ordering::Relaxed);
+    let arriving =
+        |pair: &Pair| pair.store.shared.reserved_bytes.load(std::sync::atomic::Ordering::Relaxed);
     while arriving(&pair) == 0 {
         pair.server.turn();
     }
@@ -131,9 +151,12 @@ fn put_by_reference_without_checksums_is_refused() {
     let mut pair = Pair::at(address, Rights::all(), 1.0, &[region]);
     let all: Vec<_> = bytes.chunks(BLOCK_BYTES as usize).map(checksum).collect();
     let memory = Readers::new(vec![buffers.remove(0).into_part()]);
-    for (page, sums, has_reference, is_put) in
-        [(1, &all[..], true, true), (2, &all[..], false, true), (3, &[], true, false), (4, &[], false, false)]
-    {
+    for (page, sums, has_reference, is_put) in [
+        (1, &all[..], true, true),
+        (2, &all[..], false, true),
+        (3, &[], true, false),
+        (4, &[], false, false),
+    ] {
         let mut draft = PutBuilder::new(BLOCK_BYTES);
         draft.group(None);
         draft.object(key(page, "k"), LEN as u64, sums);
@@ -142,10 +165,16 @@ fn put_by_reference_without_checksums_is_refused() {
         }
         let (source, deadline) = (memory.clone(), pair.clock.now().after(TIMEOUT));
         let lend = Box::new(move |_| source.parts());
-        pair.caller.put(1, &draft, lend, RequestOptions::default(), deadline).expect("link capacity");
+        pair.caller
+            .put(1, &draft, lend, RequestOptions::default(), deadline)
+            .expect("link capacity");
         let Response::Put(outcomes) = pair.reply() else { panic!("unexpected reply") };
         assert_eq!(outcomes[0].is_ok(), is_put, "page={page} {outcomes:?}");
-        assert_eq!(pair.store.exists_batch(&[key(page, "k")], Options::default()), [is_put], "page={page}");
+        assert_eq!(
+            pair.store.exists_batch(&[key(page, "k")], Options::default()),
+            [is_put],
+            "page={page}"
+        );
     }
 }
 
@@ -157,8 +186,11 @@ fn finished_get_is_answered_before_the_next_starts() {
     put(&pair, &bytes);
     let deadline = pair.clock.now().after(TIMEOUT);
     for token in 1..=3 {
-        let wanted = ItemRequest { key: key(1, "k"), range: None, parts: parts(&[LEN]), by_value: false };
-        pair.caller.get(token, vec![wanted], RequestOptions::default(), deadline).expect("link capacity");
+        let wanted =
+            ItemRequest { key: key(1, "k"), range: None, parts: parts(&[LEN]), by_value: false };
+        pair.caller
+            .get(token, vec![wanted], RequestOptions::default(), deadline)
+            .expect("link capacity");
     }
     pair.caller.flush_queue();
     while pair.server.turn() || pair.store.stats().readers < 3 {}
@@ -169,7 +201,10 @@ fn finished_get_is_answered_before_the_next_starts() {
     }
     for (token, reply) in replies {
         let Response::Get(got) = reply else { panic!("unexpected reply token={token}") };
-        assert!(got[0].outcome.as_ref().is_ok_and(GetOutcome::is_hit) && got[0].parts[0].bytes() == bytes);
+        assert!(
+            got[0].outcome.as_ref().is_ok_and(GetOutcome::is_hit)
+                && got[0].parts[0].bytes() == bytes
+        );
     }
 }
 
@@ -180,7 +215,8 @@ fn poll_copies_one_put_and_answers_concurrent_requests() {
     let (mut buffers, region) = pagelith_io::buffer::AlignedBuf::shown(1, LEN).expect("memory");
     let bytes = object(1, LEN);
     buffers[0].copy_from_slice(&bytes);
-    let mut pair = Pair::at(Address::Unix(dir.path().join("socket")), Rights::all(), 1.0, &[region]);
+    let mut pair =
+        Pair::at(Address::Unix(dir.path().join("socket")), Rights::all(), 1.0, &[region]);
     put(&pair, &bytes);
     let sums: Vec<_> = bytes.chunks(BLOCK_BYTES as usize).map(checksum).collect();
     let memory = Readers::new(vec![buffers.remove(0).into_part()]);
@@ -196,7 +232,8 @@ fn poll_copies_one_put_and_answers_concurrent_requests() {
             .put(page.into(), &draft, lend, RequestOptions::default(), deadline)
             .expect("link capacity");
     }
-    let wanted = ItemRequest { key: key(1, "k"), range: None, parts: parts(&[LEN]), by_value: false };
+    let wanted =
+        ItemRequest { key: key(1, "k"), range: None, parts: parts(&[LEN]), by_value: false };
     pair.caller.get(9, vec![wanted], RequestOptions::default(), deadline).expect("link capacity");
     pair.caller.flush_queue();
     let (mut replies, mut left) = (Vec::new(), Vec::new());

@@ -57,8 +57,15 @@ mod tests {
     #[test]
     fn retries_within_a_second_count_as_one_put() {
         let key = |n| {
-            ObjectKey::new(NamespaceId([n; 16]), PrefixHash([1; 32]), Role::Target, "kv", "k", Shard::Whole)
-                .expect("a key")
+            ObjectKey::new(
+                NamespaceId([n; 16]),
+                PrefixHash([1; 32]),
+                Role::Target,
+                "kv",
+                "k",
+                Shard::Whole,
+            )
+            .expect("a key")
         };
         let at = |ms| Mono::default().after(Duration::from_millis(ms));
         let mut busy = BusyPuts::default();

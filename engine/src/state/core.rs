@@ -29,7 +29,8 @@ use crate::state::pending_groups::PendingGroups;
 use crate::state::read_view::SnapshotVersion;
 use crate::state::written_namespaces::WrittenNamespaces;
 
-/// Recency ticks per lap of the log. The tick counter of the index wraps after 2^20 ticks, 256 laps.
+/// Recency ticks per lap of the log. The tick counter of the index wraps after 2^20 ticks, 256
+/// laps.
 const TICKS_PER_LAP: u64 = 4096;
 
 /// Work for the flusher, in the order in which it must reach the log.
@@ -171,7 +172,8 @@ impl Core {
         self.visibility.set_generation(namespace, generation);
         self.clear_pending_groups(namespace);
         let in_namespace = |f: &Frame| !f.dead && f.data.namespace == namespace;
-        let frames: Vec<_> = self.frames.iter().filter(|(_, f)| in_namespace(f)).map(|(id, _)| id).collect();
+        let frames: Vec<_> =
+            self.frames.iter().filter(|(_, f)| in_namespace(f)).map(|(id, _)| id).collect();
         frames.into_iter().for_each(|id| self.drop_frame(id, true));
         self.pins.end_leases(namespace);
         self.events.note(|| Event::Cleared { namespace });
@@ -250,7 +252,11 @@ impl Core {
     }
 
     /// Remove an entry, and subtract it from the live bytes of its segment.
-    pub fn remove_entry(&mut self, fingerprint: u128, matches: impl FnMut(&Entry) -> bool) -> Option<Entry> {
+    pub fn remove_entry(
+        &mut self,
+        fingerprint: u128,
+        matches: impl FnMut(&Entry) -> bool,
+    ) -> Option<Entry> {
         let entry = self.index.remove(fingerprint, matches)?;
         if entry.attached {
             self.index.remove_link(fingerprint);
@@ -294,7 +300,12 @@ impl Core {
     /// Remove an object's place on SSD, and its entry if it is not in DRAM. `key` is its key, if
     /// known. For an object that is not in DRAM only the caller can know the key; without it the
     /// caller must report an unnamed loss ([`EventLog::forgot`]).
-    pub fn drop_ssd(&mut self, fingerprint: u128, place: SsdPlace, key: Option<&ObjectKey>) -> bool {
+    pub fn drop_ssd(
+        &mut self,
+        fingerprint: u128,
+        place: SsdPlace,
+        key: Option<&ObjectKey>,
+    ) -> bool {
         let at = |e: &Entry| e.ssd == Some(place);
         let Some(entry) = self.index.find(fingerprint).find(at) else { return false };
         let Some(frame) = entry.frame else {
@@ -319,7 +330,8 @@ impl Core {
     ) -> BTreeSet<u32> {
         let mut frames = BTreeSet::new();
         for (fingerprint, place, key) in lost {
-            let frame = self.index.find(fingerprint).find(|e| e.ssd == Some(place)).and_then(|e| e.frame);
+            let frame =
+                self.index.find(fingerprint).find(|e| e.ssd == Some(place)).and_then(|e| e.frame);
             frames.extend(frame);
             let dropped = self.drop_ssd(fingerprint, place, key.as_ref());
             if dropped {
@@ -344,8 +356,10 @@ impl Core {
         place: SsdPlace,
     ) -> bool {
         let Some(entry) = self.index.find(fingerprint).find(|e| matches(e)) else { return false };
-        let updated =
-            self.index.update(fingerprint, |e| *e == entry, |e| e.ssd = Some(place)).unwrap_or(false);
+        let updated = self
+            .index
+            .update(fingerprint, |e| *e == entry, |e| e.ssd = Some(place))
+            .unwrap_or(false);
         if updated {
             let new = entry.frame.filter(|_| entry.ssd.is_none());
             if let Some(key) = new.and_then(|frame| self.key_in_frame(frame, fingerprint)) {
@@ -354,7 +368,11 @@ impl Core {
             self.subtract_live(&entry);
             let tick = self.full_tick(entry.tick);
             if let Some(ssd) = self.ssd.as_mut() {
-                ssd.segments.add_live(SegmentId(place.segment), align_up(entry.length.into()), tick);
+                ssd.segments.add_live(
+                    SegmentId(place.segment),
+                    align_up(entry.length.into()),
+                    tick,
+                );
             }
         }
         updated
@@ -368,7 +386,9 @@ impl Core {
         if let Some(ssd) = self.ssd.as_mut() {
             match queued {
                 true => ssd.queue.push_front(Job::Frame(held.frame)),
-                false => ssd.unflushed_bytes = ssd.unflushed_bytes.saturating_sub(held.data.bytes()),
+                false => {
+                    ssd.unflushed_bytes = ssd.unflushed_bytes.saturating_sub(held.data.bytes())
+                }
             }
         }
         self.release_frame(held.frame);
@@ -400,7 +420,8 @@ impl Core {
         if !self.ssd.as_ref().is_some_and(|s| s.health.writes()) || self.write_buffer_only {
             return false;
         }
-        let Some(f) = self.frames.get(id).filter(|f| !f.dead && f.state == FrameState::Clean) else {
+        let Some(f) = self.frames.get(id).filter(|f| !f.dead && f.state == FrameState::Clean)
+        else {
             return false;
         };
         let (data, serial) = (f.data.clone(), f.serial);
@@ -410,7 +431,8 @@ impl Core {
         let sequence = if data.is_attached() { data.sequence } else { self.next_sequence() };
         // A group is stored in one record, so places in an older record are no longer valid.
         for m in &data.members {
-            let place = self.index.find(m.fingerprint).find(|e| e.frame == Some(id.0)).and_then(|e| e.ssd);
+            let place =
+                self.index.find(m.fingerprint).find(|e| e.frame == Some(id.0)).and_then(|e| e.ssd);
             place.map(|place| self.drop_ssd(m.fingerprint, place, Some(&m.key)));
         }
         self.policy.remove(id);

@@ -19,18 +19,27 @@ impl Core {
             Some((fingerprint, _)) => self.unlink(id, fingerprint, None, everywhere),
             None => {
                 let data = frame.data.clone();
-                data.members.iter().for_each(|m| self.unlink(id, m.fingerprint, Some(&m.key), everywhere));
+                data.members
+                    .iter()
+                    .for_each(|m| self.unlink(id, m.fingerprint, Some(&m.key), everywhere));
             }
         }
     }
 
     /// [`Core::unlink_frame`] for one object; `key` is its key, for events.
-    fn unlink(&mut self, id: FrameId, fingerprint: u128, key: Option<&ObjectKey>, everywhere: bool) {
+    fn unlink(
+        &mut self,
+        id: FrameId,
+        fingerprint: u128,
+        key: Option<&ObjectKey>,
+        everywhere: bool,
+    ) {
         let in_frame = |e: &Entry| e.frame == Some(id.0);
         let on_ssd = self.index.find(fingerprint).any(|e| in_frame(&e) && e.ssd.is_some());
         if on_ssd && !everywhere {
             let with_ssd = |e: &Entry| in_frame(e) && e.ssd.is_some();
-            let updated = self.index.update(fingerprint, with_ssd, |e| e.frame = None).unwrap_or(false);
+            let updated =
+                self.index.update(fingerprint, with_ssd, |e| e.frame = None).unwrap_or(false);
             if let Some(key) = key.filter(|_| updated) {
                 self.events.removed(Tier::Memory, key, false);
             }
@@ -46,7 +55,12 @@ impl Core {
 
     /// [`Core::drop_frame`] for an allocation of `wanted` bytes; the result is that of
     /// [`crate::memory::frames::Frames::free`].
-    fn drop_frame_for(&mut self, id: FrameId, everywhere: bool, wanted: Option<u64>) -> Option<FreedFrame> {
+    fn drop_frame_for(
+        &mut self,
+        id: FrameId,
+        everywhere: bool,
+        wanted: Option<u64>,
+    ) -> Option<FreedFrame> {
         self.unlink_frame(id, everywhere);
         let frame = self.frames.get_mut(id)?;
         frame.dead = true;
@@ -98,7 +112,8 @@ impl Core {
         let mut evictable = |id: FrameId| {
             frames.get(id).is_some_and(|f| {
                 let is_idle = !frames.is_read(id) && f.state == FrameState::Clean;
-                is_idle && !(pins.any() && f.any_fingerprint(|fingerprint| pins.is_pinned(fingerprint)))
+                is_idle
+                    && !(pins.any() && f.any_fingerprint(|fingerprint| pins.is_pinned(fingerprint)))
             })
         };
         let id = self.policy.victim(&mut evictable)?;

@@ -70,7 +70,8 @@ impl FlushCounts {
             .flatten()
             .for_each(|namespace| _ = self.by_namespace.entry(*namespace).or_default());
         let last = self.now(namespaces);
-        let reporter = || Reporter { namespaces: namespaces.cloned(), last, links: 0, unlinked_at: 0 };
+        let reporter =
+            || Reporter { namespaces: namespaces.cloned(), last, links: 0, unlinked_at: 0 };
         let (key, process) = parts(client);
         let of_key = self.clients.entry(key.to_owned()).or_default();
         of_key.entry(process.to_owned()).or_insert_with(reporter).links += 1;
@@ -166,7 +167,11 @@ mod tests {
         counts.add(A, &lost(3));
         counts.add(B, &lost(5));
         for (client, of) in [("a", 3), ("b", 5), ("all", 8)] {
-            assert_eq!([counts.report_to(client), counts.report_to(client)], [lost(of), lost(0)], "{client}");
+            assert_eq!(
+                [counts.report_to(client), counts.report_to(client)],
+                [lost(of), lost(0)],
+                "{client}"
+            );
         }
         assert_eq!([counts.report(), counts.report()], [lost(8), lost(0)]);
         assert_eq!(counts.report_to("nobody"), lost(0));

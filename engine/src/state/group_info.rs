@@ -31,12 +31,15 @@ pub(crate) fn object_meta(data: &FrameData, member: usize) -> ObjectMeta {
 
 /// The base of each requested object; `None` if it is not attached, or if no key of the base is
 /// found.
-pub(crate) fn bases(shared: &Shared, requested: &[(ObjectKey, Option<&AttachedTo>)]) -> Vec<Option<Base>> {
+pub(crate) fn bases(
+    shared: &Shared,
+    requested: &[(ObjectKey, Option<&AttachedTo>)],
+) -> Vec<Option<Base>> {
     let mut pages: FxHashMap<(NamespaceId, PrefixHash), Vec<ObjectKey>> = FxHashMap::default();
     if requested.iter().any(|(_, to)| to.is_some_and(|to| to.base.is_none())) {
-        requested
-            .iter()
-            .for_each(|(key, _)| pages.entry((key.namespace(), key.hash())).or_default().push(*key));
+        requested.iter().for_each(|(key, _)| {
+            pages.entry((key.namespace(), key.hash())).or_default().push(*key)
+        });
     }
     let mut numbers: FxHashMap<(u64, Sequence), Base> = FxHashMap::default();
     let mut base = |(key, to): &(ObjectKey, Option<&AttachedTo>)| {
@@ -45,8 +48,11 @@ pub(crate) fn bases(shared: &Shared, requested: &[(ObjectKey, Option<&AttachedTo
             return Some(*known);
         }
         let candidates = pages.get(&(key.namespace(), key.hash())).map_or(&[][..], Vec::as_slice);
-        let found =
-            to.base.as_deref().copied().or_else(|| find_base(shared, key, to.base_group, candidates))?;
+        let found = to
+            .base
+            .as_deref()
+            .copied()
+            .or_else(|| find_base(shared, key, to.base_group, candidates))?;
         let base = Base { number: numbers.len() as u32, key: found };
         numbers.insert((to.base_group, to.sequence), base);
         Some(base)
@@ -55,11 +61,21 @@ pub(crate) fn bases(shared: &Shared, requested: &[(ObjectKey, Option<&AttachedTo
 }
 
 /// A key of the base group `name` on the page of `key`: one of `candidates`, or one in memory.
-fn find_base(shared: &Shared, key: &ObjectKey, name: u64, candidates: &[ObjectKey]) -> Option<ObjectKey> {
+fn find_base(
+    shared: &Shared,
+    key: &ObjectKey,
+    name: u64,
+    candidates: &[ObjectKey],
+) -> Option<ObjectKey> {
     let core = shared.lock();
     let generation = core.generation(key.namespace());
-    let is_it = |other: &ObjectKey| other.same_page(key) && shared.group_name(other, generation) == name;
-    candidates.iter().copied().find(is_it).or_else(|| find_in_memory(&core, name, generation, is_it))
+    let is_it =
+        |other: &ObjectKey| other.same_page(key) && shared.group_name(other, generation) == name;
+    candidates
+        .iter()
+        .copied()
+        .find(is_it)
+        .or_else(|| find_in_memory(&core, name, generation, is_it))
 }
 
 fn find_in_memory(
@@ -70,6 +86,7 @@ fn find_in_memory(
 ) -> Option<ObjectKey> {
     let frames = core.index.find_named(name).filter_map(|entry| entry.frame);
     let datas = frames.filter_map(|frame| core.frames.get(FrameId(frame))).map(|frame| &frame.data);
-    let mut keys = datas.filter(|data| data.generation == generation).flat_map(|data| &data.members);
+    let mut keys =
+        datas.filter(|data| data.generation == generation).flat_map(|data| &data.members);
     keys.find(|member| is_it(&member.key)).map(|member| member.key)
 }

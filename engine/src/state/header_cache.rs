@@ -89,7 +89,8 @@ impl HeaderKey {
     fn new(identity: SegmentIdentity, offset: u64) -> HeaderKey {
         let place = (u64::from(identity.segment.0) << 32) ^ (offset / ALIGN);
         // Fibonacci hashing: the upper bits are well spread for consecutive places.
-        let hash = (place ^ identity.incarnation.0.rotate_left(48)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let hash =
+            (place ^ identity.incarnation.0.rotate_left(48)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         HeaderKey { identity, offset, hash }
     }
 }
@@ -212,7 +213,8 @@ impl HeaderCache {
         let pieces = (bytes - table).div_ceil(PIECE_BYTES_MAX);
         let piece = (bytes - table).checked_div(pieces).unwrap_or(0) / ALIGN * ALIGN;
         let times = |count: u64, bytes: u64| std::iter::repeat_n(bytes as usize, count as usize);
-        let lengths: Vec<usize> = times(shards, table).chain(times(shards * pieces, piece)).collect();
+        let lengths: Vec<usize> =
+            times(shards, table).chain(times(shards * pieces, piece)).collect();
         let memory = AlignedBuf::several(&lengths)?;
         memory.iter().take(1).for_each(AlignedBuf::keep_from_children);
         let mut memory = memory.into_iter();
@@ -242,12 +244,14 @@ impl HeaderCache {
     /// Prefetch the headers of these places into the CPU cache before lookups: first all table
     /// lines, then all headers.
     pub fn prefetch(&self, places: impl Iterator<Item = (SegmentIdentity, u64)> + Clone) {
-        let shards = |(identity, offset)| self.shard(identity, offset).filter(|(shard, _)| shard.head > 0);
+        let shards =
+            |(identity, offset)| self.shard(identity, offset).filter(|(shard, _)| shard.head > 0);
         for (shard, key) in places.clone().filter_map(shards) {
             prefetch::line(&shard.table[shard.at(key.hash)]);
         }
         for (shard, key) in places.filter_map(shards) {
-            for begin in shard.ways(key.hash).into_iter().filter_map(|entry| entry.begin(key.hash)) {
+            for begin in shard.ways(key.hash).into_iter().filter_map(|entry| entry.begin(key.hash))
+            {
                 let (piece, at) = shard.place(begin);
                 prefetch::front(&shard.ring[piece][at..], TYPICAL_BYTES);
             }

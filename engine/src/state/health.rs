@@ -136,7 +136,12 @@ impl Health {
     }
 
     /// A write to a segment failed; true if this made the tier read-only.
-    pub fn write_failed(&mut self, segment: SegmentId, incarnation: Incarnation, now: Mono) -> bool {
+    pub fn write_failed(
+        &mut self,
+        segment: SegmentId,
+        incarnation: Incarnation,
+        now: Mono,
+    ) -> bool {
         if self.round.replace((segment, incarnation)) == Some((segment, incarnation)) {
             return false;
         }
@@ -262,7 +267,10 @@ mod tests {
         }
         assert!(!h.write_failed(SegmentId(2), I, at(2)));
         assert!(h.writes());
-        assert!(h.write_failed(SegmentId(1), Incarnation(2), at(3)), "another incarnation is another round");
+        assert!(
+            h.write_failed(SegmentId(1), Incarnation(2), at(3)),
+            "another incarnation is another round"
+        );
         assert_eq!((h.state(), h.changes()), (State::ReadOnly, 1));
         assert!(!h.write_failed(SegmentId(3), I, at(3)), "already read-only");
     }

@@ -69,7 +69,8 @@ impl Core {
 
     /// End an offer; true if that completed a job.
     pub fn end_offer(&mut self, offer: u64) -> bool {
-        let finished = self.remote.as_mut().map(|queue| queue.in_flight.finish(offer)).unwrap_or_default();
+        let finished =
+            self.remote.as_mut().map(|queue| queue.in_flight.finish(offer)).unwrap_or_default();
         let is_waited_for = !finished.is_empty();
         finished.into_iter().for_each(|id| self.complete_job(id, JobResult::Done));
         is_waited_for

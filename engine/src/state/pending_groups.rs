@@ -125,16 +125,21 @@ impl UncommittedGroup {
 
     /// Whether object `i` was put.
     pub fn is_put(&self, i: usize) -> bool {
-        self.places
-            .get(i)
-            .is_some_and(|place| matches!(place, MemberPlace::Filled(_) | MemberPlace::Taken { .. }))
+        self.places.get(i).is_some_and(|place| {
+            matches!(place, MemberPlace::Filled(_) | MemberPlace::Taken { .. })
+        })
     }
 
     /// Take object `i` for a commit.
     pub fn take_member(&mut self, i: usize) -> Option<FrameMember> {
         let place = self.places.get_mut(i)?;
-        let MemberPlace::Filled(member) = std::mem::replace(place, MemberPlace::Empty) else { return None };
-        *place = MemberPlace::Taken { length: member.extent.bytes, padded: member.extent.padded_bytes() };
+        let MemberPlace::Filled(member) = std::mem::replace(place, MemberPlace::Empty) else {
+            return None;
+        };
+        *place = MemberPlace::Taken {
+            length: member.extent.bytes,
+            padded: member.extent.padded_bytes(),
+        };
         Some(member)
     }
 
@@ -218,7 +223,8 @@ impl PendingGroups {
         self.check_overlap_of(required)?;
         let page = page_of(&required[0]);
         let ids = self.open_of.get(&page).into_iter().flatten();
-        let found = ids.copied().find(|id| self.open.get(id).is_some_and(|g| g.requires_exactly(required)));
+        let found =
+            ids.copied().find(|id| self.open.get(id).is_some_and(|g| g.requires_exactly(required)));
         if let Some((id, group)) = found.and_then(|id| Some((id, self.open.get_mut(&id)?))) {
             group.links += u32::from(over_link);
             group.joined_locally |= !over_link;
@@ -226,7 +232,9 @@ impl PendingGroups {
         }
         let objects = self.required + required.len();
         if objects > REQUIRED_MAX {
-            let detail = format!("open groups require too many objects objects={objects} max={REQUIRED_MAX}");
+            let detail = format!(
+                "open groups require too many objects objects={objects} max={REQUIRED_MAX}"
+            );
             return Err(Error::busy(detail));
         }
         self.next_id += 1;
@@ -280,7 +288,9 @@ impl PendingGroups {
     fn check_overlap_of(&self, keys: &[ObjectKey]) -> Result<()> {
         let Some(first) = keys.first() else { return Ok(()) };
         for id in self.open_of.get(&page_of(first)).into_iter().flatten() {
-            let Some(open) = self.open.get(id).filter(|g| !g.requires_exactly(keys)) else { continue };
+            let Some(open) = self.open.get(id).filter(|g| !g.requires_exactly(keys)) else {
+                continue;
+            };
             if let Some(key) = keys.iter().find(|k| open.required.contains(k)) {
                 return Err(group_conflict(key, &open.required, keys.iter()));
             }
@@ -349,7 +359,8 @@ impl PendingGroups {
     pub fn take_attached(&mut self, keys: &[ObjectKey]) -> Vec<AttachedGroup> {
         let Some(page) = keys.first().map(page_of) else { return Vec::new() };
         let Some(all) = self.attached.remove(&page) else { return Vec::new() };
-        let (taken, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, a)| keys.contains(&a.base));
+        let (taken, rest): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|(_, a)| keys.contains(&a.base));
         if !rest.is_empty() {
             self.attached.insert(page, rest);
         }
@@ -360,7 +371,9 @@ impl PendingGroups {
 
     /// Whether a commit has taken objects of this namespace, which are not visible yet.
     pub fn is_committing_in(&self, namespace: NamespaceId) -> bool {
-        let of = |g: &UncommittedGroup| g.required.first().is_some_and(|key| key.namespace() == namespace);
+        let of = |g: &UncommittedGroup| {
+            g.required.first().is_some_and(|key| key.namespace() == namespace)
+        };
         self.open.values().any(|group| group.has_taken() && of(group))
     }
 
@@ -368,11 +381,15 @@ impl PendingGroups {
     /// caller owns the members. A group with taken members stays.
     fn take_where(&mut self, drops: impl Fn(Page, Mono, Generation) -> bool) -> Vec<Members> {
         let due = |(id, g): (&u64, &UncommittedGroup)| {
-            (!g.has_taken() && drops(page_of(&g.required[0]), g.deadline, g.generation)).then_some(*id)
+            (!g.has_taken() && drops(page_of(&g.required[0]), g.deadline, g.generation))
+                .then_some(*id)
         };
         let ids: Vec<u64> = self.open.iter().filter_map(due).collect();
-        let mut out: Vec<Members> =
-            ids.into_iter().filter_map(|id| self.take(id)).map(|g| g.into_members().collect()).collect();
+        let mut out: Vec<Members> = ids
+            .into_iter()
+            .filter_map(|id| self.take(id))
+            .map(|g| g.into_members().collect())
+            .collect();
         let mut bytes = 0;
         for (page, groups) in &mut self.attached {
             groups.retain_mut(|(deadline, a)| {
@@ -407,7 +424,8 @@ impl PendingGroups {
             }
             let Some(groups) = self.attached.get_mut(&page) else { continue };
             groups.retain_mut(|(_, a)| {
-                let is_removed = gone.contains(&a.base) || a.members.iter().any(|m| gone.contains(&m.key));
+                let is_removed =
+                    gone.contains(&a.base) || a.members.iter().any(|m| gone.contains(&m.key));
                 if is_removed {
                     freed += a.bytes();
                     out.extend(a.members.drain(..));
@@ -438,7 +456,12 @@ impl Core {
     /// An error if `bytes` more would exceed the limit, half of the arena. The oldest open group is
     /// exempt, so that at least one group becomes complete. An attached group (`group` is `None`)
     /// is exempt if nothing is pending.
-    pub fn check_pending_capacity(&mut self, now: Mono, group: Option<u64>, bytes: u64) -> Result<()> {
+    pub fn check_pending_capacity(
+        &mut self,
+        now: Mono,
+        group: Option<u64>,
+        bytes: u64,
+    ) -> Result<()> {
         let max = self.space.capacity_bytes() / 2;
         let full = |core: &Core| {
             let exempt = match group {
@@ -454,7 +477,8 @@ impl Core {
             return Ok(());
         }
         let waiting = self.pending_groups.bytes();
-        let detail = format!("too much waits for its group waiting={waiting} bytes={bytes} max={max}");
+        let detail =
+            format!("too much waits for its group waiting={waiting} bytes={bytes} max={max}");
         Err(Error::busy(detail))
     }
 

@@ -88,12 +88,20 @@ impl Reservation {
 
 /// Reserve memory for every object of the group that is not in the arena. If there is not enough,
 /// reserve none and return false.
-pub(crate) fn reserve_group(core: &mut Core, group: &[ObjectSize], reservation: &mut Reservation) -> bool {
+pub(crate) fn reserve_group(
+    core: &mut Core,
+    group: &[ObjectSize],
+    reservation: &mut Reservation,
+) -> bool {
     for object in group {
         let one = match object.in_arena {
             true => Some(None),
-            false => reserve_extent_with_number(core, object.length.unwrap_or(0), &mut reservation.number)
-                .map(Some),
+            false => reserve_extent_with_number(
+                core,
+                object.length.unwrap_or(0),
+                &mut reservation.number,
+            )
+            .map(Some),
         };
         match one {
             Some(extent) => reservation.extents.push(extent),
@@ -154,7 +162,9 @@ pub(crate) fn group_conflict<'a>(
     given: impl Iterator<Item = &'a ObjectKey>,
 ) -> Error {
     let (has, given) = (names(has.iter()), names(given));
-    Error::invalid(format!("an object is in a group of other objects key={key} has={has} given={given}"))
+    Error::invalid(format!(
+        "an object is in a group of other objects key={key} has={has} given={given}"
+    ))
 }
 
 /// Pool, component and shard of each key.

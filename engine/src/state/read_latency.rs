@@ -26,7 +26,8 @@ impl SlowReads {
     pub fn note(&self, took: Duration, now: Mono) {
         if took > self.recent(now) {
             self.at.store(now.0, Ordering::Relaxed);
-            self.longest.store(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+            self.longest
+                .store(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
         }
     }
 
@@ -34,7 +35,9 @@ impl SlowReads {
     pub fn recent(&self, now: Mono) -> Duration {
         let age = now.since(Mono(self.at.load(Ordering::Relaxed)));
         let halvings = u32::try_from(age.as_nanos() / HALF_LIFE.as_nanos()).unwrap_or(u32::MAX);
-        Duration::from_nanos(self.longest.load(Ordering::Relaxed).checked_shr(halvings).unwrap_or(0))
+        Duration::from_nanos(
+            self.longest.load(Ordering::Relaxed).checked_shr(halvings).unwrap_or(0),
+        )
     }
 
     /// Whether a read with this deadline may take longer. A read whose deadline has passed is not

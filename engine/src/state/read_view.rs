@@ -57,7 +57,8 @@ impl ReadView {
             counts_touches: core.policy.counts_touches(),
             tick: AtomicU64::new(core.now_tick()),
         };
-        core.snapshot_version = SnapshotVersion { visibility: u64::MAX, ..SnapshotVersion::default() };
+        core.snapshot_version =
+            SnapshotVersion { visibility: u64::MAX, ..SnapshotVersion::default() };
         read_view.publish(core);
         read_view
     }

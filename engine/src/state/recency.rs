@@ -45,7 +45,9 @@ pub(crate) fn prefetch(shared: &Shared, found: &[FoundObject]) {
 pub(crate) fn record(shared: &Shared, found: &[FoundObject], at: Recency) {
     let touches = &shared.read_view.touches;
     let in_memory = found.iter().filter(|object| object.frame != NO_FRAME);
-    in_memory.for_each(|object| touches.raise(FrameId(object.frame), Recency { depth: object.depth, ..at }));
+    in_memory.for_each(|object| {
+        touches.raise(FrameId(object.frame), Recency { depth: object.depth, ..at })
+    });
     let mut stale = found.iter().filter(|object| object.tick_is_stale).peekable();
     if stale.peek().is_some() {
         let mut core = shared.lock();

@@ -73,7 +73,8 @@ pub(crate) enum ReserveResult {
 /// Reserve memory for objects of these lengths: for all of them or for none.
 pub(crate) fn reserve_all(shared: &Arc<Shared>, lengths: &[u64]) -> ReserveResult {
     let bytes: u64 = lengths.iter().map(|length| align_up(*length)).sum();
-    if !count_reserved(&shared.reserved_bytes, bytes, shared.config.arena_bytes() / RESERVED_SHARE) {
+    if !count_reserved(&shared.reserved_bytes, bytes, shared.config.arena_bytes() / RESERVED_SHARE)
+    {
         return ReserveResult::OverLimit;
     }
     let mut extents = Vec::with_capacity(lengths.len());

@@ -39,9 +39,13 @@ mod tests {
         for ratio in [0.0, 0.01, 0.25, 0.5, 0.99, 1.0] {
             let mut sampler = Sampler::new(ratio, || 7);
             let sampled: Vec<bool> = (0..20_000).map(|_| sampler.next()).collect();
-            let share = |s: &mut dyn Iterator<Item = &bool>| s.filter(|yes| **yes).count() as f64 / 10_000.0;
-            for half in [share(&mut sampled.iter().step_by(2)), share(&mut sampled.iter().skip(1).step_by(2))]
-            {
+            let share = |s: &mut dyn Iterator<Item = &bool>| {
+                s.filter(|yes| **yes).count() as f64 / 10_000.0
+            };
+            for half in [
+                share(&mut sampled.iter().step_by(2)),
+                share(&mut sampled.iter().skip(1).step_by(2)),
+            ] {
                 assert!((half - ratio).abs() < 0.015, "ratio={ratio} share={half}");
             }
         }

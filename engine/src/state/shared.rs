@@ -154,7 +154,11 @@ impl Shared {
     }
 
     /// Call `attempt` until its outcome is not `Busy`, or until the deadline.
-    pub fn while_busy<T>(&self, deadline: Mono, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+    pub fn while_busy<T>(
+        &self,
+        deadline: Mono,
+        mut attempt: impl FnMut() -> Result<T>,
+    ) -> Result<T> {
         loop {
             let seen = self.progress.value();
             let outcome = attempt();
@@ -190,9 +194,9 @@ impl Shared {
         match result {
             Some(JobResult::Done) => Some(Ok(())),
             Some(JobResult::Failed(error)) => Some(Err(error.context(what))),
-            None => {
-                late.then(|| Err(Error::new(ErrorKind::Unavailable, format!("{what} did not end in time"))))
-            }
+            None => late.then(|| {
+                Err(Error::new(ErrorKind::Unavailable, format!("{what} did not end in time")))
+            }),
         }
     }
 }

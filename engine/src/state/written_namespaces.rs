@@ -44,8 +44,10 @@ impl Core {
     /// Whether this store certainly holds objects of a namespace, and whether it may: the
     /// namespaces on SSD are not always known.
     pub fn holds_of(&self, namespace: NamespaceId) -> (bool, bool) {
-        let (written, may) = self.ssd.as_ref().map_or((false, false), |ssd| ssd.written.has(namespace));
-        let in_memory = || self.frames.iter().any(|(_, f)| !f.dead && f.data.namespace == namespace);
+        let (written, may) =
+            self.ssd.as_ref().map_or((false, false), |ssd| ssd.written.has(namespace));
+        let in_memory =
+            || self.frames.iter().any(|(_, f)| !f.dead && f.data.namespace == namespace);
         // A commit in progress learns of a clear only through the raised generation.
         let holds = written || self.pending_groups.is_committing_in(namespace) || in_memory();
         (holds, holds || may)
@@ -65,7 +67,10 @@ mod tests {
         written.add(id(7));
         assert_eq!((written.has(id(1)), written.has(id(70_000))), ((true, true), (false, false)));
         written.add(id(70_000));
-        assert_eq!((written.has(id(70_000)), written.has(id(80_000))), ((false, true), (false, true)));
+        assert_eq!(
+            (written.has(id(70_000)), written.has(id(80_000))),
+            ((false, true), (false, true))
+        );
         assert_eq!(WrittenNamespaces::of_log(false).has(id(1)), (false, true));
     }
 }

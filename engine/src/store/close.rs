@@ -22,8 +22,9 @@ pub(crate) fn close(store: &mut Store, timeout: Duration) -> CloseReport {
     let shared = store.shared.clone();
     let deadline = shared.now().after(timeout);
     shared.lock().drop_pending_groups();
-    let flushed = flush::begin(&shared)
-        .and_then(|ids| ids.into_iter().try_for_each(|id| await_answer_or_failure(&shared, id, deadline)));
+    let flushed = flush::begin(&shared).and_then(|ids| {
+        ids.into_iter().try_for_each(|id| await_answer_or_failure(&shared, id, deadline))
+    });
     drain_peer_queue(&shared, deadline);
     shared.closed.store(true, Ordering::Release);
     let closed = flushed.and_then(|()| {
@@ -39,7 +40,12 @@ pub(crate) fn close(store: &mut Store, timeout: Duration) -> CloseReport {
     let error = closed.err();
     if unsaved_objects > 0 || error.is_some() {
         let why = error.as_ref().map(tracing::field::display);
-        tracing::error!(unsaved_objects, unsaved_bytes, why, "closed, and not everything is durable");
+        tracing::error!(
+            unsaved_objects,
+            unsaved_bytes,
+            why,
+            "closed, and not everything is durable"
+        );
     }
     CloseReport { flushed, unsaved_objects, unsaved_bytes, error }
 }
@@ -53,7 +59,10 @@ fn await_answer_or_failure(shared: &Shared, id: u64, deadline: Mono) -> Result<(
         }
         let state = shared.lock().ssd.as_ref().map(|ssd| ssd.health.state());
         if let Some(state) = state.filter(|state| *state != State::On) {
-            return Err(Error::new(ErrorKind::Unavailable, format!("close: ssd tier is {}", state.name())));
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                format!("close: ssd tier is {}", state.name()),
+            ));
         }
         shared.env.runtime.pause(&shared.progress, seen, deadline.since(shared.now()));
     }
@@ -88,7 +97,9 @@ fn stop(store: &mut Store, deadline: Mono) {
     shared.flusher_signal.raise();
     store.end_sessions(shared.now().after(left()));
     if !shared.prefetch.stop(left()) {
-        tracing::error!("close: prefetch reader still runs after the deadline, its files stay open");
+        tracing::error!(
+            "close: prefetch reader still runs after the deadline, its files stay open"
+        );
     }
     if let Some(flusher) = store.flusher.take()
         && !flusher.join(left())

@@ -15,8 +15,11 @@ pub(crate) fn peers(config: &ValidConfig, env: &Env) -> Result<Vec<Peer>> {
     if config.peers().is_empty() {
         return Ok(Vec::new());
     }
-    let key =
-        config.peers_key().map(key_file::own).transpose().map_err(|error| error.context("remote.key"))?;
+    let key = config
+        .peers_key()
+        .map(key_file::own)
+        .transpose()
+        .map_err(|error| error.context("remote.key"))?;
     // The capabilities that this process offers on every link.
     let offer = Offer::of_this_build(env.entropy.bytes16());
     let peer = |peer: &PeerConfig| {

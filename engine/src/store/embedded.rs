@@ -149,7 +149,11 @@ impl Store {
     }
 
     /// Put groups, each of objects of one page; one outcome for each group.
-    pub fn put_groups(&self, groups: &[&[PutSlice<'_>]], options: Options) -> Vec<Result<PutOutcome>> {
+    pub fn put_groups(
+        &self,
+        groups: &[&[PutSlice<'_>]],
+        options: Options,
+    ) -> Vec<Result<PutOutcome>> {
         let groups: Vec<_> = groups.iter().map(|group| (None, *group)).collect();
         pooled::put(self, &groups, options)
     }
@@ -211,7 +215,11 @@ impl Store {
     /// that has just become slower than the timeout, can delay this beyond the timeout (counted in
     /// [`Stats::late_direct`]). If recent reads took longer than the time that is left, reads go
     /// through staging memory and cause no delay.
-    pub fn get_batch(&self, gets: &mut [GetSlice<'_, '_>], options: Options) -> Vec<Result<GetOutcome>> {
+    pub fn get_batch(
+        &self,
+        gets: &mut [GetSlice<'_, '_>],
+        options: Options,
+    ) -> Vec<Result<GetOutcome>> {
         pooled::get(self, gets, options)
     }
 
@@ -238,7 +246,10 @@ impl Store {
     /// Number of leading `keys` whose objects are present, as [`Store::exists_batch`].
     pub fn exists_prefix(&self, keys: &[ObjectKey], options: Options) -> usize {
         if self.shared.remote.is_some() {
-            return pooled::exists(self, keys, options).into_iter().take_while(|present| *present).count();
+            return pooled::exists(self, keys, options)
+                .into_iter()
+                .take_while(|present| *present)
+                .count();
         }
         let at = session_io::recency(&self.shared, &options);
         exists::prefix(&self.shared, keys.iter(), at)

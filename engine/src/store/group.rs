@@ -19,7 +19,11 @@ pub struct Group<'a> {
 }
 
 /// See [`Store::begin_group`].
-pub(crate) fn begin<'a>(store: &'a Store, required: &[ObjectKey], options: Options) -> Result<Group<'a>> {
+pub(crate) fn begin<'a>(
+    store: &'a Store,
+    required: &[ObjectKey],
+    options: Options,
+) -> Result<Group<'a>> {
     join(&store.shared, required, &options, false).map(|joined| Group { store, joined })
 }
 

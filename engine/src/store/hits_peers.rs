@@ -13,7 +13,11 @@ use crate::store::pooled;
 /// Answer a query with local objects and those of peers. The anchor is looked up first, then the
 /// other pools, so objects may appear or disappear in between. A peer that does not answer counts
 /// as empty.
-pub(crate) fn exists_groups(store: &Store, query: &PagesQuery<'_>, options: Options) -> Result<PagesFound> {
+pub(crate) fn exists_groups(
+    store: &Store,
+    query: &PagesQuery<'_>,
+    options: Options,
+) -> Result<PagesFound> {
     store.shared.check_open()?;
     let deadline = store.shared.deadline(options.timeout);
     let request = options.request.unwrap_or_else(|| store.begin_request());

@@ -40,13 +40,15 @@ type EntryError = &'static str;
 
 /// The key and rights of an entry.
 fn parse_entry(entry: &Table) -> std::result::Result<(Key, Rights), EntryError> {
-    if entry.keys().any(|name| !["name", "secret", "rights", "namespaces"].contains(&name.as_str())) {
+    if entry.keys().any(|name| !["name", "secret", "rights", "namespaces"].contains(&name.as_str()))
+    {
         return Err("an entry has name, secret, rights and namespaces, and nothing else");
     }
     let text = |name| entry.get(name).and_then(Value::as_str);
     let name = text("name").ok_or("name is missing, or no text")?;
-    let secret =
-        text("secret").and_then(parse_secret).ok_or("secret is not 64 hexadecimal digits in quotes")?;
+    let secret = text("secret")
+        .and_then(parse_secret)
+        .ok_or("secret is not 64 hexadecimal digits in quotes")?;
     let key = Key::new(name, &secret).map_err(|_| "name must be 1 to 31 of A-Z a-z 0-9 _ - .")?;
     Ok((key, parse_rights(entry)?))
 }
@@ -75,14 +77,18 @@ fn string_list<'a>(
 fn parse_rights(entry: &Table) -> std::result::Result<Rights, EntryError> {
     let wrong = "rights must be a list of \"read\", \"write\", \"remove\" and \"operate\"";
     let rights = string_list(entry, "rights", wrong)?;
-    if rights.iter().flatten().any(|right| !["read", "write", "remove", "operate"].contains(right)) {
+    if rights.iter().flatten().any(|right| !["read", "write", "remove", "operate"].contains(right))
+    {
         return Err(wrong);
     }
     let wrong = "namespaces must be a list of texts of 32 hexadecimal digits";
     let namespaces = match string_list(entry, "namespaces", wrong)? {
         None => Namespaces::All,
         Some(these) => {
-            let these = these.iter().map(|text| NamespaceId::from_hex(text)).collect::<Option<BTreeSet<_>>>();
+            let these = these
+                .iter()
+                .map(|text| NamespaceId::from_hex(text))
+                .collect::<Option<BTreeSet<_>>>();
             Namespaces::These(these.ok_or(wrong)?)
         }
     };
@@ -109,7 +115,9 @@ pub fn ring(path: &Path) -> Result<Vec<(Key, Rights)>> {
     match keys.iter().position(|(key, _)| !names.insert(key.name())) {
         Some(twice) => {
             let (number, file) = (twice + 1, display_path(path));
-            Err(Error::invalid(format!("the name is another entry's as well entry={number} file={file}")))
+            Err(Error::invalid(format!(
+                "the name is another entry's as well entry={number} file={file}"
+            )))
         }
         None => Ok(keys),
     }
@@ -120,7 +128,9 @@ pub fn own(path: &Path) -> Result<Key> {
     let mut keys = read(path)?;
     if keys.len() != 1 {
         let (count, file) = (keys.len(), display_path(path));
-        return Err(Error::invalid(format!("a client's file has one key keys={count} file={file}")));
+        return Err(Error::invalid(format!(
+            "a client's file has one key keys={count} file={file}"
+        )));
     }
     Ok(keys.remove(0).0)
 }
@@ -128,8 +138,9 @@ pub fn own(path: &Path) -> Result<Key> {
 /// A path for messages, unless it may be a secret, or a part of one, given in place of a file name.
 fn display_path(path: &Path) -> String {
     let text = path.display().to_string();
-    let has_digits =
-        text.split(|c: char| !c.is_ascii_hexdigit()).any(|digits| digits.len() >= HIDDEN_DIGITS_MIN);
+    let has_digits = text
+        .split(|c: char| !c.is_ascii_hexdigit())
+        .any(|digits| digits.len() >= HIDDEN_DIGITS_MIN);
     match has_digits && !text.contains('/') {
         true => "(hexadecimal digits in place of a file's name)".to_owned(),
         false => text,
@@ -141,7 +152,9 @@ fn read(path: &Path) -> Result<Vec<(Key, Rights)>> {
     let text = read_secret(path).map_err(|error| {
         let kind = match error.kind() {
             std::io::ErrorKind::PermissionDenied => ErrorKind::Denied,
-            std::io::ErrorKind::InvalidInput | std::io::ErrorKind::InvalidData => ErrorKind::Invalid,
+            std::io::ErrorKind::InvalidInput | std::io::ErrorKind::InvalidData => {
+                ErrorKind::Invalid
+            }
             _ => ErrorKind::Unavailable,
         };
         Error { errno: error.raw_os_error(), ..Error::new(kind, format!("{error} file={file}")) }

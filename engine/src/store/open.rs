@@ -93,7 +93,10 @@ pub struct OpenReport {
 }
 
 /// The system environment for a configuration. Creation of files stops once `stop` is raised.
-pub(crate) fn real_env(config: &ValidConfig, stop: &Arc<std::sync::atomic::AtomicBool>) -> Result<Env> {
+pub(crate) fn real_env(
+    config: &ValidConfig,
+    stop: &Arc<std::sync::atomic::AtomicBool>,
+) -> Result<Env> {
     // An unknown amount of memory sets no limit: the configuration was validated by the caller.
     let unlimited = |_| Facts { memory_bytes: u64::MAX, memory_source: String::new() };
     let facts = Facts::of_this_machine().unwrap_or_else(unlimited);
@@ -144,9 +147,10 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     };
     let began = env.clock.now();
     let arena = if config.dram_shared() { Arena::shared } else { Arena::new };
-    let arena =
-        arena(config.arena_bytes()).map_err(|e| Error::new(ErrorKind::Busy, format!("dram.bytes: {e}")))?;
-    let index = Index::new(config.max_objects()).map_err(|e| Error::new(ErrorKind::Busy, e.to_string()))?;
+    let arena = arena(config.arena_bytes())
+        .map_err(|e| Error::new(ErrorKind::Busy, format!("dram.bytes: {e}")))?;
+    let index =
+        Index::new(config.max_objects()).map_err(|e| Error::new(ErrorKind::Busy, e.to_string()))?;
     let headers = HeaderCache::new(config.headers_bytes())
         .map_err(|e| Error::new(ErrorKind::Busy, format!("ssd.headers_bytes: {e}")))?;
     let staging = StagingPool::new(config.staging_bytes() as usize)
@@ -157,10 +161,17 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         _ => None,
     };
     if config.dram_prefault() {
-        let all =
-            || arena.memory.prefault().and_then(|()| index.prefault()).and_then(|()| headers.prefault());
+        let all = || {
+            arena
+                .memory
+                .prefault()
+                .and_then(|()| index.prefault())
+                .and_then(|()| headers.prefault())
+        };
         let bytes = config.memory_plan().total;
-        all().map_err(|e| Error::new(ErrorKind::Busy, format!("dram.prefault: {e} bytes={bytes}")))?;
+        all().map_err(|e| {
+            Error::new(ErrorKind::Busy, format!("dram.prefault: {e} bytes={bytes}"))
+        })?;
     }
     // Each frame has at least one block of the arena, even while it is being dropped.
     let frame_numbers = (config.arena_bytes() / ALIGN).min(u64::from(FRAME_MAX) + 1) as usize;
@@ -200,7 +211,9 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         stopping: false,
     };
     let recovered = match &mut ssd {
-        Some(opened) => Some(recover_into(&mut core, &config, opened, fingerprint_key, env.clock.now())?),
+        Some(opened) => {
+            Some(recover_into(&mut core, &config, opened, fingerprint_key, env.clock.now())?)
+        }
         None => None,
     };
     let full = open_for_reading(&mut core, ssd.as_ref(), recovered.as_ref(), env.clock.now());
@@ -242,17 +255,23 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         (Some(volume), Some(manifest), Some(r)) => {
             let mut log = Log::new(volume, manifest, log_config(&shared.config))?;
             full.iter().filter_map(|f| f.copy).for_each(|copy| log.mark_manifest_copy_stale(copy));
-            let mut task = Flusher::new(shared.clone(), log, r.next_order, r.last_serial, r.bytes_written);
+            let mut task =
+                Flusher::new(shared.clone(), log, r.next_order, r.last_serial, r.bytes_written);
             task.durable_generations = durable_generations;
             task.reason = full.map(|f| f.fault.to_string()).unwrap_or_default();
-            Some(env.runtime.spawn("pagelith-flusher", Box::new(task), shared.flusher_signal.clone())?)
+            Some(env.runtime.spawn(
+                "pagelith-flusher",
+                Box::new(task),
+                shared.flusher_signal.clone(),
+            )?)
         }
         _ => None,
     };
     let writer = match remote {
         Some(remote) => {
             let task = PeerWriter::new(shared.clone(), PeerConnections::new(remote.clone()));
-            match env.runtime.spawn("pagelith-remote", Box::new(task), remote.writer_signal.clone()) {
+            match env.runtime.spawn("pagelith-remote", Box::new(task), remote.writer_signal.clone())
+            {
                 Ok(writer) => Some(writer),
                 Err(fault) => {
                     stop_flusher(&shared, flusher);
@@ -288,7 +307,8 @@ fn open_for_reading(
     now: Mono,
 ) -> Option<Full> {
     // At most one is set: recovery does not write the manifest while one of its copies is outdated.
-    let full = opened.and_then(|o| o.full.clone()).or_else(|| recovered.and_then(|r| r.full.clone()));
+    let full =
+        opened.and_then(|o| o.full.clone()).or_else(|| recovered.and_then(|r| r.full.clone()));
     if let (Some(full), Some(ssd)) = (&full, core.ssd.as_mut()) {
         ssd.health.stop_writing(now);
         tracing::error!(fault = %full.fault, "the file system is full: the ssd tier is open for reading alone");
@@ -302,7 +322,8 @@ fn open_volume(config: &ValidConfig, env: &Env) -> Result<OpenedVolume> {
     };
     let dirs = disk.dirs() as u32;
     let geometry = config.geometry(dirs);
-    let geometry = geometry.ok_or_else(|| Error::invalid(format!("ssd.bytes: too small dirs={dirs}")))?;
+    let geometry =
+        geometry.ok_or_else(|| Error::invalid(format!("ssd.bytes: too small dirs={dirs}")))?;
     let owner = pagelith_io::owner::this_process();
     let opened = open_or_create(disk.clone(), geometry, &*env.entropy, &owner, io_timeout(config));
     opened.map_err(|error| {
@@ -325,7 +346,9 @@ fn volume_error(error: VolumeError) -> Error {
         VolumeError::Locked { .. } => ErrorKind::Denied,
         VolumeError::NoDrive { .. } => ErrorKind::Unavailable,
         VolumeError::Missing { .. } | VolumeError::Length { .. } => ErrorKind::Damaged,
-        VolumeError::Manifest { error: inner, .. } => return Error::format(inner, error.to_string()),
+        VolumeError::Manifest { error: inner, .. } => {
+            return Error::format(inner, error.to_string());
+        }
         VolumeError::Incompatible { .. } | VolumeError::Misplaced { .. } => ErrorKind::Incompatible,
     };
     Error::new(kind, error.to_string())
@@ -353,7 +376,8 @@ fn recover_into(
     let tick_bytes = SsdCore::tick_bytes_of(config.ssd_bytes());
     let (probe, probe_max) = config.probe_pauses();
     let quarantine_after = config.quarantine_after();
-    let limits = Limits { probe, probe_max, quarantine_after, segments: volume.geometry.segment_count };
+    let limits =
+        Limits { probe, probe_max, quarantine_after, segments: volume.geometry.segment_count };
     core.sequence = recovered.next_sequence;
     core.ssd = Some(SsdCore {
         segments: recovered.segments.clone(),
@@ -378,7 +402,11 @@ fn recover_into(
     // If the store was created for more objects than the setting allows, the setting is wrong even
     // after a crash.
     let crashed = !recovered.clean && config.max_objects() >= volume.geometry.objects_max;
-    collector.finish(core, constant.then_some(crate::state::shared::CONSTANT_FINGERPRINT), crashed)?;
+    collector.finish(
+        core,
+        constant.then_some(crate::state::shared::CONSTANT_FINGERPRINT),
+        crashed,
+    )?;
     Ok(recovered)
 }
 
@@ -407,7 +435,8 @@ fn report(
     let geometry = ssd.map(|o| o.volume.geometry);
     let facts = env.disk.as_ref().filter(|_| ssd.is_some()).map(|d| d.facts());
     let block = pagelith_layouts::checksum::BLOCK_BYTES;
-    let by_segment = geometry.map_or(OBJECT_BYTES_MAX, |g| footer::object_bytes_max(g.segment_bytes, block));
+    let by_segment =
+        geometry.map_or(OBJECT_BYTES_MAX, |g| footer::object_bytes_max(g.segment_bytes, block));
     let report = OpenReport {
         made: ssd.is_some_and(|o| o.made),
         recovery: env.clock.now().since(began),

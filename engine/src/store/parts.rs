@@ -34,7 +34,8 @@ fn put_one(
     options: Options,
 ) -> Result<PutOutcome> {
     let first = part.first().ok_or_else(|| Error::invalid("a group has no object"))?;
-    let required: Vec<ObjectKey> = required.iter().map(|key| key.on_page(first.key.hash())).collect();
+    let required: Vec<ObjectKey> =
+        required.iter().map(|key| key.on_page(first.key.hash())).collect();
     let group = store.begin_group(&required, options)?;
     for outcome in group.put(part, options) {
         outcome?;

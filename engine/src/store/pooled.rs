@@ -16,7 +16,11 @@ use crate::state::shared::BUSY_STEP;
 use crate::store::embedded::Store;
 
 /// Get, and return when no read uses the borrowed memory any more.
-pub(crate) fn get(store: &Store, gets: &mut [GetSlice<'_, '_>], options: Options) -> Vec<Result<GetOutcome>> {
+pub(crate) fn get(
+    store: &Store,
+    gets: &mut [GetSlice<'_, '_>],
+    options: Options,
+) -> Vec<Result<GetOutcome>> {
     let count = gets.len();
     let outcomes = store.with_session(options.timeout, |session| {
         BorrowScope::scope(|lender| {
@@ -73,7 +77,8 @@ pub(crate) fn put(
     let seen = Cell::new(shared.progress.value());
     let attempt = |groups: &[borrowed::BorrowedGroup<'_>], options: Options| {
         seen.set(shared.progress.value());
-        let outcomes = store.with_session(options.timeout, |session| put_once(session, groups, options));
+        let outcomes =
+            store.with_session(options.timeout, |session| put_once(session, groups, options));
         complete(outcomes, groups.len())
     };
     let pause = |left: Duration| {

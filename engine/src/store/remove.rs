@@ -26,12 +26,16 @@ pub(crate) fn remove(store: &Store, keys: &[ObjectKey], options: Options) -> Res
     let shared = &store.shared;
     let deadline = shared.deadline(options.timeout);
     let _removing = shared.removal_fence.begin();
-    let Begun { answers, here, gone } =
-        store.with_session(options.timeout, |session| begin(shared, session, keys, &options, deadline))??;
+    let Begun { answers, here, gone } = store.with_session(options.timeout, |session| {
+        begin(shared, session, keys, &options, deadline)
+    })??;
     // Take every answer, even after a failed one, so that none stays in the core.
     let told = tell(shared, |id| RemoteJob::Remove { id, keys: gone });
-    let results: Vec<_> =
-        answers.into_iter().chain(told).map(|id| shared.wait_for_job(id, deadline, "remove")).collect();
+    let results: Vec<_> = answers
+        .into_iter()
+        .chain(told)
+        .map(|id| shared.wait_for_job(id, deadline, "remove"))
+        .collect();
     results.into_iter().collect::<Result<()>>()?;
     Ok(here)
 }
@@ -63,16 +67,17 @@ pub(crate) fn begin(
         // Find their places and the other members of their groups, which only record headers list.
         let probed = session.probe(keys, at, deadline);
         let mut core = shared.lock();
-        let again = if keys.iter().zip(&probed).any(|(key, p)| has_moved(shared, &core, key, p.as_ref())) {
-            true
-        } else {
-            let found = probed.iter().any(Option::is_some);
-            for ((key, probed), here) in keys.iter().zip(probed).zip(&mut here) {
-                *here |= unlink(shared, &mut core, key, probed, &mut gone);
-            }
-            // With a constant fingerprint a key may be stored in several places.
-            found && shared.config.constant_fingerprint()
-        };
+        let again =
+            if keys.iter().zip(&probed).any(|(key, p)| has_moved(shared, &core, key, p.as_ref())) {
+                true
+            } else {
+                let found = probed.iter().any(Option::is_some);
+                for ((key, probed), here) in keys.iter().zip(probed).zip(&mut here) {
+                    *here |= unlink(shared, &mut core, key, probed, &mut gone);
+                }
+                // With a constant fingerprint a key may be stored in several places.
+                found && shared.config.constant_fingerprint()
+            };
         if !again {
             core.remove_from_pending_groups(&gone);
             break queue_tombstones(&mut core, &gone);
@@ -104,7 +109,9 @@ fn has_moved(shared: &Shared, core: &Core, key: &ObjectKey, probed: Option<&Prob
             let own = p.members.iter().filter(|(k, _)| k == key).any(in_place);
             !own && !core.find_ssd(fingerprint(key)).is_empty()
         }
-        None => !shared.config.constant_fingerprint() && !core.find_ssd(fingerprint(key)).is_empty(),
+        None => {
+            !shared.config.constant_fingerprint() && !core.find_ssd(fingerprint(key)).is_empty()
+        }
     }
 }
 
@@ -164,10 +171,14 @@ fn drop_attached(shared: &Shared, gone: &BTreeSet<ObjectKey>) {
     for from in (0..homes).step_by(piece as usize) {
         let mut attached = Vec::new();
         core.index.visit_homes(from, from + piece, |visited| match visited {
-            Visited::Link { fingerprint, base } if names.contains(&base) => attached.push(fingerprint),
+            Visited::Link { fingerprint, base } if names.contains(&base) => {
+                attached.push(fingerprint)
+            }
             Visited::Link { .. } | Visited::Object(_) => {}
         });
-        attached.into_iter().for_each(|fingerprint| drop_attached_object(&mut core, fingerprint, before));
+        attached
+            .into_iter()
+            .for_each(|fingerprint| drop_attached_object(&mut core, fingerprint, before));
         drop(core);
         core = shared.lock();
     }
@@ -202,7 +213,12 @@ fn queue_tombstones(core: &mut Core, gone: &BTreeSet<ObjectKey>) -> Vec<u64> {
         for keys in keys.chunks(MEMBERS_MAX) {
             let sequence = core.next_sequence();
             let keys = keys.to_vec();
-            answers.extend(core.submit_job(|id| Job::Tombstones { id, generation, sequence, keys }));
+            answers.extend(core.submit_job(|id| Job::Tombstones {
+                id,
+                generation,
+                sequence,
+                keys,
+            }));
         }
     }
     answers
@@ -210,13 +226,20 @@ fn queue_tombstones(core: &mut Core, gone: &BTreeSet<ObjectKey>) -> Vec<u64> {
 
 /// Raise a namespace's generation: its objects are unreachable at once, and durably so once this
 /// returns.
-pub(crate) fn clear(shared: &Shared, namespace: NamespaceId, options: Options) -> Result<Generation> {
+pub(crate) fn clear(
+    shared: &Shared,
+    namespace: NamespaceId,
+    options: Options,
+) -> Result<Generation> {
     let deadline = shared.deadline(options.timeout);
     let _removing = shared.removal_fence.begin();
     let (generation, answer) = begin_clear(shared, namespace)?;
     let told = tell(shared, |id| RemoteJob::Clear { id, namespace });
-    let results: Vec<_> =
-        answer.into_iter().chain(told).map(|id| shared.wait_for_job(id, deadline, "clear")).collect();
+    let results: Vec<_> = answer
+        .into_iter()
+        .chain(told)
+        .map(|id| shared.wait_for_job(id, deadline, "clear"))
+        .collect();
     results.into_iter().collect::<Result<()>>()?;
     Ok(generation)
 }
@@ -230,7 +253,10 @@ pub(crate) fn tell(shared: &Shared, job: impl FnOnce(u64) -> RemoteJob) -> Optio
 }
 
 /// Make a namespace's objects unreachable; returns the answer to wait for.
-pub(crate) fn begin_clear(shared: &Shared, namespace: NamespaceId) -> Result<(Generation, Option<u64>)> {
+pub(crate) fn begin_clear(
+    shared: &Shared,
+    namespace: NamespaceId,
+) -> Result<(Generation, Option<u64>)> {
     shared.check_open()?;
     let mut core = shared.lock();
     let rows = core.visibility.generations();
@@ -247,8 +273,9 @@ pub(crate) fn begin_clear(shared: &Shared, namespace: NamespaceId) -> Result<(Ge
     // do.
     let room = if holds { max } else { max.div_ceil(2) };
     if !has_row && rows >= room as usize {
-        let detail =
-            format!("no room for another cleared namespace namespace={namespace} namespaces_max={max}");
+        let detail = format!(
+            "no room for another cleared namespace namespace={namespace} namespaces_max={max}"
+        );
         return Err(Error::new(ErrorKind::NoSpace, detail));
     }
     let generation = core.clear(namespace);

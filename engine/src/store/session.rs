@@ -71,7 +71,8 @@ impl Session {
         let scratch = Scratch::new().map_err(|e| {
             Error::busy(format!("no memory for a session: {e}{}", limits::mapping_limit_text()))
         })?;
-        let seed = || u64::from_le_bytes(*shared.env.entropy.bytes16().first_chunk().unwrap_or(&[0; 8]));
+        let seed =
+            || u64::from_le_bytes(*shared.env.entropy.bytes16().first_chunk().unwrap_or(&[0; 8]));
         let sampler = Sampler::new(shared.config.verify_ratio(), seed);
         let connections = shared.remote.clone().map(PeerConnections::new);
         let counter_stripe = shared.get_counters.assign_stripe();
@@ -221,7 +222,12 @@ impl Session {
     }
 
     /// Determine from record headers whether each key's object is present, and wait for the result.
-    pub(crate) fn probe(&mut self, keys: &[ObjectKey], at: Recency, deadline: Mono) -> Vec<Option<Probed>> {
+    pub(crate) fn probe(
+        &mut self,
+        keys: &[ObjectKey],
+        at: Recency,
+        deadline: Mono,
+    ) -> Vec<Option<Probed>> {
         let ticket = self.ticket();
         let mut batch = GetBatch::probe(&mut self.io, keys, at, deadline);
         while !batch.advance(&mut self.io, ticket) {
@@ -349,12 +355,16 @@ impl Session {
             let finished = match batch {
                 Batch::Get(b) => b.advance(&mut self.io, *ticket),
                 Batch::Put(b) => b.advance(&mut self.io, *ticket),
-                Batch::Remote(b) => {
-                    self.io.connections.as_mut().is_none_or(|connections| b.advance(connections, now))
-                }
-                Batch::Exists(b) => {
-                    self.io.connections.as_mut().is_none_or(|connections| b.advance(connections, now))
-                }
+                Batch::Remote(b) => self
+                    .io
+                    .connections
+                    .as_mut()
+                    .is_none_or(|connections| b.advance(connections, now)),
+                Batch::Exists(b) => self
+                    .io
+                    .connections
+                    .as_mut()
+                    .is_none_or(|connections| b.advance(connections, now)),
             };
             if !finished {
                 i += 1;
@@ -364,10 +374,18 @@ impl Session {
             let done = match batch {
                 Batch::Get(b) => {
                     let Finished { done, missed, options } = b.finish(&mut self.io);
-                    if let Some(connections) = self.io.connections.as_ref().filter(|_| !missed.is_empty()) {
+                    if let Some(connections) =
+                        self.io.connections.as_ref().filter(|_| !missed.is_empty())
+                    {
                         let since = self.io.shared.removal_fence.epoch_without_removal();
-                        let remote =
-                            RemoteGet::begin(connections, done, missed, options, GetTarget::Peers, since);
+                        let remote = RemoteGet::begin(
+                            connections,
+                            done,
+                            missed,
+                            options,
+                            GetTarget::Peers,
+                            since,
+                        );
                         self.batches.push((ticket, Batch::Remote(Box::new(remote))));
                         continue;
                     }
@@ -421,7 +439,10 @@ impl Session {
     fn completed(&mut self, completion: Completion) -> bool {
         let token = completion.token;
         if let Some((segment, submitted_at)) = self.io.orphans.remove(&token) {
-            self.io.shared.slow_reads.note(self.io.completed_at.since(submitted_at), self.io.completed_at);
+            self.io
+                .shared
+                .slow_reads
+                .note(self.io.completed_at.since(submitted_at), self.io.completed_at);
             release_segment(&self.io.shared, segment);
             return false;
         }

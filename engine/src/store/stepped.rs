@@ -43,7 +43,10 @@ impl SteppedRuntime {
 
     /// One step of each task.
     pub fn step(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain_mut(|task| task.step() != Step::Done);
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain_mut(|task| task.step() != Step::Done);
     }
 }
 

@@ -95,7 +95,9 @@ fn cache_page(
     let entries = page.len() as u64 * if matches!(kind, PutKind::Attached(_)) { 2 } else { 1 };
     let may_store = |core: &Core| {
         let has_room = core.index.len() + entries <= core.index.capacity();
-        has_room && (shared.removal_fence.is_unchanged_since(since) || mutant::on(Mutant::KeptBehindRemoval))
+        has_room
+            && (shared.removal_fence.is_unchanged_since(since)
+                || mutant::on(Mutant::KeptBehindRemoval))
     };
     let mut core = shared.lock();
     if !may_store(&core) {

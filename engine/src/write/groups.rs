@@ -55,7 +55,9 @@ pub(crate) fn join(
     over_link: bool,
 ) -> Result<JoinedGroup> {
     shared.check_open()?;
-    let Some(first) = required.first() else { return Err(Error::invalid("a group requires no object")) };
+    let Some(first) = required.first() else {
+        return Err(Error::invalid("a group requires no object"));
+    };
     put::check_keys(shared, PutKind::Base, required)?;
     for key in required {
         put::check_object(shared, &ObjectSize { key: *key, length: None, in_arena: false }, first)?;
@@ -171,8 +173,9 @@ impl JoinedGroup {
     /// The outcome of a commit, from the outcomes of its members.
     pub fn commit_outcome(&self, shared: &Shared, done: Vec<PutDone>) -> Result<PutOutcome> {
         let outcome = crate::api::borrowed::outcome_of_group(done.into_iter().map(|d| d.outcome));
-        let may_be_committed =
-            outcome.as_ref().is_none_or(|o| o.as_ref().is_err_and(|e| e.kind == ErrorKind::Unavailable));
+        let may_be_committed = outcome
+            .as_ref()
+            .is_none_or(|o| o.as_ref().is_err_and(|e| e.kind == ErrorKind::Unavailable));
         match outcome {
             // Another caller that joined the group has committed it.
             _ if may_be_committed && !self.is_open(shared) && self.missing(shared).is_empty() => {
@@ -214,8 +217,9 @@ impl JoinedGroup {
         };
         let known = open.places.get(at).and_then(MemberPlace::length);
         if let Some(known) = known.filter(|known| *known != length) {
-            let detail =
-                format!("key is present with another length key={key} present={known} given={length}");
+            let detail = format!(
+                "key is present with another length key={key} present={known} given={length}"
+            );
             return Err(Error::invalid(detail));
         }
         if known.is_some() || present {

@@ -99,10 +99,14 @@ pub(crate) fn check_object(shared: &Shared, object: &ObjectSize, first: &ObjectK
         return Err(Error::invalid(format!("object has no bytes key={key} length=0")));
     }
     if let Some(length) = length.filter(|length| *length > max) {
-        return Err(Error::invalid(format!("object is too large key={key} length={length} max={max}")));
+        return Err(Error::invalid(format!(
+            "object is too large key={key} length={length} max={max}"
+        )));
     }
     if !key.same_page(first) {
-        return Err(Error::invalid(format!("a group has objects of two pages key={key} other={first}")));
+        return Err(Error::invalid(format!(
+            "a group has objects of two pages key={key} other={first}"
+        )));
     }
     Ok(())
 }
@@ -111,7 +115,9 @@ pub(crate) fn check_object(shared: &Shared, object: &ObjectSize, first: &ObjectK
 pub(crate) fn check_keys(shared: &Shared, kind: PutKind<'_>, keys: &[ObjectKey]) -> Result<()> {
     let (objects, most) = (keys.len(), MEMBERS_MAX);
     if objects > most {
-        return Err(Error::invalid(format!("a group has too many objects objects={objects} max={most}")));
+        return Err(Error::invalid(format!(
+            "a group has too many objects objects={objects} max={most}"
+        )));
     }
     for (i, key) in keys.iter().enumerate() {
         if keys[..i].contains(key) {
@@ -119,7 +125,9 @@ pub(crate) fn check_keys(shared: &Shared, kind: PutKind<'_>, keys: &[ObjectKey])
         }
         if let PutKind::Attached(base) = kind {
             if !key.same_page(base) {
-                return Err(Error::invalid(format!("base is of another page key={key} base={base}")));
+                return Err(Error::invalid(format!(
+                    "base is of another page key={key} base={base}"
+                )));
             }
             if key == base {
                 return Err(Error::invalid(format!("an object is attached to itself key={key}")));
@@ -147,8 +155,9 @@ pub(crate) fn check_bytes(shared: &Shared, first: &ObjectKey, lengths: &[u64]) -
         let bytes = record::record_bytes(lengths.iter().copied(), BLOCK_BYTES);
         let max = footer::record_bytes_max(volume.geometry.segment_bytes, objects);
         if bytes > max {
-            let detail =
-                format!("group is larger than a segment's payload key={first} bytes={bytes} max={max}");
+            let detail = format!(
+                "group is larger than a segment's payload key={first} bytes={bytes} max={max}"
+            );
             return Err(Error::invalid(detail));
         }
     }

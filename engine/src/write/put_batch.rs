@@ -151,12 +151,15 @@ impl BatchGroup {
             GroupSource::Open(id, required) => {
                 let mut core = shared.lock();
                 let open = core.pending_groups.get_mut(*id).filter(|open| {
-                    (0..required.len()).all(|i| is_adopted(&admitted.adopts, i) || open.filled(i).is_some())
+                    (0..required.len())
+                        .all(|i| is_adopted(&admitted.adopts, i) || open.filled(i).is_some())
                 });
                 let Some(open) = open else { return Err(Box::new(admitted)) };
                 let one = |(i, key): (usize, &ObjectKey)| match adopted(i) {
                     Some(_) => Some(MemberSource::ToCopy(*key)),
-                    None => open.take_member(i).map(|member| MemberSource::InArena(Box::new(member))),
+                    None => {
+                        open.take_member(i).map(|member| MemberSource::InArena(Box::new(member)))
+                    }
                 };
                 let all: Vec<_> = required.iter().enumerate().filter_map(one).collect();
                 drop(core);
@@ -179,7 +182,9 @@ impl BatchGroup {
     fn take_back(&self, core: &mut Core, adopts: &[bool], members: Vec<FrameMember>) {
         for (i, member) in members.into_iter().enumerate() {
             let open = match &self.source {
-                GroupSource::Open(id, _) if !is_adopted(adopts, i) => core.pending_groups.get_mut(*id),
+                GroupSource::Open(id, _) if !is_adopted(adopts, i) => {
+                    core.pending_groups.get_mut(*id)
+                }
                 GroupSource::Open(..) | GroupSource::Caller(_) => None,
             };
             let unowned = match open {
@@ -253,10 +258,9 @@ impl PutBatch {
     /// Make an open group visible.
     pub fn commit(io: &mut SessionIo, open: u64, at: Recency, deadline: Mono) -> PutBatch {
         let mut core = io.shared.lock();
-        let found = core
-            .pending_groups
-            .get_mut(open)
-            .map(|group| (std::mem::replace(&mut group.committing, true), group.required.clone(), group.at));
+        let found = core.pending_groups.get_mut(open).map(|group| {
+            (std::mem::replace(&mut group.committing, true), group.required.clone(), group.at)
+        });
         drop(core);
         let (busy, required, at) = found.unwrap_or((false, Arc::new([]), at));
         let mut group = BatchGroup::new(GroupSource::Open(open, required), None);
@@ -289,7 +293,8 @@ impl PutBatch {
     /// Settle an open group that has its outcome: a committed group is closed, any other stays open
     /// for the next attempt.
     fn settle_open_group(&self, shared: &Shared, i: usize) {
-        let BatchGroup { source: GroupSource::Open(id, _), outcome: Some(outcome), .. } = &self.groups[i]
+        let BatchGroup { source: GroupSource::Open(id, _), outcome: Some(outcome), .. } =
+            &self.groups[i]
         else {
             return;
         };
@@ -322,9 +327,12 @@ impl PutBatch {
         }
         if !headers.is_empty() {
             let keys: Vec<_> = headers.iter().map(|(g, m)| *self.groups[*g].key(*m)).collect();
-            self.reading = ActiveReads::Headers(GetBatch::probe(io, &keys, self.at, self.deadline), headers);
+            self.reading =
+                ActiveReads::Headers(GetBatch::probe(io, &keys, self.at, self.deadline), headers);
             // Objects are read in the next round.
-            objects.into_iter().for_each(|(g, members)| self.groups[g].needs = Needs::Objects(members));
+            objects
+                .into_iter()
+                .for_each(|(g, members)| self.groups[g].needs = Needs::Objects(members));
             return;
         }
         let mut gets = Vec::new();
@@ -334,7 +342,11 @@ impl PutBatch {
                 Ok(buffers) => {
                     for (alone, buffer) in alone.iter().zip(buffers) {
                         let key = *self.groups[g].key(alone.member);
-                        gets.push(Get { key, range: None, destination: Destination::owned(buffer) });
+                        gets.push(Get {
+                            key,
+                            range: None,
+                            destination: Destination::owned(buffer),
+                        });
                         targets.push((g, alone.member, alone.location));
                     }
                 }
@@ -346,7 +358,8 @@ impl PutBatch {
         }
         self.release_buffers(&io.shared);
         if !gets.is_empty() {
-            self.reading = ActiveReads::Objects(GetBatch::begin(io, gets, self.at, self.deadline), targets);
+            self.reading =
+                ActiveReads::Objects(GetBatch::begin(io, gets, self.at, self.deadline), targets);
         }
     }
 
@@ -365,8 +378,9 @@ impl PutBatch {
             let max = shared.staging.capacity() as u64;
             if core.adopting_bytes > 0 && core.adopting_bytes + bytes > max {
                 let now = core.adopting_bytes;
-                let detail =
-                    format!("buffers for adopted objects are in use bytes={bytes} used={now} max={max}");
+                let detail = format!(
+                    "buffers for adopted objects are in use bytes={bytes} used={now} max={max}"
+                );
                 return Err(Error::busy(detail));
             }
             core.adopting_bytes += bytes;
@@ -374,7 +388,8 @@ impl PutBatch {
         self.groups[g].buffer_bytes += bytes;
         let buffers: std::io::Result<Vec<_>> =
             alone.iter().map(|a| AlignedBuf::new(a.length as usize)).collect();
-        buffers.map_err(|e| Error::busy(format!("no memory for adopted objects bytes={bytes}: {e}")))
+        buffers
+            .map_err(|e| Error::busy(format!("no memory for adopted objects bytes={bytes}: {e}")))
     }
 
     /// Free the adopted objects' buffers of groups that have their outcome.
@@ -436,8 +451,9 @@ impl PutBatch {
             ActiveReads::Headers(batch, _) | ActiveReads::Objects(batch, _) => batch.abandon(io),
         }
         for i in 0..self.groups.len() {
-            let internal =
-                || Error::new(ErrorKind::Unavailable, "session was dropped before the put completed");
+            let internal = || {
+                Error::new(ErrorKind::Unavailable, "session was dropped before the put completed")
+            };
             self.groups[i].outcome.get_or_insert_with(|| Err(internal()));
             self.settle_open_group(&io.shared, i);
         }
@@ -446,7 +462,8 @@ impl PutBatch {
 
     /// The outcomes, group by group, object by object.
     pub fn finish(self, _io: &mut SessionIo) -> Vec<PutDone> {
-        let mut all = Vec::with_capacity(self.groups.iter().map(|group| group.source.objects()).sum());
+        let mut all =
+            Vec::with_capacity(self.groups.iter().map(|group| group.source.objects()).sum());
         self.groups.into_iter().for_each(|group| collect_results(group, &mut all));
         all
     }
@@ -458,7 +475,9 @@ fn collect_results(group: BatchGroup, all: &mut Vec<PutDone>) {
     let outcome = group.outcome.unwrap_or_else(|| Err(internal()));
     let one = |(i, source): (usize, Source)| {
         let outcome = match &outcome {
-            Ok(PutOutcome::Stored) if is_adopted(&group.adopts, i) => Ok(PutOutcome::AlreadyPresent),
+            Ok(PutOutcome::Stored) if is_adopted(&group.adopts, i) => {
+                Ok(PutOutcome::AlreadyPresent)
+            }
             other => other.clone(),
         };
         PutDone { outcome, source }

@@ -118,7 +118,10 @@ const CALLS: &[(&str, Call)] = &[
         let part = [PutSlice { key: key(4), pieces: &[&bytes] }];
         Ok(client.put_parts(&required[..1], &[&part], plain()).remove(0)? == PutOutcome::Stored)
     }),
-    ("exists_batch", |client| Ok(client.exists_batch(&[key(1), key(9)], plain())? == [true, false])),
+    (
+        "exists_batch",
+        |client| Ok(client.exists_batch(&[key(1), key(9)], plain())? == [true, false]),
+    ),
     ("exists_prefix", |client| Ok(client.exists_prefix(&[key(1), key(2), key(9)], plain())? == 2)),
     ("prefetch", |client| client.prefetch(&[key(1)], plain()).map(|_| true)),
     ("lease", |client| Ok(client.lease(&[key(1)], Duration::from_millis(1), plain())? == 1)),
@@ -219,7 +222,8 @@ fn call_is_not_repeated_after_its_second_connection_ends() {
     let listen = ListenConfig { address: anywhere(), admission, beyond_this_host: false };
     let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
     let offer = Offer::of_this_build([1; 16]);
-    let mut listener = Listener::new(&listen, offer, entropy, clock, Limits::default()).expect("listens");
+    let mut listener =
+        Listener::new(&listen, offer, entropy, clock, Limits::default()).expect("listens");
     let address = listener.address().clone();
     let (stop, asked) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {

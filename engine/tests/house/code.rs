@@ -6,8 +6,23 @@ use pagelith::config::fields;
 
 use super::source::{code, files, is_test_file, rust_files, text, words};
 
-/// Most lines of a file under `src`, including its unit tests.
+/// A file under `src` with more lines, its unit tests included, is listed in [`LONG_FILES`].
 const LINES_MAX: usize = 500;
+/// Files that are longer and hold one concept all the same. A file is not cut in two to be shorter.
+const LONG_FILES: [(&str, &str); 10] = [
+    ("engine/src/background/reclaim.rs", "the steps of one reclaim"),
+    ("engine/src/server/tests.rs", "one pair of stores, and what passes between them"),
+    ("layouts/src/wire/request.rs", "one body for each verb"),
+    ("engine/src/client/mod.rs", "the calls of a client"),
+    ("python/src/store.rs", "the calls of the Python class"),
+    ("tiers/src/ssd/recover.rs", "one pass of recovery"),
+    ("engine/src/state/pending_groups.rs", "one table"),
+    ("sim/src/explore/oracle.rs", "one model of a store"),
+    ("engine/src/server/put.rs", "the steps of one put"),
+    ("sim/src/explore/reads.rs", "the reads of the explorer"),
+];
+/// Columns of a line of a comment, but for tables, links, commands and examples.
+const COLUMNS_MAX: usize = 100;
 /// Crates whose code takes time, threads and files from the seams only. `io` and `transport`
 /// implement the seams; `cli`, `sim` and the benches are edges.
 const SEALED: [&str; 3] = ["layouts", "tiers", "engine"];
@@ -30,12 +45,14 @@ const SYSTEM: [&str; 10] = [
 const PRINTS: [&str; 4] = ["println!", "eprintln!", "print!", "eprint!"];
 
 fn too_long(files: &[(String, usize)]) -> Vec<String> {
-    let long = files.iter().filter(|(_, lines)| *lines > LINES_MAX);
-    long.map(|(path, lines)| format!("{path} has {lines} lines, most is {LINES_MAX}")).collect()
+    let listed = |path: &str| LONG_FILES.iter().any(|(long, _)| *long == path);
+    let long = files.iter().filter(|(path, lines)| (*lines > LINES_MAX) != listed(path));
+    long.map(|(path, lines)| format!("{path} has {lines} lines: list it, or list it no more"))
+        .collect()
 }
 
 #[test]
-fn no_file_exceeds_the_line_limit() {
+fn file_above_the_line_limit_is_listed_with_its_reason() {
     let sources = rust_files().into_iter().filter(|path| path.contains("/src/"));
     let lines: Vec<_> = sources.map(|path| (path.clone(), text(&path).lines().count())).collect();
     assert!(lines.len() > 50, "files={}", lines.len());
@@ -46,6 +63,39 @@ fn no_file_exceeds_the_line_limit() {
 fn long_file_is_detected() {
     assert_eq!(too_long(&[("io/src/a.rs".into(), 500)]), Vec::<String>::new());
     assert_eq!(too_long(&[("io/src/a.rs".into(), 501)]).len(), 1);
+    assert_eq!(too_long(&[(LONG_FILES[0].0.into(), 500)]).len(), 1, "listed and short");
+}
+
+/// Lines of comments that are too wide, by number.
+fn wide_comments(rust: &str) -> Vec<usize> {
+    let mut example = false;
+    let mut wide = Vec::new();
+    for (number, line) in rust.lines().enumerate() {
+        let text = line.trim_start();
+        if !text.starts_with("//") {
+            continue;
+        }
+        let text = text.trim_start_matches(['/', '!']).trim_start();
+        example ^= text.starts_with("```");
+        let unbroken = example || ["|", "`", "cargo "].iter().any(|start| text.starts_with(start));
+        if line.chars().count() > COLUMNS_MAX && !unbroken {
+            wide.push(number + 1);
+        }
+    }
+    wide
+}
+
+#[test]
+fn comments_fit_their_columns() {
+    let sources = rust_files().into_iter().map(|path| (wide_comments(&text(&path)), path));
+    let wide: Vec<_> = sources.filter(|(lines, _)| !lines.is_empty()).collect();
+    assert_eq!(wide, Vec::<(Vec<usize>, String)>::new());
+}
+
+#[test]
+fn wide_comment_is_detected() {
+    let (wide, table) = (format!("// {}", "a ".repeat(60)), format!("/// | {} |", "a ".repeat(60)));
+    assert_eq!(wide_comments(&format!("let a = 1;\n{wide}\n{table}")), [2]);
 }
 
 /// The shipped part of a file: without comments, strings and the module of unit tests at its end.
@@ -68,9 +118,9 @@ fn names_any_of(names: &[&str], path: &str, rust: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (number, line) in code.lines().enumerate() {
         for name in names {
-            let whole = line
-                .match_indices(name)
-                .any(|(at, _)| !line[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':'));
+            let whole = line.match_indices(name).any(|(at, _)| {
+                !line[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':')
+            });
             if whole {
                 found.push(format!("{path}:{}: {name}", number + 1));
             }
@@ -132,8 +182,12 @@ fn accounted(page: &str) -> BTreeMap<String, usize> {
     for row in page.lines().filter(|line| line.starts_with("| `")) {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
         let file = cells[1].trim_matches('`').to_owned();
-        let count: usize = cells[2].parse().unwrap_or_else(|_| panic!("second cell must be a number: {row}"));
-        assert!(cells.len() >= 7 && cells[3..6].iter().all(|c| !c.is_empty()), "a cell is empty: {row}");
+        let count: usize =
+            cells[2].parse().unwrap_or_else(|_| panic!("second cell must be a number: {row}"));
+        assert!(
+            cells.len() >= 7 && cells[3..6].iter().all(|c| !c.is_empty()),
+            "a cell is empty: {row}"
+        );
         *counts.entry(file).or_default() += count;
     }
     counts
@@ -148,7 +202,11 @@ fn used(files: impl Iterator<Item = (String, String)>) -> BTreeMap<String, usize
 fn every_unsafe_block_has_its_row() {
     let used = used(rust_files().into_iter().map(|path| (path.clone(), text(&path))));
     assert!(used.len() >= 5, "{used:?}");
-    assert_eq!(used, accounted(&text("docs/unsafe.md")), "left: in the code; right: in docs/unsafe.md");
+    assert_eq!(
+        used,
+        accounted(&text("docs/unsafe.md")),
+        "left: in the code; right: in docs/unsafe.md"
+    );
 }
 
 #[test]
@@ -164,8 +222,9 @@ fn unsafe_block_without_a_row_is_detected() {
 /// settings.
 fn strange_variables(text: &str) -> Vec<String> {
     let quoted = text.split(['"', '`', '{', ' ', '(']).filter(|word| word.starts_with("PAGELITH_"));
-    let name =
-        |word: &str| word.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().map(str::to_owned);
+    let name = |word: &str| {
+        word.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().map(str::to_owned)
+    };
     let names = quoted.filter_map(name).filter(|name| !name.ends_with('_'));
     names.filter(|name| !fields().iter().any(|field| field.env_name() == *name)).collect()
 }
@@ -188,5 +247,8 @@ fn other_environment_variables_have_another_prefix() {
         strange_variables("var(\"PAGELITH_TRACE\"), ${PAGELITH_CI_FUZZ:-1}"),
         ["PAGELITH_TRACE", "PAGELITH_CI_FUZZ"]
     );
-    assert_eq!(strange_variables("`PAGELITH_DRAM__BYTES=1` TEST_PAGELITH_TRACE"), Vec::<String>::new());
+    assert_eq!(
+        strange_variables("`PAGELITH_DRAM__BYTES=1` TEST_PAGELITH_TRACE"),
+        Vec::<String>::new()
+    );
 }

@@ -5,15 +5,17 @@ use super::source::{code, exists, files, root, rust_files, text};
 /// Markdown pages written by hand or rendered, by path from the root.
 fn pages() -> Vec<String> {
     let mut pages = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(str::to_owned).to_vec();
-    pages.extend(["docs", "sim", "fuzz", "benches", "python"].iter().flat_map(|dir| files(dir, ".md")));
+    pages.extend(
+        ["docs", "sim", "fuzz", "benches", "python"].iter().flat_map(|dir| files(dir, ".md")),
+    );
     pages
 }
 
 /// Targets of the page's links, without those outside of the repository.
 fn links(page: &str) -> Vec<String> {
     let targets = page.match_indices("](").filter_map(|(at, _)| page[at + 2..].split(')').next());
-    let own =
-        targets.filter(|t| !t.contains("://") && !t.starts_with('#') && !t.contains(char::is_whitespace));
+    let own = targets
+        .filter(|t| !t.contains("://") && !t.starts_with('#') && !t.contains(char::is_whitespace));
     own.map(|t| t.split('#').next().unwrap_or(t).to_owned()).collect()
 }
 
@@ -26,7 +28,8 @@ fn unlisted(contents: &str, pages: &[String]) -> Vec<String> {
 
 #[test]
 fn reading_list_contains_every_page_and_decision() {
-    let pages: Vec<_> = files("docs", ".md").into_iter().filter(|p| p != "docs/README.md").collect();
+    let pages: Vec<_> =
+        files("docs", ".md").into_iter().filter(|p| p != "docs/README.md").collect();
     assert!(pages.iter().any(|p| p.starts_with("docs/decisions/0001")), "{pages:?}");
     assert_eq!(unlisted(&text("docs/README.md"), &pages), Vec::<String>::new());
     let planted = ["docs/decisions/0099-forgotten.md".to_owned()];
@@ -61,7 +64,10 @@ fn absent_functions(page: &str, sources: &[(String, String)]) -> Vec<String> {
     let mut absent = Vec::new();
     for span in spans(page) {
         let Some((place, function)) = span.split_once("::") else { continue };
-        if place.is_empty() || function.is_empty() || !place.chars().chain(function.chars()).all(name) {
+        if place.is_empty()
+            || function.is_empty()
+            || !place.chars().chain(function.chars()).all(name)
+        {
             continue;
         }
         let is_type = place.starts_with(|c: char| c.is_ascii_uppercase());
@@ -89,7 +95,9 @@ fn sources() -> Vec<(String, String)> {
 #[test]
 fn functions_named_in_documents_exist() {
     let sources = sources();
-    for page in ["docs/architecture.md", "docs/promises.md", "docs/operations.md", "docs/security.md"] {
+    for page in
+        ["docs/architecture.md", "docs/promises.md", "docs/operations.md", "docs/security.md"]
+    {
         assert_eq!(absent_functions(&text(page), &sources), Vec::<String>::new(), "{page}");
     }
     let planted = absent_functions("`put::admit` `put::no_such` `Flusher::step` `A::b`", &sources);
@@ -135,7 +143,11 @@ fn without_reason(manifest: &str, page: &str) -> Vec<String> {
     let table: toml::Table = manifest.parse().expect("a manifest");
     let all = table["workspace"]["dependencies"].as_table().expect("the workspace's dependencies");
     let own = |name: &&String| name.as_str() != "pagelith" && !name.starts_with("pagelith-");
-    all.keys().filter(own).filter(|name| !page.contains(&format!("| `{name}` |"))).cloned().collect()
+    all.keys()
+        .filter(own)
+        .filter(|name| !page.contains(&format!("| `{name}` |")))
+        .cloned()
+        .collect()
 }
 
 #[test]
@@ -148,7 +160,9 @@ fn every_dependency_has_a_reason() {
     for path in super::source::CRATES.iter().flat_map(|dir| files(dir, "Cargo.toml")) {
         let table: toml::Table = text(&path).parse().expect("a manifest");
         for kind in ["dependencies", "dev-dependencies", "build-dependencies"] {
-            for (name, value) in table.get(kind).and_then(toml::Value::as_table).into_iter().flatten() {
+            for (name, value) in
+                table.get(kind).and_then(toml::Value::as_table).into_iter().flatten()
+            {
                 let shared = value.get("workspace").and_then(toml::Value::as_bool) == Some(true);
                 let alone = page.contains(&format!("| `{name}` |"));
                 // A crate that is its own workspace has no such list.
@@ -163,7 +177,8 @@ fn every_dependency_has_a_reason() {
 fn example(text: &str, comment: &str, fence: &str) -> String {
     let lines = text.lines().map(|line| line.strip_prefix(comment).unwrap_or(line));
     let block = lines.map(str::trim_end).skip_while(|line| *line != fence).skip(1);
-    let block = block.take_while(|line| *line != "```").map(|line| line.strip_prefix("# ").unwrap_or(line));
+    let block =
+        block.take_while(|line| *line != "```").map(|line| line.strip_prefix("# ").unwrap_or(line));
     block.collect::<Vec<_>>().join("\n")
 }
 

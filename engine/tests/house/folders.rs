@@ -6,8 +6,19 @@ use super::code::shipping;
 use super::source::{files, is_test_file, text};
 
 /// The folders, lowest first. A name may point to the left only.
-const FOLDERS: [&str; 11] =
-    ["config", "api", "rpc", "client", "memory", "state", "read", "write", "background", "store", "server"];
+const FOLDERS: [&str; 11] = [
+    "api",
+    "config",
+    "rpc",
+    "client",
+    "memory",
+    "state",
+    "read",
+    "write",
+    "background",
+    "store",
+    "server",
+];
 
 /// Names that still point to the right, as (file, module). The list may only get shorter.
 const UPWARD: [(&str, &str); 2] = [

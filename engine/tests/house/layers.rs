@@ -16,10 +16,20 @@ const ARROWS: [(&str, &str, &[&str]); 12] = [
     (
         "pagelith",
         "engine",
-        &["pagelith-mutants", "pagelith-layouts", "pagelith-io", "pagelith-tiers", "pagelith-transport"],
+        &[
+            "pagelith-mutants",
+            "pagelith-layouts",
+            "pagelith-io",
+            "pagelith-tiers",
+            "pagelith-transport",
+        ],
     ),
     ("pagelith-cli", "cli", &["pagelith-layouts", "pagelith-io", "pagelith-transport", "pagelith"]),
-    ("pagelith-python", "python", &["pagelith-layouts", "pagelith-io", "pagelith-transport", "pagelith"]),
+    (
+        "pagelith-python",
+        "python",
+        &["pagelith-layouts", "pagelith-io", "pagelith-transport", "pagelith"],
+    ),
     // Implementations of the seams of io and transport, and the explorer that drives a store over
     // them; nothing that ships depends on it.
     (
@@ -64,9 +74,11 @@ fn wrong_arrows(manifests: &BTreeMap<String, String>) -> Vec<String> {
         if dir.starts_with("benches/") {
             continue;
         }
-        let table: toml::Table = manifest.parse().unwrap_or_else(|e| panic!("{dir}/Cargo.toml: {e}"));
+        let table: toml::Table =
+            manifest.parse().unwrap_or_else(|e| panic!("{dir}/Cargo.toml: {e}"));
         let package = table["package"]["name"].as_str().unwrap_or_default();
-        let Some((_, _, allowed)) = ARROWS.iter().find(|(p, d, _)| *p == package && d == dir) else {
+        let Some((_, _, allowed)) = ARROWS.iter().find(|(p, d, _)| *p == package && d == dir)
+        else {
             wrong.push(format!("crate has no place in the house package={package} dir={dir}"));
             continue;
         };
@@ -88,7 +100,8 @@ fn manifests() -> BTreeMap<String, String> {
     found
 }
 
-/// Directories of manifests, but for that of the planted bugs themselves, that name the feature which builds those in.
+/// Directories of manifests, but for that of the planted bugs themselves, that name the feature
+/// which builds those in.
 fn planting(manifests: &BTreeMap<String, String>) -> Vec<&String> {
     let names = |line: &str| !line.trim_start().starts_with('#') && line.contains("planted");
     let plants = |dir: &str, manifest: &str| dir != "sim/mutants" && manifest.lines().any(names);
@@ -113,7 +126,11 @@ fn no_manifest_builds_planted_bugs_in() {
 #[test]
 fn crates_depend_downwards_only() {
     let manifests = manifests();
-    assert!(manifests.contains_key("engine") && manifests.contains_key("sim"), "{:?}", manifests.keys());
+    assert!(
+        manifests.contains_key("engine") && manifests.contains_key("sim"),
+        "{:?}",
+        manifests.keys()
+    );
     assert_eq!(wrong_arrows(&manifests), Vec::<String>::new());
 }
 
@@ -168,7 +185,9 @@ fn inspect_and_verify_read_with_layouts_alone() {
     read.extend(files("cli/src", "/inspect.rs"));
     read.extend(files("cli/src", "inspect.rs"));
     assert!(read.len() >= 3, "{read:?}");
-    let with_engine: Vec<_> =
-        read.into_iter().filter(|path| words(&super::source::code(&text(path)), "pagelith") > 0).collect();
+    let with_engine: Vec<_> = read
+        .into_iter()
+        .filter(|path| words(&super::source::code(&text(path)), "pagelith") > 0)
+        .collect();
     assert_eq!(with_engine, Vec::<String>::new());
 }

@@ -7,12 +7,14 @@ use pagelith::config::{Config, Field, fields};
 use super::source::{root, text};
 
 const PAGE: &str = "docs/operations.md";
-const BEGIN: &str = "<!-- settings: rendered from config::fields(), see engine/tests/house/rendered.rs -->\n";
+const BEGIN: &str =
+    "<!-- settings: rendered from config::fields(), see engine/tests/house/rendered.rs -->\n";
 const END: &str = "<!-- end of settings -->\n";
 
 fn settings() -> String {
     let config = Config::default();
-    let mut page = "\n| setting | default | must be | environment |\n| --- | --- | --- | --- |\n".to_owned();
+    let mut page =
+        "\n| setting | default | must be | environment |\n| --- | --- | --- | --- |\n".to_owned();
     let row = |f: &Field| {
         let (path, default, expects) = (f.path(), f.shown_in(&config), f.expects());
         format!("| `{path}` | {default} | {expects} | `{}` |\n", f.env_name())
@@ -47,7 +49,8 @@ fn uncounted(page: &str, names: &[String]) -> Vec<String> {
         .flat_map(|line| line.split('|').nth(1).unwrap_or("").split('`').skip(1).step_by(2))
         .collect();
     let missing = names.iter().filter(|name| !rows.contains(&name.as_str())).cloned();
-    let strange = rows.iter().filter(|row| !names.iter().any(|name| name == *row)).map(|r| (*r).to_owned());
+    let strange =
+        rows.iter().filter(|row| !names.iter().any(|name| name == *row)).map(|r| (*r).to_owned());
     missing.chain(strange).collect()
 }
 

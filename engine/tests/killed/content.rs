@@ -1,7 +1,8 @@
 //! Self-describing bytes: a function of page, component and version.
 
 use pagelith::layouts::{
-    ids::NamespaceId, ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard,
+    ids::NamespaceId, ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace,
+    shard::Shard,
 };
 
 use super::Page;
@@ -39,8 +40,15 @@ pub fn key(page: Page, component: usize) -> ObjectKey {
     let mut hash = [0; 32];
     hash[..4].copy_from_slice(&page.number.to_le_bytes());
     let part = COMPONENTS[component];
-    ObjectKey::new(namespace(page.namespace), PrefixHash(hash), Role::Target, "kv", part, Shard::Whole)
-        .expect("a key")
+    ObjectKey::new(
+        namespace(page.namespace),
+        PrefixHash(hash),
+        Role::Target,
+        "kv",
+        part,
+        Shard::Whole,
+    )
+    .expect("a key")
 }
 
 fn seed(page: Page, component: usize) -> u64 {
@@ -51,7 +59,8 @@ fn seed(page: Page, component: usize) -> u64 {
 /// as a write.
 pub fn length(page: Page, component: usize) -> usize {
     let mut rng = Rng(seed(page, component));
-    let most = [64, 64, 8 << 10, 8 << 10, 8 << 10, 24 << 10, 24 << 10, 100 << 10][rng.below(8) as usize];
+    let most =
+        [64, 64, 8 << 10, 8 << 10, 8 << 10, 24 << 10, 24 << 10, 100 << 10][rng.below(8) as usize];
     1 + rng.below(most) as usize
 }
 

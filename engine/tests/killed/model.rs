@@ -135,7 +135,10 @@ impl Model {
     }
 
     fn of(&mut self, namespace: u8) -> impl Iterator<Item = &mut Known> {
-        self.pages.iter_mut().filter(move |(page, _)| page.namespace == namespace).map(|(_, known)| known)
+        self.pages
+            .iter_mut()
+            .filter(move |(page, _)| page.namespace == namespace)
+            .map(|(_, known)| known)
     }
 
     fn acked(&mut self, page: Page) {
@@ -163,7 +166,11 @@ impl Model {
     /// Compare with the contents of `store`, and continue from them.
     pub fn check(&mut self, store: &Store) -> Tally {
         let tally = self.check_on_a_sick_device(store, Device::Well);
-        assert!(tally.lost == 0 || self.evicts || self.wraps, "{} durable pages are missing", tally.lost);
+        assert!(
+            tally.lost == 0 || self.evicts || self.wraps,
+            "{} durable pages are missing",
+            tally.lost
+        );
         tally
     }
 
@@ -178,7 +185,8 @@ impl Model {
             let (mut exist, mut read) = both_answers(store, page, &keys);
             let found = read.iter().flatten().count();
             if device != Device::Well && found < 2 {
-                let here = (read.iter().zip(0..)).filter_map(|(bytes, c)| Some((c, bytes.as_ref()?)));
+                let here =
+                    (read.iter().zip(0..)).filter_map(|(bytes, c)| Some((c, bytes.as_ref()?)));
                 for (c, bytes) in here {
                     let may: Vec<u64> = known.may.iter().map(|(version, _)| *version).collect();
                     let found = version_of(page, c, bytes, &may);
@@ -209,8 +217,11 @@ impl Model {
                 continue;
             }
             assert!(!may.is_empty(), "removed or cleared page is back {page:?}");
-            let found =
-                [k, v].iter().enumerate().map(|(c, b)| version_of(page, c, b, &may)).collect::<Vec<_>>();
+            let found = [k, v]
+                .iter()
+                .enumerate()
+                .map(|(c, b)| version_of(page, c, b, &may))
+                .collect::<Vec<_>>();
             for (component, found) in COMPONENTS.iter().zip(&found) {
                 let found = found.unwrap_or_else(|| panic!("wrong bytes {page:?} {component}"));
                 assert!(may.contains(&found), "stale bytes {page:?} {component} {found} {known:?}");

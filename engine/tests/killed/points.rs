@@ -86,7 +86,9 @@ impl What {
             (Op::Sync { .. }, None) if checkpoint => What::SyncCheckpoint,
             (Op::Sync { .. }, None) if name == SEGMENTS => What::SyncSegments,
             (Op::Read { .. }, None) if name == SEGMENTS => What::Read,
-            (Op::Write { parts, .. }, None) if name == SEGMENTS => segment(parts.iter().map(|p| p.bytes())),
+            (Op::Write { parts, .. }, None) if name == SEGMENTS => {
+                segment(parts.iter().map(|p| p.bytes()))
+            }
             _ => What::Other,
         }
     }
@@ -135,17 +137,37 @@ pub const POINTS: [Point; 27] = [
     ("footer in flight", |s| writes(s, |w| w.footer), Phase::InFlight),
     ("footer written, not synced", |s| writes(s, |w| w.footer), Phase::After),
     ("tombstones in flight", |s| writes(s, |w| w.tombstones), Phase::InFlight),
-    ("tombstones written, not synced", |s| s.tombstones && s.what == What::SyncSegments, Phase::Before),
+    (
+        "tombstones written, not synced",
+        |s| s.tombstones && s.what == What::SyncSegments,
+        Phase::Before,
+    ),
     ("before the first manifest copy", |s| s.what == What::Manifest(0), Phase::Before),
     ("first manifest copy in flight", |s| s.what == What::Manifest(0), Phase::InFlight),
-    ("first manifest copy not synced", |s| s.dirty && s.what == What::SyncManifest(0), Phase::Before),
+    (
+        "first manifest copy not synced",
+        |s| s.dirty && s.what == What::SyncManifest(0),
+        Phase::Before,
+    ),
     ("between the manifest copies", |s| s.what == What::Manifest(1), Phase::Before),
-    ("second manifest copy not synced", |s| s.dirty && s.what == What::SyncManifest(1), Phase::Before),
+    (
+        "second manifest copy not synced",
+        |s| s.dirty && s.what == What::SyncManifest(1),
+        Phase::Before,
+    ),
     ("manifest changed, nobody told", |s| s.what == What::SyncManifest(1), Phase::After),
     ("mid checkpoint", |s| s.what == What::Checkpoint, Phase::InFlight),
-    ("checkpoint written, not synced", |s| s.dirty && s.what == What::SyncCheckpoint, Phase::Before),
+    (
+        "checkpoint written, not synced",
+        |s| s.dirty && s.what == What::SyncCheckpoint,
+        Phase::Before,
+    ),
     ("checkpoint synced, nobody told", |s| s.what == What::SyncCheckpoint, Phase::After),
-    ("reclaim reads its victim", |s| s.by_flusher && !s.opening && s.what == What::Read, Phase::After),
+    (
+        "reclaim reads its victim",
+        |s| s.by_flusher && !s.opening && s.what == What::Read,
+        Phase::After,
+    ),
     ("moved, not synced", |s| s.moved && s.what == What::SyncSegments, Phase::Before),
     (
         "moved and synced, before the new incarnation",

@@ -74,7 +74,8 @@ fn lock(watch: &Mutex<Watch>) -> MutexGuard<'_, Watch> {
 
 fn die_if(now: bool) {
     if now {
-        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+        let _ =
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     }
 }
 

@@ -94,15 +94,27 @@ impl Plan {
             runtime: Arc::new(Threads),
         };
         let facts = Facts::of_this_machine().expect("facts");
-        let store = Store::open_in(self.config().validate(&facts).expect("a valid configuration"), env)?;
+        let store =
+            Store::open_in(self.config().validate(&facts).expect("a valid configuration"), env)?;
         opened();
         Ok(store)
     }
 
     /// The value for the child's environment.
     pub fn to_text(&self) -> String {
-        let Plan { dir, ssd_mib, write_kib, write_depth, seed, pages, budget, io, reinsert, only_put, aim } =
-            self;
+        let Plan {
+            dir,
+            ssd_mib,
+            write_kib,
+            write_depth,
+            seed,
+            pages,
+            budget,
+            io,
+            reinsert,
+            only_put,
+            aim,
+        } = self;
         let dir = dir.to_str().expect("a path that is text");
         let aim = aim.map_or("-".to_owned(), |aim| format!("{} {}", aim.point, aim.nth));
         format!(
@@ -129,7 +141,9 @@ impl Plan {
             reinsert: next()? == "true",
             only_put: next()? == "true",
             aim: match next()?.split_once(' ') {
-                Some((point, nth)) => Some(Aim { point: point.parse().ok()?, nth: nth.parse().ok()? }),
+                Some((point, nth)) => {
+                    Some(Aim { point: point.parse().ok()?, nth: nth.parse().ok()? })
+                }
                 None => None,
             },
             dir: next()?.into(),
@@ -152,7 +166,8 @@ pub fn child() {
     let spent = AtomicU64::new(0);
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
-            let worker = Worker { plan: &plan, store: &store, mouth: &mouth, spent: &spent, thread };
+            let worker =
+                Worker { plan: &plan, store: &store, mouth: &mouth, spent: &spent, thread };
             scope.spawn(move || worker.work());
         }
     });
@@ -178,7 +193,8 @@ impl Worker<'_> {
         for step in 0.. {
             let may_write = self.spent.load(Ordering::Relaxed) < self.plan.budget;
             // Each thread has its own pages, so that the order of calls on a page is known.
-            let number = rng.below(u64::from(self.plan.pages / THREADS)) as u32 * THREADS + self.thread;
+            let number =
+                rng.below(u64::from(self.plan.pages / THREADS)) as u32 * THREADS + self.thread;
             let page = Page { namespace: rng.below(NAMESPACES.into()) as u8, number };
             // Versions are never reused: the seed differs in every round.
             let version = self.plan.seed << 32 | u64::from(self.thread) << 28 | step;

@@ -96,7 +96,8 @@ impl LoopFs {
     pub fn free_bytes(&self) -> u64 {
         run("sync", &["-f", text(self.path())]).expect("sync");
         let said = run("stat", &["-f", "-c", "%f %S", text(self.path())]).expect("stat");
-        let numbers: Vec<u64> = said.split_whitespace().map(|n| n.parse().expect("a number")).collect();
+        let numbers: Vec<u64> =
+            said.split_whitespace().map(|n| n.parse().expect("a number")).collect();
         numbers[0] * numbers[1]
     }
 }
@@ -141,7 +142,8 @@ impl Throttle {
 
     fn limit(&self, control: &str, fs: &LoopFs, bytes_per_s: u64) -> Result<(), String> {
         let name = fs.device.0.trim_start_matches("/dev/");
-        let number = fs::read_to_string(format!("/sys/block/{name}/dev")).map_err(|e| e.to_string())?;
+        let number =
+            fs::read_to_string(format!("/sys/block/{name}/dev")).map_err(|e| e.to_string())?;
         fs::write(self.0.join(control), format!("{} {bytes_per_s}", number.trim()))
             .map_err(|e| format!("{control}: {e}"))
     }
@@ -159,7 +161,10 @@ impl Throttle {
     /// A command whose process is in the group from its first instruction on.
     pub fn command(&self, program: &Path) -> Command {
         let mut command = Command::new("sh");
-        command.args(["-c", r#"echo $$ > "$0/cgroup.procs" && exec "$@""#]).arg(&self.0).arg(program);
+        command
+            .args(["-c", r#"echo $$ > "$0/cgroup.procs" && exec "$@""#])
+            .arg(&self.0)
+            .arg(program);
         command
     }
 
@@ -176,7 +181,8 @@ impl Throttle {
 
 fn enter(group: &Path) -> Result<(), String> {
     let procs = group.join("cgroup.procs");
-    fs::write(&procs, std::process::id().to_string()).map_err(|e| format!("{}: {e}", procs.display()))
+    fs::write(&procs, std::process::id().to_string())
+        .map_err(|e| format!("{}: {e}", procs.display()))
 }
 
 impl Drop for Throttle {

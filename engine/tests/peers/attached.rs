@@ -57,7 +57,8 @@ struct Moving(Mutex<Option<Arc<SocketDial>>>);
 
 impl Moving {
     fn to(&self, process: &Process) {
-        let dial = SocketDial::new(process.address.clone(), None, offer(), Arc::new(SystemClock::new()));
+        let dial =
+            SocketDial::new(process.address.clone(), None, offer(), Arc::new(SystemClock::new()));
         *self.0.lock().expect("no panic") = Some(Arc::new(dial));
     }
 }
@@ -366,7 +367,9 @@ fn attached_group_is_not_exchanged_with_an_older_peer() {
     let process = Process::new(&memory());
     let front = process.front(&memory(), offer().without(Feature::Bases));
     put_all(&front, 1);
-    until("it is not offered", || (front.stats().remote_stored, front.stats().remote_skipped) == (2, 4));
+    until("it is not offered", || {
+        (front.stats().remote_stored, front.stats().remote_skipped) == (2, 4)
+    });
     assert_eq!((exist(&process.store, &all_of(1)), process.store.stats().groups_waiting), (2, 0));
     put_all(&process.store, 2);
     for tier in [Tier::Remote, Tier::Memory] {
@@ -381,7 +384,10 @@ fn hit_rules_find_attached_groups_at_peers() {
     let process = Process::new(&memory());
     let (front, other) = (process.front(&memory(), offer()), process.front(&memory(), offer()));
     for page in 0..4 {
-        put(&front, &[kv(page), [object(page, "indexer", "x"), object(page, "indexer", "y")]].concat());
+        put(
+            &front,
+            &[kv(page), [object(page, "indexer", "x"), object(page, "indexer", "y")]].concat(),
+        );
         if page % 2 == 0 {
             assert_eq!(attach(&front, kv(page)[0], &state(page)), Ok(PutOutcome::Stored));
         }

@@ -43,7 +43,8 @@ fn configured_peers_share_pages_by_name_and_weight() {
     assert_eq!(get(&other, &pages), all(Tier::Remote, 100));
     // With other names it does not, since the names determine the owners.
     let stranger = front(vec![peer("b", &one), PeerConfig { name: "a".to_owned(), ..heavy }]);
-    let found = stranger.exists_batch(&pages, Options::default()).into_iter().filter(|here| *here).count();
+    let found =
+        stranger.exists_batch(&pages, Options::default()).into_iter().filter(|here| *here).count();
     assert!(found < 100, "{found}");
 }
 
@@ -74,7 +75,10 @@ fn key_file_is_read_at_open_and_must_be_private() {
     let hex = "07".repeat(32);
     let mut config = memory();
     config.remote.key = Some(path.clone());
-    let ring = KeyRing::new([(Key::new("rank-0", &secret).expect("a key"), Rights::all())], &SystemEntropy);
+    let ring = KeyRing::new(
+        [(Key::new("rank-0", &secret).expect("a key"), Rights::all())],
+        &SystemEntropy,
+    );
     let process = Process::admitting(
         Store::open(valid(&memory())).expect("opened"),
         Admission::Keys(Arc::new(ring.expect("a ring"))),
@@ -83,12 +87,16 @@ fn key_file_is_read_at_open_and_must_be_private() {
     let open = || Store::open(valid(&config));
     let refused = |why: &str| {
         let error = open().expect_err("refused");
-        assert!(error.message.starts_with("remote.key: ") && error.message.contains(why), "{error}");
+        assert!(
+            error.message.starts_with("remote.key: ") && error.message.contains(why),
+            "{error}"
+        );
         assert!(!error.message.contains(&hex), "a secret is said: {error}");
         error.kind
     };
     assert_eq!(refused("No such file"), ErrorKind::Unavailable);
-    std::fs::write(&path, format!("[[key]]\nname = \"rank-0\"\nsecret = \"{hex}\"\n")).expect("written");
+    std::fs::write(&path, format!("[[key]]\nname = \"rank-0\"\nsecret = \"{hex}\"\n"))
+        .expect("written");
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o640)).expect("shared");
     assert_eq!(refused("other users can read"), ErrorKind::Denied);
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).expect("kept to oneself");
@@ -97,6 +105,7 @@ fn key_file_is_read_at_open_and_must_be_private() {
     put(&store, &pages);
     until("offers", || store.stats().remote_stored == 1);
     assert_eq!(process.store.exists_batch(&pages, Options::default()), [true]);
-    std::fs::write(&path, format!("[[key]]\nname = \"rank-0\"\nsecret = \"{hex}0\"\n")).expect("written");
+    std::fs::write(&path, format!("[[key]]\nname = \"rank-0\"\nsecret = \"{hex}0\"\n"))
+        .expect("written");
     assert_eq!(refused("secret is not 64 hexadecimal digits"), ErrorKind::Invalid);
 }

@@ -8,7 +8,10 @@ use super::*;
 fn timed() -> (Process, SimClock) {
     let (store, clock) = (Store::open(valid(&memory())).expect("opened"), SimClock::new());
     let admission = Admission::Connection(Rights::all());
-    (Process::timed(store, admission, Offer::of_this_build([1; 16]), Arc::new(clock.clone())), clock)
+    (
+        Process::timed(store, admission, Offer::of_this_build([1; 16]), Arc::new(clock.clone())),
+        clock,
+    )
 }
 
 /// Let the peer find its connections idle, as it does in time: it pings, and closes them without an
@@ -56,7 +59,10 @@ fn simultaneous_end_of_idle_connections_causes_no_misses() {
         .iter_mut()
         .map(|session| {
             let destination = Destination::owned(AlignedBuf::new(LEN).expect("memory"));
-            session.submit_get(vec![Get { key: key(1, "k"), range: None, destination }], Options::default())
+            session.submit_get(
+                vec![Get { key: key(1, "k"), range: None, destination }],
+                Options::default(),
+            )
         })
         .collect();
     // Each thread finds its connection ended before any has a new one.
@@ -73,7 +79,9 @@ fn simultaneous_end_of_idle_connections_causes_no_misses() {
 /// idle, but may end all the same.
 fn end_links(peer: &Process) {
     peer.cut.store(true, Ordering::Relaxed);
-    until("they have ended", || !peer.cut.load(Ordering::Relaxed) && peer.links.load(Ordering::Acquire) == 0);
+    until("they have ended", || {
+        !peer.cut.load(Ordering::Relaxed) && peer.links.load(Ordering::Acquire) == 0
+    });
 }
 
 #[test]
@@ -85,7 +93,10 @@ fn removal_and_clear_reach_the_peer_after_connections_ended() {
     until("the peer has them", || front.stats().remote_stored == 2);
     end_links(&peer);
     assert_eq!(front.remove(&[key(1, "k")], Options::default()), Ok(1));
-    assert_eq!(peer.store.exists_batch(&[key(1, "k"), key(2, "k")], Options::default()), [false, true]);
+    assert_eq!(
+        peer.store.exists_batch(&[key(1, "k"), key(2, "k")], Options::default()),
+        [false, true]
+    );
     end_links(&peer);
     front.clear(NAMESPACE, Options::default()).expect("cleared");
     assert_eq!(peer.store.exists_batch(&[key(2, "k")], Options::default()), [false]);

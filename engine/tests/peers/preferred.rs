@@ -5,8 +5,14 @@ use super::*;
 /// Peers with these names, of which `preferred` is preferred.
 fn peers(all: &[(&str, &Process)], preferred: &str) -> Vec<Peer> {
     let peer = |(name, process): &(&str, &Process)| {
-        let dial = SocketDial::new(process.address.clone(), None, offer(), Arc::new(SystemClock::new()));
-        Peer { name: (*name).into(), weight: 1.0, preferred: *name == preferred, dial: Arc::new(dial) }
+        let dial =
+            SocketDial::new(process.address.clone(), None, offer(), Arc::new(SystemClock::new()));
+        Peer {
+            name: (*name).into(),
+            weight: 1.0,
+            preferred: *name == preferred,
+            dial: Arc::new(dial),
+        }
     };
     all.iter().map(peer).collect()
 }
@@ -62,7 +68,10 @@ fn page_absent_at_the_preferred_peer_is_got_from_its_owner() {
     let keys = pages(100);
     put_each(&others, &keys);
     let with_owners = (exists(&near.store, &keys), exists(&far.store, &keys));
-    assert!(with_owners.0 > 0 && with_owners.1 > 0 && with_owners.0 + with_owners.1 == 40, "{with_owners:?}");
+    assert!(
+        with_owners.0 > 0 && with_owners.1 > 0 && with_owners.0 + with_owners.1 == 40,
+        "{with_owners:?}"
+    );
     let store = front(peers(&[("near", &near), ("far", &far)], "near"));
     let absent: Vec<ObjectKey> = pages(1000);
     let asked: Vec<ObjectKey> = keys.iter().chain(&absent).copied().collect();
@@ -87,10 +96,15 @@ fn group_is_got_from_one_peer() {
         let keys = ["k", "v", "i"].map(|component| key(page, component));
         put(&near.store, &keys[..2]);
         put(&far.store, &keys);
-        assert_eq!(get(&store, &keys), [Some(Tier::Remote), Some(Tier::Remote), None], "page={page}");
+        assert_eq!(
+            get(&store, &keys),
+            [Some(Tier::Remote), Some(Tier::Remote), None],
+            "page={page}"
+        );
     }
     // Separate puts, and one half of a page at each peer.
-    let singles: Vec<[ObjectKey; 2]> = (400..440).map(|page| [key(page, "k"), key(page, "v")]).collect();
+    let singles: Vec<[ObjectKey; 2]> =
+        (400..440).map(|page| [key(page, "k"), key(page, "v")]).collect();
     singles.iter().for_each(|[k, v]| {
         put(&near.store, &[*k]);
         put(&far.store, &[*v]);

@@ -60,7 +60,8 @@ impl Scripted {
         };
         let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
         let offer = Offer::of_this_build([number as u8; 16]);
-        let mut listener = Listener::new(&listen, offer, entropy, clock, Limits::default()).expect("listens");
+        let mut listener =
+            Listener::new(&listen, offer, entropy, clock, Limits::default()).expect("listens");
         let address = listener.address().clone();
         let flag = || Arc::new(AtomicBool::new(false));
         let (stop, offered, may_answer) = (flag(), flag(), flag());
@@ -137,7 +138,8 @@ fn answer(ask: &RequestBody<'_>, manner: Manner) -> Vec<u8> {
             outcome::encode(Verb::Release, &Written::Number(lasted))
         }
         RequestBody::Put(puts) => {
-            let stored = |key: &ObjectKey| Item { key_hash: key_hash(key), verdict: Verdict::Stored };
+            let stored =
+                |key: &ObjectKey| Item { key_hash: key_hash(key), verdict: Verdict::Stored };
             let items: Vec<Item<'_>> = puts.objects().map(|object| stored(&object.key)).collect();
             outcome::encode(Verb::Put, &Written::Items(&items, 0))
         }
@@ -154,11 +156,16 @@ fn peer(number: usize, address: &Address, offer: Offer) -> Peer {
 /// requests at each peer.
 fn told(manners: &[Manner], offer: Offer) -> (Outcomes, Log) {
     let asked = Asked::default();
-    let peers: Vec<Scripted> =
-        manners.iter().enumerate().map(|(number, manner)| Scripted::new(number, *manner, &asked)).collect();
-    let known = peers.iter().enumerate().map(|(number, of)| peer(number, &of.address, offer)).collect();
+    let peers: Vec<Scripted> = manners
+        .iter()
+        .enumerate()
+        .map(|(number, manner)| Scripted::new(number, *manner, &asked))
+        .collect();
+    let known =
+        peers.iter().enumerate().map(|(number, of)| peer(number, &of.address, offer)).collect();
     let store = Store::open_with_peers(valid(&memory()), known).expect("opened");
-    let removed = store.remove(&[key(1, "k")], Options::default()).map(drop).map_err(|error| error.kind);
+    let removed =
+        store.remove(&[key(1, "k")], Options::default()).map(drop).map_err(|error| error.kind);
     let before = asked.lock().expect("a log").clone();
     let cleared = store.clear(NAMESPACE, Options::default()).map(drop).map_err(|error| error.kind);
     ([removed, cleared], before)
@@ -169,10 +176,13 @@ fn removal_notifies_all_peers_and_holds_until_all_answered() {
     let (outcomes, asked) = told(&[Manner::Good; 3], offer());
     assert_eq!(outcomes, [Ok(()), Ok(())]);
     for number in 0..3 {
-        let own: Vec<Verb> = asked.iter().filter(|(of, _)| *of == number).map(|(_, verb)| *verb).collect();
+        let own: Vec<Verb> =
+            asked.iter().filter(|(of, _)| *of == number).map(|(_, verb)| *verb).collect();
         assert_eq!(own, [Verb::Hold, Verb::Remove, Verb::Release], "peer {number}");
     }
-    let at = |verb| asked.iter().enumerate().filter(move |(_, (_, said))| *said == verb).map(|(at, _)| at);
+    let at = |verb| {
+        asked.iter().enumerate().filter(move |(_, (_, said))| *said == verb).map(|(at, _)| at)
+    };
     assert!(at(Verb::Remove).max() < at(Verb::Release).min(), "{asked:?}");
 }
 
@@ -194,7 +204,11 @@ fn removal_is_resent_to_all_peers_after_a_connection_ends() {
         let (outcomes, asked) = told(&[Manner::Good, Manner::Drops(number)], offer());
         assert_eq!(outcomes, [Ok(()); 2], "number={number}");
         let removed = |peer| asked.iter().filter(|said| **said == (peer, Verb::Remove)).count();
-        assert_eq!((removed(0), removed(1)), (2, if number == 1 { 1 } else { 2 }), "number={number}");
+        assert_eq!(
+            (removed(0), removed(1)),
+            (2, if number == 1 { 1 } else { 2 }),
+            "number={number}"
+        );
     }
     let (outcomes, asked) = told(&[Manner::Drops(1)], offer());
     assert_eq!((outcomes, &asked[..]), ([Ok(()); 2], &[(0, Verb::Remove); 2][..]));
@@ -226,7 +240,8 @@ fn single_or_older_peers_are_notified_without_holds() {
 #[test]
 fn unreachable_peer_makes_removal_unavailable() {
     let asked = Asked::default();
-    let (good, gone) = (Scripted::new(0, Manner::Good, &asked), Scripted::new(1, Manner::Good, &asked));
+    let (good, gone) =
+        (Scripted::new(0, Manner::Good, &asked), Scripted::new(1, Manner::Good, &asked));
     let known = vec![peer(0, &good.address, offer()), peer(1, &gone.address, offer())];
     drop(gone);
     let store = Store::open_with_peers(valid(&memory()), known).expect("opened");
@@ -381,10 +396,12 @@ fn mutual(count: usize) -> Vec<Process> {
         })
         .collect()
     };
-    let open = |own| Process::of(Store::open_with_peers(valid(&memory()), others(own)).expect("opened"));
+    let open =
+        |own| Process::of(Store::open_with_peers(valid(&memory()), others(own)).expect("opened"));
     let all: Vec<Process> = (0..count).map(open).collect();
     for (process, dial) in all.iter().zip(&dials) {
-        let served = SocketDial::new(process.address.clone(), None, offer(), Arc::new(SystemClock::new()));
+        let served =
+            SocketDial::new(process.address.clone(), None, offer(), Arc::new(SystemClock::new()));
         assert!(dial.0.set(served).is_ok());
     }
     all

@@ -34,8 +34,18 @@ pub fn found(ask: impl Fn(&PagesQuery<'_>) -> pagelith::Result<PagesFound>) -> P
     ask(&PagesQuery { pages: &pages, anchor: &kv(0), pools: &pools }).expect("a query")
 }
 
-pub fn is(usable_pages: usize, anchor_pages: usize, pool_pages: [usize; 2], stops: &[usize]) -> PagesFound {
-    PagesFound { usable_pages, anchor_pages, pool_pages: pool_pages.to_vec(), stops: stops.to_vec() }
+pub fn is(
+    usable_pages: usize,
+    anchor_pages: usize,
+    pool_pages: [usize; 2],
+    stops: &[usize],
+) -> PagesFound {
+    PagesFound {
+        usable_pages,
+        anchor_pages,
+        pool_pages: pool_pages.to_vec(),
+        stops: stops.to_vec(),
+    }
 }
 
 #[test]
@@ -131,5 +141,8 @@ fn hit_rules_over_peers_are_those_of_one_store_with_any_residency() {
         holes += usize::from(asked.has_hole_in_anchor(&whole));
         sparse += usize::from(expected.stops.len() < expected.usable_pages);
     }
-    assert!(holes >= 6 && sparse >= 6, "too few of those that matter holes={holes} sparse={sparse}");
+    assert!(
+        holes >= 6 && sparse >= 6,
+        "too few of those that matter holes={holes} sparse={sparse}"
+    );
 }

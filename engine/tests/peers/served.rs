@@ -178,7 +178,11 @@ fn mutual_peers_do_not_forward_requests() {
     a.store.remove(&[key(3, "k")], Options::default()).expect("removed");
     b.store.remove(&[key(4, "k")], Options::default()).expect("removed");
     let stats = a.store.stats();
-    assert_eq!((stats.puts_stored, stats.puts_present, stats.remote_stored), (1, 0, 1), "{stats:?}");
+    assert_eq!(
+        (stats.puts_stored, stats.puts_present, stats.remote_stored),
+        (1, 0, 1),
+        "{stats:?}"
+    );
     let stats = b.store.stats();
     assert_eq!((stats.remote_stored, stats.remote_skipped), (0, 0), "{stats:?}");
     assert_eq!(got(&client, key(2, "k"), None, LEN).map(|outcome| outcome.is_hit()), Ok(true));
@@ -200,10 +204,14 @@ fn page_with_too_many_objects_for_one_request_stays_local() {
     let process = Process::offering(store, Admission::Connection(Rights::all()), brief);
     let front = process.front(&memory(), offer());
     let keys: Vec<ObjectKey> = (0..500).map(|part| key(1, &format!("part-{part}"))).collect();
-    let group: Vec<PutSlice<'_>> = keys.iter().map(|key| PutSlice { key: *key, pieces: &[b"x"] }).collect();
+    let group: Vec<PutSlice<'_>> =
+        keys.iter().map(|key| PutSlice { key: *key, pieces: &[b"x"] }).collect();
     assert_eq!(front.put_groups(&[&group], Options::default()), [Ok(PutOutcome::Stored)]);
     put(&front, &[key(2, "k")]);
     until("the peer has the other", || front.stats().remote_stored == 1);
     assert_eq!(front.stats().remote_skipped, 500);
-    assert_eq!(process.store.exists_batch(&[keys[0], key(2, "k")], Options::default()), [false, true]);
+    assert_eq!(
+        process.store.exists_batch(&[keys[0], key(2, "k")], Options::default()),
+        [false, true]
+    );
 }

@@ -6,8 +6,8 @@ use std::ops::Range;
 use pagelith::layouts::checksum::BLOCK_BYTES;
 use pagelith::layouts::geometry::reshard::{self, Plan, RangeRead};
 use pagelith::layouts::geometry::{
-    Attention, Draft, Dtype, Extents, Geometry, HeadAttention, LatentAttention, LatentRow, Layout, Model,
-    Placement, Pool, presets,
+    Attention, Draft, Dtype, Extents, Geometry, HeadAttention, LatentAttention, LatentRow, Layout,
+    Model, Placement, Pool, presets,
 };
 use pagelith::layouts::ids::{NamespaceId, PrefixHash};
 use pagelith::layouts::key::{ObjectKey, Role};
@@ -46,7 +46,10 @@ impl Side {
     }
 
     fn at(&self, rank: u16, tp: u16) -> Placement {
-        Placement { tp_lcm_size: self.lcm_at(tp), ..Placement::tensor_parallel(self.layout, rank, tp) }
+        Placement {
+            tp_lcm_size: self.lcm_at(tp),
+            ..Placement::tensor_parallel(self.layout, rank, tp)
+        }
     }
 }
 
@@ -60,7 +63,11 @@ pub struct Case {
 
 pub fn mha(role: Role, heads: u16, writer: Side, reader: Side) -> Case {
     let layers = if role == Role::Draft { 1 } else { 2 };
-    Case { tensor: Tensor { role, heads: Some(heads), layers, tokens: TOKENS, dim: DIM }, writer, reader }
+    Case {
+        tensor: Tensor { role, heads: Some(heads), layers, tokens: TOKENS, dim: DIM },
+        writer,
+        reader,
+    }
 }
 
 pub fn mla(role: Role, layout: Layout) -> Case {
@@ -106,7 +113,11 @@ impl Case {
             }),
             None => Attention::Latent(LatentAttention {
                 layers,
-                row: LatentRow::Parts { lora_rank: DIM as u32 - 64, rope_dim: 64, dtype: Dtype::Half },
+                row: LatentRow::Parts {
+                    lora_rank: DIM as u32 - 64,
+                    rope_dim: 64,
+                    dtype: Dtype::Half,
+                },
             }),
         };
         let target = if self.tensor.heads.is_some() { 2 } else { 3 };
@@ -161,12 +172,18 @@ impl Case {
                 let pieces: Vec<Vec<&[u8]>> = (0..keys.len())
                     .map(|component| {
                         let chunks = extents.chunks(page as u64, component).expect("in range");
-                        chunks.map(|c| &buffer[c.offset as usize..(c.offset + c.len) as usize]).collect()
+                        chunks
+                            .map(|c| &buffer[c.offset as usize..(c.offset + c.len) as usize])
+                            .collect()
                     })
                     .collect();
-                let objects: Vec<_> =
-                    keys.iter().zip(&pieces).map(|(key, pieces)| PutSlice { key: *key, pieces }).collect();
-                let groups: Vec<_> = objects.chunk_by(|a, b| a.key.shard() == b.key.shard()).collect();
+                let objects: Vec<_> = keys
+                    .iter()
+                    .zip(&pieces)
+                    .map(|(key, pieces)| PutSlice { key: *key, pieces })
+                    .collect();
+                let groups: Vec<_> =
+                    objects.chunk_by(|a, b| a.key.shard() == b.key.shard()).collect();
                 outcomes.extend(store.put_groups(&groups, Options::default()));
             }
         }
@@ -183,11 +200,13 @@ impl Case {
         for Plan { component, sources } in &plans {
             for source in sources {
                 let (name, shard) = (&source.component, source.shard);
-                let key = ObjectKey::new(namespace, hash(READ), role, "kv", name, shard).expect("a key");
+                let key =
+                    ObjectKey::new(namespace, hash(READ), role, "kv", name, shard).expect("a key");
                 for read in source.reads(&extents, READ as u64, *component).expect("of this pool") {
                     let RangeRead { range, chunks } = read;
                     let moves = source.moves.iter().filter(|m| range.contains(&m.from)).count();
-                    let pieces = chunks.iter().map(|c| (c.offset as usize, c.len as usize)).collect();
+                    let pieces =
+                        chunks.iter().map(|c| (c.offset as usize, c.len as usize)).collect();
                     reads.push(Read { key, object_bytes: source.bytes, range, pieces, moves });
                 }
             }

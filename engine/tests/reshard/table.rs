@@ -14,7 +14,8 @@ use super::fleet::{Case, Side, get, mha, mla, namespace_of, restored};
 use super::{cold, in_memory};
 
 const TPS: [u16; 5] = [1, 2, 4, 8, 16];
-const BEGIN: &str = "<!-- resharding: rendered from what was read, see engine/tests/reshard/table.rs -->\n";
+const BEGIN: &str =
+    "<!-- resharding: rendered from what was read, see engine/tests/reshard/table.rs -->\n";
 const END: &str = "<!-- end of resharding -->\n";
 
 /// The cases: the pool, and its layout.
@@ -22,8 +23,9 @@ fn cases() -> Vec<(&'static str, &'static str, Case)> {
     use Layout::{LayerFirst, PageFirst, PageHead, PageUnified};
     use Role::{Draft, Target};
     let alike = |role, heads, layout| mha(role, heads, Side::of(layout), Side::of(layout));
-    let split =
-        |role, heads, layout| mha(role, heads, Side::split(layout, heads), Side::split(layout, heads));
+    let split = |role, heads, layout| {
+        mha(role, heads, Side::split(layout, heads), Side::split(layout, heads))
+    };
     vec![
         ("MHA, 8 heads", "`page_head`", alike(Target, 8, PageHead)),
         ("MHA, 8 heads", "`page_head`, both split by 8", split(Target, 8, PageHead)),
@@ -97,8 +99,10 @@ fn rows(store: &Store, case: &Case, from: Tier) -> Vec<(u16, [Cost; 5])> {
     if from == Tier::Ssd {
         store.flush(Default::default()).expect("flushed");
     }
-    let expected: HashMap<u16, Vec<Vec<u8>>> =
-        TPS.into_iter().map(|tp| (tp, (0..tp).map(|rank| case.expected(rank, tp)).collect())).collect();
+    let expected: HashMap<u16, Vec<Vec<u8>>> = TPS
+        .into_iter()
+        .map(|tp| (tp, (0..tp).map(|rank| case.expected(rank, tp)).collect()))
+        .collect();
     let row = |wrote: u16| TPS.map(|tp| read(store, case, wrote, tp, &expected[&tp], from));
     writers.into_iter().map(|wrote| (wrote, row(wrote))).collect()
 }
@@ -121,7 +125,8 @@ fn table() -> String {
             // Wrong bytes have failed the test already.
             let ranks = wrote.len() * TPS.iter().map(|tp| usize::from(*tp)).sum::<usize>();
             let (wrote, cells) = (wrote.join(", "), cells.join(" | "));
-            writeln!(out, "| {pool} | {kept} | {wrote} | {ranks} of {ranks} | {cells} |").expect("a string");
+            writeln!(out, "| {pool} | {kept} | {wrote} | {ranks} of {ranks} | {cells} |")
+                .expect("a string");
         }
     }
     out
@@ -135,11 +140,15 @@ fn every_tp_size_reads_ssd_pages_of_every_tp_size() {
     let (shown, after) = rest.split_once(END).expect("the end marker");
     let table = table();
     if std::env::var_os("TEST_PAGELITH_BLESS").is_some_and(|v| v == "1") {
-        std::fs::write(path, format!("{before}{BEGIN}{table}{END}{after}")).expect("the page can be written");
+        std::fs::write(path, format!("{before}{BEGIN}{table}{END}{after}"))
+            .expect("the page can be written");
         return;
     }
     let differs = shown.lines().zip(table.lines()).find(|(a, b)| a != b);
-    assert!(shown == table, "docs/resharding.md differs from the reads; first difference: {differs:?}");
+    assert!(
+        shown == table,
+        "docs/resharding.md differs from the reads; first difference: {differs:?}"
+    );
 }
 
 #[test]

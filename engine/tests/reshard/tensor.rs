@@ -121,9 +121,9 @@ impl Tensor {
 
     fn element(&self, place: [usize; 6]) -> [u8; ELEMENT] {
         let seed = if self.role == Role::Draft { 0xdu64 } else { 0x7 };
-        let mixed = place
-            .into_iter()
-            .fold(seed, |h, n| (h ^ (n as u64 + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29));
+        let mixed = place.into_iter().fold(seed, |h, n| {
+            (h ^ (n as u64 + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
+        });
         [(mixed >> 32) as u8, (mixed >> 48) as u8]
     }
 }

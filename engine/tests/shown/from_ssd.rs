@@ -1,4 +1,5 @@
-//! Hits from SSD of clients that are shown the store's memory: read into staging, and copied from there.
+//! Hits from SSD of clients that are shown the store's memory: read into staging, and copied from
+//! there.
 
 use std::os::unix::fs::FileExt;
 
@@ -57,10 +58,13 @@ fn many_at_once_come_whole_and_in_their_places() {
     let process = cold(|_| {});
     let (client, _) = process.client(Vec::new());
     let pages: Vec<u64> = (0..300).collect();
-    pages.iter().for_each(|page| assert!(put(&client, &[*page], &[&content(*page, LEN)])[0].is_ok()));
+    pages
+        .iter()
+        .for_each(|page| assert!(put(&client, &[*page], &[&content(*page, LEN)])[0].is_ok()));
     client.flush(Options::default()).expect("flushed");
     let mut buffers = AlignedBuf::many(pages.len(), LEN).expect("memory");
-    let mut pieces: Vec<[&mut [u8]; 1]> = buffers.iter_mut().map(|buffer| [&mut buffer[..]]).collect();
+    let mut pieces: Vec<[&mut [u8]; 1]> =
+        buffers.iter_mut().map(|buffer| [&mut buffer[..]]).collect();
     let mut gets: Vec<_> = pages
         .iter()
         .rev()
@@ -69,7 +73,11 @@ fn many_at_once_come_whole_and_in_their_places() {
         .collect();
     let got = client.get_batch(&mut gets, Options::default());
     assert!(got.iter().all(|got| *got == hit(Tier::Ssd, LEN)), "{got:?}");
-    pages.iter().rev().zip(&buffers).for_each(|(page, got)| assert!(got[..] == content(*page, LEN)));
+    pages
+        .iter()
+        .rev()
+        .zip(&buffers)
+        .for_each(|(page, got)| assert!(got[..] == content(*page, LEN)));
 }
 
 #[test]
@@ -101,7 +109,10 @@ fn ranges_and_unaligned_destinations_come_at_the_first_try() {
     assert_eq!(outcome.expect_err("another length").kind, pagelith::ErrorKind::Invalid);
     let (outcome, _) = get_at(&client, 1, Some(0..262_144), 262_144, 0);
     assert_eq!(outcome.expect_err("beyond the object").kind, pagelith::ErrorKind::Invalid);
-    assert_eq!(get_at(&client, 2, None, LEN, 0).0, Ok(GetOutcome::Miss(pagelith::MissCause::Absent)));
+    assert_eq!(
+        get_at(&client, 2, None, LEN, 0).0,
+        Ok(GetOutcome::Miss(pagelith::MissCause::Absent))
+    );
 }
 
 #[test]
@@ -119,7 +130,11 @@ fn object_damaged_in_the_file_is_a_miss_and_gone() {
         let (outcome, bytes) = get_at(&client, page, None, LEN, 0);
         assert_eq!(outcome, miss, "at={at}");
         assert!(bytes.iter().all(|byte| *byte == 0xee), "nothing is delivered at={at}");
-        assert_eq!(client.exists_batch(&[key(page)], Options::default()), Ok(vec![false]), "at={at}");
+        assert_eq!(
+            client.exists_batch(&[key(page)], Options::default()),
+            Ok(vec![false]),
+            "at={at}"
+        );
         assert_eq!(process.store.stats().damaged, page + 1, "at={at}");
     }
 }
@@ -127,10 +142,12 @@ fn object_damaged_in_the_file_is_a_miss_and_gone() {
 /// Change a bit of an object where it lies.
 fn flip(process: &Process, object: &[u8], at: usize) {
     let dir = process.dir.path().join("store");
-    let files = std::fs::read_dir(&dir).expect("the store").map(|entry| entry.expect("a file").path());
+    let files =
+        std::fs::read_dir(&dir).expect("the store").map(|entry| entry.expect("a file").path());
     let segments = files.max_by_key(|path| path.metadata().expect("a file").len()).expect("files");
     let all = std::fs::read(&segments).expect("readable");
-    let starts = (0..all.len() - object.len()).step_by(4096).filter(|from| all[*from..].starts_with(object));
+    let starts =
+        (0..all.len() - object.len()).step_by(4096).filter(|from| all[*from..].starts_with(object));
     let starts: Vec<usize> = starts.collect();
     assert_eq!(starts.len(), 1, "where it lies");
     let place = (starts[0] + at) as u64;

@@ -56,7 +56,11 @@ fn rounds(client: &Attached, buffers: &mut Vec<AlignedBuf>, rounds: std::ops::Ra
 /// The last put of each page is present, with its own bytes.
 fn are_here(client: &Attached, batches: std::ops::Range<u64>) {
     for page in batches.flat_map(pages) {
-        assert_eq!(get(client, page, LEN), (hit(Tier::Memory, LEN), content(page, LEN)), "page={page}");
+        assert_eq!(
+            get(client, page, LEN),
+            (hit(Tier::Memory, LEN), content(page, LEN)),
+            "page={page}"
+        );
     }
 }
 
@@ -84,8 +88,9 @@ fn put_that_names_a_page_twice_stores_the_first() {
     let first: Vec<u64> = pages(100).collect();
     let named: Vec<u64> = first.iter().copied().chain(first.iter().rev().copied()).collect();
     let outcomes = put(&client, &named, &slices);
-    let expected =
-        |n: usize| Ok(if n < OBJECTS as usize { PutOutcome::Stored } else { PutOutcome::AlreadyPresent });
+    let expected = |n: usize| {
+        Ok(if n < OBJECTS as usize { PutOutcome::Stored } else { PutOutcome::AlreadyPresent })
+    };
     assert_eq!(outcomes, (0..named.len()).map(expected).collect::<Vec<_>>());
     for (n, page) in first.iter().enumerate() {
         assert!(get(&client, *page, LEN).1 == content(n as u64, LEN), "page={page}");

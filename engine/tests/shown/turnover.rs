@@ -23,7 +23,8 @@ impl Drop for Stops<'_> {
 fn put_page(store: &Store, page: u64) -> pagelith::Result<PutOutcome> {
     let bytes = content(page, LEN);
     let pieces: [&[u8]; 1] = [&bytes];
-    let group = ["k", "v"].map(|component| PutSlice { key: part(page, component), pieces: &pieces });
+    let group =
+        ["k", "v"].map(|component| PutSlice { key: part(page, component), pieces: &pieces });
     store.put_groups(&[&group], Options::default()).remove(0)
 }
 
@@ -61,7 +62,8 @@ fn hits_have_their_bytes_while_the_arena_turns_over() {
     let (client, stop) = (&client, AtomicBool::new(false));
     let hits: u64 = std::thread::scope(|scope| {
         let stop = &stop;
-        let getters = [0, PAGES / 2].map(|first| scope.spawn(move || get_until(stop, client, first)));
+        let getters =
+            [0, PAGES / 2].map(|first| scope.spawn(move || get_until(stop, client, first)));
         let stops = Stops(stop);
         let mut stored = 0;
         for round in 0..3 * PAGES {

@@ -34,7 +34,8 @@ impl Seen {
     /// Objects received by reference, received into buffers, sent by reference and sent inline,
     /// since the last call.
     pub fn take(&self) -> [u64; 4] {
-        [&self.shown, &self.landed, &self.showed, &self.sent].map(|count| count.swap(0, Ordering::Relaxed))
+        [&self.shown, &self.landed, &self.showed, &self.sent]
+            .map(|count| count.swap(0, Ordering::Relaxed))
     }
 }
 
@@ -124,7 +125,13 @@ impl Link for Watched {
         self.0.push(push)
     }
 
-    fn expose(&mut self, op: OpId, item: u32, offset: u64, parts: Vec<Part>) -> Result<(), Vec<Part>> {
+    fn expose(
+        &mut self,
+        op: OpId,
+        item: u32,
+        offset: u64,
+        parts: Vec<Part>,
+    ) -> Result<(), Vec<Part>> {
         self.0.expose(op, item, offset, parts)
     }
 

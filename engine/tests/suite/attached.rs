@@ -21,8 +21,11 @@ fn checkpoint(n: u64) -> Vec<Object> {
 
 fn attach(store: &Store, base: ObjectKey, objects: &[Object]) -> Result<PutOutcome> {
     let pieces: Vec<[&[u8]; 1]> = objects.iter().map(|(_, b)| [&b[..]]).collect();
-    let slices: Vec<_> =
-        objects.iter().zip(&pieces).map(|((key, _), pieces)| PutSlice { key: *key, pieces }).collect();
+    let slices: Vec<_> = objects
+        .iter()
+        .zip(&pieces)
+        .map(|((key, _), pieces)| PutSlice { key: *key, pieces })
+        .collect();
     store.put_attached(&[(base, &slices)], Options::default()).remove(0)
 }
 
@@ -64,7 +67,11 @@ pub fn attached_group_is_visible_with_its_base(world: &World) {
         flush(&store);
         assert_eq!((present_count(&store, &base), present_count(&store, &state)), (2, 3));
         let store = world.crash(store, &config);
-        assert_eq!((present_count(&store, &base), present_count(&store, &state)), (2, 3), "from the log");
+        assert_eq!(
+            (present_count(&store, &base), present_count(&store, &state)),
+            (2, 3),
+            "from the log"
+        );
         assert_eq!(attach(&store, base[1].0, &state), Ok(PutOutcome::AlreadyPresent));
         let store = world.reopen(store, &config);
         let store = world.reopen(store, &config);
@@ -77,7 +84,11 @@ pub fn attached_group_is_visible_with_its_base(world: &World) {
             assert_eq!(store.stats().objects, 5);
         }
         assert_eq!(store.remove(&[state[1].0], Options::default()), Ok(1));
-        assert_eq!((present_count(&store, &base), present_count(&store, &state)), (2, 0), "the base stays");
+        assert_eq!(
+            (present_count(&store, &base), present_count(&store, &state)),
+            (2, 0),
+            "the base stays"
+        );
     }
 }
 
@@ -185,7 +196,10 @@ pub fn attached_group_is_evicted_from_memory_with_its_base(world: &World) {
 pub fn attached_group_is_reclaimed_with_its_base(world: &World) {
     for (world, config) in worlds(world) {
         let config = Config {
-            ssd: pagelith::config::SsdConfig { policy: pagelith::config::SsdPolicy::Recency, ..config.ssd },
+            ssd: pagelith::config::SsdConfig {
+                policy: pagelith::config::SsdPolicy::Recency,
+                ..config.ssd
+            },
             ..config
         };
         let mut store = world.open(&config);
@@ -202,7 +216,8 @@ pub fn attached_group_is_reclaimed_with_its_base(world: &World) {
             }
             for n in (0..=n).filter(|m| (n - m) % 7 == 0) {
                 // One call: reclaim runs between calls.
-                let keys: Vec<_> = group(n, 2).iter().chain(&checkpoint(n)).map(|(key, _)| *key).collect();
+                let keys: Vec<_> =
+                    group(n, 2).iter().chain(&checkpoint(n)).map(|(key, _)| *key).collect();
                 let found = store.exists_batch(&keys, Options::default());
                 let count = |found: &[bool]| found.iter().filter(|here| **here).count();
                 let counts = (count(&found[..2]), count(&found[2..]));
@@ -227,10 +242,14 @@ pub fn mismatched_attached_groups_are_refused(world: &World) {
         assert_eq!(put_group(&store, &base), Ok(PutOutcome::Stored));
         assert_eq!(attach(&store, base[0].0, &state), Ok(PutOutcome::Stored));
         flush(&store);
-        let (has, given) =
-            ("kv/temporal/whole,kv/conv_0/whole,kv/conv_1/whole", "kv/temporal/whole,kv/conv_0/whole");
-        let message =
-            format!("an object is in a group of other objects key={} has={has} given={given}", state[0].0);
+        let (has, given) = (
+            "kv/temporal/whole,kv/conv_0/whole,kv/conv_1/whole",
+            "kv/temporal/whole,kv/conv_0/whole",
+        );
+        let message = format!(
+            "an object is in a group of other objects key={} has={has} given={given}",
+            state[0].0
+        );
         refused(attach(&store, base[0].0, &state[..2]), ErrorKind::Invalid, &message);
         refused(put_group(&store, &state[..2]), ErrorKind::Invalid, &message);
         // An attached object cannot be a base.

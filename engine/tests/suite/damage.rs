@@ -17,7 +17,11 @@ fn damaged(world: &World, store: &Store, key: ObjectKey, len: usize) {
     let outcome = get_into(store, key, &mut to);
     if world.tells_keys_apart() {
         assert_eq!(outcome, Ok(GetOutcome::Miss(MissCause::Damaged)), "key={key}");
-        assert_eq!(store.exists_batch(&[key], Options::default()), [false], "the next exists says no");
+        assert_eq!(
+            store.exists_batch(&[key], Options::default()),
+            [false],
+            "the next exists says no"
+        );
         assert!(to.iter().all(|b| *b == 0), "nothing of it is handed out");
     } else {
         assert_eq!(outcome.as_ref().map(GetOutcome::is_hit), Ok(false), "key={key} {outcome:?}");
@@ -207,10 +211,11 @@ pub fn damage_found_while_another_get_promotes_costs_nothing(world: &World) {
         destination: Destination::owned(pagelith::AlignedBuf::new(LEN).expect("memory")),
     };
     let tickets = [(); 2].map(|()| session.submit_get(vec![get()], Options::default()));
-    let outcomes = tickets.map(|ticket| match session.wait(ticket, std::time::Duration::from_secs(30)) {
-        Some(Done::Get(mut done)) => done.remove(0).outcome,
-        other => panic!("{other:?}"),
-    });
+    let outcomes =
+        tickets.map(|ticket| match session.wait(ticket, std::time::Duration::from_secs(30)) {
+            Some(Done::Get(mut done)) => done.remove(0).outcome,
+            other => panic!("{other:?}"),
+        });
     assert_eq!(outcomes[0], Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: LEN as u64 }));
     assert_eq!(outcomes[1], Ok(GetOutcome::Miss(MissCause::Unreadable)));
     drop(session);

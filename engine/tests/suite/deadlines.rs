@@ -90,33 +90,45 @@ pub fn reads_are_staged_while_a_direct_read_is_late(world: &World) {
     let mut stuck = store.session().expect("a session");
     let mut session = store.session().expect("a session");
     let submit = |session: &mut pagelith::Session, n: u64| {
-        let destination = pagelith::Destination::owned(pagelith::AlignedBuf::new(LEN).expect("memory"));
+        let destination =
+            pagelith::Destination::owned(pagelith::AlignedBuf::new(LEN).expect("memory"));
         session.submit_get(vec![pagelith::Get { key: key(n), range: None, destination }], SOON)
     };
-    let outcome =
-        |session: &mut pagelith::Session, ticket| match session.wait(ticket, Duration::from_millis(40)) {
-            Some(pagelith::Done::Get(mut done)) => Some(done.remove(0).outcome),
-            Some(other) => panic!("{other:?}"),
-            None => None,
-        };
+    let outcome = |session: &mut pagelith::Session, ticket| match session
+        .wait(ticket, Duration::from_millis(40))
+    {
+        Some(pagelith::Done::Get(mut done)) => Some(done.remove(0).outcome),
+        Some(other) => panic!("{other:?}"),
+        None => None,
+    };
     sim.disk.hold(FaultOp::Read, None);
     let late = submit(&mut stuck, 0);
     assert_eq!(outcome(&mut stuck, late), None, "its memory is the kernel's");
     assert_eq!(store.stats().late_direct, 1);
     let ticket = submit(&mut session, 1);
-    assert_eq!(outcome(&mut session, ticket), Some(Ok(GetOutcome::Miss(MissCause::Late))), "staged: it ends");
+    assert_eq!(
+        outcome(&mut session, ticket),
+        Some(Ok(GetOutcome::Miss(MissCause::Late))),
+        "staged: it ends"
+    );
     // Reads complete again, but the first completion has not been polled yet.
     sim.disk.release();
     let before = store.stats().staged_bytes;
     for n in 2..4 {
         let ticket = submit(&mut session, n);
-        assert!(outcome(&mut session, ticket).is_some_and(|o| o.is_ok_and(|o| o.is_hit())), "n={n}");
+        assert!(
+            outcome(&mut session, ticket).is_some_and(|o| o.is_ok_and(|o| o.is_hit())),
+            "n={n}"
+        );
     }
     assert!(store.stats().staged_bytes >= before + 2 * LEN as u64, "one read in time is no proof");
     assert!(outcome(&mut stuck, late).is_some(), "it is back");
     for n in 4..6 {
         let ticket = submit(&mut session, n);
-        assert!(outcome(&mut session, ticket).is_some_and(|o| o.is_ok_and(|o| o.is_hit())), "n={n}");
+        assert!(
+            outcome(&mut session, ticket).is_some_and(|o| o.is_ok_and(|o| o.is_hit())),
+            "n={n}"
+        );
     }
     let staged = store.stats().staged_bytes;
     hit_page(&store, 4, LEN);
@@ -163,12 +175,17 @@ pub fn get_with_a_deadline_below_recent_latency_ends_in_time(world: &World) {
     // others.
     let mut to: Vec<_> = (0..6).map(|_| pagelith::AlignedBuf::new(LEN).expect("memory")).collect();
     let mut pieces: Vec<_> = to.iter_mut().map(|to| [&mut to[..]]).collect();
-    let mut gets: Vec<_> =
-        (6..).zip(&mut pieces).map(|(n, pieces)| GetSlice { key: key(n), range: None, pieces }).collect();
+    let mut gets: Vec<_> = (6..)
+        .zip(&mut pieces)
+        .map(|(n, pieces)| GetSlice { key: key(n), range: None, pieces })
+        .collect();
     let began = now();
     let outcomes = store.get_batch(&mut gets, SOON);
     assert!(now().since(began) <= in_time);
-    assert!(outcomes.iter().all(|outcome| *outcome == Ok(GetOutcome::Miss(MissCause::Late))), "{outcomes:?}");
+    assert!(
+        outcomes.iter().all(|outcome| *outcome == Ok(GetOutcome::Miss(MissCause::Late))),
+        "{outcomes:?}"
+    );
     // The drive is fast again, and has been for a while.
     sim.disk.set_latency(Duration::from_micros(100));
     sim.clock.advance(Duration::from_secs(120));
@@ -212,13 +229,18 @@ pub fn every_call_ends_while_the_device_hangs(world: &World) {
     for (what, call) in [
         (
             "remove",
-            Box::new(|| store.remove(&[key(3)], Options::default()).map(|_| ())) as Box<dyn Fn() -> _>,
+            Box::new(|| store.remove(&[key(3)], Options::default()).map(|_| ()))
+                as Box<dyn Fn() -> _>,
         ),
         ("clear", Box::new(|| store.clear(namespace("m"), Options::default()).map(|_| ()))),
         ("flush", Box::new(|| store.flush(Options::default()).map(|_| ()))),
     ] {
         let began = now();
-        assert_eq!(call().map_err(|e: pagelith::Error| e.kind), Err(ErrorKind::Unavailable), "{what}");
+        assert_eq!(
+            call().map_err(|e: pagelith::Error| e.kind),
+            Err(ErrorKind::Unavailable),
+            "{what}"
+        );
         took(what, began);
     }
     // Puts continue in memory.

@@ -138,13 +138,17 @@ pub fn events_report_where_every_object_is(world: &World) {
                 objects.insert(key(n), bytes(n, 20_000 + n as usize * 100));
             }
             _ => {
-                let Some((key, bytes)) = objects.iter().nth(n as usize % objects.len().max(1)) else {
+                let Some((key, bytes)) = objects.iter().nth(n as usize % objects.len().max(1))
+                else {
                     continue;
                 };
                 known.apply_events(&store, key);
                 let found = found(&store, *key, bytes);
                 let been = known.apply_events(&store, key);
-                assert!(been.contains(&found), "turn={turn} key={key} found={found:?} events={been:?}");
+                assert!(
+                    been.contains(&found),
+                    "turn={turn} key={key} found={found:?} events={been:?}"
+                );
             }
         }
     }
@@ -153,14 +157,20 @@ pub fn events_report_where_every_object_is(world: &World) {
         known.apply_events(&store, key);
         let here = store.exists_batch(&[*key], Options::default())[0];
         let been = known.apply_events(&store, key);
-        assert!(been.iter().any(|at| at.is_some() == here), "key={key} here={here} events={been:?}");
+        assert!(
+            been.iter().any(|at| at.is_some() == here),
+            "key={key} here={here} events={been:?}"
+        );
         let found = found(&store, *key, bytes);
         let been = known.apply_events(&store, key);
         assert!(been.contains(&found), "key={key} found={found:?} events={been:?}");
     }
     assert!(!known.forgot, "nothing is wrong with the device");
     let stats = store.stats();
-    assert!(stats.segments_reclaimed > 0 && stats.frames_evicted > 0 && stats.promoted > 0, "{stats:?}");
+    assert!(
+        stats.segments_reclaimed > 0 && stats.frames_evicted > 0 && stats.promoted > 0,
+        "{stats:?}"
+    );
 }
 
 pub fn no_events_without_events_max(world: &World) {
@@ -190,9 +200,14 @@ pub fn many_events_are_read_in_one_call(world: &World) {
     let objects: Vec<_> = (0..700).map(|n| (key(n), bytes(n, 100))).collect();
     for pages in objects.chunks(100) {
         let pieces: Vec<[&[u8]; 1]> = pages.iter().map(|(_, b)| [&b[..]]).collect();
-        let puts: Vec<_> =
-            pages.iter().zip(&pieces).map(|((key, _), pieces)| PutSlice { key: *key, pieces }).collect();
-        assert!(store.put_batch(&puts, Options::default()).iter().all(|o| o == &Ok(PutOutcome::Stored)));
+        let puts: Vec<_> = pages
+            .iter()
+            .zip(&pieces)
+            .map(|((key, _), pieces)| PutSlice { key: *key, pieces })
+            .collect();
+        assert!(
+            store.put_batch(&puts, Options::default()).iter().all(|o| o == &Ok(PutOutcome::Stored))
+        );
     }
     // The arena has room for a few hundred: the others were evicted.
     let told = store.take_events(1100);

@@ -14,7 +14,8 @@ const LEN: usize = 64 << 10;
 fn put_chain(store: &Store, pages: std::ops::Range<u64>) {
     let data: Vec<_> = pages.clone().map(|n| bytes(n, LEN)).collect();
     let pieces: Vec<[&[u8]; 1]> = data.iter().map(|d| [&d[..]]).collect();
-    let puts: Vec<_> = pages.zip(&pieces).map(|(n, pieces)| PutSlice { key: key(n), pieces }).collect();
+    let puts: Vec<_> =
+        pages.zip(&pieces).map(|(n, pieces)| PutSlice { key: key(n), pieces }).collect();
     let outcomes = store.put_batch(&puts, Options::default());
     assert_eq!(outcomes, vec![Ok(PutOutcome::Stored); puts.len()]);
 }
@@ -149,12 +150,17 @@ pub fn full_index_makes_room_by_reclaim(world: &World) {
             match put(&store, key(n), &bytes(n, len)) {
                 Ok(PutOutcome::Stored) => stored += 1,
                 // Reclaim makes room asynchronously, once the flusher and the device get to it.
-                Ok(PutOutcome::Refused) => until(&world, "room is made", || store.stats().objects < max),
+                Ok(PutOutcome::Refused) => {
+                    until(&world, "room is made", || store.stats().objects < max)
+                }
                 other => panic!("{other:?} n={n}"),
             }
             flush(&store);
         }
         assert!(store.stats().objects <= max);
-        assert!(stored > max, "old objects make room for new ones stored={stored} max={max} len={len}");
+        assert!(
+            stored > max,
+            "old objects make room for new ones stored={stored} max={max} len={len}"
+        );
     }
 }

@@ -25,8 +25,8 @@ use pagelith::transport::link::Link;
 use pagelith::transport::rights::Rights;
 use pagelith::transport::socket::{Arrival, ListenConfig, Listener};
 use pagelith::{
-    ErrorKind, Events, FlushReport, GetOutcome, GetSlice, Options, PagesFound, PagesQuery, Put, PutGroup,
-    PutOutcome, PutSlice, Request, Result, Source,
+    ErrorKind, Events, FlushReport, GetOutcome, GetSlice, Options, PagesFound, PagesQuery, Put,
+    PutGroup, PutOutcome, PutSlice, Request, Result, Source,
 };
 use pagelith_sim::clock::SimClock;
 use pagelith_sim::link::SimNet;
@@ -53,7 +53,10 @@ const SYNCS: &str = "which sync fails is counted, and a link leaves the store ti
 pub const EMBEDDED_ONLY: &[(&str, &str)] = &[
     ("tickets::", "a client's sessions are others: `attached_session.rs`"),
     ("deadlines::calls_with_zero_timeout_return_at_once", "over a link nothing happens in no time"),
-    ("found_damage::segment_quarantined_during", "a call over a link takes longer than a checkpoint"),
+    (
+        "found_damage::segment_quarantined_during",
+        "a call over a link takes longer than a checkpoint",
+    ),
     ("headers::headers_are_read_once_and_cached", "the server reads into its own memory"),
     ("hits::session_answers_queries_at_once", "sessions are a thread's of the store's process"),
     ("sick::second_failed_sync_turns_tier_off_until_a_probe_succeeds", SYNCS),
@@ -166,7 +169,9 @@ impl Store {
         let dir = tempfile::tempdir().expect("a directory");
         let address = match between {
             Between::Shared | Between::Shown => Address::Unix(dir.path().join("socket")),
-            Between::Tcp | Between::Sim | Between::Nothing => "tcp:127.0.0.1:0".parse().expect("an address"),
+            Between::Tcp | Between::Sim | Between::Nothing => {
+                "tcp:127.0.0.1:0".parse().expect("an address")
+            }
         };
         let admission = Admission::Connection(Rights::all());
         let listen = ListenConfig { address, admission, beyond_this_host: false };
@@ -181,7 +186,11 @@ impl Store {
         let address = listener.address().clone();
         let stop = Arc::new(AtomicBool::new(false));
         let thread = Some(listen_on(listener, store.clone(), staging, stop.clone()));
-        let dial = SocketDial { limits, entropy, ..SocketDial::new(address, None, offer(2), clock.clone()) };
+        let dial = SocketDial {
+            limits,
+            entropy,
+            ..SocketDial::new(address, None, offer(2), clock.clone())
+        };
         let client = Attached::attach(Arc::new(dial), clock, timeout).expect("attached");
         let client = client.with_runtime(Arc::new(Threads));
         begin_listening(&client);
@@ -200,8 +209,14 @@ impl Store {
         let staging = StagingPool::new(STAGING).expect("memory");
         let (links, tasks) = (std::sync::Mutex::new(0), std::sync::Mutex::new(Vec::new()));
         let own = runtime.clone();
-        let dial =
-            Arc::new(SimDial { store: store.clone(), clock: clock.clone(), runtime, staging, links, tasks });
+        let dial = Arc::new(SimDial {
+            store: store.clone(),
+            clock: clock.clone(),
+            runtime,
+            staging,
+            links,
+            tasks,
+        });
         let client = Attached::attach(dial.clone(), Arc::new(clock), timeout).expect("attached");
         let client = client.with_runtime(own);
         begin_listening(&client);
@@ -249,7 +264,11 @@ impl Store {
         }
     }
 
-    pub fn put_groups(&self, groups: &[&[PutSlice<'_>]], options: Options) -> Vec<Result<PutOutcome>> {
+    pub fn put_groups(
+        &self,
+        groups: &[&[PutSlice<'_>]],
+        options: Options,
+    ) -> Vec<Result<PutOutcome>> {
         match &self.client {
             Some(client) => client.put_groups(groups, options),
             None => self.store.put_groups(groups, options),
@@ -279,7 +298,11 @@ impl Store {
         }
     }
 
-    pub fn get_batch(&self, gets: &mut [GetSlice<'_, '_>], options: Options) -> Vec<Result<GetOutcome>> {
+    pub fn get_batch(
+        &self,
+        gets: &mut [GetSlice<'_, '_>],
+        options: Options,
+    ) -> Vec<Result<GetOutcome>> {
         match &self.client {
             Some(client) => client.get_batch(gets, options),
             None => self.store.get_batch(gets, options),
@@ -382,7 +405,12 @@ impl Store {
 /// Request events once, so that they are recorded from now on, if at all.
 fn begin_listening(client: &Attached) {
     let begun = client.take_events(1, Options::default());
-    assert!(begun.map_or_else(|error| error.kind == ErrorKind::Incompatible, |told| told.events.is_empty()));
+    assert!(
+        begun.map_or_else(
+            |error| error.kind == ErrorKind::Incompatible,
+            |told| told.events.is_empty()
+        )
+    );
 }
 
 impl Deref for Store {
@@ -447,10 +475,13 @@ impl Dial for SimDial {
     fn begin(&self) -> std::result::Result<Box<dyn Dialing>, Closed> {
         let mut links = self.links.lock().expect("no panic");
         *links += 1;
-        let (net, client, server) = SimNet::new(*links, self.clock.clone(), &self.runtime, Limits::default());
-        let server = Server::new(&self.store, Box::new(server), self.staging.clone()).expect("serves");
+        let (net, client, server) =
+            SimNet::new(*links, self.clock.clone(), &self.runtime, Limits::default());
+        let server =
+            Server::new(&self.store, Box::new(server), self.staging.clone()).expect("serves");
         let wake = net.signal(Side::Server);
-        let task = self.runtime.spawn("server", Box::new(Serve(server, net)), wake).expect("a task");
+        let task =
+            self.runtime.spawn("server", Box::new(Serve(server, net)), wake).expect("a task");
         self.tasks.lock().expect("no panic").push(task);
         Ok(Box::new(Made(Box::new(client))))
     }

@@ -45,8 +45,10 @@ pub fn put_of_another_length_is_invalid(world: &World) {
     let config = world.config();
     let check = |store: &Store| {
         for len in [LEN - 1, LEN + 1, 1] {
-            let message =
-                format!("key is present with another length key={} present={LEN} given={len}", key(1));
+            let message = format!(
+                "key is present with another length key={} present={LEN} given={len}",
+                key(1)
+            );
             refused(put(store, key(1), &bytes(2, len)), ErrorKind::Invalid, &message);
         }
         hit_page(store, 1, LEN);

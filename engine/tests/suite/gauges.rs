@@ -15,8 +15,13 @@ const LEN: usize = 50_000;
 /// The fields of `Stats` that are documented as "now".
 fn gauges() -> Vec<&'static str> {
     let source = include_str!("../../src/api/stats.rs");
-    let of =
-        source.split_once("pub struct Stats {").expect("the struct").1.split_once("\n}").expect("its end").0;
+    let of = source
+        .split_once("pub struct Stats {")
+        .expect("the struct")
+        .1
+        .split_once("\n}")
+        .expect("its end")
+        .0;
     let (mut names, mut doc) = (Vec::new(), String::new());
     for line in of.lines().map(str::trim) {
         match (line.strip_prefix("///"), line.strip_prefix("pub ")) {
@@ -47,7 +52,9 @@ fn wait(world: &World, store: &Store, gauge: &str, is: u64) {
 
 /// Each gauge is moved, and returns to rest, at the latest by a clear or the next open.
 pub fn gauges_return_to_rest(world: &World) {
-    let Some(sim) = world.sim().filter(|_| world.tells_keys_apart() && world.is_embedded()) else { return };
+    let Some(sim) = world.sim().filter(|_| world.tells_keys_apart() && world.is_embedded()) else {
+        return;
+    };
     let mut config = world.config();
     config.ssd.quarantine_after = 2;
     let mut store = world.open(&config);
@@ -99,7 +106,10 @@ pub fn gauges_return_to_rest(world: &World) {
     // A tier that accepts no writes.
     sim.disk.inject(FaultPlan::Fail { op: FaultOp::Sync, nth: 1, kind: FaultKind::Device });
     store_page(&store, 6, LEN);
-    assert_eq!(store.flush(Options::default()).map_err(|e| e.kind).map(|_| ()), Err(ErrorKind::Unavailable));
+    assert_eq!(
+        store.flush(Options::default()).map_err(|e| e.kind).map(|_| ()),
+        Err(ErrorKind::Unavailable)
+    );
     store_page(&store, 7, LEN);
     let stats = look(&store);
     assert_eq!((stats.ssd_state.as_str(), stats.unflushed_bytes), ("read-only", 2 * LEN as u64));
@@ -125,7 +135,8 @@ pub fn gauges_return_to_rest(world: &World) {
     store.remove(&keys, Options::default()).expect("removed");
     wait(world, &store, "readers", 0);
     assert!(store.stats().objects <= 3, "{:?}", store.stats());
-    let left: Vec<_> = differing(&store.stats(), &rest).into_iter().filter(|g| *g != "objects").collect();
+    let left: Vec<_> =
+        differing(&store.stats(), &rest).into_iter().filter(|g| *g != "objects").collect();
     assert!(left.is_empty(), "not at rest: {left:?} {:?}", store.stats());
     let never: Vec<_> = gauges().into_iter().filter(|gauge| !moved.contains(gauge)).collect();
     assert!(never.is_empty(), "nothing moves these, so nothing is shown of them: {never:?}");

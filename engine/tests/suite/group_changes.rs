@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use super::face::Store;
 use pagelith::layouts::key::ObjectKey;
-use pagelith::{Done, ErrorKind, Options, Put, PutGroup, PutOutcome, PutSlice, Result, Size, Source};
+use pagelith::{
+    Done, ErrorKind, Options, Put, PutGroup, PutOutcome, PutSlice, Result, Size, Source,
+};
 
 use super::kit::*;
 use super::world::World;
@@ -53,7 +55,10 @@ pub fn waiting_group_yields_to_a_concurrent_put(world: &World) {
         for base in [&k, &b] {
             assert_eq!(put(&store, base.0, &base.1), Ok(PutOutcome::Stored));
         }
-        assert!([&k, &t, &u, &b, &alone].iter().all(|object| is(&store, object)), "first writer wins");
+        assert!(
+            [&k, &t, &u, &b, &alone].iter().all(|object| is(&store, object)),
+            "first writer wins"
+        );
         assert_eq!((store.stats().groups_dropped, store.stats().waiting_bytes), (2, 0));
     }
 }
@@ -116,14 +121,19 @@ pub fn object_removed_or_cleared_while_a_group_absorbs_it_stays_gone(world: &Wor
             } else {
                 assert_eq!(store.remove(&[k.0], Options::default()), Ok(1));
             }
-            let done = done.map(|(_, done)| done).or_else(|| session.wait(ticket, Duration::from_secs(30)));
+            let done = done
+                .map(|(_, done)| done)
+                .or_else(|| session.wait(ticket, Duration::from_secs(30)));
             let Some(Done::Put(done)) = done else { panic!("no outcome") };
             assert!(!is(&store, &k), "clear={clear} polls={polls} {done:?}");
             assert!(!is(&store, &v), "clear={clear} polls={polls} {done:?}");
             flush(&store);
             drop((session, group));
             let store = world.crash(store, &config);
-            assert!(!is(&store, &k) && !is(&store, &v), "clear={clear} polls={polls} after a crash");
+            assert!(
+                !is(&store, &k) && !is(&store, &v),
+                "clear={clear} polls={polls} after a crash"
+            );
         }
     }
 }
@@ -139,8 +149,10 @@ pub fn object_cleared_while_a_one_call_group_absorbs_it_stays_gone(world: &World
         assert_eq!(put(&store, k.0, &k.1), Ok(PutOutcome::Stored));
         flush(&store);
         let mut session = store.session().expect("a session");
-        let one = |(key, bytes): &Object| Put { key: *key, source: Source::shared(bytes.clone().into()) };
-        let ticket = session.submit_put(vec![PutGroup::new(vec![one(&new), one(&v)])], Options::default());
+        let one =
+            |(key, bytes): &Object| Put { key: *key, source: Source::shared(bytes.clone().into()) };
+        let ticket =
+            session.submit_put(vec![PutGroup::new(vec![one(&new), one(&v)])], Options::default());
         let early = (0..polls).find_map(|_| {
             // A simulated device makes progress only with simulated time.
             world.sim().inspect(|sim| sim.runtime.run_for(Duration::from_micros(50)));
@@ -173,7 +185,10 @@ pub fn remove_drops_waiting_groups(world: &World) {
             assert_eq!(group.put(&slices, Options::default()), [Ok(PutOutcome::Waiting)]);
         }
         assert_eq!(store.remove(&[a.0], Options::default()), Ok(0));
-        assert_eq!((group.commit(Options::default()), group.missing()), (Ok(PutOutcome::Waiting), vec![a.0]));
+        assert_eq!(
+            (group.commit(Options::default()), group.missing()),
+            (Ok(PutOutcome::Waiting), vec![a.0])
+        );
         group.abort();
         assert_eq!((store.stats().groups_waiting, store.stats().waiting_bytes), (0, 0));
     }
@@ -225,11 +240,14 @@ pub fn groups_are_committed_by_several_threads(world: &World) {
 pub fn oldest_of_many_waiting_groups_can_complete(world: &World) {
     let store = world.open(&world.config());
     // Five groups of 1 MB in an arena of 4 MiB, of which 2 MiB may wait.
-    let pages: Vec<Vec<Object>> =
-        (0..5).map(|n| (0..3).map(|i| object(n, &format!("c{i}"), n * 3 + i, 330_000)).collect()).collect();
+    let pages: Vec<Vec<Object>> = (0..5)
+        .map(|n| (0..3).map(|i| object(n, &format!("c{i}"), n * 3 + i, 330_000)).collect())
+        .collect();
     let keys = |page: &[Object]| page.iter().map(|(key, _)| *key).collect::<Vec<_>>();
-    let groups: Vec<_> =
-        pages.iter().map(|p| store.begin_group(&keys(p), Options::default()).expect("begun")).collect();
+    let groups: Vec<_> = pages
+        .iter()
+        .map(|p| store.begin_group(&keys(p), Options::default()).expect("begun"))
+        .collect();
     let mut busy = 0;
     for i in 0..3 {
         for (n, (group, page)) in groups.iter().zip(&pages).enumerate() {
@@ -281,8 +299,11 @@ pub fn checkpoint_has_room_for_every_link(world: &World) {
         let base = object(n, "k", n, 100);
         let many: Vec<Object> = (0..50).map(|i| object(n, &format!("t{i}"), i, 100)).collect();
         let pieces: Vec<[&[u8]; 1]> = many.iter().map(|(_, b)| [&b[..]]).collect();
-        let slices: Vec<_> =
-            many.iter().zip(&pieces).map(|((key, _), pieces)| PutSlice { key: *key, pieces }).collect();
+        let slices: Vec<_> = many
+            .iter()
+            .zip(&pieces)
+            .map(|((key, _), pieces)| PutSlice { key: *key, pieces })
+            .collect();
         assert_eq!(put(&store, base.0, &base.1), Ok(PutOutcome::Stored));
         assert_eq!(
             store.put_attached(&[(base.0, &slices)], Options::default()),
@@ -294,6 +315,7 @@ pub fn checkpoint_has_room_for_every_link(world: &World) {
     let store = world.reopen(store, &config);
     assert!(store.opened().from_checkpoint);
     for n in 50..60 {
-        (0..50).for_each(|i| assert!(is(&store, &object(n, &format!("t{i}"), i, 100)), "n={n} i={i}"));
+        (0..50)
+            .for_each(|i| assert!(is(&store, &object(n, &format!("t{i}"), i, 100)), "n={n} i={i}"));
     }
 }

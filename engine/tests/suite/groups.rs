@@ -63,8 +63,10 @@ pub fn group_larger_than_a_segment_is_invalid(world: &World) {
     let page: Vec<_> = group(1, 4).into_iter().map(|(key, _)| (key, bytes(1, 300_000))).collect();
     // Four payloads of 303,104 bytes and a header of one block, against a segment less header and
     // footer.
-    let message =
-        format!("group is larger than a segment's payload key={} bytes=1216512 max=1040384", page[0].0);
+    let message = format!(
+        "group is larger than a segment's payload key={} bytes=1216512 max=1040384",
+        page[0].0
+    );
     refused(put_group(&store, &page), ErrorKind::Invalid, &message);
     assert_eq!(present_count(&store, &page), 0);
     assert_eq!(put_group(&store, &page[..3]), Ok(PutOutcome::Stored));
@@ -82,7 +84,8 @@ pub fn invalid_groups_are_refused(world: &World) {
     let message = format!("a group has a key twice key={}", a[0].0);
     refused(put_group(&store, &twice), ErrorKind::Invalid, &message);
     refused(put_group(&store, &[]), ErrorKind::Invalid, "a group has no object");
-    let many: Vec<_> = (0..1025).map(|m| (key_in(namespace("m"), 3, &format!("c{m}")), vec![1])).collect();
+    let many: Vec<_> =
+        (0..1025).map(|m| (key_in(namespace("m"), 3, &format!("c{m}")), vec![1])).collect();
     let message = "a group has too many objects objects=1025 max=1024";
     refused(put_group(&store, &many), ErrorKind::Invalid, message);
     // One outcome per group, in order, independent of its neighbours' faults.
@@ -91,7 +94,9 @@ pub fn invalid_groups_are_refused(world: &World) {
     let outcomes = store.put_groups(&[&[], &one, &[]], Options::default());
     assert_eq!(outcomes.iter().map(Result::is_ok).collect::<Vec<_>>(), [false, true, false]);
     assert_eq!(
-        present_count(&store, &mixed) + present_count(&store, &twice) + present_count(&store, &many),
+        present_count(&store, &mixed)
+            + present_count(&store, &twice)
+            + present_count(&store, &many),
         0
     );
 }
@@ -139,7 +144,10 @@ pub fn groups_without_index_room_after_a_crash_are_dropped_whole(world: &World) 
         };
         let counts: Vec<usize> = (0..30).map(exist).collect();
         assert!(counts.iter().all(|count| [0, 6].contains(count)), "round={round} {counts:?}");
-        assert!((0..30).all(|n| present_count(&store, &group(n, 6)) == counts[n as usize]), "round={round}");
+        assert!(
+            (0..30).all(|n| present_count(&store, &group(n, 6)) == counts[n as usize]),
+            "round={round}"
+        );
     }
 }
 

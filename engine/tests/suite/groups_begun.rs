@@ -84,7 +84,10 @@ pub fn group_is_put_by_several_threads(world: &World) {
                         let group = begin(store, page);
                         for object in page.iter().skip(t % 2).step_by(2) {
                             let outcome = put_into(&group, object).expect("put");
-                            assert!([PutOutcome::Waiting, PutOutcome::AlreadyPresent].contains(&outcome));
+                            assert!(
+                                [PutOutcome::Waiting, PutOutcome::AlreadyPresent]
+                                    .contains(&outcome)
+                            );
                         }
                         usize::from(commit(&group) == Ok(PutOutcome::Stored))
                     })
@@ -168,31 +171,47 @@ pub fn second_base_set_of_a_page_is_refused(world: &World) {
         assert_eq!(commit(&begun), Ok(PutOutcome::Stored));
         flush(&store);
         refused(put_group(&store, kx), ErrorKind::Invalid, &refusal);
-        refused(put_group(&store, &page), ErrorKind::Invalid, &message(&has, &format!("{c0},{c1},{c2}")));
+        refused(
+            put_group(&store, &page),
+            ErrorKind::Invalid,
+            &message(&has, &format!("{c0},{c1},{c2}")),
+        );
         // For groups on SSD only a header can tell, at the latest at the commit.
         let late = store.begin_group(&keys(kx), Options::default());
         let late = late.and_then(|g| put_into(&g, &kx[1]).and_then(|_| commit(&g)));
         refused(late, ErrorKind::Invalid, &refusal);
-        assert_eq!((present_count(&store, kv), is_present(&store, page[2].0, &page[2].1)), (2, false));
+        assert_eq!(
+            (present_count(&store, kv), is_present(&store, page[2].0, &page[2].1)),
+            (2, false)
+        );
     }
 }
 
 pub fn object_that_cannot_be_put_is_named(world: &World) {
     let store = world.open(&world.config());
-    let page: Vec<Object> = group(1, 4).into_iter().map(|(key, _)| (key, bytes(1, 300_000))).collect();
+    let page: Vec<Object> =
+        group(1, 4).into_iter().map(|(key, _)| (key, bytes(1, 300_000))).collect();
     let begun = begin(&store, &page);
-    page[..3].iter().for_each(|object| assert_eq!(put_into(&begun, object), Ok(PutOutcome::Waiting)));
+    page[..3]
+        .iter()
+        .for_each(|object| assert_eq!(put_into(&begun, object), Ok(PutOutcome::Waiting)));
     // Four payloads of 303,104 bytes and a header of one block, against a segment less header and
     // footer.
     let key = page[3].0;
-    let too_large = format!("group is larger than a segment's payload key={key} bytes=1216512 max=1040384");
+    let too_large =
+        format!("group is larger than a segment's payload key={key} bytes=1216512 max=1040384");
     refused(put_into(&begun, &page[3]), ErrorKind::Invalid, &too_large);
     let empty = format!("object has no bytes key={key} length=0");
     refused(put_into(&begun, &(key, Vec::new())), ErrorKind::Invalid, &empty);
     let longer = (page[0].0, bytes(1, 300_001));
-    let message = format!("key is present with another length key={} present=300000 given=300001", page[0].0);
+    let message =
+        format!("key is present with another length key={} present=300000 given=300001", page[0].0);
     refused(put_into(&begun, &longer), ErrorKind::Invalid, &message);
-    assert_eq!(put_into(&begun, &(key, bytes(1, 1000))), Ok(PutOutcome::Waiting), "a smaller one fits");
+    assert_eq!(
+        put_into(&begun, &(key, bytes(1, 1000))),
+        Ok(PutOutcome::Waiting),
+        "a smaller one fits"
+    );
     begun.abort();
     let stats = store.stats();
     assert_eq!((stats.groups_waiting, stats.waiting_bytes, stats.groups_dropped), (0, 0, 0));
@@ -269,11 +288,13 @@ pub fn waiting_groups_take_at_most_half_of_the_arena(world: &World) {
             (key_in(namespace("m"), n, "v"), vec![1]),
         ];
         let begun = begin(&store, &page);
-        let outcome = begun.put(&[PutSlice { key: page[0].0, pieces: &[&page[0].1] }], NOW).remove(0);
+        let outcome =
+            begun.put(&[PutSlice { key: page[0].0, pieces: &[&page[0].1] }], NOW).remove(0);
         stored += u64::from(outcome == Ok(PutOutcome::Waiting));
         if let Err(error) = outcome {
             let bytes = stored << 19;
-            let message = format!("too much waits for its group waiting={bytes} bytes=524288 max=2097152");
+            let message =
+                format!("too much waits for its group waiting={bytes} bytes=524288 max=2097152");
             assert_eq!((error.kind, error.message), (ErrorKind::Busy, message));
         }
     }

@@ -32,7 +32,11 @@ pub fn headers_are_read_once_and_cached(world: &World) {
     let store = world.open(&config);
     store_pages(&store, 0..4, LEN);
     let store = world.reopen(store, &config);
-    assert_eq!(read_by_a_get(world, &store, 0), 4096 + PADDED, "nothing is known of a store just opened");
+    assert_eq!(
+        read_by_a_get(world, &store, 0),
+        4096 + PADDED,
+        "nothing is known of a store just opened"
+    );
     assert_eq!(read_by_a_get(world, &store, 0), PADDED, "it was read a moment ago");
     // Headers are cached when written; hits from memory read nothing.
     store_pages(&store, 4..40, LEN);
@@ -45,7 +49,11 @@ pub fn headers_are_read_once_and_cached(world: &World) {
     let none = self::config(world, pagelith::Size::ZERO);
     let store = world.reopen(store, &none);
     for _ in 0..2 {
-        assert_eq!(read_by_a_get(world, &store, 1), 4096 + PADDED, "there is no memory for headers");
+        assert_eq!(
+            read_by_a_get(world, &store, 1),
+            4096 + PADDED,
+            "there is no memory for headers"
+        );
     }
 }
 

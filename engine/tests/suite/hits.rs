@@ -7,8 +7,8 @@ use super::face::Store;
 use super::hits_drawn::{Asked, Dice, objects, page, pages, spread};
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::{
-    Done, ErrorKind, HitPolicy, Options, PagesFound, PagesQuery, PoolQuery, PutOutcome, PutSlice, Result,
-    Size,
+    Done, ErrorKind, HitPolicy, Options, PagesFound, PagesQuery, PoolQuery, PutOutcome, PutSlice,
+    Result, Size,
 };
 
 use super::kit::*;
@@ -18,7 +18,10 @@ const MAMBA: HitPolicy<'_> = HitPolicy::TrailingPages(1);
 
 fn put_all(store: &Store, keys: &[ObjectKey]) {
     let puts: Vec<_> = keys.iter().map(|key| PutSlice { key: *key, pieces: &[b"state"] }).collect();
-    assert_eq!(store.put_batch(&puts, Options::default()), vec![Ok(PutOutcome::Stored); keys.len()]);
+    assert_eq!(
+        store.put_batch(&puts, Options::default()),
+        vec![Ok(PutOutcome::Stored); keys.len()]
+    );
 }
 
 fn ask(store: &Store, query: &PagesQuery<'_>) -> PagesFound {
@@ -101,7 +104,10 @@ pub fn query_of_thousands_of_pages_is_answered(world: &World) {
     put_all(&store, &spread(&mamba, &checkpoints));
     let pools = [PoolQuery { objects: &mamba, policy: MAMBA }];
     let found = ask(&store, &PagesQuery { pages: &span, anchor: &kv, pools: &pools });
-    assert_eq!((found.usable_pages, found.anchor_pages, found.pool_pages), (1496, 1500, vec![1496]));
+    assert_eq!(
+        (found.usable_pages, found.anchor_pages, found.pool_pages),
+        (1496, 1500, vec![1496])
+    );
     assert_eq!(found.stops, (8..=1496).step_by(8).collect::<Vec<_>>());
 }
 
@@ -135,10 +141,16 @@ pub fn session_answers_queries_at_once(world: &World) {
     let mut session = store.session().expect("a session");
     let query = PagesQuery { pages: &span, anchor: &kv, pools: &[] };
     let ticket = session.submit_exists_groups(&query, Options::default());
-    let Some((done, Done::ExistsGroups(Ok(found)))) = session.poll() else { panic!("not answered at once") };
+    let Some((done, Done::ExistsGroups(Ok(found)))) = session.poll() else {
+        panic!("not answered at once")
+    };
     assert_eq!((done, found), (ticket, ask(&store, &query)));
-    let expected =
-        PagesFound { usable_pages: 4, anchor_pages: 4, pool_pages: vec![], stops: vec![1, 2, 3, 4] };
+    let expected = PagesFound {
+        usable_pages: 4,
+        anchor_pages: 4,
+        pool_pages: vec![],
+        stops: vec![1, 2, 3, 4],
+    };
     assert_eq!(ask(&store, &query), expected);
     store.close().expect("closed");
     let ticket = session.submit_exists_groups(&query, Options::default());
@@ -161,6 +173,7 @@ pub fn empty_and_invalid_queries_are_answered(world: &World) {
     assert_eq!(answer(&[], &pools), Ok(nothing));
     let message = "a query names a pool twice field=pools[1].objects pool=mamba";
     refused(answer(&kv, &[pools[0], pools[0]]), ErrorKind::Invalid, message);
-    let message = "an anchor without objects needs a pool with all_pages or trailing_pages field=pools";
+    let message =
+        "an anchor without objects needs a pool with all_pages or trailing_pages field=pools";
     refused(answer(&[], &[]), ErrorKind::Invalid, message);
 }

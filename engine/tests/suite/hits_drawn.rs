@@ -33,7 +33,8 @@ pub struct Dice(pub u64);
 impl Dice {
     /// A number in 0..n.
     pub fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % n
     }
 }
@@ -55,8 +56,12 @@ impl Asked {
     /// Up to 40 pages in up to 5 pools.
     pub fn random(dice: &mut Dice) -> Asked {
         let span = dice.below(41);
-        let names =
-            [(Role::Target, "indexer"), (Role::Target, "mamba"), (Role::Draft, "kv"), (Role::Target, "swa")];
+        let names = [
+            (Role::Target, "indexer"),
+            (Role::Target, "mamba"),
+            (Role::Draft, "kv"),
+            (Role::Target, "swa"),
+        ];
         let count = dice.below(5) as usize;
         let mut pools = Vec::new();
         for (role, name) in &names[..count] {
@@ -93,9 +98,11 @@ impl Asked {
                 policy: match rule {
                     Rule::All => HitPolicy::AllPages,
                     Rule::Trailing(n) => HitPolicy::TrailingPages(*n),
-                    Rule::Groups { block_pages, group_pages, keys } => {
-                        HitPolicy::BlockGroups { block_pages: *block_pages, group_pages: *group_pages, keys }
-                    }
+                    Rule::Groups { block_pages, group_pages, keys } => HitPolicy::BlockGroups {
+                        block_pages: *block_pages,
+                        group_pages: *group_pages,
+                        keys,
+                    },
                 },
             })
             .collect();
@@ -114,7 +121,9 @@ impl Asked {
 
     /// Whether the anchor lacks a page and has a later one.
     pub fn has_hole_in_anchor(&self, put: &BTreeSet<ObjectKey>) -> bool {
-        let here = |page: &PrefixHash| self.anchor.iter().all(|object| put.contains(&object.on_page(*page)));
+        let here = |page: &PrefixHash| {
+            self.anchor.iter().all(|object| put.contains(&object.on_page(*page)))
+        };
         self.pages.iter().skip_while(|page| here(page)).any(here)
     }
 
@@ -133,7 +142,8 @@ impl Asked {
         let own = |pool: &(Vec<ObjectKey>, Rule)| match &pool.1 {
             Rule::Groups { block_pages, group_pages, keys } => {
                 let covered = |blocks: &usize| here(&pool.0, &keys[..blocks * group_pages]);
-                (0..=self.pages.len() / block_pages).filter(covered).max().unwrap_or(0) * block_pages
+                (0..=self.pages.len() / block_pages).filter(covered).max().unwrap_or(0)
+                    * block_pages
             }
             _ => (0..=anchor_pages).filter(|l| *l == 0 || allows(pool, *l)).max().unwrap_or(0),
         };

@@ -9,7 +9,9 @@ use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::namespace::Namespace;
 use pagelith::layouts::record::Record;
 use pagelith::layouts::shard::Shard;
-use pagelith::{ErrorKind, GetOutcome, GetSlice, MissCause, Options, PutOutcome, PutSlice, Result, Tier};
+use pagelith::{
+    ErrorKind, GetOutcome, GetSlice, MissCause, Options, PutOutcome, PutSlice, Result, Tier,
+};
 
 use super::world::World;
 
@@ -23,7 +25,8 @@ pub fn namespace(name: &str) -> NamespaceId {
 pub fn key_in(namespace: NamespaceId, n: u64, part: &str) -> ObjectKey {
     let mut hash = [0; 32];
     hash[..8].copy_from_slice(&n.to_le_bytes());
-    ObjectKey::new(namespace, PrefixHash(hash), Role::Target, "kv", part, Shard::Whole).expect("a key")
+    ObjectKey::new(namespace, PrefixHash(hash), Role::Target, "kv", part, Shard::Whole)
+        .expect("a key")
 }
 
 /// The key of page `n`, in one namespace.
@@ -65,7 +68,12 @@ pub fn put(store: &Store, key: ObjectKey, bytes: &[u8]) -> Result<PutOutcome> {
     put_with(store, key, bytes, Options::default())
 }
 
-pub fn put_with(store: &Store, key: ObjectKey, bytes: &[u8], options: Options) -> Result<PutOutcome> {
+pub fn put_with(
+    store: &Store,
+    key: ObjectKey,
+    bytes: &[u8],
+    options: Options,
+) -> Result<PutOutcome> {
     store.put_batch(&[PutSlice { key, pieces: &[bytes] }], options).remove(0)
 }
 
@@ -76,7 +84,11 @@ pub fn store_page(store: &Store, n: u64, len: usize) {
 
 /// Put an object into a namespace: clearing an empty namespace changes nothing.
 pub fn put_into_namespace(store: &Store, name: &str) {
-    assert_eq!(put(store, key_in(namespace(name), 1, "k"), &bytes(1, 100)), Ok(PutOutcome::Stored), "{name}");
+    assert_eq!(
+        put(store, key_in(namespace(name), 1, "k"), &bytes(1, 100)),
+        Ok(PutOutcome::Stored),
+        "{name}"
+    );
 }
 
 pub fn store_pages(store: &Store, pages: std::ops::Range<u64>, len: usize) {
@@ -86,8 +98,11 @@ pub fn store_pages(store: &Store, pages: std::ops::Range<u64>, len: usize) {
 /// Put a group of (key, bytes).
 pub fn put_group(store: &Store, objects: &[(ObjectKey, Vec<u8>)]) -> Result<PutOutcome> {
     let pieces: Vec<[&[u8]; 1]> = objects.iter().map(|(_, b)| [&b[..]]).collect();
-    let group: Vec<_> =
-        objects.iter().zip(&pieces).map(|((key, _), pieces)| PutSlice { key: *key, pieces }).collect();
+    let group: Vec<_> = objects
+        .iter()
+        .zip(&pieces)
+        .map(|((key, _), pieces)| PutSlice { key: *key, pieces })
+        .collect();
     store.put_groups(&[&group], Options::default()).remove(0)
 }
 
@@ -133,7 +148,9 @@ impl Unaligned {
 pub fn hit(store: &Store, key: ObjectKey, expected: &[u8]) -> Tier {
     let mut to = AlignedBuf::new(expected.len()).expect("memory");
     let outcome = get_into(store, key, &mut to);
-    let Ok(GetOutcome::Hit { tier, bytes }) = outcome else { panic!("not a hit key={key} {outcome:?}") };
+    let Ok(GetOutcome::Hit { tier, bytes }) = outcome else {
+        panic!("not a hit key={key} {outcome:?}")
+    };
     assert_eq!(bytes, expected.len() as u64, "key={key}");
     assert!(&to[..] == expected, "wrong bytes key={key}");
     tier
@@ -144,7 +161,9 @@ pub fn hit(store: &Store, key: ObjectKey, expected: &[u8]) -> Tier {
 pub fn hit_unaligned(store: &Store, key: ObjectKey, expected: &[u8]) -> Tier {
     let mut to = Unaligned::new(expected.len());
     let outcome = get_into(store, key, to.slice());
-    let Ok(GetOutcome::Hit { tier, .. }) = outcome else { panic!("not a hit key={key} {outcome:?}") };
+    let Ok(GetOutcome::Hit { tier, .. }) = outcome else {
+        panic!("not a hit key={key} {outcome:?}")
+    };
     assert!(to.slice() == expected, "wrong bytes key={key}");
     tier
 }

@@ -17,11 +17,15 @@ fn put_parts(
     chosen: impl Fn(usize, usize) -> bool,
 ) -> Vec<Result<PutOutcome>> {
     // Templates may name any page: this one is never put.
-    let required: Vec<ObjectKey> = group(777, pages[0].len() as u64).iter().map(|(key, _)| *key).collect();
-    let pieces: Vec<Vec<[&[u8]; 1]>> =
-        pages.iter().map(|page| page.iter().map(|(_, bytes)| [bytes.as_slice()]).collect()).collect();
+    let required: Vec<ObjectKey> =
+        group(777, pages[0].len() as u64).iter().map(|(key, _)| *key).collect();
+    let pieces: Vec<Vec<[&[u8]; 1]>> = pages
+        .iter()
+        .map(|page| page.iter().map(|(_, bytes)| [bytes.as_slice()]).collect())
+        .collect();
     let part = |(n, page): (usize, &Vec<Object>)| -> Vec<PutSlice<'_>> {
-        let objects = page.iter().zip(&pieces[n]).enumerate().filter(|(member, _)| chosen(n, *member));
+        let objects =
+            page.iter().zip(&pieces[n]).enumerate().filter(|(member, _)| chosen(n, *member));
         objects.map(|(_, ((key, _), pieces))| PutSlice { key: *key, pieces }).collect()
     };
     let parts: Vec<Vec<PutSlice<'_>>> = pages.iter().enumerate().map(part).collect();
@@ -43,13 +47,18 @@ pub fn last_part_makes_a_page_visible(world: &World) {
     // One object of page 3 is never put.
     let rest = put_parts(&store, &pages, |n, member| member == 0 || (member == 1 && n != 3));
     for (n, outcome) in rest.into_iter().enumerate() {
-        assert_eq!(outcome, Ok(if n == 3 { PutOutcome::Waiting } else { PutOutcome::Stored }), "n={n}");
+        assert_eq!(
+            outcome,
+            Ok(if n == 3 { PutOutcome::Waiting } else { PutOutcome::Stored }),
+            "n={n}"
+        );
         assert_eq!(present_count(&store, &pages[n]), if n == 3 { 0 } else { 4 }, "n={n}");
     }
     assert_eq!(store.stats().groups_waiting, 1);
     if world.tells_keys_apart() {
         let again = put_parts(&store, &pages, |n, member| n != 3 || member == 0);
-        let expected = |n| Ok(if n == 3 { PutOutcome::Waiting } else { PutOutcome::AlreadyPresent });
+        let expected =
+            |n| Ok(if n == 3 { PutOutcome::Waiting } else { PutOutcome::AlreadyPresent });
         assert_eq!(again, (0..8).map(expected).collect::<Vec<_>>());
     }
     flush(&store);

@@ -33,7 +33,10 @@ pub fn pin_holds_while_its_segment_is_reclaimed(world: &World) {
         }
     }
     assert!(store.stats().segments_reclaimed > 30, "{:?}", store.stats());
-    assert!(!is_page_present(&store, 9, LEN) && !is_page_present(&store, 15, LEN), "only pinned pages");
+    assert!(
+        !is_page_present(&store, 9, LEN) && !is_page_present(&store, 15, LEN),
+        "only pinned pages"
+    );
     drop(pin);
     let store = world.crash(store, &config);
     for n in 10..15 {
@@ -97,7 +100,8 @@ pub fn expired_lease_holds_nothing(world: &World) {
     store_pages(&store, 0..5, LEN);
     flush(&store);
     // It expires long before a lap is written; in the simulation the clock is moved.
-    let duration = if world.sim().is_some() { Duration::from_secs(60) } else { Duration::from_nanos(1) };
+    let duration =
+        if world.sim().is_some() { Duration::from_secs(60) } else { Duration::from_nanos(1) };
     assert_eq!(store.lease(&keys(0..5), duration), 5);
     if let Some(sim) = world.sim() {
         sim.runtime.run_for(Duration::from_secs(61));

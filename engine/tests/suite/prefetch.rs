@@ -40,7 +40,10 @@ pub fn prefetched_pages_are_got_from_memory(world: &World) {
     }
     // Objects in DRAM, and unknown ones, are not read.
     assert_eq!(store.prefetch(&keys(0..10), Options::default()), 0);
-    assert_eq!(store.prefetch(&keys(100..110), Options::default()), usize::from(world.constant) * 10);
+    assert_eq!(
+        store.prefetch(&keys(100..110), Options::default()),
+        usize::from(world.constant) * 10
+    );
     assert_eq!(store.prefetch(&[], Options::default()), 0);
     settled(world, &store);
     assert_eq!(store.stats().prefetched, 10);
@@ -68,7 +71,8 @@ pub fn group_is_prefetched_whole_or_not_at_all(world: &World) {
     assert_eq!(store.prefetch(&named, Options::default()), 4);
     settled(world, &store);
     assert_eq!((store.stats().prefetched, store.stats().promoted), (4, 1));
-    page.iter().for_each(|(key, bytes)| assert_eq!(hit(&store, *key, bytes), Tier::Memory, "key={key}"));
+    page.iter()
+        .for_each(|(key, bytes)| assert_eq!(hit(&store, *key, bytes), Tier::Memory, "key={key}"));
 }
 
 pub fn prefetch_is_bounded_and_evicts_nothing_in_use(world: &World) {

@@ -15,14 +15,20 @@ pub fn full_arena_answers_busy_at_once(world: &World) {
     let store = world.open(&world.cold_config());
     let mut session = store.session().expect("a session");
     let groups = (0..24)
-        .map(|n| PutGroup::new(vec![Put { key: key(n), source: Source::shared(bytes(n, LEN).into()) }]))
+        .map(|n| {
+            PutGroup::new(vec![Put { key: key(n), source: Source::shared(bytes(n, LEN).into()) }])
+        })
         .collect();
     let ticket = session.submit_put(groups, Options::default());
-    let Some(Done::Put(done)) = session.wait(ticket, Duration::from_secs(30)) else { panic!("no put") };
+    let Some(Done::Put(done)) = session.wait(ticket, Duration::from_secs(30)) else {
+        panic!("no put")
+    };
     for (n, done) in (0u64..).zip(done) {
         match n {
             0..16 => assert_eq!(done.outcome, Ok(PutOutcome::Stored), "n={n}"),
-            _ => refused(done.outcome, ErrorKind::Busy, "arena is full of pages in use bytes=131072"),
+            _ => {
+                refused(done.outcome, ErrorKind::Busy, "arena is full of pages in use bytes=131072")
+            }
         }
     }
     assert_eq!((store.stats().puts_stored, store.stats().puts_busy), (16, 8));
@@ -41,8 +47,10 @@ pub fn put_without_wait_is_answered_at_once(world: &World) {
     let store = world.open(&world.cold_config());
     let data: Vec<_> = (0..24).map(|n| bytes(n, LEN)).collect();
     let pieces: Vec<[&[u8]; 1]> = data.iter().map(|d| [&d[..]]).collect();
-    let puts: Vec<_> = (0u64..).zip(&pieces).map(|(n, pieces)| PutSlice { key: key(n), pieces }).collect();
-    let outcomes = store.put_batch(&puts, Options { wait: Some(Duration::ZERO), ..Options::default() });
+    let puts: Vec<_> =
+        (0u64..).zip(&pieces).map(|(n, pieces)| PutSlice { key: key(n), pieces }).collect();
+    let outcomes =
+        store.put_batch(&puts, Options { wait: Some(Duration::ZERO), ..Options::default() });
     let stored = outcomes.iter().filter(|outcome| **outcome == Ok(PutOutcome::Stored)).count();
     if world.is_embedded() {
         assert_eq!((stored, store.stats().puts_busy), (16, 8));
@@ -63,7 +71,8 @@ pub fn waiting_writer_stores_everything(world: &World) {
     let store = world.open(&config);
     let data: Vec<_> = (0..80).map(|n| bytes(n, LEN)).collect();
     let pieces: Vec<[&[u8]; 1]> = data.iter().map(|d| [&d[..]]).collect();
-    let puts: Vec<_> = (0u64..).zip(&pieces).map(|(n, pieces)| PutSlice { key: key(n), pieces }).collect();
+    let puts: Vec<_> =
+        (0u64..).zip(&pieces).map(|(n, pieces)| PutSlice { key: key(n), pieces }).collect();
     let outcomes = store.put_batch(&puts, Options::default());
     assert_eq!(outcomes, vec![Ok(PutOutcome::Stored); 80]);
     let stats = store.stats();
@@ -88,7 +97,8 @@ pub fn abandoned_writer_leaves_nothing_torn(world: &World) {
         store_pages(&store, round * 100..round * 100 + 40, LEN);
         store = world.crash(store, &config);
         // Any of them may be lost; none may be wrong.
-        let here = (round * 100..round * 100 + 40).filter(|n| is_page_present(&store, *n, LEN)).count();
+        let here =
+            (round * 100..round * 100 + 40).filter(|n| is_page_present(&store, *n, LEN)).count();
         assert!(here >= 40 - 17, "the arena holds at most 17 unwritten pages here={here}");
     }
 }

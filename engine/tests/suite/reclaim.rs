@@ -36,7 +36,10 @@ pub fn log_laps_keep_the_youngest_pages(world: &World) {
     let store = world.reopen(store, &config);
     let again = here(&store);
     let lost: Vec<usize> = (0..seen.len()).filter(|i| seen[*i] != again[*i]).collect();
-    assert!(lost.len() <= 40 && lost.iter().all(|i| *i < first + 60), "first={first} lost={lost:?}");
+    assert!(
+        lost.len() <= 40 && lost.iter().all(|i| *i < first + 60),
+        "first={first} lost={lost:?}"
+    );
 }
 
 pub fn recency_policy_keeps_used_pages_within_its_budget(world: &World) {
@@ -110,8 +113,16 @@ pub fn files_never_exceed_the_cap(world: &World) {
         for round in 0..4 {
             next = put_until(&store, next, LEN, mib as usize * (200 << 10));
             assert!(world.total_bytes() <= cap, "round={round} total={}", world.total_bytes());
-            store = if round % 2 == 0 { world.crash(store, &config) } else { world.reopen(store, &config) };
-            assert!(world.total_bytes() <= cap, "reopened round={round} total={}", world.total_bytes());
+            store = if round % 2 == 0 {
+                world.crash(store, &config)
+            } else {
+                world.reopen(store, &config)
+            };
+            assert!(
+                world.total_bytes() <= cap,
+                "reopened round={round} total={}",
+                world.total_bytes()
+            );
         }
     }
 }

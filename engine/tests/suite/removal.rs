@@ -117,7 +117,9 @@ pub fn removal_of_a_member_removes_its_group(world: &World) {
             assert_absent(&world, &store, *key, bytes.len());
         }
         if stage != "in memory" {
-            other.iter().for_each(|(key, bytes)| assert!(is_present(&store, *key, bytes), "{stage}"));
+            other
+                .iter()
+                .for_each(|(key, bytes)| assert!(is_present(&store, *key, bytes), "{stage}"));
         }
     }
 }

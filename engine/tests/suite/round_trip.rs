@@ -81,7 +81,9 @@ fn get_scattered(store: &Store, n: u64, lengths: &[usize]) -> Tier {
     }
     let mut get = [GetSlice { key: key(n), range: None, pieces: &mut pieces }];
     let outcome = store.get_batch(&mut get, Options::default()).remove(0);
-    let Ok(GetOutcome::Hit { tier, .. }) = outcome else { panic!("{outcome:?} pieces={lengths:?}") };
+    let Ok(GetOutcome::Hit { tier, .. }) = outcome else {
+        panic!("{outcome:?} pieces={lengths:?}")
+    };
     assert!(memory[..] == bytes(n, total)[..], "wrong bytes pieces={lengths:?}");
     tier
 }
@@ -109,7 +111,11 @@ pub fn scatter_lists(world: &World) {
         assert_eq!(get_scattered(store, 1, &[0, 250_000, 0, 250_000, 0]), tier);
         let staged = store.stats().staged_bytes;
         for pieces in [2, 5, 15, 30] {
-            assert_eq!(get_scattered(store, 2, &cut(122_880, pieces, 4096)), tier, "pieces={pieces}");
+            assert_eq!(
+                get_scattered(store, 2, &cut(122_880, pieces, 4096)),
+                tier,
+                "pieces={pieces}"
+            );
         }
         assert_eq!(store.stats().staged_bytes, staged, "aligned pieces are read straight into");
     };
@@ -144,10 +150,18 @@ pub fn ranges(world: &World) {
             let expected = &whole[start as usize..end as usize];
             let outcome = Ok(GetOutcome::Hit { tier, bytes: end - start });
             let mut to = AlignedBuf::new(expected.len()).expect("memory");
-            assert_eq!(get_range(store, key(0), Some(start..end), &mut to), outcome, "{start}..{end}");
+            assert_eq!(
+                get_range(store, key(0), Some(start..end), &mut to),
+                outcome,
+                "{start}..{end}"
+            );
             assert!(&to[..] == expected, "{start}..{end}");
             let mut to = Unaligned::new(expected.len());
-            assert_eq!(get_range(store, key(0), Some(start..end), to.slice()), outcome, "{start}..{end}");
+            assert_eq!(
+                get_range(store, key(0), Some(start..end), to.slice()),
+                outcome,
+                "{start}..{end}"
+            );
             assert!(to.slice() == expected, "{start}..{end}");
         }
     };
@@ -161,7 +175,9 @@ pub fn invalid_ranges_are_refused(world: &World) {
     let store = world.open(&config);
     store_page(&store, 0, 5000);
     let check = |store: &Store| {
-        for (start, end) in [(0, 0), (5, 5), (9, 3), (0, 5001), (5000, 5001), (u64::MAX - 1, u64::MAX)] {
+        for (start, end) in
+            [(0, 0), (5, 5), (9, 3), (0, 5001), (5000, 5001), (u64::MAX - 1, u64::MAX)]
+        {
             let mut to = vec![7; 1];
             let message = format!(
                 "range is empty or beyond the object key={} range={start}..{end} length=5000",
@@ -190,7 +206,8 @@ pub fn batches_of_any_size_with_repeated_keys_are_answered(world: &World) {
     let most = world.many(300);
     let data: Vec<_> = (0..most as u64).map(|n| bytes(n, LEN)).collect();
     let pieces: Vec<[&[u8]; 1]> = data.iter().map(|d| [&d[..]]).collect();
-    let puts: Vec<_> = (0u64..).zip(&pieces).map(|(n, pieces)| PutSlice { key: key(n), pieces }).collect();
+    let puts: Vec<_> =
+        (0u64..).zip(&pieces).map(|(n, pieces)| PutSlice { key: key(n), pieces }).collect();
     assert_eq!(store.put_batch(&puts, Options::default()), vec![Ok(PutOutcome::Stored); most]);
     let check = |store: &Store, tier| {
         for size in [1, 2, 3, 64, 65, 299, 300].map(|n| world.many(n)) {
@@ -198,7 +215,8 @@ pub fn batches_of_any_size_with_repeated_keys_are_answered(world: &World) {
             let mut order: Vec<usize> = (0..size).collect();
             order.push(0);
             order.insert(size / 2, 1);
-            let mut memory: Vec<_> = order.iter().map(|_| AlignedBuf::new(LEN).expect("memory")).collect();
+            let mut memory: Vec<_> =
+                order.iter().map(|_| AlignedBuf::new(LEN).expect("memory")).collect();
             let mut lent: Vec<[&mut [u8]; 1]> = memory.iter_mut().map(|m| [&mut m[..]]).collect();
             let mut gets: Vec<_> = order
                 .iter()
@@ -206,7 +224,10 @@ pub fn batches_of_any_size_with_repeated_keys_are_answered(world: &World) {
                 .map(|(n, pieces)| GetSlice { key: key(*n as u64), range: None, pieces })
                 .collect();
             let outcomes = store.get_batch(&mut gets, Options::default());
-            assert_eq!(outcomes, vec![Ok(GetOutcome::Hit { tier, bytes: LEN as u64 }); order.len()]);
+            assert_eq!(
+                outcomes,
+                vec![Ok(GetOutcome::Hit { tier, bytes: LEN as u64 }); order.len()]
+            );
             for (n, memory) in order.iter().zip(&memory) {
                 assert!(memory[..] == data[*n][..], "n={n} size={size}");
             }

@@ -46,8 +46,10 @@ pub fn page_repeated_in_a_batch_is_put_as_if_one_by_one(world: &World) {
         let config = world.memory_config(Size::mib(4));
         let (together, apart) = (world.open(&config), world.open(&config));
         let groups = shuffled_groups(seed);
-        let expected: Vec<_> =
-            groups.iter().map(|group| put_groups(&apart, std::slice::from_ref(group)).remove(0)).collect();
+        let expected: Vec<_> = groups
+            .iter()
+            .map(|group| put_groups(&apart, std::slice::from_ref(group)).remove(0))
+            .collect();
         assert_eq!(put_groups(&together, &groups), expected, "seed={seed}");
         for (key, bytes) in (0..4).flat_map(|n| group(n, 3)) {
             let found = [&together, &apart].map(|store| {

@@ -62,7 +62,11 @@ pub fn scrub_drops_damage_and_rewrites_it_from_memory(world: &World) {
     world.flip(0, "segments", find(world, member.0).payload + member.1.len() as u64 - 1);
     let store = world.open(&config);
     let report = scrub(&store);
-    assert_eq!((report.damaged, report.unreadable, report.repaired_from_dram), (8, 0, 0), "{report:?}");
+    assert_eq!(
+        (report.damaged, report.unreadable, report.repaired_from_dram),
+        (8, 0, 0),
+        "{report:?}"
+    );
     assert_eq!(report.objects, 40, "{report:?}");
     for n in [2, 28] {
         assert_absent(world, &store, key(n), LEN);
@@ -127,7 +131,11 @@ pub fn scrub_rereads_a_record_that_failed_verification(world: &World) {
             sim.disk.inject(FaultPlan::Strike { fault, nth });
             let report = scrub(&store);
             assert_eq!(sim.disk.struck().len(), 1, "nth={nth} {fault:?}");
-            assert_eq!((report.damaged, report.unreadable), (0, 0), "nth={nth} {fault:?} {report:?}");
+            assert_eq!(
+                (report.damaged, report.unreadable),
+                (0, 0),
+                "nth={nth} {fault:?} {report:?}"
+            );
             assert_eq!(report.objects, 48, "nth={nth} {fault:?} {report:?}");
         }
     }

@@ -144,7 +144,10 @@ pub fn missing_directory_is_refused(world: &World) {
         let error = world.try_open(&config).expect_err("refused");
         let dir = world.paths()[1].display().to_string();
         let says = "ssd.dirs: directory 2 of 2 holds no file of the store, is its drive mounted?";
-        assert_eq!((error.kind, error.message), (ErrorKind::Unavailable, format!("{says} dir={dir}")));
+        assert_eq!(
+            (error.kind, error.message),
+            (ErrorKind::Unavailable, format!("{says} dir={dir}"))
+        );
         assert_eq!(std::fs::read_dir(&dir).expect("listed").count(), 0, "nothing was made there");
         std::fs::remove_dir(&dir).expect("removed");
         std::fs::rename(&away, &dir).expect("moved back");

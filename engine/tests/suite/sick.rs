@@ -135,7 +135,11 @@ pub fn third_round_of_failing_writes_makes_tier_read_only(world: &World) {
             // One write at a time, so that each fails in a different segment, which is prepared by
             // then.
             wait(sim_of, 20);
-            sim_of.disk.inject(FaultPlan::Fail { op: FaultOp::Write, nth: 1, kind: FaultKind::NoSpace });
+            sim_of.disk.inject(FaultPlan::Fail {
+                op: FaultOp::Write,
+                nth: 1,
+                kind: FaultKind::NoSpace,
+            });
             store_page(&store, 10 + n, LEN);
             wait(sim_of, 20);
         }
@@ -172,7 +176,8 @@ pub fn failed_write_seals_segment_after_its_last_good_record(world: &World) {
     assert_eq!(store.stats().flush_errors, 1);
     let file = world.read(0, "segments");
     let at = find(world, key(0)).record >> 20 << 20;
-    let identity = Record::decode(&file[at as usize + 4096..]).expect("the first record").facts().identity;
+    let identity =
+        Record::decode(&file[at as usize + 4096..]).expect("the first record").facts().identity;
     let tail = &file[(at + (1 << 20) - 4096) as usize..(at + (1 << 20)) as usize];
     let (_, entries) = footer::decode(tail, identity, 1 << 20).expect("a footer");
     let named: Vec<_> = entries.iter().map(|e| e.key).collect();
@@ -181,7 +186,11 @@ pub fn failed_write_seals_segment_after_its_last_good_record(world: &World) {
     sim.crash(CrashMode::DropAll);
     let store = world.open(&config);
     let report = store.opened().clone();
-    assert_eq!((report.footers, report.scanned_segments), (1, 1), "sealed with a footer {report:?}");
+    assert_eq!(
+        (report.footers, report.scanned_segments),
+        (1, 1),
+        "sealed with a footer {report:?}"
+    );
     for n in 0..9 {
         hit_page(&store, n, LEN);
     }
@@ -234,7 +243,9 @@ pub fn crash_during_a_manifest_rewrite_leaves_one_valid_copy(world: &World) {
     if world.sim().is_none() || world.constant {
         return; // Independent of fingerprints.
     }
-    for (op, nth) in [(FaultOp::Write, 1), (FaultOp::Write, 2), (FaultOp::Sync, 1), (FaultOp::Sync, 2)] {
+    for (op, nth) in
+        [(FaultOp::Write, 1), (FaultOp::Write, 2), (FaultOp::Sync, 1), (FaultOp::Sync, 2)]
+    {
         for stop in 0..7 {
             for seed in 0..6 {
                 let world = world.fresh(1);
@@ -448,7 +459,11 @@ pub fn segment_with_too_many_failed_reads_is_quarantined(world: &World) {
         assert_eq!(hit_page(&store, n, LEN), Tier::Memory);
     }
     hit_page(&store, 29, LEN);
-    assert_eq!(try_flush(&store).map(|r| r.durable_objects), Ok(3), "frames in memory are written again");
+    assert_eq!(
+        try_flush(&store).map(|r| r.durable_objects),
+        Ok(3),
+        "frames in memory are written again"
+    );
     // It is not reused, however much is put.
     let at = find(&world, key(4)).record;
     put_until(&store, 100, LEN, 2 * LAP);

@@ -65,7 +65,11 @@ pub fn reused_segment_has_no_stale_entries(world: &World) {
         assert_absent(world, &store, key(n), LEN);
     }
     let stats = store.stats();
-    assert_eq!((stats.segments_suspect, stats.damaged), (0, 0), "the new life of it is not to blame");
+    assert_eq!(
+        (stats.segments_suspect, stats.damaged),
+        (0, 0),
+        "the new life of it is not to blame"
+    );
 }
 
 /// The index lists nothing of an `off` tier; a checkpoint of it would hide the tier's objects for
@@ -153,7 +157,9 @@ pub fn group_written_while_an_off_tier_is_purged_is_whole_or_gone(world: &World)
         assert_eq!(store.stats().ssd_state, "on");
         fail(sim, FaultOp::Sync, 1);
         let groups: Vec<_> = (0..120).map(|n| group(n, 2)).collect();
-        groups.iter().for_each(|objects| assert_eq!(put_group(&store, objects), Ok(PutOutcome::Stored)));
+        groups
+            .iter()
+            .for_each(|objects| assert_eq!(put_group(&store, objects), Ok(PutOutcome::Stored)));
         wait(sim, 5);
         was_off += usize::from(store.stats().ssd_state == "off");
         // Evict the pages that are only in memory.
@@ -179,7 +185,9 @@ pub fn no_partial_group_is_visible_while_its_segment_is_emptied(world: &World) {
     config.index.max_objects = Some(1024);
     let store = world.open(&config);
     let groups: Vec<_> = (0..40).map(|n| group(n, 2)).collect();
-    groups.iter().for_each(|objects| assert_eq!(put_group(&store, objects), Ok(PutOutcome::Stored)));
+    groups
+        .iter()
+        .for_each(|objects| assert_eq!(put_group(&store, objects), Ok(PutOutcome::Stored)));
     flush(&store);
     store_pages(&store, 1000..1040, LEN);
     flush(&store);

@@ -44,8 +44,10 @@ pub fn object_larger_than_the_budget_is_got_whole(world: &World) {
 fn get_all_unaligned(store: &Store, pages: u64, len: usize) {
     let mut memory: Vec<Unaligned> = (0..pages).map(|_| Unaligned::new(len)).collect();
     let mut lent: Vec<[&mut [u8]; 1]> = memory.iter_mut().map(|m| [m.slice()]).collect();
-    let mut gets: Vec<_> =
-        (0..).zip(&mut lent).map(|(n, pieces)| GetSlice { key: key(n), range: None, pieces }).collect();
+    let mut gets: Vec<_> = (0..)
+        .zip(&mut lent)
+        .map(|(n, pieces)| GetSlice { key: key(n), range: None, pieces })
+        .collect();
     let outcomes = store.get_batch(&mut gets, Options::default());
     let expected = Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: len as u64 });
     assert_eq!(outcomes, vec![expected; pages as usize]);

@@ -25,7 +25,8 @@ pub fn flush_reports_what_it_made_durable(world: &World) {
     assert_eq!(flush(&store), FlushReport::default(), "it is reported once");
     store_page(&store, 20, LEN);
     assert_eq!(put(&store, key(20), &bytes(1, LEN)), Ok(PutOutcome::AlreadyPresent));
-    let expected = FlushReport { durable_objects: 1, durable_bytes: LEN as u64, ..FlushReport::default() };
+    let expected =
+        FlushReport { durable_objects: 1, durable_bytes: LEN as u64, ..FlushReport::default() };
     assert_eq!(store.close(), Ok(expected));
 }
 

@@ -26,7 +26,9 @@ fn single(n: u64, source: Source) -> PutGroup {
 
 fn got(done: Option<Done>) -> Vec<(pagelith::Result<GetOutcome>, Vec<u8>)> {
     let Some(Done::Get(done)) = done else { panic!("not a finished get: {done:?}") };
-    done.into_iter().map(|d| (d.outcome, d.destination.pieces().flatten().copied().collect())).collect()
+    done.into_iter()
+        .map(|d| (d.outcome, d.destination.pieces().flatten().copied().collect()))
+        .collect()
 }
 
 fn cold_store(world: &World, pages: u64) -> Store {
@@ -42,7 +44,8 @@ pub fn several_batches_in_flight_complete_in_any_order(world: &World) {
     let gets: Vec<_> = (0..6)
         .map(|i| session.submit_get(vec![owned(2 * i), owned(2 * i + 1)], Options::default()))
         .collect();
-    let put = session.submit_put(vec![single(50, Source::shared(bytes(50, LEN).into()))], Options::default());
+    let put = session
+        .submit_put(vec![single(50, Source::shared(bytes(50, LEN).into()))], Options::default());
     let exists = session.submit_exists(&[key(3), key(50)], Options::default());
     assert_eq!(gets.iter().collect::<std::collections::BTreeSet<_>>().len(), 6, "tickets differ");
     let long = Duration::from_secs(30);
@@ -81,7 +84,9 @@ pub fn owned_buffers_are_returned(world: &World) {
     source.copy_from_slice(&bytes(9, LEN));
     let at = source.as_ptr();
     let ticket = session.submit_put(vec![single(9, Source::owned(source))], Options::default());
-    let Some(Done::Put(mut done)) = session.wait(ticket, Duration::from_secs(30)) else { panic!("no put") };
+    let Some(Done::Put(mut done)) = session.wait(ticket, Duration::from_secs(30)) else {
+        panic!("no put")
+    };
     let done = done.remove(0);
     assert_eq!(done.outcome, Ok(PutOutcome::Stored));
     let back = done.source.into_buffer().expect("the buffer");
@@ -96,12 +101,18 @@ pub fn owned_buffers_are_returned(world: &World) {
             panic!("no get n={n}")
         };
         let done = done.remove(0);
-        assert_eq!(done.outcome.as_ref().is_ok_and(GetOutcome::is_hit), hits, "n={n} {:?}", done.outcome);
+        assert_eq!(
+            done.outcome.as_ref().is_ok_and(GetOutcome::is_hit),
+            hits,
+            "n={n} {:?}",
+            done.outcome
+        );
         let back = done.destination.into_buffer().expect("the buffer");
         assert_eq!((back.as_ptr(), back.len()), (at, len), "n={n}");
     }
     let shared: Arc<[u8]> = bytes(10, LEN).into();
-    let ticket = session.submit_put(vec![single(10, Source::shared(shared.clone()))], Options::default());
+    let ticket =
+        session.submit_put(vec![single(10, Source::shared(shared.clone()))], Options::default());
     assert!(session.wait(ticket, Duration::from_secs(30)).is_some());
     assert_eq!(Arc::strong_count(&shared), 1, "nothing holds the caller's memory any more");
 }
@@ -132,7 +143,10 @@ pub fn closed_store_answers_closed(world: &World) {
     let ticket = session.submit_get(vec![owned(0)], Options::default());
     let mut outcomes = got(session.wait(ticket, Duration::from_secs(30)));
     refused(outcomes.remove(0).0, ErrorKind::Closed, "store is closed");
-    let put = session.submit_put(vec![single(5, Source::shared(bytes(5, 10).into()))], Options::default());
-    let Some(Done::Put(mut done)) = session.wait(put, Duration::from_secs(30)) else { panic!("no put") };
+    let put = session
+        .submit_put(vec![single(5, Source::shared(bytes(5, 10).into()))], Options::default());
+    let Some(Done::Put(mut done)) = session.wait(put, Duration::from_secs(30)) else {
+        panic!("no put")
+    };
     refused(done.remove(0).outcome, ErrorKind::Closed, "store is closed");
 }

@@ -100,7 +100,11 @@ pub fn tombstones_are_not_undone_by_a_segment_without_a_head(world: &World) {
         store.abandon();
         let first = find(&world, key(0)).record;
         let last = find(&world, key(7)).record;
-        assert_eq!(first % config.ssd.segment_bytes.expect("said").bytes(), 4096, "the first of a segment");
+        assert_eq!(
+            first % config.ssd.segment_bytes.expect("said").bytes(),
+            4096,
+            "the first of a segment"
+        );
         world.write(0, "segments", first - 4096, &[0; 8192]);
         let store = world.open(&config);
         assert_absent(&world, &store, key(7), LEN);

@@ -249,7 +249,10 @@ pub fn unavailable(kind: Kind) -> Option<String> {
         let world = World::new(kind, false, 1);
         let error = world.try_open(&world.config()).err()?;
         // A full disk says nothing about io_uring.
-        assert!(![pagelith::ErrorKind::NoSpace, pagelith::ErrorKind::Busy].contains(&error.kind), "{error}");
+        assert!(
+            ![pagelith::ErrorKind::NoSpace, pagelith::ErrorKind::Busy].contains(&error.kind),
+            "{error}"
+        );
         Some(error.to_string())
     };
     REFUSED.get_or_init(refused).clone()

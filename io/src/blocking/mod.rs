@@ -35,7 +35,12 @@ pub(crate) struct BlockingQueue {
 
 impl BlockingQueue {
     /// A queue for up to `depth` operations, at least 1.
-    pub(crate) fn new(files: Arc<Files>, align: Align, pool: Arc<Pool>, depth: usize) -> BlockingQueue {
+    pub(crate) fn new(
+        files: Arc<Files>,
+        align: Align,
+        pool: Arc<Pool>,
+        depth: usize,
+    ) -> BlockingQueue {
         let (helpers, depth) = (HelperOps::new(pool), depth.max(1));
         BlockingQueue { files, align, helpers, ready: Vec::new(), depth, drop_wait: DROP_WAIT }
     }

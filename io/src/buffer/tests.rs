@@ -22,7 +22,8 @@ fn buffer_is_not_returned_while_another_part_exists() {
 fn reused_buffer_memory_is_zeroed_and_unshared() {
     for len in [1usize, 4096, 5000, 65536, 1 << 20, 3 << 20] {
         for _ in 0..3 {
-            let mut two = [AlignedBuf::new(len).expect("memory"), AlignedBuf::new(len).expect("memory")];
+            let mut two =
+                [AlignedBuf::new(len).expect("memory"), AlignedBuf::new(len).expect("memory")];
             for buf in &mut two {
                 assert!(buf.len() == len && buf.iter().all(|b| *b == 0), "len={len}");
                 assert_eq!(buf.as_ptr() as usize % 4096, 0);

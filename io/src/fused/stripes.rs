@@ -5,9 +5,10 @@
 
 use std::arch::asm;
 use std::arch::x86_64::{
-    __m128i, __m256i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_add_epi64, _mm256_loadu_si256,
-    _mm256_mul_epu32, _mm256_set_m128i, _mm256_set1_epi64x, _mm256_shuffle_epi32, _mm256_slli_epi64,
-    _mm256_srli_epi64, _mm256_storeu_si256, _mm256_stream_si256, _mm256_xor_si256,
+    __m128i, __m256i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_add_epi64,
+    _mm256_loadu_si256, _mm256_mul_epu32, _mm256_set_m128i, _mm256_set1_epi64x,
+    _mm256_shuffle_epi32, _mm256_slli_epi64, _mm256_srli_epi64, _mm256_storeu_si256,
+    _mm256_stream_si256, _mm256_xor_si256,
 };
 
 use super::AHEAD;
@@ -100,7 +101,8 @@ impl Accumulators {
                         let bytes = 32 * half;
                         let data = load::<SHARED>(from.add(bytes));
                         store::<PAST>(to.add(bytes), data);
-                        *acc = accumulated(*acc, data, _mm256_loadu_si256(secret.add(bytes).cast()));
+                        *acc =
+                            accumulated(*acc, data, _mm256_loadu_si256(secret.add(bytes).cast()));
                     }
                 }
             }
@@ -109,7 +111,9 @@ impl Accumulators {
                 for (half, acc) in acc_now.iter_mut().enumerate() {
                     // SAFETY: the last 64 bytes of the secret.
                     let secret = unsafe {
-                        _mm256_loadu_si256(SECRET.as_ptr().add(SECRET.len() - STRIPE + 32 * half).cast())
+                        _mm256_loadu_si256(
+                            SECRET.as_ptr().add(SECRET.len() - STRIPE + 32 * half).cast(),
+                        )
                     };
                     *acc = scrambled(*acc, secret);
                 }
@@ -133,7 +137,8 @@ impl Accumulators {
         };
         let all = Accumulators([0, 1, 2, 3, 4, 5, 6, 7].map(lane));
         let low = all.merged(&SECRET[11..], length.wrapping_mul(PRIME64_1));
-        let high = all.merged(&SECRET[SECRET.len() - STRIPE - 11..], !length.wrapping_mul(PRIME64_2));
+        let high =
+            all.merged(&SECRET[SECRET.len() - STRIPE - 11..], !length.wrapping_mul(PRIME64_2));
         u128::from(high) << 64 | u128::from(low)
     }
 

@@ -128,7 +128,8 @@ fn copier_keeps_no_state_between_copies() {
         {
             let (mut memory, bytes) = (vec![0; len], bytes(available));
             let mut sums = Vec::new();
-            let all = copier.copy([&mut memory[..]], [Piece::Lent(&bytes)], [len], |sum| sums.push(sum));
+            let all =
+                copier.copy([&mut memory[..]], [Piece::Lent(&bytes)], [len], |sum| sums.push(sum));
             assert_eq!(all, len == available, "len={len} available={available}");
             assert_eq!(
                 sums,
@@ -167,7 +168,10 @@ impl Drop for StopOnDrop<'_> {
 }
 
 #[test]
-#[cfg_attr(pagelith_tsan, ignore = "a data race on purpose: another process's bytes change during a copy")]
+#[cfg_attr(
+    pagelith_tsan,
+    ignore = "a data race on purpose: another process's bytes change during a copy"
+)]
 fn checksum_matches_copy_of_changing_bytes() {
     // A page-sized block, and one so short that each of its bytes changes all the time; each length
     // ends within a stripe and at the end of one.

@@ -75,9 +75,9 @@ impl ProbeDir {
 
     /// The alignment that O_DIRECT requires in this directory, or the reason for not using it.
     pub(super) fn align(&self) -> Result<Align, IoFault> {
-        self.align
-            .clone()
-            .map_err(|why| IoFault::found(FaultKind::Unsupported, FaultOp::Probe, show(&self.path), 0, why))
+        self.align.clone().map_err(|why| {
+            IoFault::found(FaultKind::Unsupported, FaultOp::Probe, show(&self.path), 0, why)
+        })
     }
 
     /// The file with O_DIRECT set.
@@ -96,10 +96,14 @@ pub(super) fn alignment(fs_type: u64, reported: Option<(u32, u32)>) -> Result<Al
         // Linux 6.5 and later accept O_DIRECT on tmpfs, without effect.
         (TMPFS, _) => Err("tmpfs has no device".to_owned()),
         (RAMFS, _) => Err("ramfs has no device".to_owned()),
-        (_, Some((0, _) | (_, 0))) => Err("statx reports no support for direct i/o on the file".to_owned()),
+        (_, Some((0, _) | (_, 0))) => {
+            Err("statx reports no support for direct i/o on the file".to_owned())
+        }
         (OVERLAYFS, None) => Err("overlayfs does not report the file system below it".to_owned()),
         (_, None) => Ok(Align { memory: ALIGN_MAX, offset: ALIGN_MAX }),
-        (_, Some((memory, offset))) => Ok(Align { memory: accept(memory)?, offset: accept(offset)? }),
+        (_, Some((memory, offset))) => {
+            Ok(Align { memory: accept(memory)?, offset: accept(offset)? })
+        }
     }
 }
 

@@ -26,7 +26,8 @@ use crate::uring::{Common, UringQueue, try_two};
 /// The side that the configuration requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackendChoice {
-    /// io_uring with O_DIRECT if every directory takes it, else blocking; `DiskFacts::reason` says why.
+    /// io_uring with O_DIRECT if every directory takes it, else blocking; `DiskFacts::reason` says
+    /// why.
     Auto,
     /// io_uring with O_DIRECT or an error.
     Uring,
@@ -65,9 +66,16 @@ pub fn open_disk_with_stop(
 
 fn real_disk(dirs: &[PathBuf], choice: BackendChoice, depth: usize) -> Result<RealDisk, IoFault> {
     if dirs.is_empty() {
-        return Err(IoFault::found(FaultKind::Invalid, FaultOp::Probe, "", 0, "no directory given"));
+        return Err(IoFault::found(
+            FaultKind::Invalid,
+            FaultOp::Probe,
+            "",
+            0,
+            "no directory given",
+        ));
     }
-    let probes = dirs.iter().map(|d| ProbeDir::open(d)).collect::<Result<Vec<ProbeDir>, IoFault>>()?;
+    let probes =
+        dirs.iter().map(|d| ProbeDir::open(d)).collect::<Result<Vec<ProbeDir>, IoFault>>()?;
     // Both sides need the pool, so a failure to start it does not depend on the mechanism.
     let pool = Arc::new(Pool::start()?);
     let uring = || try_uring(&probes, depth, &pool);
@@ -123,7 +131,9 @@ fn decide(
 
 fn refuses_mechanism(fault: &IoFault) -> bool {
     match fault.kind {
-        FaultKind::Unsupported | FaultKind::Invalid | FaultKind::Other | FaultKind::Exhausted => true,
+        FaultKind::Unsupported | FaultKind::Invalid | FaultKind::Other | FaultKind::Exhausted => {
+            true
+        }
         // A short transfer inside the file: the file system violates its contract.
         FaultKind::Short => true,
         FaultKind::Device | FaultKind::NoSpace | FaultKind::ReadOnly => false,
@@ -138,7 +148,8 @@ fn why(fault: &IoFault) -> String {
     let text = rustix::io::Errno::from_raw_os_error(fault.errno).to_string();
     // The standard library appends the number, which this message already contains.
     let text = text.split(" (os error").next().unwrap_or_default();
-    let detail = if fault.detail.is_empty() { String::new() } else { format!(", {}", fault.detail) };
+    let detail =
+        if fault.detail.is_empty() { String::new() } else { format!(", {}", fault.detail) };
     format!("{}: errno={} ({text}){detail}", fault.path, fault.errno)
 }
 

@@ -21,7 +21,8 @@ fn chosen(
 #[test]
 fn uring_is_chosen_where_it_works() {
     for choice in [BackendChoice::Auto, BackendChoice::Uring] {
-        let (side, direct, align, _) = chosen(choice, Ok(ALIGN), Err(unsupported("d", 22))).unwrap();
+        let (side, direct, align, _) =
+            chosen(choice, Ok(ALIGN), Err(unsupported("d", 22))).unwrap();
         assert_eq!((side, direct, align), (Side::Uring, true, ALIGN));
     }
     let (side, direct, ..) = chosen(BackendChoice::Blocking, Ok(ALIGN), Ok(ALIGN)).unwrap();
@@ -33,12 +34,18 @@ fn refusal_is_named_and_falls_back_only_with_auto() {
     let eperm = || Err(unsupported("io_uring_setup", 1));
     let (side, direct, align, reason) = chosen(BackendChoice::Auto, eperm(), Ok(ALIGN)).unwrap();
     assert_eq!((side, direct, align), (Side::Blocking, true, ALIGN));
-    assert!(reason.starts_with("io_uring_setup: errno=1") && reason.ends_with("using blocking"), "{reason}");
+    assert!(
+        reason.starts_with("io_uring_setup: errno=1") && reason.ends_with("using blocking"),
+        "{reason}"
+    );
 
     let (side, direct, align, reason) =
         chosen(BackendChoice::Auto, eperm(), Err(unsupported("dir", 22))).unwrap();
     assert_eq!((side, direct, align), (Side::Blocking, false, BUFFERED));
-    assert!(reason.contains("errno=1 ") && reason.contains("no O_DIRECT: dir: errno=22"), "{reason}");
+    assert!(
+        reason.contains("errno=1 ") && reason.contains("no O_DIRECT: dir: errno=22"),
+        "{reason}"
+    );
 
     let fault = chosen(BackendChoice::Uring, eperm(), Ok(ALIGN)).unwrap_err();
     assert_eq!((fault.kind, fault.errno), (FaultKind::Unsupported, 1));

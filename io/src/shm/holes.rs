@@ -101,7 +101,8 @@ mod tests {
     use std::os::fd::{AsFd, OwnedFd};
 
     use rustix::fs::{
-        FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, ftruncate, memfd_create,
+        FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, ftruncate,
+        memfd_create,
     };
     use rustix::io::pwrite;
 
@@ -113,7 +114,8 @@ mod tests {
     const WRITTEN: std::ops::Range<usize> = (3 << 20) + 4096..(9 << 20) + 8192;
 
     fn memory(seals: SealFlags) -> OwnedFd {
-        let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
+        let fd =
+            memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
         ftruncate(&fd, LEN as u64).expect("memory");
         let bytes: Vec<u8> = WRITTEN.map(byte).collect();
         assert_eq!(pwrite(&fd, &bytes, WRITTEN.start as u64), Ok(bytes.len()));
@@ -186,9 +188,11 @@ mod tests {
         // All units of the range are recorded as resident.
         assert_eq!(copied(&view, WRITTEN), WRITTEN.map(byte).collect::<Vec<u8>>());
         let (from, len) = (4 << 20, 2 << 20);
-        fallocate(&fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, from, len).expect("a hole");
+        fallocate(&fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, from, len)
+            .expect("a hole");
         let (before, hole) = (allocated_bytes(&fd), from as usize..(from + len) as usize);
-        let expected: Vec<u8> = WRITTEN.map(|at| if hole.contains(&at) { 0 } else { byte(at) }).collect();
+        let expected: Vec<u8> =
+            WRITTEN.map(|at| if hole.contains(&at) { 0 } else { byte(at) }).collect();
         for _ in 0..2 {
             assert!(copied(&view, WRITTEN) == expected);
             assert_eq!(allocated_bytes(&fd), before);
@@ -216,7 +220,8 @@ mod tests {
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             fallocate(&fd, flags, at, 4096).expect("a hole");
         }
-        let mappings = || std::fs::read_to_string("/proc/self/maps").expect("known").lines().count();
+        let mappings =
+            || std::fs::read_to_string("/proc/self/maps").expect("known").lines().count();
         let (before, allocated_before) = (mappings(), allocated_bytes(&fd));
         view.copy_out(units.start, &mut bytes);
         // Other tests run meanwhile, in threads of their own.
@@ -228,11 +233,19 @@ mod tests {
     fn residency_is_rechecked_without_trap() {
         let fd = memory(SealFlags::SHRINK);
         let map = memmap2::MmapOptions::new().len(LEN).map_raw_read_only(&fd).expect("mapped");
-        let (unstable, stable) = (Holes::of(map.as_ptr(), LEN, false), Holes::of(map.as_ptr(), LEN, true));
+        let (unstable, stable) =
+            (Holes::of(map.as_ptr(), LEN, false), Holes::of(map.as_ptr(), LEN, true));
         for holes in [&unstable, &stable] {
-            assert!(holes.all_resident(WRITTEN.start, WRITTEN.len()) && holes.all_resident(5 << 20, 1));
-            assert!(!holes.all_resident(WRITTEN.start - 1, 1) && !holes.all_resident(WRITTEN.end, 1));
-            assert!(!holes.all_resident(WRITTEN.start, WRITTEN.len() + 1) && !holes.all_resident(LEN - 1, 1));
+            assert!(
+                holes.all_resident(WRITTEN.start, WRITTEN.len()) && holes.all_resident(5 << 20, 1)
+            );
+            assert!(
+                !holes.all_resident(WRITTEN.start - 1, 1) && !holes.all_resident(WRITTEN.end, 1)
+            );
+            assert!(
+                !holes.all_resident(WRITTEN.start, WRITTEN.len() + 1)
+                    && !holes.all_resident(LEN - 1, 1)
+            );
         }
         fallocate(&fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 5 << 20, 4096)
             .expect("a hole");

@@ -26,8 +26,10 @@ impl Mapping {
         let reserved = MmapRaw::from(MmapOptions::new().len(room).no_reserve_swap().map_anon()?);
         let skip = reserved.as_ptr().align_offset(HUGE);
         let mapping = Mapping { reserved, skip, len };
-        let (access, how) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
-        // SAFETY: these addresses are of the reservation, which nothing has used yet, and go with it.
+        let (access, how) =
+            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
+        // SAFETY: these addresses are of the reservation, which nothing has used yet, and go with
+        // it.
         unsafe { mmap(mapping.base().cast(), len, access, how, fd, 0)? };
         // This takes effect if `shmem_enabled` allows it, which is not the default.
         let _ = mapping.reserved.advise_range(Advice::HugePage, skip, len);
@@ -50,9 +52,12 @@ impl Mapping {
         for at in (0..self.len / HUGE).map(|page| page * HUGE) {
             // A huge page that has no memory at all is left as it is.
             self.reserved.advise_range(Advice::PopulateWrite, self.skip + at, 1)?;
-            // Whatever `shmem_enabled` says, but `deny`; refused before Linux 6.1. Pages of 4096 bytes do as well.
-            // SAFETY: inside of the mapping, whose contents and access stay as they are.
-            let _ = unsafe { libc::madvise(self.base().wrapping_add(at).cast(), HUGE, libc::MADV_COLLAPSE) };
+            // Whatever `shmem_enabled` says, but `deny`; refused before Linux 6.1. Pages of 4096
+            // bytes do as well. SAFETY: inside of the mapping, whose contents and access stay as
+            // they are.
+            let _ = unsafe {
+                libc::madvise(self.base().wrapping_add(at).cast(), HUGE, libc::MADV_COLLAPSE)
+            };
         }
         self.reserved.advise_range(Advice::PopulateWrite, self.skip, self.len)
     }
@@ -86,7 +91,10 @@ mod tests {
             mapping.keep_from_children();
             let mut seen = vec![1; len];
             assert_eq!(pread(&fd, &mut seen, 0), Ok(len));
-            assert!(seen[..len - 1].iter().all(|byte| *byte == 0) && seen[len - 1] == 7, "len={len}");
+            assert!(
+                seen[..len - 1].iter().all(|byte| *byte == 0) && seen[len - 1] == 7,
+                "len={len}"
+            );
         }
     }
 

@@ -18,7 +18,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
 use memmap2::{MmapOptions, MmapRaw};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
+};
 use rustix::io::Errno;
 
 pub use region::{Region, View, seal_length};
@@ -72,7 +74,10 @@ impl SharedMemory {
 
     /// The bytes `at..at + len`, as atomics, since they may change at any time.
     fn cells(&self, at: usize, len: usize) -> &[AtomicU8] {
-        assert!(at.checked_add(len).is_some_and(|end| end <= self.map.len()), "beyond the shared memory");
+        assert!(
+            at.checked_add(len).is_some_and(|end| end <= self.map.len()),
+            "beyond the shared memory"
+        );
         // SAFETY: inside of the mapping, which lives as long as `self`. Atomics may be written by
         // others under a shared borrow, also by another process, and have the size and alignment of
         // a byte.

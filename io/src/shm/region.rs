@@ -259,7 +259,9 @@ impl View {
     /// they are not mapped, do not exist, or may disappear.
     pub fn mapped_at(&self, at: u64) -> Option<*const u8> {
         match &self.bytes {
-            Bytes::Mapped(map) => (at < map.len() as u64).then(|| map.as_ptr().wrapping_add(at as usize)),
+            Bytes::Mapped(map) => {
+                (at < map.len() as u64).then(|| map.as_ptr().wrapping_add(at as usize))
+            }
             Bytes::MayShrink(..) | Bytes::Read(..) => None,
         }
     }
@@ -372,8 +374,11 @@ mod tests {
         };
         assert!(View::of(memory(SealFlags::SHRINK, 0)).is_err());
         assert!(View::of(memory(SealFlags::SHRINK, 1)).is_ok());
-        let on_disk =
-            rustix::fs::open("/proc/self/exe", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty());
+        let on_disk = rustix::fs::open(
+            "/proc/self/exe",
+            rustix::fs::OFlags::RDONLY,
+            rustix::fs::Mode::empty(),
+        );
         assert!(View::of(on_disk.expect("a file")).is_err());
         let (pipe, _other) = std::io::pipe().expect("a pipe");
         assert!(View::of(pipe.into()).is_err());
@@ -387,7 +392,10 @@ mod tests {
         let view = View::of(fd.try_clone().expect("a descriptor")).expect("in memory");
         let mut seen = [9u8; 8192];
         view.copy_out(1000, &mut seen);
-        assert!(seen[..7192].iter().all(|byte| *byte == 7) && seen[7192..].iter().all(|byte| *byte == 0));
+        assert!(
+            seen[..7192].iter().all(|byte| *byte == 7)
+                && seen[7192..].iter().all(|byte| *byte == 0)
+        );
         ftruncate(&fd, 1001).expect("shorter");
         view.copy_out(1000, &mut seen);
         assert!(seen[0] == 7 && seen[1..].iter().all(|byte| *byte == 0));
@@ -400,7 +408,10 @@ mod tests {
         ftruncate(&fd, 8192).expect("memory");
         let map = MmapOptions::new().len(8192).map_raw(&fd).expect("mapped");
         let other = fd.try_clone().expect("a descriptor");
-        assert!(Region::mapped(other, map.as_ptr() as usize, 8193).is_err(), "longer than the file");
+        assert!(
+            Region::mapped(other, map.as_ptr() as usize, 8193).is_err(),
+            "longer than the file"
+        );
         let region = Region::mapped(fd, map.as_ptr() as usize, 8192).expect("in memory");
         assert_eq!((region.place(map.as_ptr() as usize + 5, 10), region.len()), (Some(5), 8192));
         assert_eq!(region.place(map.as_ptr() as usize + 5, 8192), None);
@@ -442,8 +453,11 @@ mod tests {
             let fd = memfd_create("test", flags | MemfdFlags::CLOEXEC).expect("memory");
             ftruncate(&fd, 8192).expect("memory");
             let map = MmapOptions::new().len(8192).map_raw(&fd).expect("mapped");
-            let region =
-                Region::mapped(fd.try_clone().expect("a descriptor"), map.as_mut_ptr() as usize, 8192);
+            let region = Region::mapped(
+                fd.try_clone().expect("a descriptor"),
+                map.as_mut_ptr() as usize,
+                8192,
+            );
             let view = View::of(descriptor(&region.expect("in memory"))).expect("memory");
             assert_eq!(view.mapped_at(0).is_some(), sealed);
             assert_eq!(ftruncate(&fd, 4096).is_err(), sealed, "truncation");

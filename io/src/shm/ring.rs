@@ -199,7 +199,10 @@ mod tests {
             assert!(!writer_a.publish());
             let mut to = vec![0; (round * 104_729 % 280_000) as usize];
             let read = reader_b.read(&mut to).expect("valid counts");
-            assert!(to[..read].iter().zip(received..).all(|(b, at)| *b == byte(at)), "round={round}");
+            assert!(
+                to[..read].iter().zip(received..).all(|(b, at)| *b == byte(at)),
+                "round={round}"
+            );
             received += read as u64;
             reader_b.publish();
             // The other direction has counts and bytes of its own.
@@ -242,7 +245,10 @@ mod tests {
         let ((mut writer, mut reader), _) = both_sides();
         for wrong in [RING_BYTES as u64 + 1, u64::MAX, 1 << 40] {
             reader.ring.count(WRITTEN).store(wrong, Ordering::Relaxed);
-            assert_eq!((reader.available(), reader.read(&mut [0; 100])), (Err(Broken), Err(Broken)));
+            assert_eq!(
+                (reader.available(), reader.read(&mut [0; 100])),
+                (Err(Broken), Err(Broken))
+            );
         }
         writer.write(&[0; 100]).expect("room");
         for wrong in [101, u64::MAX] {
@@ -258,7 +264,8 @@ mod tests {
 
     #[test]
     fn unsealed_or_missized_memory_is_refused() {
-        let open = memfd_create("open", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
+        let open =
+            memfd_create("open", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
         ftruncate(&open, PAIR_MEMORY_BYTES as u64).expect("grown");
         assert!(SharedMemory::of(open, PAIR_MEMORY_BYTES).is_err(), "it can shrink");
         let small = SharedMemory::new(4096).expect("memory");

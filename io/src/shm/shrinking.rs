@@ -32,9 +32,9 @@ struct Range {
     torn: AtomicBool,
 }
 
-static RANGES: [Range; RANGES_MAX] =
-    [const { Range { from: AtomicUsize::new(0), to: AtomicUsize::new(0), torn: AtomicBool::new(false) } };
-        RANGES_MAX];
+static RANGES: [Range; RANGES_MAX] = [const {
+    Range { from: AtomicUsize::new(0), to: AtomicUsize::new(0), torn: AtomicBool::new(false) }
+}; RANGES_MAX];
 
 /// Serialises the allocation of ranges.
 static ALLOCATING: StaticMutex<()> = StaticMutex::new(());
@@ -131,8 +131,9 @@ fn map_zeros(address: usize) -> bool {
     // SAFETY: these pages are in a watched range, so in a mapping that is only read, through raw
     // pointers, by code that expects its bytes to change. The watch's user unmaps it later,
     // including these pages.
-    let mapped =
-        unsafe { libc::mmap(ptr::without_provenance_mut(page), bytes, libc::PROT_READ, flags, -1, 0) };
+    let mapped = unsafe {
+        libc::mmap(ptr::without_provenance_mut(page), bytes, libc::PROT_READ, flags, -1, 0)
+    };
     mapped != libc::MAP_FAILED
 }
 
@@ -239,7 +240,8 @@ mod tests {
             panic!("the process survived byte={byte}");
         }
         let mut again = Command::new(std::env::current_exe().expect("a path"));
-        again.args(["--exact", "shm::shrinking::tests::sigbus_outside_watched_ranges_ends_process"]);
+        again
+            .args(["--exact", "shm::shrinking::tests::sigbus_outside_watched_ranges_ends_process"]);
         // A sanitizer handles these signals first, and would end the process in its own way.
         let ended = again
             .env(ENDS, "1")

@@ -48,10 +48,12 @@ static TRAP: OnceLock<Option<OwnedFd>> = OnceLock::new();
 fn open() -> Option<OwnedFd> {
     let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
     // SAFETY: only this module uses the descriptor to affect this process's memory.
-    let fd = unsafe { userfaultfd(flags | UserfaultfdFlags::from_bits_retain(USER_MODE_ONLY)) }.ok()?;
+    let fd =
+        unsafe { userfaultfd(flags | UserfaultfdFlags::from_bits_retain(USER_MODE_ONLY)) }.ok()?;
     let mut api = Api { api: API, features: FEATURES, ioctls: 0 };
     // SAFETY: the request takes this structure, and the kernel writes no more than it.
-    let failed = unsafe { libc::ioctl(fd.as_raw_fd(), request::<Api>(0x3f) as libc::Ioctl, &raw mut api) };
+    let failed =
+        unsafe { libc::ioctl(fd.as_raw_fd(), request::<Api>(0x3f) as libc::Ioctl, &raw mut api) };
     (failed == 0).then_some(fd)
 }
 
@@ -63,7 +65,8 @@ pub(super) fn set(from: *const u8, len: usize) -> bool {
     let mut register = Register { start: from.addr() as u64, len, mode: MISSING, ioctls: 0 };
     // SAFETY: as above. An access to a hole of the range ends in a signal that the process handles,
     // and nothing else changes.
-    let failed =
-        unsafe { libc::ioctl(fd.as_raw_fd(), request::<Register>(0) as libc::Ioctl, &raw mut register) };
+    let failed = unsafe {
+        libc::ioctl(fd.as_raw_fd(), request::<Register>(0) as libc::Ioctl, &raw mut register)
+    };
     failed == 0
 }

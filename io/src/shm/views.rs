@@ -62,7 +62,10 @@ impl View {
         let file = File { device: stat.st_dev, number: stat.st_ino };
         let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
         mapped.retain(|other| other.view.strong_count() > 0);
-        let same = mapped.iter().filter(|other| other.file == file).filter_map(|other| other.view.upgrade());
+        let same = mapped
+            .iter()
+            .filter(|other| other.file == file)
+            .filter_map(|other| other.view.upgrade());
         let same = same.into_iter().find(|view| view.len() as i64 == stat.st_size);
         if let Some(view) = same {
             return Ok(view);
@@ -95,7 +98,8 @@ mod tests {
 
     #[test]
     fn same_memory_is_mapped_once_while_viewed() {
-        let (region, other) = (Region::new(8192).expect("memory"), Region::new(8192).expect("memory"));
+        let (region, other) =
+            (Region::new(8192).expect("memory"), Region::new(8192).expect("memory"));
         let view = View::shared(descriptor(&region), None).expect("a view");
         let again = View::shared(descriptor(&region), None).expect("a view");
         assert!(Arc::ptr_eq(&view, &again));
@@ -113,7 +117,8 @@ mod tests {
     #[test]
     fn grown_memory_is_mapped_again() {
         use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-        let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
+        let fd =
+            memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
         ftruncate(&fd, 4096).expect("memory");
         fcntl_add_seals(&fd, SealFlags::SHRINK).expect("seals");
         let short = View::shared(fd.try_clone().expect("a descriptor"), None).expect("a view");
@@ -125,7 +130,8 @@ mod tests {
     /// A memory file of this length without pages, which a peer can create at no cost.
     fn sparse(bytes: u64) -> OwnedFd {
         use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-        let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
+        let fd =
+            memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
         ftruncate(&fd, bytes).expect("memory");
         fd
     }
@@ -142,7 +148,8 @@ mod tests {
         };
         super::super::handle_truncation_sigbus().expect("SIGBUS handler");
         let fds: Vec<OwnedFd> = [6 * MIB, 4 * MIB, 1, 64 << 40].map(sparse).into();
-        let mapped = |views: &[Arc<View>]| views.iter().map(|view| view.is_mapped()).collect::<Vec<_>>();
+        let mapped =
+            |views: &[Arc<View>]| views.iter().map(|view| view.is_mapped()).collect::<Vec<_>>();
         let views: Vec<Arc<View>> = fds.iter().map(|fd| shared(fd, &own)).collect();
         assert_eq!(mapped(&views), [true, true, false, false]);
         // The same memory over another link, and memory of another process.
@@ -162,7 +169,8 @@ mod tests {
     #[test]
     fn descriptor_without_memory_file_is_refused() {
         let (pipe, _other) = std::io::pipe().expect("a pipe");
-        let (file, dir) = (tempfile::tempfile().expect("a file"), tempfile::tempdir().expect("a directory"));
+        let (file, dir) =
+            (tempfile::tempfile().expect("a file"), tempfile::tempdir().expect("a directory"));
         let refused = |fd: OwnedFd| {
             let bound = MapLimits { all: u64::MAX, of_peer: u64::MAX, peer: -9 };
             View::shared(fd, Some(&bound)).err().and_then(|e| e.raw_os_error())

@@ -85,18 +85,30 @@ impl FixedBuffers {
 
     /// The entries of a read of `parts`: each but the last covers a multiple of `align` bytes, and
     /// at most `extra_max` follow the first.
-    pub(super) fn read_ranges(&self, parts: &[Part], align: usize, extra_max: usize) -> EntryRanges {
+    pub(super) fn read_ranges(
+        &self,
+        parts: &[Part],
+        align: usize,
+        extra_max: usize,
+    ) -> EntryRanges {
         let whole = EntryRanges::whole(parts);
         if let [part] = parts {
-            return EntryRanges { first: EntryRange { fixed: self.find(part), ..whole.first }, ..whole };
+            return EntryRanges {
+                first: EntryRange { fixed: self.find(part), ..whole.first },
+                ..whole
+            };
         }
-        let (mut ranges, mut last, mut at) = (Vec::new(), EntryRange { count: 0, ..whole.first }, 0);
+        let (mut ranges, mut last, mut at) =
+            (Vec::new(), EntryRange { count: 0, ..whole.first }, 0);
         for (first, part) in parts.iter().enumerate() {
-            let separate = part.len() >= SEPARATE_ENTRY_BYTES_MIN && (at | part.len()).is_multiple_of(align);
+            let separate =
+                part.len() >= SEPARATE_ENTRY_BYTES_MIN && (at | part.len()).is_multiple_of(align);
             let fixed = if separate { self.find(part) } else { None };
             if last.count > 0 && (fixed.is_some() || last.fixed.is_some()) {
-                ranges
-                    .push(std::mem::replace(&mut last, EntryRange { first, count: 0, at: at as u64, fixed }));
+                ranges.push(std::mem::replace(
+                    &mut last,
+                    EntryRange { first, count: 0, at: at as u64, fixed },
+                ));
             }
             last = EntryRange { count: last.count + 1, fixed, ..last };
             at += part.len();
@@ -133,7 +145,8 @@ fn refused(e: Errno, detail: String) -> IoFault {
 /// Whether the kernel accepts this memory, tested by registering it with a temporary ring.
 pub(crate) fn may_register(span: Span) -> Result<(), IoFault> {
     if !span.can_register() {
-        let detail = format!("memory range is too long to register: base={:#x} len={}", span.base, span.len);
+        let detail =
+            format!("memory range is too long to register: base={:#x} len={}", span.base, span.len);
         return Err(IoFault::found(FaultKind::Invalid, FaultOp::Register, "", 0, detail));
     }
     let ring = ring::build(1)?;
@@ -177,7 +190,10 @@ impl EntryRanges {
         for (i, vector) in vectors.iter().enumerate() {
             (range.count, bytes) = (range.count + 1, bytes + vector.len() as u64);
             if bytes % ENTRY_BYTES == 0 && ranges.len() + 1 < count {
-                ranges.push(std::mem::replace(&mut range, EntryRange { first: i + 1, at: bytes, ..none }));
+                ranges.push(std::mem::replace(
+                    &mut range,
+                    EntryRange { first: i + 1, at: bytes, ..none },
+                ));
             }
         }
         ranges.push(range);

@@ -161,9 +161,11 @@ impl UringQueue {
         );
         self.broken = Some(e);
         for id in std::mem::take(&mut self.pending) {
-            if let Some(inflight) =
-                complete_entry((&mut self.slots, &mut self.fixed, &mut self.extra_entries), id, Err(e))
-            {
+            if let Some(inflight) = complete_entry(
+                (&mut self.slots, &mut self.fixed, &mut self.extra_entries),
+                id,
+                Err(e),
+            ) {
                 let fault = broken_fault(&inflight.file.path, e);
                 self.ready.push(refused(inflight.token, inflight.op, fault));
             }
@@ -178,16 +180,22 @@ impl UringQueue {
             let id = entry.user_data();
             if self.slots.get(id).is_none() {
                 self.strays += 1;
-                tracing::warn!(id, strays = self.strays, "dropped a completion that matches no operation");
+                tracing::warn!(
+                    id,
+                    strays = self.strays,
+                    "dropped a completion that matches no operation"
+                );
                 continue;
             }
             let moved = match entry.result() {
                 n if n < 0 => Err(Errno::from_raw_os_error(-n)),
                 n => Ok(n as u64),
             };
-            if let Some(inflight) =
-                complete_entry((&mut self.slots, &mut self.fixed, &mut self.extra_entries), id, moved)
-            {
+            if let Some(inflight) = complete_entry(
+                (&mut self.slots, &mut self.fixed, &mut self.extra_entries),
+                id,
+                moved,
+            ) {
                 if !self.closing && inflight.moved.is_err_and(lacks_resources) {
                     self.helpers.push(inflight.token, inflight.op, inflight.file.shared());
                     continue;
@@ -202,9 +210,11 @@ impl UringQueue {
     fn push(&mut self, id: u64) -> bool {
         let Some(inflight) = self.slots.get_mut(id) else { return false };
         let ranges = match &inflight.op {
-            Op::Read { parts, .. } if self.fixed.refresh(&self.ring) => {
-                self.fixed.read_ranges(parts, self.align.offset, self.extra_entries_max - self.extra_entries)
-            }
+            Op::Read { parts, .. } if self.fixed.refresh(&self.ring) => self.fixed.read_ranges(
+                parts,
+                self.align.offset,
+                self.extra_entries_max - self.extra_entries,
+            ),
             Op::Write { .. }
                 if (2..=self.extra_entries_max - self.extra_entries + 1)
                     .contains(&slots::entry_count(inflight.op.bytes())) =>
@@ -215,8 +225,10 @@ impl UringQueue {
             Op::Read { parts, .. } | Op::Write { parts, .. } => EntryRanges::whole(parts),
             Op::Sync { .. } => EntryRanges::whole(&[]),
         };
-        let pushed =
-            ranges.iter().take_while(|range| ring::push(&mut self.ring, inflight, id, **range)).count();
+        let pushed = ranges
+            .iter()
+            .take_while(|range| ring::push(&mut self.ring, inflight, id, **range))
+            .count();
         if pushed == 0 {
             return false;
         }
@@ -280,9 +292,13 @@ impl Queue for UringQueue {
             self.helpers.push(token, op, file.shared());
             return Ok(());
         }
-        let id = self.slots.insert(InFlightOp::new(token, op, file)).map_err(|inflight| inflight.op)?;
+        let id =
+            self.slots.insert(InFlightOp::new(token, op, file)).map_err(|inflight| inflight.op)?;
         if self.push(id) {
-            if self.slots.get(id).is_some_and(|inflight| inflight.entries_left > 1 && inflight.vectors_split)
+            if self
+                .slots
+                .get(id)
+                .is_some_and(|inflight| inflight.entries_left > 1 && inflight.vectors_split)
             {
                 self.submit_each();
             }
@@ -317,7 +333,11 @@ impl Queue for UringQueue {
                 self.reap(done);
                 continue;
             }
-            let left = if self.helpers.outstanding() > 0 { left.min(RING_WAIT_WITH_HELPERS) } else { left };
+            let left = if self.helpers.outstanding() > 0 {
+                left.min(RING_WAIT_WITH_HELPERS)
+            } else {
+                left
+            };
             let started = self.enter(1, left);
             self.reap(done);
             if !started && done.len() == before {

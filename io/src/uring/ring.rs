@@ -81,7 +81,8 @@ pub(super) fn push(ring: &mut IoUring, inflight: &InFlightOp, id: u64, range: En
 
 fn entry(inflight: &InFlightOp, range: EntryRange) -> squeue::Entry {
     let fd = Fd(inflight.file.fd.as_raw_fd());
-    let vectors = || (inflight.vectors[range.first..][..range.count].as_ptr().cast(), range.count as u32);
+    let vectors =
+        || (inflight.vectors[range.first..][..range.count].as_ptr().cast(), range.count as u32);
     match &inflight.op {
         Op::Read { offset, parts, .. } => {
             let offset = offset + range.at;
@@ -89,7 +90,9 @@ fn entry(inflight: &InFlightOp, range: EntryRange) -> squeue::Entry {
                 (Some((part, len)), Some(buffer)) => {
                     opcode::ReadFixed::new(fd, part.as_ptr(), len, buffer).offset(offset).build()
                 }
-                (Some((part, len)), None) => opcode::Read::new(fd, part.as_ptr(), len).offset(offset).build(),
+                (Some((part, len)), None) => {
+                    opcode::Read::new(fd, part.as_ptr(), len).offset(offset).build()
+                }
                 (None, _) => {
                     let (vectors, count) = vectors();
                     opcode::Readv::new(fd, vectors, count).offset(offset).build()
@@ -97,13 +100,17 @@ fn entry(inflight: &InFlightOp, range: EntryRange) -> squeue::Entry {
             }
         }
         // Split vectors differ from the parts.
-        Op::Write { offset, parts, .. } => match single(parts).filter(|_| !inflight.vectors_split) {
-            Some((part, len)) => opcode::Write::new(fd, part.as_ptr(), len).offset(*offset).build(),
-            None => {
-                let (vectors, count) = vectors();
-                opcode::Writev::new(fd, vectors, count).offset(offset + range.at).build()
+        Op::Write { offset, parts, .. } => {
+            match single(parts).filter(|_| !inflight.vectors_split) {
+                Some((part, len)) => {
+                    opcode::Write::new(fd, part.as_ptr(), len).offset(*offset).build()
+                }
+                None => {
+                    let (vectors, count) = vectors();
+                    opcode::Writev::new(fd, vectors, count).offset(offset + range.at).build()
+                }
             }
-        },
+        }
         Op::Sync { .. } => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
     }
 }
@@ -118,7 +125,12 @@ fn single(parts: &[Part]) -> Option<(&Part, u32)> {
 /// Submit the next `submit` queued entries, let the kernel post completions, and wait up to
 /// `timeout` until `want` are posted. `Ok` does not tell how many entries were consumed: see
 /// [`queued`].
-pub(super) fn enter(ring: &IoUring, submit: u32, want: u32, timeout: Duration) -> Result<(), Errno> {
+pub(super) fn enter(
+    ring: &IoUring,
+    submit: u32,
+    want: u32,
+    timeout: Duration,
+) -> Result<(), Errno> {
     let timeout = timeout.min(SLEEP_MAX);
     let time = Timespec::new().sec(timeout.as_secs()).nsec(timeout.subsec_nanos());
     let args = SubmitArgs::new().timespec(&time);

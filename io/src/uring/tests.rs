@@ -20,7 +20,11 @@ pub(super) fn queue_over(fd: OwnedFd, depth: usize) -> Option<(UringQueue, FileI
 }
 
 /// As [`queue_over`], over a file of `len` bytes.
-pub(super) fn queue_over_bytes(fd: OwnedFd, len: u64, depth: usize) -> Option<(UringQueue, FileId)> {
+pub(super) fn queue_over_bytes(
+    fd: OwnedFd,
+    len: u64,
+    depth: usize,
+) -> Option<(UringQueue, FileId)> {
     let files = Arc::new(Files::default());
     let file = DataFile { fd, path: "test".to_owned(), dir: 0, name: "test".to_owned(), len };
     let id = files.insert(file);
@@ -116,7 +120,11 @@ fn memory_of_stuck_operation_is_leaked_not_freed() {
     queue.poll(&mut Vec::new());
     queue.limit_drop(Duration::from_millis(1));
     drop(queue);
-    assert_eq!(Arc::strong_count(&guard), 2, "the part was dropped while the kernel may write to it");
+    assert_eq!(
+        Arc::strong_count(&guard),
+        2,
+        "the part was dropped while the kernel may write to it"
+    );
     // The kernel writes now; a sanitizer would report it if the memory had been freed.
     writer.write_all(&[7; 4096]).unwrap();
 }
@@ -163,7 +171,8 @@ pub(super) struct TruncatedDevice(pub(super) String);
 impl TruncatedDevice {
     pub(super) fn new(bytes: u64, image: &std::path::Path) -> Result<TruncatedDevice, String> {
         let args = ["--find", "--show", "--sizelimit", &bytes.to_string()];
-        let done = Command::new("losetup").args(args).arg(image).output().map_err(|e| e.to_string())?;
+        let done =
+            Command::new("losetup").args(args).arg(image).output().map_err(|e| e.to_string())?;
         if !done.status.success() {
             return Err(String::from_utf8_lossy(&done.stderr).trim().to_owned());
         }

@@ -38,7 +38,12 @@ pub(super) fn buffer(len: usize) -> AlignedBuf {
 }
 
 /// Read into `parts` from `offset`, and compare with the pattern.
-pub(super) fn read(queue: &mut UringQueue, file: FileId, offset: usize, parts: Vec<Part>) -> Vec<Part> {
+pub(super) fn read(
+    queue: &mut UringQueue,
+    file: FileId,
+    offset: usize,
+    parts: Vec<Part>,
+) -> Vec<Part> {
     queue.submit(1, Op::Read { file, offset: offset as u64, parts }).unwrap();
     let mut done = Vec::new();
     while queue.in_flight() > 0 {
@@ -49,7 +54,10 @@ pub(super) fn read(queue: &mut UringQueue, file: FileId, offset: usize, parts: V
     done.result.unwrap();
     let parts = done.op.into_parts();
     let bytes = parts.iter().flat_map(|part| part.bytes());
-    assert!(bytes.enumerate().all(|(i, b)| *b == byte(offset + i)), "wrong bytes from offset={offset}");
+    assert!(
+        bytes.enumerate().all(|(i, b)| *b == byte(offset + i)),
+        "wrong bytes from offset={offset}"
+    );
     parts
 }
 

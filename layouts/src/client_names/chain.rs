@@ -62,7 +62,9 @@ pub fn pair_page_hashes<T: Copy + Into<u64>>(
     let pairs = tokens.len().saturating_sub(1);
     let pages = pairs.checked_div(page_tokens).unwrap_or(0);
     let mut hashes = Vec::with_capacity(pages);
-    for page in tokens.windows(page_tokens.saturating_add(1)).step_by(page_tokens.max(1)).take(pages) {
+    for page in
+        tokens.windows(page_tokens.saturating_add(1)).step_by(page_tokens.max(1)).take(pages)
+    {
         let words = page.windows(2).flatten().map(|token| (*token).into());
         hashes.push(*prior.insert(hash_words(prior, words)));
     }

@@ -1,5 +1,5 @@
-//! Component names of SGLang's Mooncake backend (SGLang 0.5.23, `mem_cache/storage/mooncake_store/`):
-//! `[{config_prefix}_]{page_hash}_{ranks}_{part}`.
+//! Component names of SGLang's Mooncake backend (SGLang 0.5.23,
+//! `mem_cache/storage/mooncake_store/`): `[{config_prefix}_]{page_hash}_{ranks}_{part}`.
 //!
 //! A text alone is ambiguous: `_1_k` is tensor rank 1 of a sharded model or pipeline stage 1 of a
 //! rank-replicated one, and a rank comes without its size. [`SglangConfig`] has the missing facts.
@@ -111,7 +111,12 @@ impl SglangConfig {
             None => dcp == 1,
             Some(tokens) => dcp > 1 && tokens > 0 && tokens.is_multiple_of(u32::from(dcp)),
         };
-        unless(page_ok, "logical_page_tokens", &page, "a multiple of dcp_size if that is above 1, else none")
+        unless(
+            page_ok,
+            "logical_page_tokens",
+            &page,
+            "a multiple of dcp_size if that is above 1, else none",
+        )
     }
 
     /// The text before every page hash without its trailing underscore, `None` if it is empty.
@@ -168,7 +173,9 @@ impl SglangNames {
     /// [`NoClientName`] if this server has no such pool, component or shard.
     pub fn print(&self, key: &ObjectKey) -> Result<String, NoClientName> {
         let text = self.spell(key).filter(|text| self.read(key.namespace(), text) == Some(*key));
-        text.ok_or_else(|| NoClientName::of(key, "this server has no such pool, component or shard"))
+        text.ok_or_else(|| {
+            NoClientName::of(key, "this server has no such pool, component or shard")
+        })
     }
 
     /// The group id that the backend uses for all components of a page (`enable_group_semantics`).

@@ -1,4 +1,5 @@
-//! Key strings of vLLM's Mooncake connector (vLLM 0.33.0, `kv_connector/v1/mooncake/store/data.py`, `PoolKey`):
+//! Key strings of vLLM's Mooncake connector (vLLM 0.33.0, `kv_connector/v1/mooncake/store/data.py`,
+//! `PoolKey`):
 //! `[{cache_prefix}@]{model}{store_namespace}@tp_rank:{t}@pcp{p}@dcp{d}@pp_rank:{q}@group:{g}@{block hash}`.
 //!
 //! A KV-cache group maps to the pool `group_{g}`, and each of its blocks is one object. A block
@@ -22,7 +23,8 @@ pub enum StoreFormat {
     /// The values of one rank; `store_tp_size` is not configured.
     #[default]
     RankLocal,
-    /// Shared by servers of different tensor-parallel sizes: `tp_shared_lbhnc`, heads before tokens.
+    /// Shared by servers of different tensor-parallel sizes: `tp_shared_lbhnc`, heads before
+    /// tokens.
     SharedLbhnc {
         /// Tensor-parallel size of the stored objects.
         store_tp_size: u16,
@@ -88,19 +90,29 @@ impl VllmConfig {
         let unless = ContextError::unless;
         let groups = &self.group_replication;
         let divides = |factor: &u16| *factor > 0 && tp.is_multiple_of(*factor);
-        let groups_ok = (1..=usize::from(u16::MAX)).contains(&groups.len()) && groups.iter().all(divides);
-        unless(groups_ok, "group_replication", groups, "one divisor of tp_size a group, 1 to 65535 of them")?;
+        let groups_ok =
+            (1..=usize::from(u16::MAX)).contains(&groups.len()) && groups.iter().all(divides);
+        unless(
+            groups_ok,
+            "group_replication",
+            groups,
+            "one divisor of tp_size a group, 1 to 65535 of them",
+        )?;
         let shared = match self.store_format {
             StoreFormat::RankLocal | StoreFormat::Fallback { .. } => return Ok(()),
             StoreFormat::SharedMqa => {
                 unless(*groups == [tp], "group_replication", groups, "tp_size for one KV head")?;
                 tp
             }
-            StoreFormat::SharedLbhnc { store_tp_size } | StoreFormat::SharedLbnhc { store_tp_size } => {
-                store_tp_size
-            }
+            StoreFormat::SharedLbhnc { store_tp_size }
+            | StoreFormat::SharedLbnhc { store_tp_size } => store_tp_size,
         };
-        unless(shared > 0 && shared.is_multiple_of(tp), "store_tp_size", &shared, "a multiple of tp_size")?;
+        unless(
+            shared > 0 && shared.is_multiple_of(tp),
+            "store_tp_size",
+            &shared,
+            "a multiple of tp_size",
+        )?;
         let alone = pcp == 1 && dcp == 1 && groups.len() == 1;
         unless(
             alone,
@@ -142,9 +154,8 @@ impl VllmConfig {
     fn tp_slices(&self, group: u16) -> Option<u16> {
         let factor = *self.group_replication.get(usize::from(group))?;
         match self.store_format {
-            StoreFormat::SharedLbhnc { store_tp_size } | StoreFormat::SharedLbnhc { store_tp_size } => {
-                Some(store_tp_size)
-            }
+            StoreFormat::SharedLbhnc { store_tp_size }
+            | StoreFormat::SharedLbnhc { store_tp_size } => Some(store_tp_size),
             StoreFormat::RankLocal | StoreFormat::SharedMqa | StoreFormat::Fallback { .. } => {
                 self.tp_size.checked_div(factor)
             }
@@ -188,7 +199,8 @@ impl VllmNames {
             Some(hash) => (hash, DATA),
             None => (mapped_hash(block)?, MAPPED),
         };
-        ObjectKey::new(namespace, hash, Role::Target, &format!("group_{group}"), component, shard).ok()
+        ObjectKey::new(namespace, hash, Role::Target, &format!("group_{group}"), component, shard)
+            .ok()
     }
 
     /// The key string of a key's object.
@@ -221,7 +233,10 @@ impl VllmNames {
         let group = key.pool().strip_prefix("group_")?;
         let Shard::Rank { tp, pp, cp, dcp } = key.shard() else { return None };
         let (tp, pp, pcp, dcp, hash) = (tp.rank, pp.rank, cp.rank, dcp.rank, key.hash());
-        Some(format!("{}@tp_rank:{tp}@pcp{pcp}@dcp{dcp}@pp_rank:{pp}@group:{group}@{hash}", self.head))
+        Some(format!(
+            "{}@tp_rank:{tp}@pcp{pcp}@dcp{dcp}@pp_rank:{pp}@group:{group}@{hash}",
+            self.head
+        ))
     }
 }
 

@@ -39,7 +39,8 @@ pub struct Axis {
 pub struct Buffer {
     /// Content, for example `kv`, `k`, `temporal`.
     pub name: String,
-    /// Axes, outermost first. Exactly one is [`AxisKind::Page`]; a buffer of only K or only V has a K/V axis of 1.
+    /// Axes, outermost first. Exactly one is [`AxisKind::Page`]; a buffer of only K or only V has a
+    /// K/V axis of 1.
     pub axes: Vec<Axis>,
     /// Bytes per element.
     pub element_bytes: u64,
@@ -48,7 +49,8 @@ pub struct Buffer {
 impl Buffer {
     /// Bytes of the buffer for a pool of `pages` pages; `None` if that does not fit 64 bits.
     pub fn bytes(&self, pages: u64) -> Option<u64> {
-        let page = self.axes.iter().try_fold(self.element_bytes, |n, axis| n.checked_mul(axis.count))?;
+        let page =
+            self.axes.iter().try_fold(self.element_bytes, |n, axis| n.checked_mul(axis.count))?;
         page.checked_mul(pages)
     }
 }

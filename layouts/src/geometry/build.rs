@@ -39,7 +39,13 @@ pub(super) fn pools(model: &Model, placement: &Placement) -> Result<Vec<Pool>, G
     let builder = Builder { placement, tokens: model.page_tokens.into() };
     let mut pools = Vec::new();
     let staged = Layers::Staged { packed: model.packed_mtp_layers.into() };
-    builder.attention_pools(Role::Target, &model.attention, model.indexer.as_ref(), staged, &mut pools)?;
+    builder.attention_pools(
+        Role::Target,
+        &model.attention,
+        model.indexer.as_ref(),
+        staged,
+        &mut pools,
+    )?;
     if let Some(linear) = &model.linear {
         pools.push(builder.state(linear)?);
     }
@@ -51,7 +57,13 @@ pub(super) fn pools(model: &Model, placement: &Placement) -> Result<Vec<Pool>, G
     }
     if let Some(draft) = model.draft.as_ref().filter(|_| builder.is_last_stage()) {
         let indexer = draft.indexer.as_ref();
-        builder.attention_pools(Role::Draft, &draft.attention, indexer, Layers::Last, &mut pools)?;
+        builder.attention_pools(
+            Role::Draft,
+            &draft.attention,
+            indexer,
+            Layers::Last,
+            &mut pools,
+        )?;
         if let Some(window) = &draft.window {
             pools.push(builder.window(Role::Draft, window, Layers::Last)?);
         }
@@ -60,7 +72,11 @@ pub(super) fn pools(model: &Model, placement: &Placement) -> Result<Vec<Pool>, G
         pools.push(builder.rows(rows)?);
     }
     let whole = Geometry { pools };
-    let bytes = whole.pools.iter().flat_map(|p| &p.components).try_fold(0u64, |n, c| n.checked_add(c.bytes));
+    let bytes = whole
+        .pools
+        .iter()
+        .flat_map(|p| &p.components)
+        .try_fold(0u64, |n, c| n.checked_add(c.bytes));
     bytes.ok_or_else(|| too_large(&model.name))?;
     Ok(whole.pools)
 }
@@ -137,7 +153,9 @@ impl Builder<'_> {
             _ => pools.push(self.attention(&kv)?),
         }
         match indexer {
-            Some(indexer) if !self.splits_latent() => pools.push(self.indexer(&kv, indexer, own_layers)?),
+            Some(indexer) if !self.splits_latent() => {
+                pools.push(self.indexer(&kv, indexer, own_layers)?)
+            }
             _ => {}
         }
         Ok(())
@@ -148,7 +166,16 @@ impl Builder<'_> {
         let hit = HitPolicy::TrailingPages(u32::try_from(pages).unwrap_or(u32::MAX));
         let attention = &window.attention;
         let (tokens, dcp, name) = (self.tokens, Slice::ALL, "swa");
-        self.attention(&AttentionSpec { role, name, attention, indexer: None, hit, layers, tokens, dcp })
+        self.attention(&AttentionSpec {
+            role,
+            name,
+            attention,
+            indexer: None,
+            hit,
+            layers,
+            tokens,
+            dcp,
+        })
     }
 
     fn attention(&self, spec: &AttentionSpec<'_>) -> Result<Pool, GeometryError> {
@@ -183,12 +210,22 @@ impl Pool {
     /// The part that takes all of a buffer, whose axes begin at `origin(kind)` in the model.
     fn all_of(&self, state: StateKind, buffer: usize, origin: impl Fn(AxisKind) -> u64) -> Part {
         let axes = self.buffers.get(buffer).map(|b| b.axes.as_slice()).unwrap_or_default();
-        Part { state, buffer, spans: axes.iter().map(|axis| Span::all(*axis, origin(axis.kind))).collect() }
+        Part {
+            state,
+            buffer,
+            spans: axes.iter().map(|axis| Span::all(*axis, origin(axis.kind))).collect(),
+        }
     }
 
     /// Add a component unless it is empty.
-    fn add_component(&mut self, name: &str, shard: Shard, parts: Vec<Part>) -> Result<(), GeometryError> {
-        let bytes = parts.iter().try_fold(0u64, |n, part| n.checked_add(part.bytes(&self.buffers)?));
+    fn add_component(
+        &mut self,
+        name: &str,
+        shard: Shard,
+        parts: Vec<Part>,
+    ) -> Result<(), GeometryError> {
+        let bytes =
+            parts.iter().try_fold(0u64, |n, part| n.checked_add(part.bytes(&self.buffers)?));
         let bytes = bytes.ok_or_else(|| too_large(&self.client_name()))?;
         if bytes > 0 {
             self.components.push(Component { name: name.into(), shard, bytes, parts });

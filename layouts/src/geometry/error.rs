@@ -32,7 +32,11 @@ impl Problems {
     /// Add a problem unless `ok`.
     pub(super) fn demand(&mut self, ok: bool, field: &str, value: impl fmt::Display, rule: &str) {
         if !ok {
-            self.0.push(Problem { field: field.into(), value: value.to_string(), rule: rule.into() });
+            self.0.push(Problem {
+                field: field.into(),
+                value: value.to_string(),
+                rule: rule.into(),
+            });
         }
     }
 
@@ -90,7 +94,9 @@ pub enum GeometryError {
         pages: u64,
     },
     /// The slot is not the first of a page.
-    #[error("slot must be a multiple of the slots of a page pool={pool} slot={slot} slots_per_page={slots}")]
+    #[error(
+        "slot must be a multiple of the slots of a page pool={pool} slot={slot} slots_per_page={slots}"
+    )]
     SlotInsidePage {
         /// The pool.
         pool: String,

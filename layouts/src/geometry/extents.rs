@@ -91,11 +91,12 @@ impl Extents {
     /// allocate.
     pub fn chunks(&self, page: u64, component: usize) -> Result<Chunks<'_>, GeometryError> {
         self.in_range(page)?;
-        let range = self.components.get(component).ok_or_else(|| GeometryError::ComponentOutOfRange {
-            pool: self.pool.clone(),
-            component,
-            components: self.components.len(),
-        })?;
+        let range =
+            self.components.get(component).ok_or_else(|| GeometryError::ComponentOutOfRange {
+                pool: self.pool.clone(),
+                component,
+                components: self.components.len(),
+            })?;
         Ok(Chunks { pieces: self.pieces.get(range.clone()).unwrap_or_default(), page, next: 0 })
     }
 

@@ -90,7 +90,9 @@ impl Layout {
                 Some("page_head holds only MHA: there are no heads")
             }
             (PageFirstKvSplit, Class::Heads) => Some("page_first_kv_split holds only MLA"),
-            (PageUnified, Class::Indexer) => Some("must be layer_first, page_first or page_first_direct"),
+            (PageUnified, Class::Indexer) => {
+                Some("must be layer_first, page_first or page_first_direct")
+            }
             _ => None,
         }
     }
@@ -119,8 +121,10 @@ fn near(text: &str) -> Option<Layout> {
         return None;
     }
     let plain = text.to_ascii_lowercase().replace('-', "_");
-    let (distance, layout) =
-        Layout::ALL.into_iter().map(|l| (distance(l.name().as_bytes(), plain.as_bytes()), l)).min()?;
+    let (distance, layout) = Layout::ALL
+        .into_iter()
+        .map(|l| (distance(l.name().as_bytes(), plain.as_bytes()), l))
+        .min()?;
     (distance <= 3).then_some(layout)
 }
 
@@ -175,6 +179,9 @@ mod tests {
     #[test]
     fn levenshtein_distance_counts_edits() {
         assert_eq!(distance(b"kitten", b"sitting"), 3);
-        assert_eq!((distance(b"", b"abc"), distance(b"abc", b""), distance(b"ab", b"ab")), (3, 3, 0));
+        assert_eq!(
+            (distance(b"", b"abc"), distance(b"abc", b""), distance(b"ab", b"ab")),
+            (3, 3, 0)
+        );
     }
 }

@@ -4,8 +4,8 @@
 
 use super::error::GeometryError;
 use super::model::{
-    Attention, Draft, Dtype, HeadAttention, Indexer, LatentAttention, LatentRow, LinearState, Model, RowPool,
-    StateShape, Window,
+    Attention, Draft, Dtype, HeadAttention, Indexer, LatentAttention, LatentRow, LinearState,
+    Model, RowPool, StateShape, Window,
 };
 use super::pool::HitPolicy;
 use crate::key::Role;
@@ -26,7 +26,8 @@ pub const NAMES: [&str; 9] = [
 /// Names of all drafts that [`model`] accepts after a `+`: the draft layer of DeepSeek-V3 and V3.2
 /// as a pool of its own, an EAGLE-3 layer of Llama-3-8B's shape, and one layer packed after the
 /// target's.
-pub const DRAFTS: [&str; 4] = ["deepseek-v3-mtp", "deepseek-v3.2-mtp", "llama-3-8b-eagle3", "packed-mtp"];
+pub const DRAFTS: [&str; 4] =
+    ["deepseek-v3-mtp", "deepseek-v3.2-mtp", "llama-3-8b-eagle3", "packed-mtp"];
 
 /// Tokens per page, unless the model fixes the size.
 pub const PAGE_TOKENS: u32 = 64;
@@ -34,7 +35,8 @@ pub const PAGE_TOKENS: u32 = 64;
 /// The preset `name`, either `TARGET` or `TARGET+DRAFT`, for example
 /// `deepseek-v3.2+deepseek-v3.2-mtp`. For another page size, change the returned model.
 pub fn model(name: &str) -> Result<Model, GeometryError> {
-    let (target, draft) = name.split_once('+').map_or((name, None), |(target, draft)| (target, Some(draft)));
+    let (target, draft) =
+        name.split_once('+').map_or((name, None), |(target, draft)| (target, Some(draft)));
     let mut model = self::target(target).ok_or_else(|| unknown(name))?;
     model.name = name.into();
     match draft {
@@ -46,7 +48,8 @@ pub fn model(name: &str) -> Result<Model, GeometryError> {
 }
 
 fn unknown(name: &str) -> GeometryError {
-    let known = format!("{}, optionally followed by + and one of {}", NAMES.join(", "), DRAFTS.join(", "));
+    let known =
+        format!("{}, optionally followed by + and one of {}", NAMES.join(", "), DRAFTS.join(", "));
     GeometryError::UnknownPreset { name: name.into(), known }
 }
 
@@ -77,7 +80,9 @@ fn target(name: &str) -> Option<Model> {
 fn draft(name: &str) -> Option<Draft> {
     Some(match name {
         "deepseek-v3-mtp" => Draft { attention: latent(1, WIDE_ROW), indexer: None, window: None },
-        "deepseek-v3.2-mtp" => Draft { attention: latent(1, FP8_ROW), indexer: Some(INDEXER), window: None },
+        "deepseek-v3.2-mtp" => {
+            Draft { attention: latent(1, FP8_ROW), indexer: Some(INDEXER), window: None }
+        }
         // yuhuili/EAGLE3-LLaMA3.1-Instruct-8B: one layer of the target's shape.
         "llama-3-8b-eagle3" => Draft { attention: heads(1, 8, 128), indexer: None, window: None },
         _ => return None,
@@ -115,7 +120,8 @@ fn latent(layers: u32, row: LatentRow) -> Attention {
     Attention::Latent(LatentAttention { layers, row })
 }
 
-/// 32 value heads of 128 x 128 in fp32, and 3 steps of 8192 channels (query, key and value) in bf16.
+/// 32 value heads of 128 x 128 in fp32, and 3 steps of 8192 channels (query, key and value) in
+/// bf16.
 fn gated_delta() -> LinearState {
     LinearState {
         layers: 36,

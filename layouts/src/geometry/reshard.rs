@@ -170,10 +170,13 @@ fn stored(
     for pp in 0..writer.pp.of.max(1) {
         for tp in 0..writer.tp.of.max(1) {
             let dcp = Slice { rank: tp % writer.dcp.of.max(1), of: writer.dcp.of };
-            let (tp, pp) = (Slice { rank: tp, of: writer.tp.of }, Slice { rank: pp, of: writer.pp.of });
+            let (tp, pp) =
+                (Slice { rank: tp, of: writer.tp.of }, Slice { rank: pp, of: writer.pp.of });
             let rank = Placement { tp, pp, cp: reader.cp, dcp, ..writer.clone() };
             let geometry = Geometry::new(model, &rank)?;
-            pools.extend(geometry.pools.into_iter().filter(|p| p.role == role && p.name == pool && p.writes));
+            pools.extend(
+                geometry.pools.into_iter().filter(|p| p.role == role && p.name == pool && p.writes),
+            );
         }
     }
     Ok(pools)
@@ -181,13 +184,20 @@ fn stored(
 
 /// Plan the reads of a component. Each piece is read from the first writer that has it, so
 /// replicated heads are read once.
-fn fill(mine: &Pool, index: usize, component: &Component, stored: &[Pool]) -> Result<Plan, GeometryError> {
+fn fill(
+    mine: &Pool,
+    index: usize,
+    component: &Component,
+    stored: &[Pool],
+) -> Result<Plan, GeometryError> {
     let wanted = pieces(component, &mine.buffers);
     let (mut sources, mut taken, mut found) = (Vec::new(), BTreeSet::new(), 0u64);
     for pool in stored {
         for object in &pool.components {
             let mut moves = Vec::new();
-            for held in pieces(object, &pool.buffers).iter().filter(|held| taken.insert(held.model_box())) {
+            for held in
+                pieces(object, &pool.buffers).iter().filter(|held| taken.insert(held.model_box()))
+            {
                 for want in &wanted {
                     held.intersect(want, &mut moves).ok_or_else(|| GeometryError::TooMany {
                         pool: mine.client_name(),
@@ -199,7 +209,8 @@ fn fill(mine: &Pool, index: usize, component: &Component, stored: &[Pool]) -> Re
             let moves = merged(moves);
             if !moves.is_empty() {
                 let Component { name, shard, bytes, .. } = object;
-                let source = Source { component: name.clone(), shard: *shard, bytes: *bytes, moves };
+                let source =
+                    Source { component: name.clone(), shard: *shard, bytes: *bytes, moves };
                 found += source.taken();
                 sources.push(source);
             }

@@ -54,8 +54,8 @@ impl Chosen<'_> {
 pub fn decode(copies: [&[u8]; 2]) -> Result<(Manifest, Vec<BlockDamage>), BlockDamage> {
     let mut damage = Vec::new();
     let first = newest(copies, 0, None, &mut damage)?;
-    let body =
-        superblock(first.head.kind, first.bytes, longest(copies)).map_err(|error| first.wrong(error))?;
+    let body = superblock(first.head.kind, first.bytes, longest(copies))
+        .map_err(|error| first.wrong(error))?;
     let store = first.head.store;
     let mut m = Manifest::new(store, body);
     m.segments.clear();
@@ -64,7 +64,8 @@ pub fn decode(copies: [&[u8]; 2]) -> Result<(Manifest, Vec<BlockDamage>), BlockD
     for index in 1..m.block_total() {
         let block = newest(copies, index, Some(store), &mut damage)?;
         let (kind, room) = if index <= segment_blocks {
-            m.segments.extend(block.facts().map(|f: SegmentFact| SegmentFact { reserved: [0; 16], ..f }));
+            m.segments
+                .extend(block.facts().map(|f: SegmentFact| SegmentFact { reserved: [0; 16], ..f }));
             (KIND_SEGMENTS, m.segments.len() <= body.segment_count as usize)
         } else {
             let facts = block.facts().map(|f: NamespaceFact| NamespaceFact { reserved: 0, ..f });
@@ -195,7 +196,9 @@ fn newest<'a>(
         });
         match checked {
             // A newer format is an error even if the other copy is readable.
-            Err(error @ FormatError::Version { .. }) => return Err(BlockDamage { copy, index, error }),
+            Err(error @ FormatError::Version { .. }) => {
+                return Err(BlockDamage { copy, index, error });
+            }
             Err(error) => {
                 let d = BlockDamage { copy, index, error };
                 damage.push(d.clone());
@@ -216,7 +219,10 @@ fn newest<'a>(
 }
 
 /// The newer of two valid versions of a block, and the older one as damage.
-fn rank<'a>(a: Chosen<'a>, b: Chosen<'a>) -> Result<(Chosen<'a>, Option<BlockDamage>), BlockDamage> {
+fn rank<'a>(
+    a: Chosen<'a>,
+    b: Chosen<'a>,
+) -> Result<(Chosen<'a>, Option<BlockDamage>), BlockDamage> {
     FormatError::same(WHAT, "store", b.head.store, a.head.store).map_err(|error| b.wrong(error))?;
     let (newer, older) = match a.head.sequence.cmp(&b.head.sequence) {
         std::cmp::Ordering::Less => (b, a),

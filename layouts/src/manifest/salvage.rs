@@ -4,7 +4,8 @@
 
 use super::decode::{block_head, longest, superblock};
 use super::{
-    BlockHead, FACTS, KIND_NAMESPACES, KIND_SEGMENTS, Manifest, NamespaceFact, SegmentFact, Superblock, WHAT,
+    BlockHead, FACTS, KIND_NAMESPACES, KIND_SEGMENTS, Manifest, NamespaceFact, SegmentFact,
+    Superblock, WHAT,
 };
 use crate::align::ALIGN;
 use crate::error::FormatError;
@@ -69,7 +70,9 @@ pub fn salvage(copies: [&[u8]; 2]) -> Result<Salvage, FormatError> {
 impl Salvage {
     fn add_segments(&mut self, head: &BlockHead, bytes: &[u8]) {
         let first = (head.index as usize - 1) * FACTS;
-        for (place, f) in self.segments.iter_mut().skip(first).zip(facts::<SegmentFact>(head, bytes)) {
+        for (place, f) in
+            self.segments.iter_mut().skip(first).zip(facts::<SegmentFact>(head, bytes))
+        {
             if f.incarnation < u64::MAX && f.order < u64::MAX {
                 *place = (*place).max(Some((Incarnation(f.incarnation), SegmentOrder(f.order))));
             }
@@ -93,7 +96,8 @@ impl Manifest {
     pub fn superseding(store: StoreId, superblock: Superblock, copies: [&[u8]; 2]) -> Manifest {
         let mut m = Manifest::new(store, superblock);
         for (index, sequence) in m.sequences.iter_mut().enumerate() {
-            let heads = copies.iter().filter_map(|c| block_head(block(c, index as u32), index as u32).ok());
+            let heads =
+                copies.iter().filter_map(|c| block_head(block(c, index as u32), index as u32).ok());
             let newest = heads.map(|head| head.sequence).max().unwrap_or(0);
             *sequence = newest.min(u64::MAX / 2) + 1;
         }
@@ -102,7 +106,9 @@ impl Manifest {
 
     /// Set the facts of several segments, as [`Manifest::set_segment`] does for one.
     pub fn with_segments(mut self, facts: &[Option<(Incarnation, SegmentOrder)>]) -> Manifest {
-        for (i, (incarnation, order)) in facts.iter().enumerate().filter_map(|(i, f)| Some((i, (*f)?))) {
+        for (i, (incarnation, order)) in
+            facts.iter().enumerate().filter_map(|(i, f)| Some((i, (*f)?)))
+        {
             self.set_segment(SegmentId(i as u32), incarnation, order);
         }
         self

@@ -2,7 +2,8 @@
 //! defect or an attacker, and neither it nor its payload is used.
 
 use super::{
-    FLAG_MOVED, GroupKind, MEMBERS_MAX, OBJECT_BYTES_MAX, Record, RecordHead, RecordKind, WHAT, header_bytes,
+    FLAG_MOVED, GroupKind, MEMBERS_MAX, OBJECT_BYTES_MAX, Record, RecordHead, RecordKind, WHAT,
+    header_bytes,
 };
 use crate::align::{ALIGN, align_up, is_aligned};
 use crate::checksum::{block_bytes_ok, block_count};
@@ -87,7 +88,9 @@ fn check_members(record: &Record<'_>) -> Result<(), FormatError> {
         if m.payload_offset != payload {
             return wrong("payload_offset", m.payload_offset);
         }
-        if m.first_block != block || u64::from(m.block_count) != block_count(m.length, h.block_bytes) {
+        if m.first_block != block
+            || u64::from(m.block_count) != block_count(m.length, h.block_bytes)
+        {
             return wrong("first_block", m.first_block.into());
         }
         payload += align_up(m.length);

@@ -1,8 +1,8 @@
 //! Encoding of a record's header, and the computation of its length.
 
 use super::{
-    CHECKSUM_AT, FLAG_MOVED, HEADER_BYTES_MAX, MAGIC, MEMBERS_MAX, Member, Record, RecordFacts, RecordHead,
-    RecordKind,
+    CHECKSUM_AT, FLAG_MOVED, HEADER_BYTES_MAX, MAGIC, MEMBERS_MAX, Member, Record, RecordFacts,
+    RecordHead, RecordKind,
 };
 use crate::align::align_up;
 use crate::checksum::{Checksum, block_count, checksum_around};
@@ -94,7 +94,13 @@ pub fn encode_into<'a>(
     Record::decode(bytes).ok()
 }
 
-fn head(facts: &RecordFacts, members: usize, blocks: u32, header: u64, record: u64) -> Option<RecordHead> {
+fn head(
+    facts: &RecordFacts,
+    members: usize,
+    blocks: u32,
+    header: u64,
+    record: u64,
+) -> Option<RecordHead> {
     Some(RecordHead {
         magic: MAGIC,
         checksum: [0; 16],

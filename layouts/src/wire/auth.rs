@@ -77,7 +77,9 @@ fn whole<T: bytemuck::AnyBitPattern>(what: &'static str, body: &[u8]) -> Result<
     match read(body) {
         Some(value) if body.len() == need => Ok(value),
         Some(_) => Err(FormatError::field(what, "length", body.len())),
-        None => Err(FormatError::Short { structure: what, need: need as u64, have: body.len() as u64 }),
+        None => {
+            Err(FormatError::Short { structure: what, need: need as u64, have: body.len() as u64 })
+        }
     }
 }
 
@@ -100,6 +102,8 @@ mod tests {
             forged.key_name_bytes = len;
             assert!(ProofBody::decode(bytemuck::bytes_of(&forged)).is_err(), "{name:?} {len}");
         }
-        assert!(ChallengeBody::decode(&[0; 31]).is_err() && ChallengeBody::decode(&[0; 33]).is_err());
+        assert!(
+            ChallengeBody::decode(&[0; 31]).is_err() && ChallengeBody::decode(&[0; 33]).is_err()
+        );
     }
 }

@@ -72,8 +72,8 @@ pub const CHECKSUM_XXH3_128: u8 = 1;
 /// Longest text of a refusal in bytes.
 pub const REFUSAL_TEXT_MAX: usize = 512;
 
-/// What a peer may or may not have. Bits 20 and 21 are reserved: by them earlier builds mean a client's
-/// word for its memory in place of checksums, and a catalog of memory that is shown.
+/// What a peer may or may not have. Bits 20 and 21 are reserved: by them earlier builds mean a
+/// client's word for its memory in place of checksums, and a catalog of memory that is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u64)]
 pub enum Feature {
@@ -111,7 +111,8 @@ pub enum Feature {
     /// A client that receives bytes with a wrong checksum repeats the get, so that the store
     /// verifies its own copy.
     AsksAgain = 1 << 15,
-    /// Reserved: hits from SSD that a client reads itself, out of files that were handed over on the socket of one host.
+    /// Reserved: hits from SSD that a client reads itself, out of files that were handed over on
+    /// the socket of one host.
     Files = 1 << 16,
     /// A request may state that its sender is a store that has this one as a peer.
     Peers = 1 << 17,
@@ -124,7 +125,8 @@ pub enum Feature {
 }
 
 impl Feature {
-    /// Features of earlier builds: no build offers them any more, and their bits are not used for anything else.
+    /// Features of earlier builds: no build offers them any more, and their bits are not used for
+    /// anything else.
     const RESERVED: [Feature; 1] = [Feature::Files];
 
     /// All features, by bit.
@@ -215,8 +217,14 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons.
-    pub const ALL: [Reason; 6] =
-        [Reason::Version, Reason::Feature, Reason::Denied, Reason::Busy, Reason::Malformed, Reason::Late];
+    pub const ALL: [Reason; 6] = [
+        Reason::Version,
+        Reason::Feature,
+        Reason::Denied,
+        Reason::Busy,
+        Reason::Malformed,
+        Reason::Late,
+    ];
 }
 
 /// A decoded refusal.
@@ -288,7 +296,8 @@ impl Refusal {
     /// Read a body.
     pub fn decode(body: &[u8]) -> Result<Refusal, FormatError> {
         let have = body.len() as u64;
-        let short = |need: usize| FormatError::Short { structure: REFUSAL, need: need as u64, have };
+        let short =
+            |need: usize| FormatError::Short { structure: REFUSAL, need: need as u64, have };
         let head: RefusalHead = read(body).ok_or_else(|| short(RefusalHead::BYTES))?;
         let reason = Reason::ALL.into_iter().find(|r| *r as u8 == head.reason);
         let reason = reason.ok_or_else(|| FormatError::field(REFUSAL, "reason", head.reason))?;
@@ -299,7 +308,8 @@ impl Refusal {
         if text.len() != usize::from(head.text_bytes) || text.len() > REFUSAL_TEXT_MAX {
             return Err(FormatError::field(REFUSAL, "text_bytes", head.text_bytes));
         }
-        let text = str::from_utf8(text).map_err(|_| FormatError::field(REFUSAL, "text", "not UTF-8"))?;
+        let text =
+            str::from_utf8(text).map_err(|_| FormatError::field(REFUSAL, "text", "not UTF-8"))?;
         let versions = (head.version_min, head.version_max);
         Ok(Refusal { reason, versions, missing: head.missing, text: text.into() })
     }

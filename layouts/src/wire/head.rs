@@ -31,7 +31,8 @@ structure! {
         /// In data: position of the body's first byte, in bytes from the start of the requested
         /// range; else zero.
         offset: u64,
-        /// XXH3-64 of the body; zero in data, whose bytes have the block checksums of their outcome or request.
+        /// XXH3-64 of the body; zero in data, whose bytes have the block checksums of their outcome
+        /// or request.
         body_checksum: u64,
         /// First 16 bytes of an HMAC-SHA-256 with the sender's session key, see the text; zero
         /// without a session key.
@@ -72,7 +73,15 @@ impl HeadFacts {
     /// The header of a control frame with this body.
     pub fn control(version: u16, kind: Kind, op: OpId, body: &[u8]) -> HeadFacts {
         let body_bytes = u32::try_from(body.len()).unwrap_or(u32::MAX);
-        HeadFacts { version, kind, op, item: 0, offset: 0, body_bytes, body_checksum: checksum64(body) }
+        HeadFacts {
+            version,
+            kind,
+            op,
+            item: 0,
+            offset: 0,
+            body_bytes,
+            body_checksum: checksum64(body),
+        }
     }
 
     /// The header of a data frame.
@@ -82,8 +91,8 @@ impl HeadFacts {
 
     /// Check a control frame's body against its head.
     pub fn check_body(&self, body: &[u8]) -> Result<(), FormatError> {
-        let intact =
-            u64::from(self.body_bytes) == body.len() as u64 && checksum64(body) == self.body_checksum;
+        let intact = u64::from(self.body_bytes) == body.len() as u64
+            && checksum64(body) == self.body_checksum;
         if intact { Ok(()) } else { Err(FormatError::Checksum { structure: "frame body" }) }
     }
 }
@@ -109,7 +118,10 @@ pub fn encode(facts: &HeadFacts, mac: Mac) -> [u8; FrameHead::BYTES] {
 
 /// Read a header. `version` is the negotiated one, `None` before negotiation. Lengths are checked
 /// against the fixed limits of the frame kind; the caller checks them against negotiated limits.
-pub fn decode(bytes: &[u8; FrameHead::BYTES], version: Option<u16>) -> Result<(HeadFacts, Mac), FormatError> {
+pub fn decode(
+    bytes: &[u8; FrameHead::BYTES],
+    version: Option<u16>,
+) -> Result<(HeadFacts, Mac), FormatError> {
     let head: FrameHead = bytemuck::pod_read_unaligned(bytes);
     if head.magic != MAGIC {
         return Err(FormatError::Magic { structure: WHAT });
@@ -147,7 +159,9 @@ fn check(h: &HeadFacts) -> Result<(), FormatError> {
         return Err(FormatError::field(WHAT, "body_bytes", h.body_bytes));
     }
     let op_ok = match h.kind {
-        Kind::Request | Kind::Pull | Kind::Data | Kind::Outcome | Kind::Cancel | Kind::Shown => h.op.0 != 0,
+        Kind::Request | Kind::Pull | Kind::Data | Kind::Outcome | Kind::Cancel | Kind::Shown => {
+            h.op.0 != 0
+        }
         Kind::Ping | Kind::Pong => true,
         Kind::Hello | Kind::Welcome | Kind::Refusal | Kind::Challenge | Kind::Proof | Kind::Bye => {
             h.op.0 == 0
@@ -201,7 +215,10 @@ mod tests {
         let control = HeadFacts::control(1, Kind::Request, OpId(7), b"body");
         assert_eq!(decode(&encode(&control, [0; 16]), Some(1)), Ok((control, [0; 16])));
         assert_eq!(control.check_body(b"body"), Ok(()));
-        assert_eq!(control.check_body(b"bodY"), Err(FormatError::Checksum { structure: "frame body" }));
+        assert_eq!(
+            control.check_body(b"bodY"),
+            Err(FormatError::Checksum { structure: "frame body" })
+        );
     }
 
     #[test]
@@ -215,7 +232,12 @@ mod tests {
             (HeadFacts { body_bytes: CONTROL_BODY_MAX + 1, ..good }, "body_bytes"),
             (HeadFacts { kind: Kind::Ping, ..good }, "body_bytes"),
             (
-                HeadFacts { kind: Kind::Proof, op: OpId(0), body_bytes: GREETING_BODY_MAX + 1, ..good },
+                HeadFacts {
+                    kind: Kind::Proof,
+                    op: OpId(0),
+                    body_bytes: GREETING_BODY_MAX + 1,
+                    ..good
+                },
                 "body_bytes",
             ),
             (HeadFacts { item: 1, ..good }, "item"),

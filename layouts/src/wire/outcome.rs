@@ -59,7 +59,8 @@ structure! {
 structure! {
     /// Result of one item.
     pub struct OutcomeItem = 48 {
-        /// 1 hit, 2 miss, 3 stored, 4 present already, 5 waiting, 6 refused, 7 failed; 0 is never valid.
+        /// 1 hit, 2 miss, 3 stored, 4 present already, 5 waiting, 6 refused, 7 failed; 0 is never
+        /// valid.
         state: u8,
         /// In a hit, the source of the bytes: 1 memory, 2 SSD, 3 a peer; else zero.
         tier: u8,
@@ -264,7 +265,9 @@ impl<'a> Bits<'a> {
 
     /// Encode `bits` into bytes.
     pub fn pack(bits: &[bool]) -> Vec<u8> {
-        bits.chunks(8).map(|c| c.iter().rev().fold(0, |byte, bit| byte << 1 | u8::from(*bit))).collect()
+        bits.chunks(8)
+            .map(|c| c.iter().rev().fold(0, |byte, bit| byte << 1 | u8::from(*bit)))
+            .collect()
     }
 
     /// Number of bits.
@@ -325,7 +328,10 @@ mod tests {
         let bits = [true, false, true, false, false, false, false, false, true];
         let bytes = Bits::pack(&bits);
         assert_eq!(bytes, [0b101, 1]);
-        assert_eq!(Bits::new(&bytes, 9).expect("two bytes for nine bits").iter().collect::<Vec<_>>(), bits);
+        assert_eq!(
+            Bits::new(&bytes, 9).expect("two bytes for nine bits").iter().collect::<Vec<_>>(),
+            bits
+        );
         assert_eq!((Bits::new(&bytes, 8), Bits::new(&bytes, 17)), (None, None));
         assert_eq!(Bits::new(&[0b101, 2], 9), None, "an unused bit is set");
         assert_eq!(Bits::new(&[], 0).map(|b| b.is_empty()), Some(true));

@@ -26,7 +26,8 @@ mod tests {
 
     #[test]
     fn control_characters_of_peer_text_are_escaped() {
-        let hostile = "busy\n\r\t\0\u{1b}[2J\u{7f}\u{9b}31m\u{202e}\u{2066}\u{200b}\u{2028}\u{feff}\u{e0041}";
+        let hostile =
+            "busy\n\r\t\0\u{1b}[2J\u{7f}\u{9b}31m\u{202e}\u{2066}\u{200b}\u{2028}\u{feff}\u{e0041}";
         let shown = Printable(hostile).to_string();
         let expected = "busy\\n\\r\\t\\0\\u{1b}[2J\\u{7f}\\u{9b}31m\\u{202e}\\u{2066}\\u{200b}\\u{2028}\\u{feff}\\u{e0041}";
         assert_eq!(shown, expected);

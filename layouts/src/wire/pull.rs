@@ -38,7 +38,8 @@ pub fn encode(items: &[PullItem]) -> Vec<u8> {
 pub fn decode(body: &[u8]) -> Result<List<'_, PullItem>, FormatError> {
     let count = (body.len() / PullItem::BYTES) as u32;
     let mut rest = body;
-    let items = List::<PullItem>::take(&mut rest, count).filter(|items| rest.is_empty() && !items.is_empty());
+    let items = List::<PullItem>::take(&mut rest, count)
+        .filter(|items| rest.is_empty() && !items.is_empty());
     let items = items.ok_or_else(|| FormatError::field(WHAT, "length", body.len()))?;
     for i in items.iter() {
         if i.reserved != 0 {

@@ -169,8 +169,8 @@ impl<'a> Puts<'a> {
         }
     }
 
-    /// Reserved: by this number clients of earlier builds said that what they show without checksums is
-    /// as it was. A server pulls it.
+    /// Reserved: by this number clients of earlier builds said that what they show without
+    /// checksums is as it was. A server pulls it.
     pub fn steady(&self) -> Option<u64> {
         (self.steady != 0).then_some(self.steady)
     }
@@ -244,7 +244,15 @@ impl PutBuilder {
     pub fn object(&mut self, key: ObjectKey, length: u64, checksums: &[Checksum]) {
         let group = self.groups.saturating_sub(1);
         let checksum_count = checksums.len() as u32;
-        self.items.push(PutItem { key, length, group, checksum_count, shown: 0, reserved: 0, at: 0 });
+        self.items.push(PutItem {
+            key,
+            length,
+            group,
+            checksum_count,
+            shown: 0,
+            reserved: 0,
+            at: 0,
+        });
         self.checksums.extend_from_slice(checksums);
     }
 

@@ -47,8 +47,11 @@ structure! {
         request: u64,
         /// Namespace to clear; else zero.
         namespace: NamespaceId,
-        /// What the client calls a pin (pin, unpin, view) or an open group (begin, put into, commit, abort, missing) or a hold (hold, release), of this connection; how many milliseconds (lease), how many bytes (used). At least 1 there. From where
-        /// on (events), 0 for what happens from now on. Reserved, of any value (put, put attached, put parts). Else zero.
+        /// What the client calls a pin (pin, unpin, view) or an open group (begin, put into,
+        /// commit, abort, missing) or a hold (hold, release), of this connection; how many
+        /// milliseconds (lease), how many bytes (used). At least 1 there. From where on (events), 0
+        /// for what happens from now on. Reserved, of any value (put, put attached, put parts).
+        /// Else zero.
         number: u64,
     }
 }
@@ -64,8 +67,8 @@ structure! {
         to: u64,
         /// Length of the destination in bytes, equal to the length of the object or of the range.
         length: u64,
-        /// Bit 0: a range. Bit 1: its bytes are to be sent, and not shown. Bit 2: reserved, and without
-        /// effect. Other bits are zero, and bit 2 where bit 1 is set.
+        /// Bit 0: a range. Bit 1: its bytes are to be sent, and not shown. Bit 2: reserved, and
+        /// without effect. Other bits are zero, and bit 2 where bit 1 is set.
         flags: u32,
         /// Zero.
         reserved: u32,
@@ -174,7 +177,8 @@ impl GetItem {
         self.flags & FLAG_SENT != 0
     }
 
-    /// As earlier builds asked where both had [`Feature::Files`](super::greeting::Feature::Files): it is a get like any other.
+    /// As earlier builds asked where both had [`Feature::Files`](super::greeting::Feature::Files):
+    /// it is a get like any other.
     pub fn read_by_client(self) -> GetItem {
         GetItem { flags: self.flags | FLAG_READS, ..self }
     }
@@ -208,7 +212,10 @@ impl GetItem {
             return wrong("length", self.length);
         }
         let how = self.flags & (FLAG_SENT | FLAG_READS);
-        if self.reserved != 0 || self.flags & !(FLAG_RANGE | how) != 0 || how == FLAG_SENT | FLAG_READS {
+        if self.reserved != 0
+            || self.flags & !(FLAG_RANGE | how) != 0
+            || how == FLAG_SENT | FLAG_READS
+        {
             return wrong("flags", self.flags.into());
         }
         let range_ok = match self.range() {
@@ -334,7 +341,9 @@ pub fn encode(terms: RequestOptions, ask: &RequestBody<'_>) -> Vec<u8> {
         | RequestBody::Prefetch(keys) => {
             (head.item_count, parts[0]) = (keys.len() as u32, keys.bytes());
         }
-        RequestBody::Get(items) => (head.item_count, parts[0]) = (items.len() as u32, items.bytes()),
+        RequestBody::Get(items) => {
+            (head.item_count, parts[0]) = (items.len() as u32, items.bytes())
+        }
         RequestBody::Put(puts) => {
             head.item_count = puts.items().len() as u32;
             head.group_count = puts.group_count();
@@ -369,8 +378,11 @@ pub fn encode(terms: RequestOptions, ask: &RequestBody<'_>) -> Vec<u8> {
 /// peer is authorized.
 pub fn decode(body: &[u8]) -> Result<(RequestOptions, RequestBody<'_>), FormatError> {
     let have = body.len() as u64;
-    let head: RequestHead =
-        read(body).ok_or(FormatError::Short { structure: WHAT, need: RequestHead::BYTES as u64, have })?;
+    let head: RequestHead = read(body).ok_or(FormatError::Short {
+        structure: WHAT,
+        need: RequestHead::BYTES as u64,
+        have,
+    })?;
     let verb = Verb::of(head.verb).ok_or_else(|| FormatError::field(WHAT, "verb", head.verb))?;
     if head.flags & !FLAG_STORE != 0 || head.reserved != 0 {
         return Err(FormatError::field(WHAT, "reserved", "not zero"));
@@ -382,8 +394,12 @@ pub fn decode(body: &[u8]) -> Result<(RequestOptions, RequestBody<'_>), FormatEr
         return Err(FormatError::field(WHAT, "length", have));
     }
     let of_store = head.flags & FLAG_STORE != 0;
-    let terms =
-        RequestOptions { deadline_ms: head.deadline_ms, depth: head.depth, request: head.request, of_store };
+    let terms = RequestOptions {
+        deadline_ms: head.deadline_ms,
+        depth: head.depth,
+        request: head.request,
+        of_store,
+    };
     Ok((terms, ask))
 }
 
@@ -391,8 +407,12 @@ pub fn decode(body: &[u8]) -> Result<(RequestOptions, RequestBody<'_>), FormatEr
 fn check_counts(head: &RequestHead, verb: Verb) -> Result<(), FormatError> {
     let (items, puts, number) = match verb {
         Verb::Put | Verb::PutAttached | Verb::PutParts => (true, true, false),
-        Verb::Exists | Verb::ExistsPrefix | Verb::Get | Verb::Remove | Verb::Prefetch => (true, false, false),
-        Verb::Clear | Verb::Flush | Verb::Stats | Verb::Ping | Verb::Events => (false, false, false),
+        Verb::Exists | Verb::ExistsPrefix | Verb::Get | Verb::Remove | Verb::Prefetch => {
+            (true, false, false)
+        }
+        Verb::Clear | Verb::Flush | Verb::Stats | Verb::Ping | Verb::Events => {
+            (false, false, false)
+        }
         Verb::PutInto => (true, true, true),
         Verb::Pin | Verb::View | Verb::Lease | Verb::Begin | Verb::Used => (true, false, true),
         Verb::Unpin | Verb::Commit | Verb::Abort | Verb::Missing | Verb::Hold | Verb::Release => {
@@ -401,8 +421,11 @@ fn check_counts(head: &RequestHead, verb: Verb) -> Result<(), FormatError> {
     };
     // Reserved there.
     let may_be_any = puts && verb != Verb::PutInto;
-    let block_ok =
-        if head.checksum_count > 0 { block_bytes_ok(head.block_bytes) } else { head.block_bytes == 0 };
+    let block_ok = if head.checksum_count > 0 {
+        block_bytes_ok(head.block_bytes)
+    } else {
+        head.block_bytes == 0
+    };
     let checks = [
         ("item_count", (head.item_count > 0) == items),
         ("group_count", (head.group_count > 0) == puts && head.group_count <= head.item_count),
@@ -418,7 +441,11 @@ fn check_counts(head: &RequestHead, verb: Verb) -> Result<(), FormatError> {
     }
 }
 
-fn read_ask<'a>(head: &RequestHead, verb: Verb, rest: &mut &'a [u8]) -> Result<RequestBody<'a>, FormatError> {
+fn read_ask<'a>(
+    head: &RequestHead,
+    verb: Verb,
+    rest: &mut &'a [u8],
+) -> Result<RequestBody<'a>, FormatError> {
     let missing = |field| move || FormatError::field(WHAT, field, "beyond the end of the body");
     let keys = |rest: &mut &'a [u8], count| -> Result<List<'a, ObjectKey>, FormatError> {
         let keys = List::<ObjectKey>::take(rest, count).ok_or_else(missing("item_count"))?;
@@ -443,23 +470,34 @@ fn read_ask<'a>(head: &RequestHead, verb: Verb, rest: &mut &'a [u8]) -> Result<R
         Verb::Hold => RequestBody::Hold(head.number),
         Verb::Release => RequestBody::Release(head.number),
         Verb::Get => {
-            let items = List::<GetItem>::take(rest, head.item_count).ok_or_else(missing("item_count"))?;
+            let items =
+                List::<GetItem>::take(rest, head.item_count).ok_or_else(missing("item_count"))?;
             let mut keys = KeyCheck::default();
-            items.iter().try_for_each(|item| keys.check(&item.key).and_then(|()| item.check_rest()))?;
+            items
+                .iter()
+                .try_for_each(|item| keys.check(&item.key).and_then(|()| item.check_rest()))?;
             RequestBody::Get(items)
         }
         Verb::Put | Verb::PutAttached | Verb::PutParts | Verb::PutInto => {
-            let items = List::<PutItem>::take(rest, head.item_count).ok_or_else(missing("item_count"))?;
+            let items =
+                List::<PutItem>::take(rest, head.item_count).ok_or_else(missing("item_count"))?;
             let with = match verb {
                 Verb::PutAttached => With::Bases(keys(rest, head.group_count)?),
                 Verb::PutParts => With::Required(keys(rest, head.required_count)?),
                 Verb::PutInto => With::Open(head.number),
                 _ => With::Nothing,
             };
-            let sums =
-                List::<Checksum>::take(rest, head.checksum_count).ok_or_else(missing("checksum_count"))?;
+            let sums = List::<Checksum>::take(rest, head.checksum_count)
+                .ok_or_else(missing("checksum_count"))?;
             let steady = if verb == Verb::PutInto { 0 } else { head.number };
-            RequestBody::Put(Puts::checked(items, with, sums, head.block_bytes, head.group_count, steady)?)
+            RequestBody::Put(Puts::checked(
+                items,
+                with,
+                sums,
+                head.block_bytes,
+                head.group_count,
+                steady,
+            )?)
         }
         Verb::Clear => RequestBody::Clear(head.namespace),
         Verb::Flush => RequestBody::Flush,

@@ -1,6 +1,7 @@
-//! Bytes that are not sent but shown: where they lie in memory that the sender handed over on the connection's socket.
-//! Whoever is shown them copies them, says that it is done, and compares checksums: until then, and only until then, the
-//! sender keeps them as they are, for as long as it thinks right.
+//! Bytes that are not sent but shown: where they lie in memory that the sender handed over on the
+//! connection's socket. Whoever is shown them copies them, says that it is done, and compares
+//! checksums: until then, and only until then, the sender keeps them as they are, for as long as it
+//! thinks right.
 
 use super::List;
 use crate::error::FormatError;
@@ -97,7 +98,8 @@ pub fn decode(body: &[u8]) -> Result<Shown<'_>, FormatError> {
         if piece.reserved != 0 {
             return wrong("reserved", piece.reserved.into());
         }
-        let inside = piece.at.checked_add(piece.length).is_some() && piece.length <= OBJECT_BYTES_MAX;
+        let inside =
+            piece.at.checked_add(piece.length).is_some() && piece.length <= OBJECT_BYTES_MAX;
         if piece.length == 0 || !inside {
             return wrong("length", piece.length);
         }
@@ -111,8 +113,12 @@ pub fn decode(body: &[u8]) -> Result<Shown<'_>, FormatError> {
 
 /// Encode the body of a frame that lists ranges no longer read.
 pub fn encode_released(stretches: &[ItemRange]) -> Vec<u8> {
-    let item =
-        |(op, item, offset): &ItemRange| TakenItem { op: op.0, item: *item, reserved: 0, offset: *offset };
+    let item = |(op, item, offset): &ItemRange| TakenItem {
+        op: op.0,
+        item: *item,
+        reserved: 0,
+        offset: *offset,
+    };
     bytemuck::cast_slice(&stretches.iter().map(item).collect::<Vec<_>>()).to_vec()
 }
 
@@ -121,8 +127,8 @@ pub fn encode_released(stretches: &[ItemRange]) -> Vec<u8> {
 pub fn decode_taken(body: &[u8]) -> Result<impl Iterator<Item = ItemRange>, FormatError> {
     let count = (body.len() / TakenItem::BYTES) as u32;
     let mut rest = body;
-    let items =
-        List::<TakenItem>::take(&mut rest, count).filter(|items| rest.is_empty() && !items.is_empty());
+    let items = List::<TakenItem>::take(&mut rest, count)
+        .filter(|items| rest.is_empty() && !items.is_empty());
     let items = items.ok_or_else(|| FormatError::field(TAKEN, "length", body.len()))?;
     for item in items.iter() {
         if item.reserved != 0 {

@@ -1,7 +1,9 @@
 //! The page hash chain. Expected values were computed independently of this code, from the rule in
 //! `docs/names.md`.
 
-use pagelith_layouts::client_names::chain::{namespace_seed, page_hash, page_hashes, pair_page_hashes};
+use pagelith_layouts::client_names::chain::{
+    namespace_seed, page_hash, page_hashes, pair_page_hashes,
+};
 use pagelith_layouts::ids::PrefixHash;
 
 fn hash(hex: &str) -> PrefixHash {

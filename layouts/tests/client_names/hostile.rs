@@ -97,7 +97,9 @@ fn near_miss_texts_are_not_parsed() {
         format!("m@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0{H}"),
         format!("m@tp_rank:0@pcp0@dcp0@pp_rank:0@{H}"),
         format!("x@m@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@{H}"),
-        format!("m@store_pp:2@store_format:tp_shared_mqa@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@{H}"),
+        format!(
+            "m@store_pp:2@store_format:tp_shared_mqa@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@{H}"
+        ),
         format!("m@tp_rank:0@pcp0@dcp0@pp_rank:0@group:d:0@{H}"),
         format!("m@cfg:0123456789ab@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@{H}"),
     ];
@@ -118,11 +120,16 @@ fn near_miss_texts_are_not_parsed() {
 /// The store's own text form is a key for the key parser, and an opaque text for the client parser.
 #[test]
 fn own_text_form_is_opaque_to_clients() {
-    for text in [format!("{K}kv/k/whole"), format!("{K}d:kv/k/whole"), format!("{K}opaque/data/whole")] {
+    for text in
+        [format!("{K}kv/k/whole"), format!("{K}d:kv/k/whole"), format!("{K}opaque/data/whole")]
+    {
         let ours: ObjectKey = text.parse().expect("a key's text");
         for names in contexts() {
             let key = key_of(NS, text.as_bytes(), &names);
-            assert_eq!((key.pool(), key.role(), key.shard()), ("opaque", Role::Target, Shard::Whole));
+            assert_eq!(
+                (key.pool(), key.role(), key.shard()),
+                ("opaque", Role::Target, Shard::Whole)
+            );
             assert_ne!(key, ours);
         }
     }
@@ -133,8 +140,17 @@ fn any_bytes_map_to_opaque_key() {
     let long = vec![b'_'; 10_000_000];
     let nines = format!("m_{H}_{}", "9".repeat(1_000_000));
     let hex = format!("m@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@{}", "0".repeat(999_999));
-    let texts: [&[u8]; 9] =
-        [b"", b"\0", b"_", b"\xff\xfe", b"m_\xff", H.as_bytes(), &long, nines.as_bytes(), hex.as_bytes()];
+    let texts: [&[u8]; 9] = [
+        b"",
+        b"\0",
+        b"_",
+        b"\xff\xfe",
+        b"m_\xff",
+        H.as_bytes(),
+        &long,
+        nines.as_bytes(),
+        hex.as_bytes(),
+    ];
     for names in contexts() {
         let mut keys: Vec<_> = texts.iter().map(|text| key_of(NS, text, &names)).collect();
         assert!(keys.iter().all(|key| key.pool() == "opaque" && key.namespace() == NS));

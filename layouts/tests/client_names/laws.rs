@@ -3,7 +3,9 @@
 
 use std::collections::HashMap;
 
-use pagelith_layouts::client_names::sglang::{HeadLayers, SglangBackend, SglangConfig, SglangNames};
+use pagelith_layouts::client_names::sglang::{
+    HeadLayers, SglangBackend, SglangConfig, SglangNames,
+};
 use pagelith_layouts::client_names::vllm::{StoreFormat, VllmConfig};
 use pagelith_layouts::client_names::{ClientNames, OPAQUE_POOL, key_of, opaque_key};
 use pagelith_layouts::ids::PrefixHash;
@@ -24,9 +26,15 @@ fn prefix() -> impl Strategy<Value = String> {
 
 /// Layers of `kv` and `swa` on each of `pp_size` stages, and those of the draft on the last.
 fn head_layers(pp_size: u16) -> Vec<HeadLayers> {
-    let of = |role, pool: &str, pp_rank, from, to| HeadLayers { role, pool: pool.into(), pp_rank, from, to };
-    let target =
-        (0..pp_size).flat_map(|pp| ["kv", "swa"].map(|p| of(Role::Target, p, pp, 4 * pp, 4 * pp + 4)));
+    let of = |role, pool: &str, pp_rank, from, to| HeadLayers {
+        role,
+        pool: pool.into(),
+        pp_rank,
+        from,
+        to,
+    };
+    let target = (0..pp_size)
+        .flat_map(|pp| ["kv", "swa"].map(|p| of(Role::Target, p, pp, 4 * pp, 4 * pp + 4)));
     target.chain(["kv", "swa"].map(|pool| of(Role::Draft, pool, pp_size - 1, 0, 1))).collect()
 }
 
@@ -146,7 +154,8 @@ struct Part {
 impl Part {
     fn key(&self, sizes: [u16; 5]) -> ObjectKey {
         let shard = slices(sizes, &self.ranks, self.role, self.kind);
-        ObjectKey::new(NS, self.hash, self.role, self.pool, self.component, shard).expect("good names")
+        ObjectKey::new(NS, self.hash, self.role, self.pool, self.component, shard)
+            .expect("good names")
     }
 }
 
@@ -165,18 +174,19 @@ prop_compose! {
 /// A configuration and a key that has a name under it. Too many draws without a name fail the test,
 /// so that it cannot pass without testing names.
 fn printable() -> impl Strategy<Value = (ClientNames, ObjectKey, String)> {
-    let drawn =
-        |(names, key): (ClientNames, ObjectKey)| names.print(&key).ok().map(|text| (names, key, text));
+    let drawn = |(names, key): (ClientNames, ObjectKey)| {
+        names.print(&key).ok().map(|text| (names, key, text))
+    };
     let sglang = (any_sglang(), part(&SGLANG)).prop_map(|(config, part)| {
         let groups = config.tp_lcm_size.unwrap_or(1);
-        let key = part.key([config.tp_size, config.pp_size, config.cp_size, config.dcp_size, groups]);
+        let key =
+            part.key([config.tp_size, config.pp_size, config.cp_size, config.dcp_size, groups]);
         (super::sglang(config), key)
     });
     let vllm = (any_vllm(), part(&VLLM)).prop_map(|(config, part)| {
         let tp = match config.store_format {
-            StoreFormat::SharedLbhnc { store_tp_size } | StoreFormat::SharedLbnhc { store_tp_size } => {
-                store_tp_size
-            }
+            StoreFormat::SharedLbhnc { store_tp_size }
+            | StoreFormat::SharedLbnhc { store_tp_size } => store_tp_size,
             _ => config.tp_size / config.group_replication[0],
         };
         let key = part.key([tp, config.pp_size, config.pcp_size, config.dcp_size, 1]);
@@ -297,7 +307,8 @@ fn no_two_alike(names: &ClientNames, texts: impl Iterator<Item = String>) -> usi
 fn distinct_texts_have_distinct_keys() {
     let ranks: Vec<String> =
         ["", "0", "1", "2", "0_0", "0_1", "1_0", "2_1", "00", "0_00", "+0"].map(Into::into).into();
-    let more = ["cp0_pp0", "cp0_pp1", "tp0_cp0_pp0", "tp1_cp0_pp1", "dcp0_cp0", "dcp1_cp0", "dcp1_cp0_1"];
+    let more =
+        ["cp0_pp0", "cp0_pp1", "tp0_cp0_pp0", "tp1_cp0_pp1", "dcp0_cp0", "dcp1_cp0", "dcp1_cp0_1"];
     let parts = "k v kv swa swa_k swa_v temporal conv_0 conv_1 conv_00 indexer draft draft_k draft_v draft_swa \
                  draft_swa_k draft_indexer deepseek_v4_c4 deepseek_v4_c4_state opaque d:kv 0_k _k";
     let texts: Vec<String> = ranks
@@ -311,8 +322,12 @@ fn distinct_texts_have_distinct_keys() {
             [(false, false), (false, true), (true, false), (true, true)]
         {
             for road in [SglangBackend::HostPools, SglangBackend::DirectLinker] {
-                let base =
-                    SglangConfig { rank_replicated, draft_rank_replicated, road, ..Default::default() };
+                let base = SglangConfig {
+                    rank_replicated,
+                    draft_rank_replicated,
+                    road,
+                    ..Default::default()
+                };
                 if !rank_replicated && road == SglangBackend::HostPools {
                     let (tp_lcm_size, head_layers) = (Some(3), head_layers(pp_size));
                     let split = SglangConfig { tp_lcm_size, head_layers, pp_size, ..base.clone() };
@@ -325,14 +340,21 @@ fn distinct_texts_have_distinct_keys() {
             }
         }
     }
-    assert!(read.iter().all(|read| *read >= 8), "the grid has texts for every configuration: {read:?}");
+    assert!(
+        read.iter().all(|read| *read >= 8),
+        "the grid has texts for every configuration: {read:?}"
+    );
 
     let texts = ["0", "1", "01", "4"].into_iter().flat_map(|t| {
         let hashes = [H, &H[..62], &H[..32], "", "0"];
         let texts = hashes.map(|h| format!("m@tp_rank:{t}@pcp0@dcp0@pp_rank:0@group:{t}@{h}"));
         texts.into_iter().chain([format!("m@tp_rank:{t}@pcp0@dcp0@pp_rank:0@group:0@{H}@{H}")])
     });
-    let config =
-        VllmConfig { model: "m".into(), tp_size: 4, group_replication: vec![1; 2], ..Default::default() };
+    let config = VllmConfig {
+        model: "m".into(),
+        tp_size: 4,
+        group_replication: vec![1; 2],
+        ..Default::default()
+    };
     assert_eq!(no_two_alike(&vllm(config), texts), 6);
 }

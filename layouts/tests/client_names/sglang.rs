@@ -1,7 +1,9 @@
 //! SGLang's Mooncake backend, row by row.
 
 use pagelith_layouts::client_names::ClientNames;
-use pagelith_layouts::client_names::sglang::{HeadLayers, SglangBackend, SglangConfig, SglangNames};
+use pagelith_layouts::client_names::sglang::{
+    HeadLayers, SglangBackend, SglangConfig, SglangNames,
+};
 use pagelith_layouts::ids::PrefixHash;
 use pagelith_layouts::key::Role;
 
@@ -183,8 +185,12 @@ fn head_group_has_same_name_and_key_on_every_server() {
         assert_eq!(names.parse(NS, &format!("{H}{tail}")), None, "{tail}");
     }
     // Objects of ranks, other layers or other groups have no name.
-    for key in ["kv/k/rank.tp0of8", "kv/k/heads0of8.layers0to31", "kv/k/heads0of4.layers0to32", "kv/k/whole"]
-    {
+    for key in [
+        "kv/k/rank.tp0of8",
+        "kv/k/heads0of8.layers0to31",
+        "kv/k/heads0of4.layers0to32",
+        "kv/k/whole",
+    ] {
         let key = format!("{K}{key}").parse().expect("a key's text");
         assert!(names.print(&key).is_err(), "{key}");
     }
@@ -254,7 +260,10 @@ fn name_without_context_rank_is_readers_own() {
         second(sharded(4, 1)),
         &[("_3_k", "kv/k/rank.tp3of4.cp1of2"), ("__indexer", "indexer/data/rank.cp1of2")],
     );
-    rows(second(replicated(4, 1)), &[("__k", "kv/k/rank.cp1of2"), ("__swa", "swa/data/rank.cp1of2")]);
+    rows(
+        second(replicated(4, 1)),
+        &[("__k", "kv/k/rank.cp1of2"), ("__swa", "swa/data/rank.cp1of2")],
+    );
     rows(second(replicated(4, 2)), &[("_0_k", "kv/k/rank.pp0of2.cp1of2")]);
 }
 
@@ -301,7 +310,10 @@ fn direct_linker_names_any_pool() {
     );
     rows(
         linker(SglangConfig { cp_size: 2, ..replicated(8, 1) }),
-        &[("_cp1_pp0_k", "kv/packed/rank.cp1of2"), ("_cp0_pp0_indexer", "indexer/packed/rank.cp0of2")],
+        &[
+            ("_cp1_pp0_k", "kv/packed/rank.cp1of2"),
+            ("_cp0_pp0_indexer", "indexer/packed/rank.cp0of2"),
+        ],
     );
     // A second spelling of `k`, the pool of opaque keys, and an invalid pool name.
     let names = sglang(linker(sharded(1, 1)));
@@ -332,14 +344,25 @@ fn inconsistent_sglang_config_is_refused_by_field() {
         (SglangConfig { head_layers: one_stage(), ..sharded(2, 1) }, "head_layers"),
         (SglangConfig { tp_lcm_size: Some(4), ..sharded(2, 1) }, "head_layers"),
         (SglangConfig { pp_size: 2, ..split(2, 4, one_stage()) }, "head_layers"),
-        (SglangConfig { pp_size: 1, ..split(2, 4, vec![kv(0, 0, 16), kv(1, 16, 32)]) }, "head_layers"),
+        (
+            SglangConfig { pp_size: 1, ..split(2, 4, vec![kv(0, 0, 16), kv(1, 16, 32)]) },
+            "head_layers",
+        ),
         (split(2, 4, vec![kv(0, 5, 5)]), "head_layers"),
         (split(2, 4, vec![kv(0, 0, 16), kv(0, 16, 32)]), "head_layers"),
         (split(2, 4, vec![kv(0, 0, 16), kv(1, 0, 16)]), "head_layers"),
-        (SglangConfig { dcp_size: 3, logical_page_tokens: Some(48), ..replicated(8, 1) }, "dcp_size"),
+        (
+            SglangConfig { dcp_size: 3, logical_page_tokens: Some(48), ..replicated(8, 1) },
+            "dcp_size",
+        ),
         (SglangConfig { dcp_size: 2, logical_page_tokens: page, ..sharded(8, 1) }, "dcp_size"),
         (
-            SglangConfig { dcp_size: 2, logical_page_tokens: page, road: linker, ..replicated(8, 1) },
+            SglangConfig {
+                dcp_size: 2,
+                logical_page_tokens: page,
+                road: linker,
+                ..replicated(8, 1)
+            },
             "dcp_size",
         ),
         (SglangConfig { dcp_size: 2, ..replicated(8, 1) }, "logical_page_tokens"),

@@ -19,11 +19,23 @@ fn plain_key_strings_are_parsed_and_printed() {
     rows(
         llama(8),
         &[
-            (format!("Llama-3-8B@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@{H}"), "group_0/data/rank.tp0of8"),
-            (format!("Llama-3-8B@tp_rank:7@pcp0@dcp0@pp_rank:0@group:0@{H}"), "group_0/data/rank.tp7of8"),
+            (
+                format!("Llama-3-8B@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@{H}"),
+                "group_0/data/rank.tp0of8",
+            ),
+            (
+                format!("Llama-3-8B@tp_rank:7@pcp0@dcp0@pp_rank:0@group:0@{H}"),
+                "group_0/data/rank.tp7of8",
+            ),
         ],
     );
-    let all = VllmConfig { pp_size: 2, pcp_size: 3, dcp_size: 4, group_replication: vec![1; 11], ..llama(4) };
+    let all = VllmConfig {
+        pp_size: 2,
+        pcp_size: 3,
+        dcp_size: 4,
+        group_replication: vec![1; 11],
+        ..llama(4)
+    };
     rows(
         all,
         &[(
@@ -42,7 +54,8 @@ fn cache_prefix_and_model_basename_are_in_key_string() {
         ("a@b", "m", "a@b@m"),
         ("", "", ""),
     ] {
-        let config = VllmConfig { cache_prefix: prefix.into(), model: model.into(), ..Default::default() };
+        let config =
+            VllmConfig { cache_prefix: prefix.into(), model: model.into(), ..Default::default() };
         let text = format!("{head}@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@{H}");
         rows(config, &[(text, "group_0/data/rank")]);
     }
@@ -89,7 +102,12 @@ fn store_format_is_in_key_string() {
             7,
             eighth,
         ),
-        (StoreFormat::SharedMqa, "@store_pp:2@store_format:tp_shared_mqa", 0, "group_0/data/rank.pp1of2"),
+        (
+            StoreFormat::SharedMqa,
+            "@store_pp:2@store_format:tp_shared_mqa",
+            0,
+            "group_0/data/rank.pp1of2",
+        ),
         (
             StoreFormat::Fallback { layout: "LBHNC".into() },
             "@store_pp:2@store_format:rank_local_tp4_layout_LBHNC",
@@ -111,15 +129,23 @@ fn store_format_is_in_key_string() {
 fn block_hash_of_other_length_is_mapped_one_way() {
     let names = vllm(llama(2));
     let head = "Llama-3-8B@tp_rank:1@pcp0@dcp0@pp_rank:0@group:0@";
-    let key = names.parse(NS, &format!("{head}{}", "0f".repeat(16))).expect("16 bytes are a block hash");
+    let key =
+        names.parse(NS, &format!("{head}{}", "0f".repeat(16))).expect("16 bytes are a block hash");
     // SHA-256 of "pagelith-vllm-block-hash-v1", 32 as 64 bits, and the hexadecimal text; computed
     // independently.
     let mapped = "ba87132ac561c659e77857a09a9fc4bb732c5729e98fcfb37719b924fe5958f1";
     assert_eq!(key.to_string(), format!("{NS}/{mapped}/group_0/{MAPPED}/rank.tp1of2"));
     assert!(names.print(&key).expect_err("mapped").rule.contains("cannot be restored"));
     let mut seen = vec![key];
-    for hex in ["00", "0000", &"0f".repeat(8), &"0f".repeat(17), &"0f".repeat(33), &"0f".repeat(500), mapped]
-    {
+    for hex in [
+        "00",
+        "0000",
+        &"0f".repeat(8),
+        &"0f".repeat(17),
+        &"0f".repeat(33),
+        &"0f".repeat(500),
+        mapped,
+    ] {
         let key = names.parse(NS, &format!("{head}{hex}")).expect("whole bytes");
         assert!(!seen.contains(&key), "{hex}");
         seen.push(key);
@@ -148,7 +174,10 @@ fn inconsistent_vllm_config_is_refused_by_field() {
         (VllmConfig { store_format: shared(2), ..llama(4) }, "store_tp_size"),
         (VllmConfig { store_format: shared(8), dcp_size: 2, ..llama(4) }, "store_format"),
         (VllmConfig { store_format: shared(8), pcp_size: 2, ..llama(4) }, "store_format"),
-        (VllmConfig { store_format: shared(8), group_replication: vec![1, 1], ..llama(4) }, "store_format"),
+        (
+            VllmConfig { store_format: shared(8), group_replication: vec![1, 1], ..llama(4) },
+            "store_format",
+        ),
         (VllmConfig { store_format: StoreFormat::SharedMqa, ..llama(4) }, "group_replication"),
     ];
     for (config, field) in cases {
@@ -161,8 +190,10 @@ fn inconsistent_vllm_config_is_refused_by_field() {
 /// differ.
 #[test]
 fn vllm_namespace_facts_separate_equal_keys() {
-    let id = |config| Namespace { extra: vllm(config).namespace_facts(), ..Default::default() }.id();
-    let replicated = |store_format| VllmConfig { store_format, group_replication: vec![4], ..llama(4) };
+    let id =
+        |config| Namespace { extra: vllm(config).namespace_facts(), ..Default::default() }.id();
+    let replicated =
+        |store_format| VllmConfig { store_format, group_replication: vec![4], ..llama(4) };
     let all = [
         id(llama(4)),
         id(VllmConfig { cache_prefix: "a".into(), ..llama(4) }),

@@ -20,7 +20,11 @@ pub(crate) const NAMESPACE: NamespaceId = NamespaceId([0x11; 16]);
 
 /// The identity of a segment of [`STORE`] in one incarnation.
 pub(crate) fn identity(segment: u32, incarnation: u64) -> SegmentIdentity {
-    SegmentIdentity { store: STORE, segment: SegmentId(segment), incarnation: Incarnation(incarnation) }
+    SegmentIdentity {
+        store: STORE,
+        segment: SegmentId(segment),
+        incarnation: Incarnation(incarnation),
+    }
 }
 
 /// The key of a component of a page, with shard `Whole`.
@@ -77,8 +81,11 @@ pub(crate) fn facts(identity: SegmentIdentity, offset: u64) -> RecordFacts {
 /// The encoded header of a record; `None` if it breaks a rule of the format.
 pub(crate) fn try_header(facts: &RecordFacts, objects: &[Object]) -> Option<Vec<u8>> {
     let sums: Vec<_> = objects.iter().map(|o| checksums(&o.bytes, facts.block_bytes)).collect();
-    let spec =
-        |(o, checksums): (&Object, _)| MemberSpec { key: o.key, length: o.bytes.len() as u64, checksums };
+    let spec = |(o, checksums): (&Object, _)| MemberSpec {
+        key: o.key,
+        length: o.bytes.len() as u64,
+        checksums,
+    };
     let members: Vec<_> = objects.iter().zip(sums.iter().map(Vec::as_slice)).map(spec).collect();
     record::encode(facts, &members)
 }
@@ -95,7 +102,8 @@ pub(crate) fn record(facts: &RecordFacts, objects: &[Object]) -> Vec<u8> {
 
 /// A base group of three small objects: the target's `k` and `v`, and the draft's `k`.
 pub(crate) fn group_of_three(offset: u64) -> (RecordFacts, Vec<Object>) {
-    let facts = RecordFacts { group_kind: GroupKind::Base, depth: 3, ..facts(identity(1, 2), offset) };
+    let facts =
+        RecordFacts { group_kind: GroupKind::Base, depth: 3, ..facts(identity(1, 2), offset) };
     let objects = vec![
         Object { key: key(1, Role::Target, "kv", "k"), bytes: bytes(1, 4000) },
         Object { key: key(1, Role::Target, "kv", "v"), bytes: bytes(2, 4096) },

@@ -2,7 +2,10 @@
 //! pagelith-layouts --test geometry doc::tables` rewrites the tables between the page's markers;
 //! the prose around them is written by hand.
 
-#![expect(clippy::disallowed_methods, reason = "a test reads the page it checks itself; nothing here ships")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a test reads the page it checks itself; nothing here ships"
+)]
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -24,7 +27,8 @@ fn tables() {
     let mut page = page();
     let blessed = std::env::var_os("TEST_PAGELITH_BLESS").is_some_and(|v| v == "1");
     for (name, table) in [("layouts", shapes()), ("presets", sizes()), ("resharding", ranges())] {
-        let begin = format!("<!-- {name}: rendered from the code, see layouts/tests/geometry/doc.rs -->\n");
+        let begin =
+            format!("<!-- {name}: rendered from the code, see layouts/tests/geometry/doc.rs -->\n");
         let end = format!("<!-- end of {name} -->\n");
         let (before, rest) = page.split_once(&begin).expect("the begin marker");
         let (shown, after) = rest.split_once(&end).expect("the end marker");
@@ -99,19 +103,22 @@ fn shape(buffer: &Buffer) -> String {
 }
 
 fn shapes() -> String {
-    let mut out = "| layout | pool | buffers | chunks a component |\n| --- | --- | --- | --- |\n".to_owned();
+    let mut out =
+        "| layout | pool | buffers | chunks a component |\n| --- | --- | --- | --- |\n".to_owned();
     for layout in Layout::ALL {
         for (class, model, role, name) in samples() {
             let Ok(geometry) = Geometry::new(&model, &Placement::single(layout)) else { continue };
             let Ok(pool) = geometry.pool(role, name) else { continue };
             let extents = Extents::new(pool, 2).expect("fits");
             let buffers: Vec<_> = pool.buffers.iter().map(shape).collect();
-            let layers = pool.buffers[0].axes.iter().find(|a| a.kind == AxisKind::Layer).map(|a| a.count);
+            let layers =
+                pool.buffers[0].axes.iter().find(|a| a.kind == AxisKind::Layer).map(|a| a.count);
             let chunks = match extents.chunk_count(0) {
                 n if n > 1 && Some(n) == layers => "L".to_owned(),
                 n => n.to_string(),
             };
-            writeln!(out, "| `{layout}` | {class} | {} | {chunks} |", buffers.join("; ")).expect("a string");
+            writeln!(out, "| `{layout}` | {class} | {} | {chunks} |", buffers.join("; "))
+                .expect("a string");
         }
     }
     out
@@ -146,8 +153,11 @@ fn sizes() -> String {
             for c in &pool.components {
                 let aligned = if c.bytes.is_multiple_of(4096) { "yes" } else { "no" };
                 let (pool, component, bytes) = (pool.client_name(), &c.name, c.bytes);
-                writeln!(out, "| {name} | {tp} | {pool} | {hit} | `{component}` | {bytes} | {aligned} |")
-                    .expect("a string");
+                writeln!(
+                    out,
+                    "| {name} | {tp} | {pool} | {hit} | `{component}` | {bytes} | {aligned} |"
+                )
+                .expect("a string");
             }
         }
     }
@@ -175,7 +185,8 @@ fn ranges() -> String {
         for write in TPS.into_iter().filter(|tp| *tp <= 8 || !split) {
             let at = |of| Placement::tensor_parallel(layout, 0, of);
             let writer = Placement { tp_lcm_size: split.then_some(8), ..at(write) };
-            let cells: Vec<_> = TPS.into_iter().map(|read| cell(&model, &writer, &at(read), role)).collect();
+            let cells: Vec<_> =
+                TPS.into_iter().map(|read| cell(&model, &writer, &at(read), role)).collect();
             let pool = Geometry::new(&model, &at(1))
                 .expect("valid geometry")
                 .pool(role, "kv")
@@ -183,7 +194,8 @@ fn ranges() -> String {
                 .client_name();
             let what = format!("{} {pool}", name.split('+').next().unwrap_or(name));
             let written = if split { format!("tp {write}, lcm 8") } else { format!("tp {write}") };
-            writeln!(out, "| {what} | `{layout}` | {written} | {} |", cells.join(" | ")).expect("a string");
+            writeln!(out, "| {what} | `{layout}` | {written} | {} |", cells.join(" | "))
+                .expect("a string");
         }
     }
     out

@@ -43,8 +43,14 @@ fn same_facts(pool: &Pool, expected: &tensor_model::ModelPool) -> Result<(), Tes
     pool.keys(namespace, hash, &mut keys).expect("names fit");
     prop_assert_eq!(keys.iter().collect::<HashSet<_>>().len(), pool.components.len());
     for (key, (name, shard)) in keys.iter().zip(&expected.components) {
-        prop_assert_eq!((key.namespace(), key.hash(), key.role()), (namespace, hash, expected.role));
-        prop_assert_eq!((key.pool(), key.component(), key.shard()), (&*expected.name, &**name, *shard));
+        prop_assert_eq!(
+            (key.namespace(), key.hash(), key.role()),
+            (namespace, hash, expected.role)
+        );
+        prop_assert_eq!(
+            (key.pool(), key.component(), key.shard()),
+            (&*expected.name, &**name, *shard)
+        );
     }
     Ok(())
 }
@@ -52,7 +58,11 @@ fn same_facts(pool: &Pool, expected: &tensor_model::ModelPool) -> Result<(), Tes
 /// (buffer, offset) of each byte of each (page, component), in order.
 type Bytes = BTreeMap<(u64, usize), Vec<(usize, u64)>>;
 
-fn same_bytes(pool: &Pool, model_pool: &tensor_model::ModelPool, pages: u64) -> Result<(), TestCaseError> {
+fn same_bytes(
+    pool: &Pool,
+    model_pool: &tensor_model::ModelPool,
+    pages: u64,
+) -> Result<(), TestCaseError> {
     let extents = Extents::new(pool, pages).expect("small");
     let mut expected = Bytes::new();
     for (i, buffer) in model_pool.buffers.iter().enumerate() {
@@ -69,16 +79,24 @@ fn same_bytes(pool: &Pool, model_pool: &tensor_model::ModelPool, pages: u64) -> 
         for component in 0..pool.components.len() {
             let chunks: Vec<Chunk> = extents.chunks(page, component).expect("in range").collect();
             prop_assert_eq!(chunks.len() as u64, extents.chunk_count(component));
-            prop_assert_eq!(extents.chunks(page, component).expect("in range").size_hint().0, chunks.len());
-            prop_assert_eq!(chunks.iter().map(|c| c.len).sum::<u64>(), pool.components[component].bytes);
+            prop_assert_eq!(
+                extents.chunks(page, component).expect("in range").size_hint().0,
+                chunks.len()
+            );
+            prop_assert_eq!(
+                chunks.iter().map(|c| c.len).sum::<u64>(),
+                pool.components[component].bytes
+            );
             pool.check_lengths(component, chunks.iter().map(|c| c.len)).expect("the sum is right");
             for pair in chunks.windows(2) {
-                let touch =
-                    pair[0].buffer == pair[1].buffer && pair[0].offset + pair[0].len == pair[1].offset;
+                let touch = pair[0].buffer == pair[1].buffer
+                    && pair[0].offset + pair[0].len == pair[1].offset;
                 prop_assert!(!touch, "neighbours are one chunk: {:?}", pair);
             }
-            let bytes: Vec<_> =
-                chunks.iter().flat_map(|c| (c.offset..c.offset + c.len).map(|at| (c.buffer, at))).collect();
+            let bytes: Vec<_> = chunks
+                .iter()
+                .flat_map(|c| (c.offset..c.offset + c.len).map(|at| (c.buffer, at)))
+                .collect();
             for (buffer, at) in &bytes {
                 prop_assert!(*at < extents.buffer_bytes()[*buffer], "inside the buffer");
                 prop_assert!(seen.insert((*buffer, *at)), "no two components overlap");

@@ -30,11 +30,8 @@ fn heads() -> impl Strategy<Value = Attention> {
 }
 
 fn latent() -> impl Strategy<Value = Attention> {
-    let parts = (1..4u32, 0..3u32, dtype()).prop_map(|(lora_rank, rope_dim, dtype)| LatentRow::Parts {
-        lora_rank,
-        rope_dim,
-        dtype,
-    });
+    let parts = (1..4u32, 0..3u32, dtype())
+        .prop_map(|(lora_rank, rope_dim, dtype)| LatentRow::Parts { lora_rank, rope_dim, dtype });
     let row = prop_oneof![parts, (1..5u32).prop_map(|bytes| LatentRow::Packed { bytes })];
     (layers(), row).prop_map(|(layers, row)| Attention::Latent(LatentAttention { layers, row }))
 }
@@ -48,7 +45,8 @@ fn indexer() -> impl Strategy<Value = Indexer> {
 }
 
 fn window() -> impl Strategy<Value = Window> {
-    (prop_oneof![heads(), latent()], 1..20u32).prop_map(|(attention, tokens)| Window { attention, tokens })
+    (prop_oneof![heads(), latent()], 1..20u32)
+        .prop_map(|(attention, tokens)| Window { attention, tokens })
 }
 
 fn linear() -> impl Strategy<Value = LinearState> {
@@ -61,7 +59,11 @@ fn linear() -> impl Strategy<Value = LinearState> {
 }
 
 fn draft() -> impl Strategy<Value = Draft> {
-    (prop_oneof![heads(), latent()], option::weighted(0.3, indexer()), option::weighted(0.3, window()))
+    (
+        prop_oneof![heads(), latent()],
+        option::weighted(0.3, indexer()),
+        option::weighted(0.3, window()),
+    )
         .prop_map(|(attention, indexer, window)| Draft { attention, indexer, window })
 }
 
@@ -108,7 +110,17 @@ pub fn model() -> impl Strategy<Value = Model> {
             }
             let packed_mtp_layers = if anchor || draft.is_some() { 0 } else { packed };
             let (name, page_tokens) = ("random".to_owned(), tokens * 2);
-            Model { name, page_tokens, attention, packed_mtp_layers, indexer, linear, window, draft, rows }
+            Model {
+                name,
+                page_tokens,
+                attention,
+                packed_mtp_layers,
+                indexer,
+                linear,
+                window,
+                draft,
+                rows,
+            }
         },
     )
 }
@@ -145,7 +157,10 @@ impl Sizes {
         let dcp = if latent && self.dcp <= self.tp { self.dcp } else { 1 };
         let by_heads = matches!(layout, Layout::PageHead | Layout::PageUnified);
         let fewest = fewest_heads(model);
-        let lcm = self.lcm.map(|lcm| lcm.max(self.tp)).filter(|lcm| by_heads && u32::from(*lcm) <= fewest);
+        let lcm = self
+            .lcm
+            .map(|lcm| lcm.max(self.tp))
+            .filter(|lcm| by_heads && u32::from(*lcm) <= fewest);
         let tp = self.rank % self.tp;
         Placement {
             layout,

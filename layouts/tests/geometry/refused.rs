@@ -30,7 +30,8 @@ fn with_heads(change: impl FnOnce(&mut HeadAttention)) -> Model {
 
 #[test]
 fn inconsistent_model_is_refused_by_field() {
-    let draft = |model: &Model| Draft { attention: model.attention.clone(), indexer: None, window: None };
+    let draft =
+        |model: &Model| Draft { attention: model.attention.clone(), indexer: None, window: None };
     let window = |attention| Some(Window { attention, tokens: 128 });
     let rows = |name: &str| RowPool {
         role: Role::Target,
@@ -49,7 +50,10 @@ fn inconsistent_model_is_refused_by_field() {
         (with_heads(|h| h.kv_heads = 0), "attention.kv_heads must be at least 1 value=0"),
         (with_heads(|h| h.v_dim = 0), "attention.v_dim must be at least 1 value=0"),
         (Model { page_tokens: 0, ..heads() }, "page_tokens must be at least 1 value=0"),
-        (Model { window: window(none), ..heads() }, "window.attention.layers must be at least 1 value=0"),
+        (
+            Model { window: window(none), ..heads() },
+            "window.attention.layers must be at least 1 value=0",
+        ),
         (
             Model { window: window(Attention::Anchor), ..heads() },
             "window.attention of a window must have bytes",
@@ -63,7 +67,10 @@ fn inconsistent_model_is_refused_by_field() {
             "attention has no bytes and needs another pool with hit policy AllPages",
         ),
         (
-            Model { indexer: Some(Indexer { layers: Some(62), key_bytes: 128, scale_bytes: 4 }), ..latent() },
+            Model {
+                indexer: Some(Indexer { layers: Some(62), key_bytes: 128, scale_bytes: 4 }),
+                ..latent()
+            },
             "indexer.layers must not be above the layers of its attention value=62",
         ),
         (
@@ -82,7 +89,10 @@ fn inconsistent_model_is_refused_by_field() {
             "linear.conv must not be empty if temporal has no elements",
         ),
         (
-            Model { draft: Some(Draft { attention: Attention::Anchor, ..draft(&heads()) }), ..heads() },
+            Model {
+                draft: Some(Draft { attention: Attention::Anchor, ..draft(&heads()) }),
+                ..heads()
+            },
             "draft must have attention, indexer or window",
         ),
         (
@@ -99,7 +109,10 @@ fn inconsistent_model_is_refused_by_field() {
             "rows[0].rows must be at least 1 value=0",
         ),
         (
-            Model { rows: vec![RowPool { hit: HitPolicy::TrailingPages(0), ..rows("x") }], ..heads() },
+            Model {
+                rows: vec![RowPool { hit: HitPolicy::TrailingPages(0), ..rows("x") }],
+                ..heads()
+            },
             "rows[0].hit must be at least 1 value=0",
         ),
     ];
@@ -127,7 +140,11 @@ fn placement_that_does_not_fit_model_is_refused() {
         (latent(), pp(2), "attention.layers must be a multiple of the pp size 2 value=61"),
         (heads(), dcp(tp(0, 2), 0, 2), "placement.dcp above 1 needs MLA attention value=0of2"),
         (latent(), dcp(tp(0, 3), 0, 2), "placement.dcp size must divide the tp size value=0of2"),
-        (latent(), dcp(tp(1, 4), 0, 2), "placement.dcp rank must be the tp rank modulo its size value=0of2"),
+        (
+            latent(),
+            dcp(tp(1, 4), 0, 2),
+            "placement.dcp rank must be the tp rank modulo its size value=0of2",
+        ),
         (latent(), dcp(tp(0, 3), 0, 3), "page_tokens must be a multiple of the dcp size value=64"),
         (
             presets::model("qwen3-next").expect("a preset"),
@@ -147,14 +164,26 @@ fn head_split_that_does_not_divide_is_refused() {
         tp_lcm_size: Some(lcm),
         ..Placement::tensor_parallel(Layout::PageHead, rank, of)
     };
-    let finer =
-        "attention.kv_heads must be a multiple of tp_lcm_size 16: no head group is finer than a head value=8";
+    let finer = "attention.kv_heads must be a multiple of tp_lcm_size 16: no head group is finer than a head value=8";
     let with_draft = presets::model("llama-3-8b+llama-3-8b-eagle3").expect("a preset");
-    let few = Draft { attention: with_heads(|h| h.kv_heads = 4).attention, indexer: None, window: None };
+    let few =
+        Draft { attention: with_heads(|h| h.kv_heads = 4).attention, indexer: None, window: None };
     let cases = [
-        (heads(), split(0, 4, 6), "placement.tp_lcm_size must be a multiple of the tp size 4 value=6"),
-        (heads(), split(0, 4, 2), "placement.tp_lcm_size must be a multiple of the tp size 4 value=2"),
-        (heads(), split(0, 4, 0), "placement.tp_lcm_size must be a multiple of the tp size 4 value=0"),
+        (
+            heads(),
+            split(0, 4, 6),
+            "placement.tp_lcm_size must be a multiple of the tp size 4 value=6",
+        ),
+        (
+            heads(),
+            split(0, 4, 2),
+            "placement.tp_lcm_size must be a multiple of the tp size 4 value=2",
+        ),
+        (
+            heads(),
+            split(0, 4, 0),
+            "placement.tp_lcm_size must be a multiple of the tp size 4 value=0",
+        ),
         (heads(), split(0, 4, 16), finer),
         (
             heads(),
@@ -192,18 +221,34 @@ fn layout_that_cannot_hold_pool_is_refused() {
     draft.name = "a draft of another class than its target".into();
     let cases = [
         (latent(), Layout::PageHead, "pool=kv class=MLA: page_head holds only MHA"),
-        (heads(), Layout::PageFirstKvSplit, "pool=kv class=MHA: page_first_kv_split holds only MLA"),
+        (
+            heads(),
+            Layout::PageFirstKvSplit,
+            "pool=kv class=MHA: page_first_kv_split holds only MLA",
+        ),
         (
             asymmetric.clone(),
             Layout::PageHead,
             "pool=kv class=MHA with k_dim != v_dim: must be page_first or page_first_direct",
         ),
         (asymmetric, Layout::LayerFirst, "must be page_first or page_first_direct"),
-        (linear.clone(), Layout::LayerFirst, "pool=mamba class=linear-attention state: must be page_first"),
+        (
+            linear.clone(),
+            Layout::LayerFirst,
+            "pool=mamba class=linear-attention state: must be page_first",
+        ),
         (linear, Layout::PageHead, "pool=mamba class=linear-attention state: must be page_first"),
-        (indexed, Layout::PageUnified, "pool=indexer class=indexer: must be layer_first, page_first"),
+        (
+            indexed,
+            Layout::PageUnified,
+            "pool=indexer class=indexer: must be layer_first, page_first",
+        ),
         (draft.clone(), Layout::PageHead, "pool=kv class=MLA: page_head holds only MHA"),
-        (draft, Layout::PageFirstKvSplit, "pool=draft class=MHA: page_first_kv_split holds only MLA"),
+        (
+            draft,
+            Layout::PageFirstKvSplit,
+            "pool=draft class=MHA: page_first_kv_split holds only MLA",
+        ),
     ];
     for (model, layout, rule) in cases {
         let error = refusal(&model, &Placement::single(layout));
@@ -246,11 +291,17 @@ fn page_or_component_out_of_range_is_refused() {
     let extents = Extents::new(pool, 10).expect("fits");
     for page in [10, 11, u64::MAX / 2, u64::MAX] {
         let error = extents.chunks(page, 0).expect_err("not there").to_string();
-        assert_eq!(error, format!("page must be below the pool's pages pool=kv page={page} pages=10"));
+        assert_eq!(
+            error,
+            format!("page must be below the pool's pages pool=kv page={page} pages=10")
+        );
     }
     assert!(extents.chunks(9, 1).is_ok());
     let error = extents.chunks(9, 2).expect_err("not there").to_string();
-    assert_eq!(error, "component must be below the pool's components pool=kv component=2 components=2");
+    assert_eq!(
+        error,
+        "component must be below the pool's components pool=kv component=2 components=2"
+    );
     assert_eq!(
         extents.page_of_slot(65).expect_err("inside a page").to_string(),
         "slot must be a multiple of the slots of a page pool=kv slot=65 slots_per_page=64"
@@ -265,7 +316,8 @@ fn pointer_list_of_wrong_length_is_refused() {
     let geometry = Geometry::new(&heads(), &page_first()).expect("valid geometry");
     let pool = &geometry.pools[0];
     assert_eq!(pool.check_lengths(1, [4_194_000, 304]), Ok(()));
-    let cases = [(vec![4_194_304, 1], 4_194_305), (vec![], 0), (vec![u64::MAX, 4_194_305], u64::MAX)];
+    let cases =
+        [(vec![4_194_304, 1], 4_194_305), (vec![], 0), (vec![u64::MAX, 4_194_305], u64::MAX)];
     for (list, sum) in cases {
         let error = pool.check_lengths(1, list).expect_err("another length").to_string();
         let expected = format!("pool=kv component=v list_bytes={sum} component_bytes=4194304");
@@ -290,10 +342,15 @@ fn sizes_beyond_64_bits_are_refused() {
     assert_eq!(refusal(&absurd, &page_first()), "size does not fit 64 bits pool=kv what=page");
     let row = LatentRow::Parts { lora_rank: max, rope_dim: max, dtype: Dtype::Single };
     let attention = Attention::Latent(LatentAttention { layers: max, row });
-    assert!(refusal(&Model { attention, ..heads() }, &page_first()).contains("size does not fit 64 bits"));
+    assert!(
+        refusal(&Model { attention, ..heads() }, &page_first())
+            .contains("size does not fit 64 bits")
+    );
     let shape = StateShape { dims: vec![max; 3], dtype: Dtype::Half };
     let linear = LinearState { layers: 1, temporal: shape, conv: vec![] };
-    assert!(refusal(&Model { linear: Some(linear), ..heads() }, &page_first()).contains("pool=mamba"));
+    assert!(
+        refusal(&Model { linear: Some(linear), ..heads() }, &page_first()).contains("pool=mamba")
+    );
     let rows = RowPool {
         role: Role::Target,
         name: "x".into(),
@@ -307,13 +364,15 @@ fn sizes_beyond_64_bits_are_refused() {
     assert!(refusal(&Model { rows: vec![rows], ..heads() }, &page_first()).contains("pool=x"));
 
     let geometry = Geometry::new(&heads(), &page_first()).expect("valid geometry");
-    let error = Extents::new(&geometry.pools[0], u64::MAX / 1000).expect_err("no such pool").to_string();
+    let error =
+        Extents::new(&geometry.pools[0], u64::MAX / 1000).expect_err("no such pool").to_string();
     assert_eq!(error, "size does not fit 64 bits pool=kv what=buffer");
 
     let wide = with_heads(|h| (h.layers, h.kv_heads) = (1 << 20, 2));
     let at = |rank, of| Placement::tensor_parallel(Layout::PageFirst, rank, of);
-    let error =
-        reshard::plan(&wide, &at(0, 2), &at(0, 1), Role::Target, "kv").expect_err("too many").to_string();
+    let error = reshard::plan(&wide, &at(0, 2), &at(0, 1), Role::Target, "kv")
+        .expect_err("too many")
+        .to_string();
     assert_eq!(error, "too many ranges, at most 16777216 are allowed pool=kv");
 }
 
@@ -329,6 +388,9 @@ fn unknown_preset_is_refused() {
         "llama-3-8b+packed-mtp+packed-mtp",
     ] {
         let error = presets::model(name).expect_err("no such preset").to_string();
-        assert!(error.contains(&format!("preset={name:?}")) && error.contains("qwen3-next"), "{error}");
+        assert!(
+            error.contains(&format!("preset={name:?}")) && error.contains("qwen3-next"),
+            "{error}"
+        );
     }
 }

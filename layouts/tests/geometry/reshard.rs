@@ -22,7 +22,8 @@ type Stored = HashMap<(String, Shard), Vec<u8>>;
 /// A rank's buffers, filled with the bytes that the tensor model has at each place.
 fn filled(pool: &ModelPool) -> Vec<Vec<u8>> {
     let fill = |buffer: &super::tensor_model::ModelBuffer| {
-        let bytes = |e: super::tensor_model::Element| (0..buffer.bytes_each).map(move |i| e.place.byte(i));
+        let bytes =
+            |e: super::tensor_model::Element| (0..buffer.bytes_each).map(move |i| e.place.byte(i));
         buffer.elements(PAGES).into_iter().flat_map(bytes).collect()
     };
     pool.buffers.iter().map(fill).collect()
@@ -31,7 +32,9 @@ fn filled(pool: &ModelPool) -> Vec<Vec<u8>> {
 /// The object of a component, gathered from the buffers.
 fn gather(extents: &Extents, page: u64, component: usize, buffers: &[Vec<u8>]) -> Vec<u8> {
     let chunks = extents.chunks(page, component).expect("in range");
-    chunks.flat_map(|c| buffers[c.buffer][c.offset as usize..(c.offset + c.len) as usize].to_vec()).collect()
+    chunks
+        .flat_map(|c| buffers[c.buffer][c.offset as usize..(c.offset + c.len) as usize].to_vec())
+        .collect()
 }
 
 /// The objects of one page of a pool that all ranks of a writer store. The first writer of an
@@ -51,8 +54,10 @@ fn store(model: &Model, writer: &Placement, role: Role, name: &str, page: u64) -
             if !pool.writes {
                 continue;
             }
-            let expected =
-                pools(model, &rank).into_iter().find(|p| p.role == role && p.name == name).expect("the pool");
+            let expected = pools(model, &rank)
+                .into_iter()
+                .find(|p| p.role == role && p.name == name)
+                .expect("the pool");
             let (extents, buffers) = (Extents::new(pool, PAGES).expect("small"), filled(&expected));
             for (i, component) in pool.components.iter().enumerate() {
                 let object = gather(&extents, page, i, &buffers);
@@ -77,7 +82,8 @@ fn assemble(plan: &Plan, bytes: u64, stored: &Stored) -> Vec<u8> {
             }
         }
         for pair in source.moves.windows(2) {
-            let touch = pair[0].to + pair[0].len == pair[1].to && pair[0].from + pair[0].len == pair[1].from;
+            let touch = pair[0].to + pair[0].len == pair[1].to
+                && pair[0].from + pair[0].len == pair[1].from;
             assert!(!touch, "neighbours are one range");
         }
     }
@@ -86,14 +92,22 @@ fn assemble(plan: &Plan, bytes: u64, stored: &Stored) -> Vec<u8> {
 
 /// Write a page at one placement, read it at another, and check the reader's buffers against the
 /// tensor model.
-fn resharded(model: &Model, writer: &Placement, reader: &Placement, page: u64, role: Role, name: &str) {
+fn resharded(
+    model: &Model,
+    writer: &Placement,
+    reader: &Placement,
+    page: u64,
+    role: Role,
+    name: &str,
+) {
     let geometry = Geometry::new(model, reader).expect("checked");
     let pool = geometry.pool(role, name).expect("the pool");
     let stored = store(model, writer, role, name, page);
     let plans = plan(model, writer, reader, role, name).expect("a plan");
     assert_eq!(plans.len(), pool.components.len());
     let extents = Extents::new(pool, PAGES).expect("small");
-    let mut buffers: Vec<Vec<u8>> = extents.buffer_bytes().iter().map(|n| vec![0; *n as usize]).collect();
+    let mut buffers: Vec<Vec<u8>> =
+        extents.buffer_bytes().iter().map(|n| vec![0; *n as usize]).collect();
     for (plan, component) in plans.iter().zip(&pool.components) {
         let object = assemble(plan, component.bytes, &stored);
         let mut from = 0;
@@ -103,13 +117,20 @@ fn resharded(model: &Model, writer: &Placement, reader: &Placement, page: u64, r
             from += c.len as usize;
         }
     }
-    let expected =
-        pools(model, reader).into_iter().find(|p| p.role == role && p.name == name).expect("the pool");
+    let expected = pools(model, reader)
+        .into_iter()
+        .find(|p| p.role == role && p.name == name)
+        .expect("the pool");
     for (buffer, bytes) in expected.buffers.iter().zip(&buffers) {
         for element in buffer.elements(PAGES).iter().filter(|e| e.place.page == page) {
             for i in 0..buffer.bytes_each {
                 let found = bytes[(element.offset + i) as usize];
-                assert_eq!(found, element.place.byte(i), "{writer:?} to {reader:?}: {:?}", element.place);
+                assert_eq!(
+                    found,
+                    element.place.byte(i),
+                    "{writer:?} to {reader:?}: {:?}",
+                    element.place
+                );
             }
         }
     }
@@ -181,7 +202,9 @@ fn every_tp_size_reads_pages_of_every_tp_size() {
     for write in [1u16, 2, 4, 8, 16] {
         for read in [1u16, 2, 4, 8, 16] {
             let rank = read - 1;
-            for layout in [Layout::LayerFirst, Layout::PageFirst, Layout::PageFirstDirect, Layout::PageHead] {
+            for layout in
+                [Layout::LayerFirst, Layout::PageFirst, Layout::PageFirstDirect, Layout::PageHead]
+            {
                 let writer = Placement::tensor_parallel(layout, 0, write);
                 let reader = Placement::tensor_parallel(layout, rank, read);
                 resharded(&heads, &writer, &reader, 1, Role::Target, "kv");
@@ -193,7 +216,8 @@ fn every_tp_size_reads_pages_of_every_tp_size() {
                 }
             }
             let at = |rank, of| Placement::tensor_parallel(Layout::PageFirst, rank, of);
-            let plans = plan(&latent, &at(0, write), &at(rank, read), Role::Target, "kv").expect("a plan");
+            let plans =
+                plan(&latent, &at(0, write), &at(rank, read), Role::Target, "kv").expect("a plan");
             let [Plan { sources, .. }] = &plans[..] else { panic!("one component") };
             let [source] = &sources[..] else { panic!("one object") };
             assert_eq!(source.shard, Shard::Whole);
@@ -248,7 +272,10 @@ fn reshard_has_one_range_per_object_by_heads_else_one_per_row() {
         let up = plan(&model, &at(0, 8), &at(0, 1), Role::Target, "kv").expect("a plan");
         assert_eq!(up[0].sources.len(), 8);
         assert!(up[0].sources.iter().all(|s| s.moves.len() == gathered), "{layout}");
-        assert!(up[0].sources.iter().all(|s| (s.taken(), s.span()) == (s.bytes, 0..s.bytes)), "{layout}");
+        assert!(
+            up[0].sources.iter().all(|s| (s.taken(), s.span()) == (s.bytes, 0..s.bytes)),
+            "{layout}"
+        );
         let down = plan(&model, &at(0, 1), &at(3, 8), Role::Target, "kv").expect("a plan");
         assert_eq!((down[0].sources.len(), down[0].sources[0].moves.len()), (1, cut), "{layout}");
         assert_eq!(down[0].sources[0].taken() * 8, down[0].sources[0].bytes);
@@ -264,8 +291,13 @@ fn state_of_other_tp_size_is_refused() {
     let model = presets::model("qwen3-next").expect("a preset");
     let at = |of| Placement::tensor_parallel(Layout::PageFirst, 0, of);
     assert!(plan(&model, &at(2), &at(2), Role::Target, "mamba").is_ok());
-    let error = plan(&model, &at(4), &at(2), Role::Target, "mamba").expect_err("other channels").to_string();
-    assert!(error.contains("pool=mamba component=temporal need_bytes=37748736 found_bytes=0"), "{error}");
+    let error = plan(&model, &at(4), &at(2), Role::Target, "mamba")
+        .expect_err("other channels")
+        .to_string();
+    assert!(
+        error.contains("pool=mamba component=temporal need_bytes=37748736 found_bytes=0"),
+        "{error}"
+    );
     let error = plan(&model, &at(1), &at(1), Role::Draft, "kv").expect_err("no draft").to_string();
     assert!(error.contains("no such pool pool=d:kv"), "{error}");
 }
@@ -278,7 +310,8 @@ fn other_decode_context_size_is_refused() {
         ..Placement::tensor_parallel(Layout::PageFirst, 0, 4)
     };
     assert!(plan(&model, &at(2), &at(2), Role::Target, "kv").is_ok());
-    let error = plan(&model, &at(2), &at(4), Role::Target, "kv").expect_err("other tokens").to_string();
+    let error =
+        plan(&model, &at(2), &at(4), Role::Target, "kv").expect_err("other tokens").to_string();
     assert!(error.contains("found_bytes=0"), "{error}");
     // A draft with heads has complete pages on every rank.
     let model = presets::model("deepseek-v3+llama-3-8b-eagle3").expect("a preset");
@@ -294,8 +327,9 @@ fn other_decode_context_size_is_refused() {
 fn split_rows_without_index_keys_are_refused() {
     let model = presets::model("deepseek-v3.2").expect("a preset");
     let (writer, reader) = (Layout::PageFirst, Layout::PageFirstKvSplit);
-    let error = plan(&model, &Placement::single(writer), &Placement::single(reader), Role::Target, "kv")
-        .expect_err("no index keys")
-        .to_string();
+    let error =
+        plan(&model, &Placement::single(writer), &Placement::single(reader), Role::Target, "kv")
+            .expect_err("no index keys")
+            .to_string();
     assert!(error.contains("component=k need_bytes=3076352 found_bytes=2561024"), "{error}");
 }

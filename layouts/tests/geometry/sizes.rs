@@ -38,15 +38,25 @@ const ROWS: [Row; 14] = [
     row(("deepseek-v3.2", 8, "kv"), &[("k", 2_561_024)], (2.44, 2.44), false),
     row(("deepseek-v3.2", 8, "indexer"), &[("data", 515_328)], (0.49, 0.49), false),
     row(("qwen3-next", 1, "kv"), &[("k", 786_432), ("v", 786_432)], (1.5, 1.5), true),
-    row(("qwen3-next", 1, "mamba"), &[("temporal", 75_497_472), ("conv_0", 1_769_472)], (73.7, 73.7), true),
-    row(("qwen3-next", 4, "mamba"), &[("temporal", 18_874_368), ("conv_0", 442_368)], (18.4, 73.7), true),
+    row(
+        ("qwen3-next", 1, "mamba"),
+        &[("temporal", 75_497_472), ("conv_0", 1_769_472)],
+        (73.7, 73.7),
+        true,
+    ),
+    row(
+        ("qwen3-next", 4, "mamba"),
+        &[("temporal", 18_874_368), ("conv_0", 442_368)],
+        (18.4, 73.7),
+        true,
+    ),
     // Not in the table: 12 layers of 8 heads of 64 elements in bf16.
     row(("gpt-oss-20b", 1, "swa"), &[("k", 786_432), ("v", 786_432)], (1.5, 1.5), true),
 ];
 
 fn pool(model: &Model, layout: Layout, rank: u16, of: u16, name: &str) -> Pool {
-    let geometry =
-        Geometry::new(model, &Placement::tensor_parallel(layout, rank, of)).expect("valid geometry");
+    let geometry = Geometry::new(model, &Placement::tensor_parallel(layout, rank, of))
+        .expect("valid geometry");
     geometry.pool(Role::Target, name).expect("the pool").clone()
 }
 
@@ -54,11 +64,13 @@ fn pool(model: &Model, layout: Layout, rank: u16, of: u16, name: &str) -> Pool {
 fn preset_sizes_equal_client_table() {
     for row in &ROWS {
         let model = presets::model(row.preset).expect("a preset");
-        let ranks: Vec<Pool> =
-            (0..row.tp).map(|rank| pool(&model, Layout::PageFirst, rank, row.tp, row.pool)).collect();
+        let ranks: Vec<Pool> = (0..row.tp)
+            .map(|rank| pool(&model, Layout::PageFirst, rank, row.tp, row.pool))
+            .collect();
         let what = format!("{} tp={} {}", row.preset, row.tp, row.pool);
         for rank in &ranks {
-            let found: Vec<_> = rank.components.iter().map(|c| (c.name.as_str(), c.bytes)).collect();
+            let found: Vec<_> =
+                rank.components.iter().map(|c| (c.name.as_str(), c.bytes)).collect();
             assert_eq!(found, row.components, "{what}");
             let aligned = rank.components.iter().all(|c| c.bytes.is_multiple_of(4096));
             assert_eq!(aligned, row.aligned, "{what}");
@@ -72,7 +84,9 @@ fn preset_sizes_equal_client_table() {
 
 #[test]
 fn unaligned_component_sizes_have_expected_remainders() {
-    let of = |name| pool(&presets::model("deepseek-v3.2").expect("a preset"), Layout::PageFirst, 0, 1, name);
+    let of = |name| {
+        pool(&presets::model("deepseek-v3.2").expect("a preset"), Layout::PageFirst, 0, 1, name)
+    };
     assert_eq!((of("kv").page_bytes() % 4096, of("indexer").page_bytes() % 4096), (1024, 3328));
     assert_eq!((4_497_408 / 4096, 18_874_368 / 4096, 442_368 / 4096), (1098, 4608, 108));
 }
@@ -100,10 +114,13 @@ fn fp8_heads_have_half_of_bf16_bytes() {
 fn compressed_pools_are_padded_per_layer() {
     let model = presets::deepseek_v4(DeepSeekV4Layers { window: 43, c4: 21, c128: 20 }, 128);
     for layout in [Layout::LayerFirst, Layout::PageFirst] {
-        let geometry =
-            Geometry::new(&model, &Placement::tensor_parallel(layout, 3, 8)).expect("valid geometry");
-        let facts: Vec<_> =
-            geometry.pools.iter().map(|p| (p.name.as_str(), p.page_bytes(), p.hit, p.writes)).collect();
+        let geometry = Geometry::new(&model, &Placement::tensor_parallel(layout, 3, 8))
+            .expect("valid geometry");
+        let facts: Vec<_> = geometry
+            .pools
+            .iter()
+            .map(|p| (p.name.as_str(), p.page_bytes(), p.hit, p.writes))
+            .collect();
         let (all, last) = (HitPolicy::AllPages, HitPolicy::TrailingPages(1));
         assert_eq!(
             facts,
@@ -117,9 +134,13 @@ fn compressed_pools_are_padded_per_layer() {
         );
         assert!(geometry.pools[0].components.is_empty() && geometry.pools[0].buffers.is_empty());
         let extents = Extents::new(&geometry.pools[4], 10).expect("fits");
-        let chunks: Vec<_> = extents.chunks(3, 0).expect("in range").map(|c| (c.offset, c.len)).collect();
+        let chunks: Vec<_> =
+            extents.chunks(3, 0).expect("in range").map(|c| (c.offset, c.len)).collect();
         let scattered: Vec<_> = (0..20).map(|layer| ((layer * 10 + 3) * 1_728, 1_728)).collect();
-        assert_eq!(chunks, if layout == Layout::LayerFirst { scattered } else { vec![(3 * 34_560, 34_560)] });
+        assert_eq!(
+            chunks,
+            if layout == Layout::LayerFirst { scattered } else { vec![(3 * 34_560, 34_560)] }
+        );
     }
 }
 
@@ -130,8 +151,8 @@ fn every_preset_with_every_draft_has_geometry() {
         assert!(Geometry::new(&model, &Placement::single(Layout::PageFirst)).is_ok(), "{name}");
         for draft in presets::DRAFTS {
             let both = presets::model(&format!("{name}+{draft}")).expect("a preset with a draft");
-            let geometry =
-                Geometry::new(&both, &Placement::single(Layout::PageFirst)).expect("valid geometry");
+            let geometry = Geometry::new(&both, &Placement::single(Layout::PageFirst))
+                .expect("valid geometry");
             let drafts = geometry.pools.iter().filter(|p| p.role == Role::Draft).count();
             assert_eq!(
                 drafts,

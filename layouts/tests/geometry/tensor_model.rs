@@ -26,9 +26,9 @@ impl Place {
     pub fn byte(&self, i: u64) -> u8 {
         let text = self.what.bytes().fold(7u64, |h, b| h.wrapping_mul(31).wrapping_add(b.into()));
         let numbers = [self.page, self.kv, self.layer, self.token, self.head, self.element, i];
-        let mixed = numbers
-            .into_iter()
-            .fold(text, |h, n| (h ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29).wrapping_add(n));
+        let mixed = numbers.into_iter().fold(text, |h, n| {
+            (h ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29).wrapping_add(n)
+        });
         (mixed >> 32) as u8
     }
 }
@@ -170,17 +170,29 @@ pub fn pools(model: &Model, p: &Placement) -> Vec<ModelPool> {
         all.push(state(linear, p));
     }
     if let Some(w) = &model.window {
-        let kind = Kind { name: "swa", hit: window_pages(w), tokens, packed: 0, divided: false, ..target };
+        let kind =
+            Kind { name: "swa", hit: window_pages(w), tokens, packed: 0, divided: false, ..target };
         all.push(attention(&w.attention, None, kind, p));
     }
     all.extend(model.rows.iter().filter(|r| r.role == Role::Target).map(|r| rows(r, p)));
     if let Some(draft) = model.draft.as_ref().filter(|_| last) {
         let divided = divides(&draft.attention);
         let tokens_there = if divided { mine } else { tokens };
-        let kind =
-            Kind { role: Role::Draft, packed: 0, staged: false, divided, tokens: tokens_there, ..target };
+        let kind = Kind {
+            role: Role::Draft,
+            packed: 0,
+            staged: false,
+            divided,
+            tokens: tokens_there,
+            ..target
+        };
         if draft.attention != Attention::Anchor {
-            all.push(attention(&draft.attention, draft.indexer.as_ref().filter(|_| split), kind, p));
+            all.push(attention(
+                &draft.attention,
+                draft.indexer.as_ref().filter(|_| split),
+                kind,
+                p,
+            ));
         }
         if let Some(indexer) = draft.indexer.as_ref().filter(|_| !split) {
             all.push(packed_indexer(&draft.attention, indexer, kind, p));
@@ -275,7 +287,13 @@ fn heads(pool: &mut ModelPool, h: &HeadAttention, kind: Kind, p: &Placement) {
     }
     let bytes_each = h.dtype.bytes().into();
     let mut buffer = |shape, counts, components| {
-        pool.buffers.push(ModelBuffer { shape, bytes_each, what: "heads".into(), counts, components });
+        pool.buffers.push(ModelBuffer {
+            shape,
+            bytes_each,
+            what: "heads".into(),
+            counts,
+            components,
+        });
     };
     if h.k_dim != h.v_dim {
         let shape = if p.layout == Layout::PageFirst { "SLHD" } else { "GLPHD" };
@@ -294,7 +312,13 @@ fn heads(pool: &mut ModelPool, h: &HeadAttention, kind: Kind, p: &Placement) {
     buffer(shape, counts, if unified { [0, 0] } else { [0, 1] });
 }
 
-fn latent(pool: &mut ModelPool, l: &LatentAttention, beside: Option<&Indexer>, kind: Kind, p: &Placement) {
+fn latent(
+    pool: &mut ModelPool,
+    l: &LatentAttention,
+    beside: Option<&Indexer>,
+    kind: Kind,
+    p: &Placement,
+) {
     pool.writes = p.tp.rank == p.dcp.rank;
     pool.components = vec![(if kind.name == "kv" { "k" } else { "data" }.into(), shared(p))];
     let shape = match p.layout {
@@ -312,7 +336,13 @@ fn latent(pool: &mut ModelPool, l: &LatentAttention, beside: Option<&Indexer>, k
             element_from,
             ..Counts::default()
         };
-        pool.buffers.push(ModelBuffer { shape, bytes_each, what: what.into(), counts, components: [0, 0] });
+        pool.buffers.push(ModelBuffer {
+            shape,
+            bytes_each,
+            what: what.into(),
+            counts,
+            components: [0, 0],
+        });
     };
     let latent = format!("latent{}", share(kind, p));
     match (&l.row, p.layout) {
@@ -398,7 +428,14 @@ fn opaque(
     let shape = if p.layout == Layout::LayerFirst { "LGD" } else { "GLD" };
     let counts = Counts { layers, layer_from, elements, ..Counts::default() };
     let buffers = vec![ModelBuffer { shape, bytes_each: 1, what, counts, components: [0, 0] }];
-    ModelPool { role: kind.role, name, hit, writes, components: vec![("data".into(), shard)], buffers }
+    ModelPool {
+        role: kind.role,
+        name,
+        hit,
+        writes,
+        components: vec![("data".into(), shard)],
+        buffers,
+    }
 }
 
 fn state(linear: &LinearState, p: &Placement) -> ModelPool {
@@ -407,13 +444,20 @@ fn state(linear: &LinearState, p: &Placement) -> ModelPool {
     let (mut components, mut buffers) = (Vec::new(), Vec::new());
     let conv = linear.conv.iter().enumerate().map(|(i, shape)| (format!("conv_{i}"), shape));
     for (name, shape) in [("temporal".to_owned(), &linear.temporal)].into_iter().chain(conv) {
-        let elements = shape.dims.iter().map(|d| u64::from(*d)).product::<u64>() / u64::from(p.tp.of);
+        let elements =
+            shape.dims.iter().map(|d| u64::from(*d)).product::<u64>() / u64::from(p.tp.of);
         if elements > 0 {
             let counts = Counts { layers: each, layer_from, elements, ..Counts::default() };
             let what = format!("{name} of rank {}", p.tp.rank);
             let bytes_each = shape.dtype.bytes().into();
             let at = components.len();
-            buffers.push(ModelBuffer { shape: "GLD", bytes_each, what, counts, components: [at, at] });
+            buffers.push(ModelBuffer {
+                shape: "GLD",
+                bytes_each,
+                what,
+                counts,
+                components: [at, at],
+            });
             components.push((name, own(p)));
         }
     }

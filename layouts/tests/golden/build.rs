@@ -52,7 +52,10 @@ pub(crate) fn files() -> Vec<File> {
 /// The base group: the target's `k` and `v` and the draft's `k`.
 pub(crate) fn group() -> (RecordFacts, Vec<Object>) {
     let (facts, objects) = group_of_three(GROUP_AT);
-    (RecordFacts { generation: GENERATION, sequence: Sequence(41), group: GroupId(41), ..facts }, objects)
+    (
+        RecordFacts { generation: GENERATION, sequence: Sequence(41), group: GroupId(41), ..facts },
+        objects,
+    )
 }
 
 /// An object of four blocks that reclaim re-appended.
@@ -65,7 +68,10 @@ pub(crate) fn object() -> (RecordFacts, Vec<Object>) {
         moved: true,
         ..facts(identity(SEGMENT, 2), OBJECT_AT)
     };
-    (facts, vec![Object { key: key(2, Role::Target, "mamba", "temporal"), bytes: bytes(20, 100_000) }])
+    (
+        facts,
+        vec![Object { key: key(2, Role::Target, "mamba", "temporal"), bytes: bytes(20, 100_000) }],
+    )
 }
 
 /// The name of the base group that [`attached`] belongs to, by its target's `v`.
@@ -84,7 +90,8 @@ pub(crate) fn attached() -> (RecordFacts, Vec<Object>) {
         base_group: GroupId(base_group()),
         ..facts(identity(SEGMENT, 2), DATA_END)
     };
-    let object = |part, len| Object { key: key(1, Role::Target, "mamba", part), bytes: bytes(50, len) };
+    let object =
+        |part, len| Object { key: key(1, Role::Target, "mamba", part), bytes: bytes(50, len) };
     (facts, vec![object("temporal", 5000), object("conv_0", 70)])
 }
 
@@ -126,7 +133,10 @@ fn left_behind() -> [(RecordFacts, Vec<Object>); 2] {
     };
     let object = Object { key: key(4, Role::Target, "kv", "k"), bytes: bytes(40, 3000) };
     let gone = Object { key: key(5, Role::Target, "kv", "k"), bytes: vec![] };
-    [(earlier(0), vec![object]), (RecordFacts { kind: RecordKind::Tombstones, ..earlier(1) }, vec![gone])]
+    [
+        (earlier(0), vec![object]),
+        (RecordFacts { kind: RecordKind::Tombstones, ..earlier(1) }, vec![gone]),
+    ]
 }
 
 /// The facts of the footer.
@@ -144,7 +154,8 @@ pub(crate) fn footer_facts() -> FooterFacts {
 /// first one, footer.
 fn segment() -> Vec<u8> {
     let mut image = vec![0; SEGMENT_BYTES as usize];
-    let mut put = |at: u64, bytes: &[u8]| image[at as usize..][..bytes.len()].copy_from_slice(bytes);
+    let mut put =
+        |at: u64, bytes: &[u8]| image[at as usize..][..bytes.len()].copy_from_slice(bytes);
     for (facts, objects) in &left_behind() {
         put(facts.offset, &record(facts, objects));
     }
@@ -246,7 +257,14 @@ fn checkpoint() -> Vec<u8> {
     ];
     for (index, (kind, items)) in parts.iter().enumerate() {
         let mut chunk = vec![0; CHUNK_BYTES];
-        assert!(checkpoint::encode_chunk(&mut chunk, *kind, STORE, facts.serial, index as u64, items));
+        assert!(checkpoint::encode_chunk(
+            &mut chunk,
+            *kind,
+            STORE,
+            facts.serial,
+            index as u64,
+            items
+        ));
         assert!(chunk[CHUNK_KEPT..].iter().all(|b| *b == 0), "nothing is cut off");
         out.extend_from_slice(&chunk[..CHUNK_KEPT]);
     }
@@ -260,7 +278,12 @@ pub(crate) fn keys() -> Vec<ObjectKey> {
         Shard::Whole,
         Shard::tensor_parallel(0, 1).expect("rank below of"),
         Shard::tensor_parallel(3, 8).expect("rank below of"),
-        Shard::Rank { tp: Slice::ALL, pp: slice(1, 2), cp: slice(0, 4), dcp: slice(65_534, 65_535) },
+        Shard::Rank {
+            tp: Slice::ALL,
+            pp: slice(1, 2),
+            cp: slice(0, 4),
+            dcp: slice(65_534, 65_535),
+        },
         Shard::Heads { group: slice(2, 8), layer_from: 0, layer_to: 61 },
     ];
     let of = |(i, shard): (usize, Shard), role, pool: &str, component: &str| {
@@ -268,6 +291,7 @@ pub(crate) fn keys() -> Vec<ObjectKey> {
         ObjectKey::new(NAMESPACE, hash, role, pool, component, shard).expect("valid names")
     };
     let target = shards.into_iter().enumerate().map(|s| of(s, Role::Target, "kv", "k"));
-    let draft = shards.into_iter().enumerate().map(|s| of(s, Role::Draft, "sliding-window.1_K", "v"));
+    let draft =
+        shards.into_iter().enumerate().map(|s| of(s, Role::Draft, "sliding-window.1_K", "v"));
     target.chain(draft).collect()
 }

@@ -33,7 +33,8 @@ fn sealed(
     edits: &[(Index, bool, u8)],
 ) -> Vec<u8> {
     for (at, in_fields, value) in edits {
-        let at = if *in_fields { fields.start + at.index(fields.len()) } else { at.index(bytes.len()) };
+        let at =
+            if *in_fields { fields.start + at.index(fields.len()) } else { at.index(bytes.len()) };
         bytes[at] = *value;
     }
     let sum = checksum_around(&bytes, sum_at).expect("a hole inside");

@@ -59,7 +59,9 @@ fn apply(m: &mut Manifest, change: &Change) -> Option<u32> {
             let id = SegmentId(at.index(segments) as u32);
             m.set_segment(id, Incarnation(*incarnation), SegmentOrder(*order))
         }
-        Change::Namespace(n, generation) => m.set_generation(NamespaceId([*n; 16]), Generation(*generation)),
+        Change::Namespace(n, generation) => {
+            m.set_generation(NamespaceId([*n; 16]), Generation(*generation))
+        }
     }
 }
 

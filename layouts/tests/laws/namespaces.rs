@@ -14,10 +14,22 @@ fn namespace() -> impl Strategy<Value = Namespace> {
     let stage = (0..3u32, 0..3u32).prop_map(|(from, to)| LayerRange { from, to });
     let texts = (text(), text(), text(), text(), text());
     let lists = (prop::collection::vec(stage, 0..3), prop::collection::vec((text(), text()), 0..3));
-    (texts, 0..3u32, 0..3u32, lists).prop_map(|(texts, page_tokens, layout_version, (layer_split, extra))| {
-        let (tenant, model, revision, dtype, layout) = texts;
-        Namespace { tenant, model, revision, dtype, page_tokens, layout, layout_version, layer_split, extra }
-    })
+    (texts, 0..3u32, 0..3u32, lists).prop_map(
+        |(texts, page_tokens, layout_version, (layer_split, extra))| {
+            let (tenant, model, revision, dtype, layout) = texts;
+            Namespace {
+                tenant,
+                model,
+                revision,
+                dtype,
+                page_tokens,
+                layout,
+                layout_version,
+                layer_split,
+                extra,
+            }
+        },
+    )
 }
 
 proptest! {

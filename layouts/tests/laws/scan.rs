@@ -34,7 +34,8 @@ enum Item {
 }
 
 fn item() -> impl Strategy<Value = Item> {
-    let lengths = || prop::collection::vec(prop_oneof![1..9000usize, Just(4096), 60_000..90_000usize], 1..4);
+    let lengths =
+        || prop::collection::vec(prop_oneof![1..9000usize, Just(4096), 60_000..90_000usize], 1..4);
     prop_oneof![
         4 => lengths().prop_map(Item::Intact),
         2 => (lengths(), any::<Index>()).prop_map(|(l, i)| Item::TornPayload(l, i)),
@@ -91,7 +92,8 @@ fn append(image: &mut Vec<u8>, expected: &mut Expected, item: &Item) {
         Item::Earlier(lengths) => image.extend(group(offset, 1, lengths).1),
         Item::Misdirected(lengths) => image.extend(group(offset + ALIGN, 2, lengths).1),
         Item::Tombstones(count) => {
-            let facts = RecordFacts { kind: RecordKind::Tombstones, ..facts(identity(1, 2), offset) };
+            let facts =
+                RecordFacts { kind: RecordKind::Tombstones, ..facts(identity(1, 2), offset) };
             image.extend(record(&facts, &objects(offset, &vec![0; usize::from(*count)])));
             expected.push((offset, true));
         }

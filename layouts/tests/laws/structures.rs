@@ -15,15 +15,20 @@ use super::common::{NAMESPACE, Object, bytes, checksums, record};
 use super::{config, key_in};
 
 fn identity() -> impl Strategy<Value = SegmentIdentity> {
-    (any::<[u8; 16]>(), any::<u32>(), 1..u64::MAX).prop_map(|(store, segment, incarnation)| SegmentIdentity {
-        store: StoreId(store),
-        segment: SegmentId(segment),
-        incarnation: Incarnation(incarnation),
+    (any::<[u8; 16]>(), any::<u32>(), 1..u64::MAX).prop_map(|(store, segment, incarnation)| {
+        SegmentIdentity {
+            store: StoreId(store),
+            segment: SegmentId(segment),
+            incarnation: Incarnation(incarnation),
+        }
     })
 }
 
 /// Consistent facts and objects, at any place of any segment.
-fn record_at(identity: SegmentIdentity, offset: u64) -> impl Strategy<Value = (RecordFacts, Vec<Object>)> {
+fn record_at(
+    identity: SegmentIdentity,
+    offset: u64,
+) -> impl Strategy<Value = (RecordFacts, Vec<Object>)> {
     let length = prop_oneof![1..5000usize, Just(4096), Just(8192), 30_000..70_000usize];
     let objects = prop::collection::vec((key_in(Just(NAMESPACE)), length), 1..=64);
     let numbers = (1..u64::MAX, 1..u64::MAX, any::<u64>(), any::<u64>(), any::<u32>());
@@ -68,14 +73,17 @@ fn record_at(identity: SegmentIdentity, offset: u64) -> impl Strategy<Value = (R
                 let objects = objects.into_iter().enumerate();
                 (
                     facts,
-                    objects.map(|(i, (key, n))| Object { key, bytes: bytes(i as u64, length(n)) }).collect(),
+                    objects
+                        .map(|(i, (key, n))| Object { key, bytes: bytes(i as u64, length(n)) })
+                        .collect(),
                 )
             },
         )
 }
 
 fn any_record() -> impl Strategy<Value = (RecordFacts, Vec<Object>)> {
-    (identity(), 1..u64::from(u16::MAX)).prop_flat_map(|(identity, block)| record_at(identity, block * ALIGN))
+    (identity(), 1..u64::from(u16::MAX))
+        .prop_flat_map(|(identity, block)| record_at(identity, block * ALIGN))
 }
 
 proptest! {

@@ -8,8 +8,8 @@ use pagelith_layouts::wire::auth::{ChallengeBody, ProofBody};
 use pagelith_layouts::wire::greeting::{self, Feature, Greeting, Reason, Refusal};
 use pagelith_layouts::wire::head::{self, HeadFacts};
 use pagelith_layouts::wire::outcome::{
-    Base, CauseTag, ErrorTag, EventItem, Failure, Flushed, Happened, Item, RegionExtent, TierTag, Verdict,
-    ViewItem, Written, digest,
+    Base, CauseTag, ErrorTag, EventItem, Failure, Flushed, Happened, Item, RegionExtent, TierTag,
+    Verdict, ViewItem, Written, digest,
 };
 use pagelith_layouts::wire::pull::{self, PullItem};
 use pagelith_layouts::wire::put::PutBuilder;
@@ -31,7 +31,11 @@ pub(crate) const MAC: [u8; 16] = *b"sixteen mac byte";
 
 /// Keys of one page: the target's `k` and `v`, and the draft's `k`.
 pub(crate) fn keys() -> [ObjectKey; 3] {
-    [key(1, Role::Target, "kv", "k"), key(1, Role::Target, "kv", "v"), key(1, Role::Draft, "kv", "k")]
+    [
+        key(1, Role::Target, "kv", "k"),
+        key(1, Role::Target, "kv", "v"),
+        key(1, Role::Draft, "kv", "k"),
+    ]
 }
 
 /// A control frame's bytes.
@@ -107,9 +111,17 @@ pub(crate) fn items(sums: &[Checksum]) -> Vec<Item<'_>> {
             base: None,
         },
         Verdict::Miss(CauseTag::Absent),
-        Verdict::Failed(Failure { error: ErrorTag::Busy, errno: 11, text: "staging is lent bytes=70000" }),
+        Verdict::Failed(Failure {
+            error: ErrorTag::Busy,
+            errno: 11,
+            text: "staging is lent bytes=70000",
+        }),
     ];
-    keys().iter().zip(verdicts).map(|(key, verdict)| Item { key_hash: key_hash(key), verdict }).collect()
+    keys()
+        .iter()
+        .zip(verdicts)
+        .map(|(key, verdict)| Item { key_hash: key_hash(key), verdict })
+        .collect()
 }
 
 /// An object that is shown by its client's word, and one with checksums beside it.
@@ -134,7 +146,8 @@ pub(crate) fn into_open() -> PutBuilder {
 }
 
 fn requests() -> Vec<Named> {
-    let (keys, terms) = (keys(), RequestOptions { deadline_ms: 250, depth: 3, request: 7, of_store: false });
+    let (keys, terms) =
+        (keys(), RequestOptions { deadline_ms: 250, depth: 3, request: 7, of_store: false });
     let (put, attached, parts, into_open) = (put(), attached(), parts(), into_open());
     let steady = steady();
     let gets = [GetItem::new(keys[0], None, 70_000), GetItem::new(keys[1], Some(100..4096), 0)];
@@ -177,7 +190,8 @@ fn outcomes() -> Vec<Named> {
     let items = items(&sums);
     let stored = [Verdict::Stored, Verdict::AlreadyPresent, Verdict::Waiting, Verdict::Refused];
     let stored = stored.map(|verdict| Item { key_hash: key_hash(&keys()[0]), verdict });
-    let flushed = Flushed { durable_objects: 3, durable_bytes: 74_196, refused_objects: 1, lost_objects: 0 };
+    let flushed =
+        Flushed { durable_objects: 3, durable_bytes: 74_196, refused_objects: 1, lost_objects: 0 };
     let happened = [
         Happened::Stored(TierTag::Memory, keys()[0], true),
         Happened::Removed(TierTag::Ssd, keys()[1], false),
@@ -199,8 +213,13 @@ fn outcomes() -> Vec<Named> {
     };
     let of_two = hit(2, None);
     let base = |number, of: usize| Some(Base { number, key: keys()[of] });
-    let attached =
-        [hit(2, base(0, 0)), hit(1, base(1, 0)), hit(3, None), hit(2, base(0, 0)), hit(1, base(2, 1))];
+    let attached = [
+        hit(2, base(0, 0)),
+        hit(1, base(1, 0)),
+        hit(3, None),
+        hit(2, base(0, 0)),
+        hit(1, base(2, 1)),
+    ];
     let failed = Failure { error: ErrorTag::Closed, errno: 0, text: "the store is closed" };
     let answers = [
         ("outcome_get", Verb::Get, Written::Items(&items, BLOCK_BYTES)),
@@ -230,7 +249,8 @@ fn outcomes() -> Vec<Named> {
         ("outcome_events", Verb::Events, Written::Events(&events, 45, 3)),
         ("outcome_failed", Verb::Get, Written::Failed(failed)),
     ];
-    let frame = |verb, answer| control(&Frame::new(Kind::Outcome, OP, outcome::encode(verb, answer)));
+    let frame =
+        |verb, answer| control(&Frame::new(Kind::Outcome, OP, outcome::encode(verb, answer)));
     answers.iter().map(|(name, verb, answer)| (*name, frame(*verb, answer))).collect()
 }
 

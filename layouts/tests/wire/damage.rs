@@ -24,7 +24,10 @@ fn every_flipped_bit_of_header_or_control_body_is_detected() {
         let covered = if name == "data" { HEAD } else { frame.len() };
         for bit in 0..covered * 8 {
             frame[bit / 8] ^= 1 << (bit % 8);
-            assert!(head::split(&frame, Some(VERSION)).is_err(), "{name}: bit={bit} was flipped unnoticed");
+            assert!(
+                head::split(&frame, Some(VERSION)).is_err(),
+                "{name}: bit={bit} was flipped unnoticed"
+            );
             frame[bit / 8] ^= 1 << (bit % 8);
         }
     }
@@ -81,7 +84,12 @@ fn forged_pin_counts_are_refused() {
     refused("number", &unpin, 56, &0u64.to_le_bytes());
     refused("item_count", &unpin, 8, &1u32.to_le_bytes());
     for held in [RequestBody::Hold(5), RequestBody::Release(5)] {
-        refused("number", &request::encode(RequestOptions::default(), &held), 56, &0u64.to_le_bytes());
+        refused(
+            "number",
+            &request::encode(RequestOptions::default(), &held),
+            56,
+            &0u64.to_le_bytes(),
+        );
     }
     refused(
         "number",
@@ -101,7 +109,8 @@ fn invalid_key_is_refused_at_every_place_in_frames() {
         let is_key = |bytes: &[u8; ObjectKey::BYTES]| {
             bytes.starts_with(&NAMESPACE.0) && ObjectKey::decode(bytes).is_ok()
         };
-        let windows = body.windows(ObjectKey::BYTES).map(|bytes| bytes.try_into().expect("as long"));
+        let windows =
+            body.windows(ObjectKey::BYTES).map(|bytes| bytes.try_into().expect("as long"));
         for (at, _) in windows.enumerate().filter(|(_, bytes)| is_key(bytes)) {
             for byte in [ROLE, ROLE + 1] {
                 let mut body = body.to_vec();
@@ -148,7 +157,11 @@ fn read_request(body: &[u8]) -> bool {
         | RequestBody::Missing(name) => assert!(name > 0),
         RequestBody::Hold(name) | RequestBody::Release(name) => assert!(name > 0),
     }
-    assert_eq!(request::encode(terms, &ask), body, "encoding the decoded request gives the same bytes");
+    assert_eq!(
+        request::encode(terms, &ask),
+        body,
+        "encoding the decoded request gives the same bytes"
+    );
     true
 }
 
@@ -158,9 +171,12 @@ fn read_outcome(body: &[u8]) -> bool {
         Answer::Items(items) => assert_eq!(items.iter().count(), items.len()),
         Answer::Bits(bits) => assert_eq!(bits.iter().count(), bits.len()),
         Answer::Events(said) => {
-            let items: Vec<EventItem> = said.iter().map(|happened| EventItem::of(&happened)).collect();
-            let written =
-                outcome::encode(request::Verb::Events, &Written::Events(&items, said.next, said.lost));
+            let items: Vec<EventItem> =
+                said.iter().map(|happened| EventItem::of(&happened)).collect();
+            let written = outcome::encode(
+                request::Verb::Events,
+                &Written::Events(&items, said.next, said.lost),
+            );
             assert_eq!(written, body, "encoding the decoded outcome gives the same bytes");
         }
         Answer::Views(views) => {
@@ -180,7 +196,8 @@ fn every_golden_body_is_read_by_its_decoder() {
         assert!(read_all(facts.kind, body), "{name}");
         // Neither longer nor shorter bodies are accepted; only a greeting may be longer.
         let longer = [body, &[0]].concat();
-        let grows = [Kind::Hello, Kind::Welcome, Kind::Data].contains(&facts.kind) || facts.kind.is_bare();
+        let grows =
+            [Kind::Hello, Kind::Welcome, Kind::Data].contains(&facts.kind) || facts.kind.is_bare();
         assert_eq!(read_all(facts.kind, &longer), grows, "{name}");
         for len in 0..body.len() {
             // These bodies have no count: fewer ranges are a valid body too.

@@ -31,7 +31,8 @@ fn files() -> Vec<(String, Vec<u8>)> {
 
 /// The body of a golden frame, read by a reader of version 1.
 fn body(name: &str) -> (Kind, Vec<u8>) {
-    let kept = std::fs::read(path(name)).unwrap_or_else(|e| panic!("golden file {name} must be there: {e}"));
+    let kept = std::fs::read(path(name))
+        .unwrap_or_else(|e| panic!("golden file {name} must be there: {e}"));
     let (facts, _, body) = head::split(&kept, Some(1)).unwrap_or_else(|e| panic!("{name}: {e}"));
     assert_eq!(kept.len(), 64 + facts.body_bytes as usize, "{name}");
     (facts.kind, body.to_vec())
@@ -58,13 +59,15 @@ fn todays_encoder_writes_exactly_these_frames() {
 #[test]
 fn every_golden_frame_is_checked() {
     let kept = std::fs::read_dir(path("")).expect("the golden folder");
-    let mut kept: Vec<_> =
-        kept.map(|e| e.expect("an entry").file_name().into_string().expect("a plain name")).collect();
+    let mut kept: Vec<_> = kept
+        .map(|e| e.expect("an entry").file_name().into_string().expect("a plain name"))
+        .collect();
     let mut known: Vec<_> = files().into_iter().map(|(name, _)| name).collect();
     kept.sort();
     known.sort();
     assert_eq!(kept, known);
-    let kinds: Vec<Kind> = frames().iter().map(|(name, _)| body(&format!("{name}.bin")).0).collect();
+    let kinds: Vec<Kind> =
+        frames().iter().map(|(name, _)| body(&format!("{name}.bin")).0).collect();
     assert!(Kind::ALL.iter().all(|kind| kinds.contains(kind)), "{kinds:?}");
 }
 
@@ -84,7 +87,10 @@ fn golden_requests_are_read_in_every_field() {
         let (terms, ask) = request::decode(&body).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert_eq!(
             (kind, terms),
-            (Kind::Request, RequestOptions { deadline_ms: 250, depth: 3, request: 7, of_store: false })
+            (
+                Kind::Request,
+                RequestOptions { deadline_ms: 250, depth: 3, request: 7, of_store: false }
+            )
         );
         check(ask);
     };
@@ -108,7 +114,10 @@ fn golden_requests_are_read_in_every_field() {
         assert_eq!(shape.collect::<Vec<_>>(), expected);
         let sums = checksums(&bytes(1, 70_000), BLOCK_BYTES);
         assert_eq!(objects[0].checksums.iter().collect::<Vec<_>>(), sums);
-        assert_eq!((puts.group_count(), puts.block_bytes(), puts.with()), (2, BLOCK_BYTES, With::Nothing));
+        assert_eq!(
+            (puts.group_count(), puts.block_bytes(), puts.with()),
+            (2, BLOCK_BYTES, With::Nothing)
+        );
         assert_eq!(puts.steady(), None);
     });
     read("put_attached", &|ask| {
@@ -118,8 +127,14 @@ fn golden_requests_are_read_in_every_field() {
     read("put_parts", &|ask| {
         let RequestBody::Put(puts) = ask else { panic!("{ask:?}") };
         let required = puts.required().map(|keys| keys.iter().collect::<Vec<_>>());
-        assert_eq!((puts.group_count(), puts.base(0), required), (1, None, Some(keys()[..2].to_vec())));
-        assert_eq!(puts.objects().map(|o| (o.key, o.length)).collect::<Vec<_>>(), [(keys()[1], 4096)]);
+        assert_eq!(
+            (puts.group_count(), puts.base(0), required),
+            (1, None, Some(keys()[..2].to_vec()))
+        );
+        assert_eq!(
+            puts.objects().map(|o| (o.key, o.length)).collect::<Vec<_>>(),
+            [(keys()[1], 4096)]
+        );
     });
     read("put_steady", &|ask| {
         let RequestBody::Put(puts) = ask else { panic!("{ask:?}") };
@@ -176,7 +191,9 @@ fn golden_pulls_and_outcomes_are_read() {
     assert_eq!(pulled, [PullItem::new(0, 0, 65_536), PullItem::new(1, 0, 4096)]);
 
     let got = body("outcome_get.bin").1;
-    let (verb, Answer::Items(read)) = outcome::decode(&got).expect("an outcome") else { panic!("items") };
+    let (verb, Answer::Items(read)) = outcome::decode(&got).expect("an outcome") else {
+        panic!("items")
+    };
     let sums = checksums(&bytes(1, 70_000), BLOCK_BYTES);
     assert_eq!((verb, read.len(), read.block_bytes()), (Verb::Get, 3, BLOCK_BYTES));
     for (found, expected) in read.iter().zip(items(&sums)) {
@@ -186,7 +203,9 @@ fn golden_pulls_and_outcomes_are_read() {
     assert_eq!(hashes, keys().map(|k| key_hash(&k)));
 
     let exists = body("outcome_exists.bin").1;
-    let (_, Answer::Bits(bits)) = outcome::decode(&exists).expect("an outcome") else { panic!("bits") };
+    let (_, Answer::Bits(bits)) = outcome::decode(&exists).expect("an outcome") else {
+        panic!("bits")
+    };
     assert_eq!(bits.iter().collect::<Vec<_>>(), [true, false, true]);
     for (name, number) in [
         ("exists_prefix", 2),
@@ -200,7 +219,11 @@ fn golden_pulls_and_outcomes_are_read() {
         ("release", 1),
     ] {
         let body = body(&format!("outcome_{name}.bin")).1;
-        assert_eq!(outcome::decode(&body).map(|(_, answer)| answer), Ok(Answer::Number(number)), "{name}");
+        assert_eq!(
+            outcome::decode(&body).map(|(_, answer)| answer),
+            Ok(Answer::Number(number)),
+            "{name}"
+        );
     }
     let said = body("outcome_events.bin").1;
     let (Verb::Events, Answer::Events(said)) = outcome::decode(&said).expect("an outcome") else {

@@ -32,11 +32,8 @@ fn keys() -> impl Strategy<Value = Vec<ObjectKey>> {
 }
 
 fn terms() -> impl Strategy<Value = RequestOptions> {
-    any::<(u32, u32, u64, bool)>().prop_map(|(deadline_ms, depth, request, of_store)| RequestOptions {
-        deadline_ms,
-        depth,
-        request,
-        of_store,
+    any::<(u32, u32, u64, bool)>().prop_map(|(deadline_ms, depth, request, of_store)| {
+        RequestOptions { deadline_ms, depth, request, of_store }
     })
 }
 

@@ -41,7 +41,9 @@ impl Args {
                 "--runs" => parsed.runs = number()?,
                 "--seed" => parsed.seed = number()?,
                 "--results" => parsed.results = Some(value.into()),
-                "--lane" if LANES.iter().any(|lane| lane.name == value) => parsed.lane = Some(value.clone()),
+                "--lane" if LANES.iter().any(|lane| lane.name == value) => {
+                    parsed.lane = Some(value.clone())
+                }
                 "--lane" => {
                     let names: Vec<_> = LANES.iter().map(|lane| lane.name).collect();
                     return Err(format!("no lane {value}; there are {}", names.join(" ")));
@@ -69,8 +71,10 @@ struct Sum {
 
 /// Runs lanes in turn until the time is up; prints a line of JSON each.
 pub fn run(args: &Args) -> ExitCode {
-    let chosen = LANES.iter().filter(|lane| args.lane.as_deref().is_none_or(|name| name == lane.name));
-    let mut sums: Vec<Sum> = chosen.map(|lane| Sum { lane, seen: Seen::default(), skipped: None }).collect();
+    let chosen =
+        LANES.iter().filter(|lane| args.lane.as_deref().is_none_or(|name| name == lane.name));
+    let mut sums: Vec<Sum> =
+        chosen.map(|lane| Sum { lane, seen: Seen::default(), skipped: None }).collect();
     let began = Instant::now();
     let mut failures = 0;
     for round in 0..args.runs {
@@ -84,7 +88,10 @@ pub fn run(args: &Args) -> ExitCode {
                 End::Skipped(why) => sum.skipped = Some(why),
                 End::Failed(output) => {
                     failures += 1;
-                    println!("{} FAILED: --lane {} --seed {seed} --runs 1", sum.lane.name, sum.lane.name);
+                    println!(
+                        "{} FAILED: --lane {} --seed {seed} --runs 1",
+                        sum.lane.name, sum.lane.name
+                    );
                     println!("{output}");
                     sum.seen.add(counters_of_failure(&output));
                 }
@@ -202,12 +209,14 @@ fn text(mut pipe: impl Read) -> String {
 fn clean(home: &Path) {
     let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
     let home = home.display().to_string();
-    let left = mounts.lines().filter_map(|line| line.split(' ').nth(1)).filter(|at| at.starts_with(&home));
+    let left =
+        mounts.lines().filter_map(|line| line.split(' ').nth(1)).filter(|at| at.starts_with(&home));
     for at in left.collect::<Vec<_>>().into_iter().rev() {
         let _ = tool("umount", &["--lazy", at]);
     }
-    for line in
-        tool("losetup", &["--list", "--noheadings", "--output", "NAME,BACK-FILE"]).unwrap_or_default().lines()
+    for line in tool("losetup", &["--list", "--noheadings", "--output", "NAME,BACK-FILE"])
+        .unwrap_or_default()
+        .lines()
     {
         if let Some((device, file)) = line.split_once(' ')
             && file.trim().starts_with(&home)

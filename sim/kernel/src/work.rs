@@ -95,8 +95,9 @@ impl Life {
         assert!(took < OPEN_MAX, "hang: open took {took:?}");
         self.seen.worst_recovery_ms = self.seen.worst_recovery_ms.max(took.as_millis() as u64);
         let found = store.opened();
-        self.noticed +=
-            found.torn_records + u64::from(found.mended_blocks) + u64::from(found.refused_checkpoints);
+        self.noticed += found.torn_records
+            + u64::from(found.mended_blocks)
+            + u64::from(found.refused_checkpoints);
         Ok(store)
     }
 
@@ -156,7 +157,8 @@ impl Life {
         let answer = call(self.options());
         let over = began.elapsed().saturating_sub(self.timeout);
         assert!(over < self.over_max, "hang: {what} went on for {over:?} after its time");
-        self.seen.longest_over_deadline_ms = self.seen.longest_over_deadline_ms.max(over.as_millis() as u64);
+        self.seen.longest_over_deadline_ms =
+            self.seen.longest_over_deadline_ms.max(over.as_millis() as u64);
         answer
     }
 

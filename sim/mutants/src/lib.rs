@@ -1,8 +1,9 @@
-//! Planted bugs. Each takes out one of the things that keep bytes right, so that the checkers can be seen to notice it.
+//! Planted bugs. Each takes out one of the things that keep bytes right, so that the checkers can
+//! be seen to notice it.
 //!
-//! They exist only in a build with the feature `planted`, all of them in that one build; `TEST_PAGELITH_MUTANT` names
-//! the one that is on in a process. In every other build [`on`] is `false` at compile time, and nothing is left
-//! of any of them.
+//! They exist only in a build with the feature `planted`, all of them in that one build;
+//! `TEST_PAGELITH_MUTANT` names the one that is on in a process. In every other build [`on`] is
+//! `false` at compile time, and nothing is left of any of them.
 
 /// A planted bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +44,8 @@ pub enum Mutant {
     SkipAndComplete,
     /// A block of the manifest that was torn is believed.
     ManifestTorn,
-    /// A checkpoint's log position is behind the open segment: the records and tombstones in it are lost.
+    /// A checkpoint's log position is behind the open segment: the records and tombstones in it are
+    /// lost.
     CheckpointTooLate,
     /// A checkpoint does not withdraw what was replaced or removed while it was taken.
     WithdrawalsLost,
@@ -57,7 +59,8 @@ pub enum Mutant {
     AttachedAlone,
     /// A removal or clear is answered though peers were not told.
     PeersUntold,
-    /// Peers are told of a removal or clear while what was offered them before is on its way still, and store that behind it.
+    /// Peers are told of a removal or clear while what was offered them before is on its way still,
+    /// and store that behind it.
     ToldBeforeOffers,
     /// What a peer sent is kept though it was removed meanwhile.
     KeptBehindRemoval,

@@ -33,7 +33,12 @@ impl State {
     }
 
     /// Refuses a process that was killed or stopped.
-    pub(crate) fn require_alive(&self, process: u64, op: FaultOp, path: &str) -> Result<(), IoFault> {
+    pub(crate) fn require_alive(
+        &self,
+        process: u64,
+        op: FaultOp,
+        path: &str,
+    ) -> Result<(), IoFault> {
         if self.alive.contains(&process) && !self.stopped() {
             return Ok(());
         }
@@ -48,7 +53,12 @@ impl State {
     }
 
     /// Creates, allocates and locks a file.
-    pub(crate) fn create(&mut self, process: u64, key: FileKey, len: u64) -> Result<FileId, IoFault> {
+    pub(crate) fn create(
+        &mut self,
+        process: u64,
+        key: FileKey,
+        len: u64,
+    ) -> Result<FileId, IoFault> {
         const OP: FaultOp = FaultOp::Create;
         self.admit(process, OP, &key)?;
         if key.1.is_empty() || key.1.contains('/') {
@@ -65,8 +75,10 @@ impl State {
         }
         let used: u64 = self.files.iter().map(|(_, f)| f.file.len).sum();
         if used.checked_add(len).is_none_or(|sum| sum > self.capacity) {
-            let detail =
-                format!("the simulated device is full capacity={} used={used} len={len}", self.capacity);
+            let detail = format!(
+                "the simulated device is full capacity={} used={used} len={len}",
+                self.capacity
+            );
             return Err(fault(FaultKind::NoSpace, OP, &path(&key), 0, &detail));
         }
         let file = self.files.add(&key, SimFile::new(len));
@@ -114,7 +126,12 @@ impl State {
         })
     }
 
-    fn require_unlocked(&self, op: FaultOp, key: &FileKey, except: Option<u64>) -> Result<(), IoFault> {
+    fn require_unlocked(
+        &self,
+        op: FaultOp,
+        key: &FileKey,
+        except: Option<u64>,
+    ) -> Result<(), IoFault> {
         let file = self.files.find(key.0, &key.1);
         match self.open.values().find(|o| Some(o.file) == file && Some(o.process) != except) {
             None => Ok(()),

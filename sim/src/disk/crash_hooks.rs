@@ -54,7 +54,8 @@ impl SimDisk {
     /// syncs. The next honest sync makes durable what the ignored one should have covered, as for a
     /// store that omitted it. Ends with a crash or a restore.
     pub fn ignore_syncs(&self, ignore: impl Fn(&str, u64) -> bool + Send + 'static) {
-        lock(&self.0).ignored_syncs = IgnoredSyncs { ignore: Some(Box::new(ignore)), seen: BTreeMap::new() };
+        lock(&self.0).ignored_syncs =
+            IgnoredSyncs { ignore: Some(Box::new(ignore)), seen: BTreeMap::new() };
     }
 
     /// From now on keeps a copy of the disk as it is now and after every change. Each copy equals

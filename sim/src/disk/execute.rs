@@ -80,7 +80,12 @@ impl State {
         done
     }
 
-    fn perform_write(&mut self, no: FileNo, offset: u64, parts: &[Part]) -> (Done, Option<(FileNo, u64)>) {
+    fn perform_write(
+        &mut self,
+        no: FileNo,
+        offset: u64,
+        parts: &[Part],
+    ) -> (Done, Option<(FileNo, u64)>) {
         let len = parts.iter().map(|p| p.len()).sum::<usize>();
         let mut blocks = Vec::with_capacity(len / BLOCK);
         parts.iter().for_each(|p| push_blocks(&mut blocks, p.bytes()));
@@ -96,7 +101,9 @@ impl State {
         let half = |rng: &mut SplitMix64| if rng.one_in(2) { Fate::New } else { Fate::Old };
         let Written { landed, effect } = match (ordered, struck) {
             (None, None) => Written::intact(no, offset, blocks),
-            (Some(_), _) => Written::intact(no, offset, named.file.partial_write(offset, &blocks, rng, half)),
+            (Some(_), _) => {
+                Written::intact(no, offset, named.file.partial_write(offset, &blocks, rng, half))
+            }
             (None, Some(fault)) => strikes.write(fault, files, (no, offset), blocks),
         };
         let mut wrote = None;

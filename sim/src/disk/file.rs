@@ -25,8 +25,9 @@ struct Unsynced {
     blocks: Vec<Block>,
     /// The moment at which the completion was returned; a sync submitted later covers the write.
     returned: Option<u64>,
-    /// A sync failed while the write was dirty. ext4, XFS and Btrfs then mark the page clean (Rebello et al.,
-    /// "Can applications recover from fsync failures?", ATC'20), so that a retried sync succeeds without it.
+    /// A sync failed while the write was dirty. ext4, XFS and Btrfs then mark the page clean
+    /// (Rebello et al., "Can applications recover from fsync failures?", ATC'20), so that a retried
+    /// sync succeeds without it.
     lost_by_failed_sync: bool,
 }
 
@@ -77,8 +78,13 @@ impl SimFile {
     /// Executes a write of whole blocks at the aligned `offset`. `seq` is greater than all earlier
     /// ones.
     pub(crate) fn write(&mut self, seq: u64, offset: u64, blocks: Vec<Block>) {
-        let write =
-            Unsynced { seq, first: offset / ALIGN, blocks, returned: None, lost_by_failed_sync: false };
+        let write = Unsynced {
+            seq,
+            first: offset / ALIGN,
+            blocks,
+            returned: None,
+            lost_by_failed_sync: false,
+        };
         for (block, data) in write.numbered() {
             if let Some(previous) = &mut self.previous {
                 previous.put(seq, block, self.live.get(block));
@@ -115,7 +121,8 @@ impl SimFile {
     pub(crate) fn sync(&mut self, submitted: u64) {
         let SimFile { durable, unsynced, .. } = self;
         unsynced.retain(|write| {
-            let covered = !write.lost_by_failed_sync && write.returned.is_some_and(|at| at < submitted);
+            let covered =
+                !write.lost_by_failed_sync && write.returned.is_some_and(|at| at < submitted);
             if covered {
                 make_durable(durable, write, |_, data| data.clone());
             }
@@ -161,7 +168,9 @@ impl SimFile {
             match rng.below(4) {
                 0 => make_durable(&mut self.durable, write, |_, data| data.clone()),
                 1 => {}
-                _ => make_durable(&mut self.durable, write, |old, data| mix(&old(), data, rng, torn)),
+                _ => {
+                    make_durable(&mut self.durable, write, |old, data| mix(&old(), data, rng, torn))
+                }
             }
         }
         self.restore_durable(&writes);

@@ -27,7 +27,8 @@ const CHUNK: usize = 128;
 type Entry = Option<(u64, Block)>;
 type Chunk = Arc<[Entry; CHUNK]>;
 
-/// The content of a file. Blocks never written read as zeros and cost nothing; a clone costs one pointer.
+/// The content of a file. Blocks never written read as zeros and cost nothing; a clone costs one
+/// pointer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Image(Arc<Vec<Option<Chunk>>>);
 
@@ -87,7 +88,10 @@ impl Image {
 
 /// The pieces of `offset..offset + len`, split at block borders: block number, start inside the
 /// block, and the piece's range in the caller's buffer.
-pub(crate) fn spans(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
+pub(crate) fn spans(
+    offset: u64,
+    len: usize,
+) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
         if done == len {

@@ -93,7 +93,11 @@ pub struct LoggedOp {
 
 impl fmt::Display for LoggedOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "n={} {} file={} offset={} len={}", self.n, self.kind, self.file, self.offset, self.len)?;
+        write!(
+            f,
+            "n={} {} file={} offset={} len={}",
+            self.n, self.kind, self.file, self.offset, self.len
+        )?;
         if let Some(kind) = self.fault {
             write!(f, " fault={kind:?}")?;
         }
@@ -134,7 +138,13 @@ impl Pending {
 }
 
 /// A simulated fault, with Linux's errno for well-known kinds.
-pub(crate) fn fault(kind: FaultKind, op: FaultOp, path: &str, offset: u64, detail: &str) -> IoFault {
+pub(crate) fn fault(
+    kind: FaultKind,
+    op: FaultOp,
+    path: &str,
+    offset: u64,
+    detail: &str,
+) -> IoFault {
     let errno = match kind {
         FaultKind::Device => 5,   // EIO
         FaultKind::NoSpace => 28, // ENOSPC

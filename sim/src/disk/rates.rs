@@ -251,7 +251,11 @@ pub struct Struck {
 impl fmt::Display for Struck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Struck { n, at, fault, op, dir, name, offset, len, hit, effective } = self;
-        write!(f, "n={n} at_ns={} {fault} {op} file=sim{dir}/{name} offset={offset} len={len}", at.0)?;
+        write!(
+            f,
+            "n={n} at_ns={} {fault} {op} file=sim{dir}/{name} offset={offset} len={len}",
+            at.0
+        )?;
         if let Some(Place { dir, name, offset }) = hit {
             write!(f, " hit=sim{dir}/{name} hit_offset={offset}")?;
         }

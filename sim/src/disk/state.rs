@@ -68,7 +68,8 @@ pub(crate) struct State {
     pub(crate) alive: BTreeSet<u64>,
     /// Ordered by `submitted`.
     pub(crate) in_flight: Vec<InFlight>,
-    /// Orders submissions, executions and returns; also numbers processes, queues, operations and writes.
+    /// Orders submissions, executions and returns; also numbers processes, queues, operations and
+    /// writes.
     pub(crate) moment: u64,
     pub(crate) next_file: u32,
     pub(crate) rng: SplitMix64,

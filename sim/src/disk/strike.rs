@@ -85,7 +85,8 @@ impl FaultInjector {
 
     /// Stops all faults; keeps the log.
     pub(crate) fn disarm(&mut self) {
-        *self = FaultInjector { struck: std::mem::take(&mut self.struck), ..FaultInjector::default() };
+        *self =
+            FaultInjector { struck: std::mem::take(&mut self.struck), ..FaultInjector::default() };
     }
 
     /// Stops all faults and clears the log.
@@ -233,9 +234,10 @@ impl FaultInjector {
             (offset / ALIGN..).zip(blocks).any(|(n, new)| file.block(n) != *new)
         };
         match fault {
-            DiskFault::LostWrite => {
-                Written { landed: None, effect: Some((None, differs(&named.file, offset, &blocks))) }
-            }
+            DiskFault::LostWrite => Written {
+                landed: None,
+                effect: Some((None, differs(&named.file, offset, &blocks))),
+            },
             DiskFault::WriteError => {
                 let half = |rng: &mut SplitMix64| if rng.one_in(2) { Fate::New } else { Fate::Old };
                 let torn = named.file.partial_write(offset, &blocks, &mut self.rng, half);
@@ -243,18 +245,22 @@ impl FaultInjector {
             }
             DiskFault::TornWrite | DiskFault::ShortWrite => {
                 let mut new = self.sectors(fault, blocks.len() * SECTORS).into_iter();
-                let fate = |_: &mut SplitMix64| if new.next() == Some(true) { Fate::New } else { Fate::Old };
+                let fate = |_: &mut SplitMix64| {
+                    if new.next() == Some(true) { Fate::New } else { Fate::Old }
+                };
                 let torn = named.file.partial_write(offset, &blocks, &mut self.rng, fate);
                 let effective = fault == DiskFault::ShortWrite || torn != blocks;
                 Written { landed: Some((no, offset, torn)), effect: Some((None, effective)) }
             }
             DiskFault::MisdirectedWrite => {
                 let found = self.other_range(files, no, offset, (blocks.len() * BLOCK) as u64);
-                let Some((other, to, target)) = found.and_then(|(no, to)| Some((no, to, files.get(no)?)))
+                let Some((other, to, target)) =
+                    found.and_then(|(no, to)| Some((no, to, files.get(no)?)))
                 else {
                     return Written::intact(no, offset, blocks);
                 };
-                let effective = differs(&named.file, offset, &blocks) || differs(&target.file, to, &blocks);
+                let effective =
+                    differs(&named.file, offset, &blocks) || differs(&target.file, to, &blocks);
                 Written {
                     landed: Some((other, to, blocks)),
                     effect: Some((Some(target.place(to)), effective)),
@@ -290,7 +296,13 @@ impl FaultInjector {
 
     /// A random aligned range of `len` bytes, disjoint from the addressed one, in a file of the
     /// same kind.
-    fn other_range(&mut self, files: &FileTable, no: FileNo, offset: u64, len: u64) -> Option<(FileNo, u64)> {
+    fn other_range(
+        &mut self,
+        files: &FileTable,
+        no: FileNo,
+        offset: u64,
+        len: u64,
+    ) -> Option<(FileNo, u64)> {
         let target = files.get(no)?;
         // Candidate ranges before the addressed one, and in total.
         let places = |other: FileNo, file_len: u64| {
@@ -301,9 +313,11 @@ impl FaultInjector {
             }
         };
         let same_kind = files.iter().filter(|(_, f)| f.kind() == target.kind());
-        let same_kind: Vec<_> = same_kind.map(|(other, f)| (other, places(other, f.file.len))).collect();
+        let same_kind: Vec<_> =
+            same_kind.map(|(other, f)| (other, places(other, f.file.len))).collect();
         let same_kind: Vec<_> = same_kind.into_iter().filter(|(_, (_, all))| *all > 0).collect();
-        let (other, (before, all)) = *same_kind.get(self.rng.below(same_kind.len() as u64) as usize)?;
+        let (other, (before, all)) =
+            *same_kind.get(self.rng.below(same_kind.len() as u64) as usize)?;
         let place = self.rng.below(all);
         let skipped = if other == no && place >= before { offset + len } else { 0 };
         let first = if skipped > 0 { place - before } else { place };

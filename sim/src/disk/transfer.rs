@@ -31,7 +31,13 @@ impl State {
     /// Accepts an operation of `queue`. An operation that breaks a rule completes with a fault,
     /// except for an overlap with another one in flight, which no disk defines and no store may
     /// submit.
-    pub(crate) fn submit(&mut self, process: u64, queue: u64, token: u64, op: Op) -> Result<(), Overlap> {
+    pub(crate) fn submit(
+        &mut self,
+        process: u64,
+        queue: u64,
+        token: u64,
+        op: Op,
+    ) -> Result<(), Overlap> {
         let checked = if self.alive.contains(&process) && !self.stopped() {
             self.check(process, &op)
         } else {
@@ -86,8 +92,14 @@ impl State {
         let (kind, _, offset) = op_summary(op);
         let Some(named) = files.get(file) else { return Duration::ZERO };
         let Some(fault) = strikes.draw(kind, &named.name, true) else { return Duration::ZERO };
-        let struck_op =
-            StruckOp { fault, op: kind, dir: named.dir, name: &named.name, offset, len: op.bytes() };
+        let struck_op = StruckOp {
+            fault,
+            op: kind,
+            dir: named.dir,
+            name: &named.name,
+            offset,
+            len: op.bytes(),
+        };
         strikes.log(*changes, clock.now(), struck_op, None, true);
         strikes.delay(fault, latency)
     }
@@ -100,8 +112,9 @@ impl State {
             return Err(fault(FaultKind::Invalid, kind, "", offset, &detail));
         };
         let named = self.files.get(open.file);
-        let invalid =
-            |kind_of, detail| Err(fault(kind_of, kind, named.map_or("", |f| &f.path), offset, detail));
+        let invalid = |kind_of, detail| {
+            Err(fault(kind_of, kind, named.map_or("", |f| &f.path), offset, detail))
+        };
         let (Op::Read { parts, .. } | Op::Write { parts, .. }) = op else { return Ok(open.file) };
         let len = op.bytes();
         if len == 0 {
@@ -159,11 +172,12 @@ impl State {
         }
         let (kind, number, offset) = op_summary(&entry.op);
         let (file, len) = (entry.file, entry.op.bytes());
-        let done =
-            match file.filter(|file| self.open.contains_key(&number) && self.files.get(*file).is_some()) {
-                None => Err(fault(FaultKind::NotFound, kind, "", offset, "the file was removed")),
-                Some(file) => Ok(self.perform(id, file)),
-            };
+        let done = match file
+            .filter(|file| self.open.contains_key(&number) && self.files.get(*file).is_some())
+        {
+            None => Err(fault(FaultKind::NotFound, kind, "", offset, "the file was removed")),
+            Some(file) => Ok(self.perform(id, file)),
+        };
         let outcome = done.and_then(|done| {
             let Some(named) = file.and_then(|file| self.files.get(file)) else { return Ok(()) };
             let path = named.path.clone();
@@ -179,7 +193,9 @@ impl State {
     /// Executes the due operations of `queue` and returns those that are not held.
     pub(crate) fn collect(&mut self, queue: u64, done: &mut Vec<Completion>) {
         let (now, stopped) = (self.clock.now(), self.stopped());
-        let due = |e: &InFlight| e.queue == queue && (e.outcome.is_some() || e.ready_at <= now || stopped);
+        let due = |e: &InFlight| {
+            e.queue == queue && (e.outcome.is_some() || e.ready_at <= now || stopped)
+        };
         let Some(rng) = &mut self.order else {
             let mut at = 0;
             while let Some(entry) = self.in_flight.get(at) {
@@ -188,7 +204,8 @@ impl State {
             }
             return;
         };
-        let mut ids: Vec<u64> = self.in_flight.iter().filter(|e| due(e)).map(|e| e.submitted).collect();
+        let mut ids: Vec<u64> =
+            self.in_flight.iter().filter(|e| due(e)).map(|e| e.submitted).collect();
         rng.shuffle(&mut ids);
         ids.into_iter().for_each(|id| _ = self.hand_back(id, done));
     }
@@ -214,7 +231,8 @@ impl State {
 
     /// Whether a test holds this completion back. A dead process's operations are never held.
     pub(crate) fn held(&self, entry: &InFlight) -> bool {
-        let Some(named) = entry.file.filter(|_| !self.holds.is_empty()).and_then(|f| self.files.get(f))
+        let Some(named) =
+            entry.file.filter(|_| !self.holds.is_empty()).and_then(|f| self.files.get(f))
         else {
             return false;
         };

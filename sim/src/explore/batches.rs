@@ -88,7 +88,9 @@ impl Run<'_> {
         work: BatchWork,
     ) {
         match &work {
-            BatchWork::Get { gets, .. } => self.touch(gets.iter().map(|g| g.oid).collect::<Vec<_>>()),
+            BatchWork::Get { gets, .. } => {
+                self.touch(gets.iter().map(|g| g.oid).collect::<Vec<_>>())
+            }
             BatchWork::Put(puts) => {
                 self.touch(puts.iter().flat_map(|p| p.members.clone()).collect::<Vec<_>>())
             }
@@ -118,9 +120,10 @@ impl Run<'_> {
         self.take_strikes();
         match done {
             Some(done) => self.complete_batch(flight, done),
-            None => {
-                self.report(FindingKind::Hang, format!("batch does not complete ticket={:?}", flight.ticket))
-            }
+            None => self.report(
+                FindingKind::Hang,
+                format!("batch does not complete ticket={:?}", flight.ticket),
+            ),
         }
     }
 
@@ -167,7 +170,8 @@ impl Run<'_> {
         }
         let at = self.rng.below(self.sessions.len() as u64) as usize;
         // Its batches in flight end without an outcome: their puts may have happened.
-        let (own, others) = std::mem::take(&mut self.flights).into_iter().partition(|f| f.session == at);
+        let (own, others) =
+            std::mem::take(&mut self.flights).into_iter().partition(|f| f.session == at);
         self.flights = others;
         drop(self.sessions.swap_remove(at));
         let moved = self.sessions.len();

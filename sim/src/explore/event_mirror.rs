@@ -57,7 +57,11 @@ impl EventMirror {
                 if *gone {
                     place.ssd = Some(false);
                 }
-                was && if *gone { !memory && ssd != Some(true) } else { memory || ssd != Some(false) }
+                was && if *gone {
+                    !memory && ssd != Some(true)
+                } else {
+                    memory || ssd != Some(false)
+                }
             }
             Event::Cleared { namespace } => {
                 let of = |key: &ObjectKey| key.namespace() == *namespace;

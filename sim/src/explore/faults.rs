@@ -33,7 +33,9 @@ impl FromStr for FaultChoice {
             name => {
                 let found = DiskFault::ALL.into_iter().find(|f| f.name() == name);
                 let names = || DiskFault::ALL.map(DiskFault::name).join(", ");
-                found.map(FaultChoice::One).ok_or_else(|| format!("not one of mixed, none, {}", names()))
+                found
+                    .map(FaultChoice::One)
+                    .ok_or_else(|| format!("not one of mixed, none, {}", names()))
             }
         }
     }
@@ -75,7 +77,11 @@ impl FaultMix {
         // A stuck operation stops most of a run while it lasts.
         let of = |fault: DiskFault| if fault == DiskFault::Stuck { rate / 8 } else { rate };
         let rates = kinds.into_iter().map(|fault| (fault, (of(fault) / share).max(1))).collect();
-        FaultMix { rates, seed: rng.next_u64(), stuck_ms: [200, 3_000, 30_000][rng.below(3) as usize] }
+        FaultMix {
+            rates,
+            seed: rng.next_u64(),
+            stuck_ms: [200, 3_000, 30_000][rng.below(3) as usize],
+        }
     }
 
     /// Whether there is no fault.
@@ -110,7 +116,9 @@ pub fn effect(fault: DiskFault) -> Option<oracle::Struck> {
     use DiskFault::*;
     match fault {
         BadBlock => Some(oracle::Struck::Rot),
-        ReadError | ShortRead | MisdirectedRead | StaleRead | BitFlipRead => Some(oracle::Struck::Read),
+        ReadError | ShortRead | MisdirectedRead | StaleRead | BitFlipRead => {
+            Some(oracle::Struck::Read)
+        }
         WriteError | ShortWrite | SyncError => Some(oracle::Struck::Write),
         LostWrite | TornWrite | MisdirectedWrite | BitFlipAtRest => Some(oracle::Struck::Lie),
         NoSpace => None,
@@ -170,7 +178,8 @@ impl Ledger {
         }
         let name = |fault: DiskFault| fault.name().to_string();
         let counts = self.counts.into_iter().map(|(fault, count)| (name(fault), count)).collect();
-        let pairs = self.pairs.into_iter().map(|((f, verb), n)| (format!("{} {verb:?}", f.name()), n));
+        let pairs =
+            self.pairs.into_iter().map(|((f, verb), n)| (format!("{} {verb:?}", f.name()), n));
         (counts, pairs.collect())
     }
 }

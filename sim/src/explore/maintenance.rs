@@ -37,7 +37,8 @@ impl Run<'_> {
                 }
             }
         }
-        let outcome = self.timed("remove", timeout, |store| store.remove(&keys, Self::with_timeout(timeout)));
+        let outcome =
+            self.timed("remove", timeout, |store| store.remove(&keys, Self::with_timeout(timeout)));
         self.trace(|| format!("  remove {oids:?} {outcome:?}"));
         let now = self.oracle.tick();
         match outcome {
@@ -46,7 +47,10 @@ impl Run<'_> {
                 if removed > keys.len() {
                     self.report(
                         FindingKind::Wrong,
-                        format!("remove reports too many objects removed={removed} requested={}", keys.len()),
+                        format!(
+                            "remove reports too many objects removed={removed} requested={}",
+                            keys.len()
+                        ),
                     );
                 }
                 for oid in &oids {
@@ -107,14 +111,16 @@ impl Run<'_> {
     pub(super) fn clear_one(&mut self, ns: usize, timeout: Option<Duration>) {
         self.oracle.tick();
         let inside = || {
-            (ns..PAGES).step_by(NAMESPACES).flat_map(|page| (0..PARTS).map(move |p| objects::oid(page, p)))
+            (ns..PAGES)
+                .step_by(NAMESPACES)
+                .flat_map(|page| (0..PARTS).map(move |p| objects::oid(page, p)))
         };
         for oid in inside() {
             self.oracle.removal_begun(oid);
         }
         let namespace = objects::namespace(ns);
-        let outcome =
-            self.timed("clear", timeout, |store| store.clear(namespace, Self::with_timeout(timeout)));
+        let outcome = self
+            .timed("clear", timeout, |store| store.clear(namespace, Self::with_timeout(timeout)));
         self.trace(|| format!("  clear {ns} {outcome:?}"));
         self.oracle.tick();
         match outcome {
@@ -178,8 +184,9 @@ impl Run<'_> {
         self.drain_half_the_time();
         let timeout = self.rng.one_in(6).then(|| Duration::from_millis(self.rng.below(5)));
         let start = self.oracle.tick();
-        let outcome =
-            self.timed("flush", timeout, |store| store.flush(Options { timeout, ..Options::default() }));
+        let outcome = self.timed("flush", timeout, |store| {
+            store.flush(Options { timeout, ..Options::default() })
+        });
         self.trace(|| format!("  flush {outcome:?}"));
         match outcome {
             Some(Ok(report)) => {
@@ -209,8 +216,14 @@ impl Run<'_> {
             Ok(report) => {
                 self.ledger.detected(report.damaged);
                 self.sums.scrubbed += report.objects;
-                if report.damaged + report.unreadable > 0 && !self.struck && !self.world.disk.stopped() {
-                    self.report(FindingKind::Lost, format!("scrub found damage without a fault {report:?}"));
+                if report.damaged + report.unreadable > 0
+                    && !self.struck
+                    && !self.world.disk.stopped()
+                {
+                    self.report(
+                        FindingKind::Lost,
+                        format!("scrub found damage without a fault {report:?}"),
+                    );
                 }
             }
             Err(error) => self.check_error("scrub", &error),
@@ -234,7 +247,10 @@ impl Run<'_> {
         if lost == 0 {
             self.oracle.flushed(start);
         } else if !self.struck && !self.world.disk.stopped() {
-            self.report(FindingKind::Lost, format!("flush lost objects without a fault lost={lost}"));
+            self.report(
+                FindingKind::Lost,
+                format!("flush lost objects without a fault lost={lost}"),
+            );
         }
     }
 }

@@ -4,7 +4,10 @@
 //! the slot rests for a while and is compared again before its reuse: bytes that changed meanwhile
 //! were written by an operation that should have ended.
 
-#![expect(unsafe_code, reason = "lends memory to gets in flight, as bindings of other languages do")]
+#![expect(
+    unsafe_code,
+    reason = "lends memory to gets in flight, as bindings of other languages do"
+)]
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -40,7 +43,8 @@ pub enum Shape {
 impl Shape {
     /// A random shape.
     pub fn draw(rng: &mut SplitMix64) -> Shape {
-        [Shape::Aligned, Shape::Aligned, Shape::Ragged, Shape::Pages, Shape::Scattered][rng.below(5) as usize]
+        [Shape::Aligned, Shape::Aligned, Shape::Ragged, Shape::Pages, Shape::Scattered]
+            [rng.below(5) as usize]
     }
 }
 
@@ -109,8 +113,9 @@ impl Target {
     /// dropped.
     fn bytes(&self) -> &[u8] {
         let (from, to) = self.span();
-        // SAFETY: within the mapping, initialised, and nothing else owns the memory: the destination's parts
-        // were dropped with the get. If a stray operation still had it, the test would find that.
+        // SAFETY: within the mapping, initialised, and nothing else owns the memory: the
+        // destination's parts were dropped with the get. If a stray operation still had it, the
+        // test would find that.
         unsafe { std::slice::from_raw_parts(self.slot.ptr.as_ptr().add(from), to - from) }
     }
 
@@ -187,7 +192,8 @@ impl Memory {
             pieces.push((at, cut[1] - cut[0]));
             at += cut[1] - cut[0] + GUARD;
         }
-        let class = SIZES.iter().position(|size| at <= *size).expect("a slot takes every destination");
+        let class =
+            SIZES.iter().position(|size| at <= *size).expect("a slot takes every destination");
         let slot = self.free[class].pop().unwrap_or_else(|| Slot::new(SIZES[class]));
         assert!(at <= slot.len, "pieces inside of the slot");
         for (at, len) in &pieces {

@@ -34,7 +34,10 @@ pub fn explore(plan: &Plan) -> (Sums, Vec<Finding>) {
 }
 
 /// Like [`explore`]; passes every step and answer to `trace_to`.
-pub fn explore_with_trace(plan: &Plan, trace_to: Option<Box<dyn FnMut(String)>>) -> (Sums, Vec<Finding>) {
+pub fn explore_with_trace(
+    plan: &Plan,
+    trace_to: Option<Box<dyn FnMut(String)>>,
+) -> (Sums, Vec<Finding>) {
     let mut run = Run::new(plan);
     if let Some(trace_to) = trace_to {
         run.set_trace(trace_to);

@@ -1,15 +1,18 @@
-//! The allowed answers of a cache in long runs with many calls in flight: the rules of [`crate::model`],
-//! but with times instead of a sequence of calls, and for the requested objects only.
+//! The allowed answers of a cache in long runs with many calls in flight: the rules of
+//! [`crate::model`], but with times instead of a sequence of calls, and for the requested objects
+//! only.
 //!
-//! Every put of an object is a *version*. It may be seen from the start of its put until it certainly
-//! was gone. A get that ran from `a` to `b` may return any version whose life overlaps `a..b`, or miss,
-//! unless the object was certainly present from `a` to `b`. Each begin and end of a call is a tick.
+//! Every put of an object is a *version*. It may be seen from the start of its put until it
+//! certainly was gone. A get that ran from `a` to `b` may return any version whose life overlaps
+//! `a..b`, or miss, unless the object was certainly present from `a` to `b`. Each begin and end of
+//! a call is a tick.
 //!
 //! An object is certainly present
-//! - without eviction: from the end of the put, or of a get that saw it, until a remove or clear begins;
+//! - without eviction: from the end of the put, or of a get that saw it, until a remove or clear
+//!   begins;
 //! - with eviction: while it is pinned;
-//! - after a reboot: if a flush had covered it; with eviction only if it was also pinned at the crash,
-//!   and until the first look-up;
+//! - after a reboot: if a flush had covered it; with eviction only if it was also pinned at the
+//!   crash, and until the first look-up;
 //!
 //! and never after a fault that may have lost it ([`Oracle::struck`]).
 
@@ -68,7 +71,8 @@ impl Object {
     fn mark_uncertain(&mut self) {
         self.certain = NEVER;
         // Also uncovered versions: the next flush may cover a write that no look-up finds.
-        let stored = self.versions.iter_mut().filter(|v| matches!(v.state, State::Durable | State::Stored));
+        let stored =
+            self.versions.iter_mut().filter(|v| matches!(v.state, State::Durable | State::Stored));
         stored.for_each(|v| v.state = State::Maybe);
     }
 }
@@ -109,8 +113,8 @@ pub struct Oracle {
 }
 
 impl Oracle {
-    /// Of an empty store. `roomy`: it has room for everything. `blind`: all keys share a fingerprint,
-    /// and a put may miss an object that moves to SSD while it examines the others.
+    /// Of an empty store. `roomy`: it has room for everything. `blind`: all keys share a
+    /// fingerprint, and a put may miss an object that moves to SSD while it examines the others.
     pub fn new(roomy: bool, blind: bool) -> Oracle {
         let object = Object { versions: Vec::new(), certain: NEVER, taken: 0, pins: 0 };
         let objects = vec![object; PAGES * PARTS];
@@ -213,7 +217,15 @@ impl Oracle {
             o.versions.retain(|v| v.gone >= oldest);
         }
         let (done, dead, gone) = (NEVER, NEVER, NEVER);
-        o.versions.push(Version { no, len: len as u32, start, done, dead, gone, state: State::Maybe });
+        o.versions.push(Version {
+            no,
+            len: len as u32,
+            start,
+            done,
+            dead,
+            gone,
+            state: State::Maybe,
+        });
     }
 
     /// The put ended without storing anything.
@@ -239,8 +251,9 @@ impl Oracle {
     /// The put was stored: earlier versions were not present when it took effect.
     pub fn put_stored(&mut self, oid: Oid, no: u32) {
         let (now, roomy, blind) = (self.now, self.roomy, self.blind);
-        let may_be_certain =
-            !self.flush_unreliable && !self.write_failed && self.reads_struck < self.quarantine_after;
+        let may_be_certain = !self.flush_unreliable
+            && !self.write_failed
+            && self.reads_struck < self.quarantine_after;
         let read_struck = self.read_struck;
         let o = self.at(oid);
         let Some(mine) = o.versions.iter_mut().rfind(|v| v.no == no) else { return };
@@ -301,7 +314,9 @@ impl Oracle {
         let objects = &mut self.objects;
         self.dirty.retain(|(oid, no)| {
             let of = |v: &&mut Version| v.no == *no && v.state == State::Stored;
-            let Some(v) = objects[usize::from(*oid)].versions.iter_mut().find(of) else { return false };
+            let Some(v) = objects[usize::from(*oid)].versions.iter_mut().find(of) else {
+                return false;
+            };
             let covered = v.done <= start;
             if covered {
                 v.state = State::Durable;
@@ -348,7 +363,8 @@ impl Oracle {
         let durable: Vec<bool> = self.objects.iter().map(last).collect();
         for (oid, o) in (0..).zip(&mut self.objects) {
             // An attached object may be lost with its base, if that was put again.
-            let held = held && o.pins > 0 && base_of(oid).chain([oid]).all(|o| durable[usize::from(o)]);
+            let held =
+                held && o.pins > 0 && base_of(oid).chain([oid]).all(|o| durable[usize::from(o)]);
             o.versions.retain(|v| v.gone == NEVER || lying);
             for v in &mut o.versions {
                 v.done = v.done.min(now);
@@ -360,7 +376,8 @@ impl Oracle {
                 }
             }
             (o.pins, o.certain) = (0, NEVER);
-            let last = o.versions.iter().rposition(|v| v.state == State::Durable && v.gone == NEVER);
+            let last =
+                o.versions.iter().rposition(|v| v.state == State::Durable && v.gone == NEVER);
             if let (true, Some(last)) = (roomy || held, last) {
                 // Of two puts in flight, or a put and a clear, either may be the later.
                 let start = o.versions[last].start;
@@ -373,7 +390,8 @@ impl Oracle {
         }
         self.dirty.clear();
         self.held = false;
-        (self.write_failed, self.read_struck, self.reads_struck, self.oldest) = (false, now, 0, now);
+        (self.write_failed, self.read_struck, self.reads_struck, self.oldest) =
+            (false, now, 0, now);
         self.now += 1;
     }
 
@@ -450,13 +468,15 @@ impl Oracle {
                 let dead = o.versions.iter().rposition(is);
                 let Some(dead) = dead else {
                     let head: Vec<u8> = pieces.flat_map(|(_, b)| b).take(16).copied().collect();
-                    let text = format!("bytes of no put oid={oid} head={head:02x?} {o:?} start={start}");
+                    let text =
+                        format!("bytes of no put oid={oid} head={head:02x?} {o:?} start={start}");
                     return Err(Wrong::Bytes(text));
                 };
                 let v = o.versions[dead];
                 if !removed_may_return {
                     let what = if v.gone < NEVER { "removed or cleared" } else { "replaced" };
-                    let text = format!("{what} bytes returned oid={oid} no={} {o:?} start={start}", v.no);
+                    let text =
+                        format!("{what} bytes returned oid={oid} no={} {o:?} start={start}", v.no);
                     return Err(Wrong::Bytes(text));
                 }
                 (dead, true)
@@ -468,7 +488,12 @@ impl Oracle {
         }
         for (at, v) in o.versions.iter_mut().enumerate() {
             if at == seen {
-                if whole && !self.unproven && v.state == State::Maybe && v.done < NEVER && v.gone == NEVER {
+                if whole
+                    && !self.unproven
+                    && v.state == State::Maybe
+                    && v.done < NEVER
+                    && v.gone == NEVER
+                {
                     v.state = State::Stored;
                     self.dirty.push((oid, no));
                 }
@@ -489,8 +514,10 @@ impl Oracle {
         if o.certain > start {
             return Ok(());
         }
-        let synced =
-            o.versions.iter().any(|v| v.state == State::Durable && v.gone == NEVER && v.dead == NEVER);
+        let synced = o
+            .versions
+            .iter()
+            .any(|v| v.state == State::Durable && v.gone == NEVER && v.dead == NEVER);
         let text = format!("object is missing {how} oid={oid} {o:?} start={start}");
         Err(if synced { Wrong::SyncedLost(text) } else { Wrong::Lost(text) })
     }

@@ -5,8 +5,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use pagelith::{
-    AlignedBuf, Done, Get, GetDone, GetOutcome, GetSlice, HitPolicy, MissCause, Options, PagesFound,
-    PagesQuery, PoolQuery, Result, Tier,
+    AlignedBuf, Done, Get, GetDone, GetOutcome, GetSlice, HitPolicy, MissCause, Options,
+    PagesFound, PagesQuery, PoolQuery, Result, Tier,
 };
 use pagelith_io::clock::Clock;
 
@@ -100,7 +100,8 @@ impl Run<'_> {
 
     pub(super) fn get_page(&mut self) {
         let page = self.some_page();
-        let gets: Vec<Getting> = self.parts_of(page).into_iter().map(|oid| self.whole(oid)).collect();
+        let gets: Vec<Getting> =
+            self.parts_of(page).into_iter().map(|oid| self.whole(oid)).collect();
         self.submit_gets(gets, true);
     }
 
@@ -187,7 +188,8 @@ impl Run<'_> {
         match (work, done) {
             (BatchWork::Get { gets, page }, Done::Get(done)) => {
                 if done.len() != gets.len() {
-                    return self.report(FindingKind::Error, "batch returned wrong number of outcomes");
+                    return self
+                        .report(FindingKind::Error, "batch returned wrong number of outcomes");
                 }
                 self.complete_gets(gets, page, (start, may_be_late), done);
             }
@@ -213,7 +215,10 @@ impl Run<'_> {
         for (get, GetDone { outcome, destination, .. }) in gets.into_iter().zip(done) {
             drop(destination);
             if !get.target.guards_hold() {
-                self.report(FindingKind::Memory, format!("write outside destination oid={}", get.oid));
+                self.report(
+                    FindingKind::Memory,
+                    format!("write outside destination oid={}", get.oid),
+                );
             }
             let from = get.from;
             let pieces = get.target.pieces().map(move |(at, bytes)| (from + at, bytes));
@@ -249,7 +254,10 @@ impl Run<'_> {
                 self.sums.reads_checked += 1;
                 self.sums.bytes_checked += bytes;
                 if *bytes != request.len() as u64 {
-                    self.report(FindingKind::Wrong, format!("hit has wrong length oid={oid} bytes={bytes}"));
+                    self.report(
+                        FindingKind::Wrong,
+                        format!("hit has wrong length oid={oid} bytes={bytes}"),
+                    );
                 }
                 let answer = self.oracle.hit(oid, start, pieces, request.whole());
                 let seen = self.judge(answer)?;
@@ -271,7 +279,10 @@ impl Run<'_> {
                     self.report(FindingKind::Lost, format!("{cause} without a fault oid={oid}"));
                 } else if *cause == MissCause::Late {
                     if !self.lateness_excused && !self.may_be_late {
-                        self.report(FindingKind::Late, format!("get is late without cause oid={oid}"));
+                        self.report(
+                            FindingKind::Late,
+                            format!("get is late without cause oid={oid}"),
+                        );
                     }
                 } else {
                     let answer = self.oracle.miss(oid, start, &format!("cause={cause}"));
@@ -296,7 +307,12 @@ impl Run<'_> {
     }
 
     /// Objects of one group, requested in one batch, all hit or all miss.
-    fn check_group(&mut self, oids: &[Oid], start: u32, seen: &[(Option<u32>, Result<GetOutcome>)]) {
+    fn check_group(
+        &mut self,
+        oids: &[Oid],
+        start: u32,
+        seen: &[(Option<u32>, Result<GetOutcome>)],
+    ) {
         let page = objects::page_of(oids[0]);
         let grouped = matches!(objects::kind(page), PageKind::Pair | PageKind::Many);
         let absent = |o: &Result<GetOutcome>| matches!(o, Ok(GetOutcome::Miss(MissCause::Absent)));
@@ -305,7 +321,12 @@ impl Run<'_> {
         puts.dedup();
         let changed = oids.iter().any(|oid| self.oracle.was_taken_since(*oid, start));
         // With equal fingerprints a get tries candidates while others appear.
-        if !grouped || changed || self.plan.setup.constant || self.struck || self.world.disk.stopped() {
+        if !grouped
+            || changed
+            || self.plan.setup.constant
+            || self.struck
+            || self.world.disk.stopped()
+        {
             return;
         }
         let hits = seen.iter().any(|(_, o)| matches!(o, Ok(GetOutcome::Hit { .. })));
@@ -319,7 +340,8 @@ impl Run<'_> {
         let oids: Vec<Oid> = (0..count).map(|_| self.some_oid()).collect();
         // Only block-aligned memory is read into directly; a drawn offset keeps runs reproducible.
         let lengths: Vec<usize> = oids.iter().map(|oid| self.length(*oid)).collect();
-        let starts: Vec<usize> = oids.iter().map(|_| [0, OFFSET][self.rng.below(2) as usize]).collect();
+        let starts: Vec<usize> =
+            oids.iter().map(|_| [0, OFFSET][self.rng.below(2) as usize]).collect();
         let mut memory: Vec<AlignedBuf> =
             lengths.iter().map(|len| AlignedBuf::new(len + OFFSET).expect("memory")).collect();
         let mut buffers: Vec<&mut [u8]> = memory
@@ -328,7 +350,8 @@ impl Run<'_> {
             .map(|(memory, (len, start))| &mut memory[*start..start + len])
             .collect();
         buffers.iter_mut().for_each(|b| b.fill(0xEE));
-        let cuts: Vec<usize> = buffers.iter().map(|b| self.rng.below(b.len() as u64 + 1) as usize).collect();
+        let cuts: Vec<usize> =
+            buffers.iter().map(|b| self.rng.below(b.len() as u64 + 1) as usize).collect();
         let options = self.options();
         let start = self.oracle.tick();
         let mut pieces: Vec<[&mut [u8]; 2]> = buffers
@@ -358,9 +381,17 @@ impl Run<'_> {
         drop(gets);
         drop(pieces);
         self.oracle.tick();
-        for ((oid, buffer), outcome) in oids.iter().zip(&buffers).zip(outcomes.into_iter().flatten()) {
+        for ((oid, buffer), outcome) in
+            oids.iter().zip(&buffers).zip(outcomes.into_iter().flatten())
+        {
             let len = buffer.len();
-            self.answered(*oid, start, &Asked::Whole(len), &outcome, std::iter::once((0, &buffer[..])));
+            self.answered(
+                *oid,
+                start,
+                &Asked::Whole(len),
+                &outcome,
+                std::iter::once((0, &buffer[..])),
+            );
         }
     }
 
@@ -384,7 +415,8 @@ impl Run<'_> {
         if prefix != holes {
             self.report(FindingKind::Wrong, format!("exists_prefix={prefix} exists={exists:?}"));
         }
-        let bits = exists.iter().fold(0u64, |bits, exists| bits.rotate_left(1) ^ u64::from(*exists));
+        let bits =
+            exists.iter().fold(0u64, |bits, exists| bits.rotate_left(1) ^ u64::from(*exists));
         self.fold_hash(bits);
         // With equal fingerprints the index cannot distinguish objects.
         if self.plan.setup.constant || self.world.disk.stopped() {
@@ -393,7 +425,10 @@ impl Run<'_> {
         for ((oid, exists), expected_present) in oids.iter().zip(&exists).zip(expected_present) {
             self.check_event_presence(*oid, expected_present, *exists);
             if *exists && !self.oracle.may_be_present(*oid, now) {
-                self.report(FindingKind::Wrong, format!("exists though never put or removed oid={oid}"));
+                self.report(
+                    FindingKind::Wrong,
+                    format!("exists though never put or removed oid={oid}"),
+                );
             }
             if !exists {
                 let answer = self.oracle.miss(*oid, now, "exists");
@@ -409,7 +444,10 @@ impl Run<'_> {
             let whole = of.len() == objects::base_form(page).len();
             let some = &exists[at..at + of.len()];
             if grouped && whole && some.iter().any(|h| *h) && !some.iter().all(|h| *h) {
-                self.report(FindingKind::Wrong, format!("group exists partially page={page} {some:?}"));
+                self.report(
+                    FindingKind::Wrong,
+                    format!("group exists partially page={page} {some:?}"),
+                );
             }
         }
     }
@@ -426,9 +464,11 @@ impl Run<'_> {
         let Some(any) = pages.first() else { return };
         let (anchor, mamba, swa) = ([0, 1], [4, 5], [6]);
         let window = 1 + self.rng.below(3) as usize;
-        let keys_of =
-            |parts: &[usize]| -> Vec<_> { parts.iter().map(|part| key(objects::oid(*any, *part))).collect() };
-        let (anchor_keys, mamba_keys, swa_keys) = (keys_of(&anchor), keys_of(&mamba), keys_of(&swa));
+        let keys_of = |parts: &[usize]| -> Vec<_> {
+            parts.iter().map(|part| key(objects::oid(*any, *part))).collect()
+        };
+        let (anchor_keys, mamba_keys, swa_keys) =
+            (keys_of(&anchor), keys_of(&mamba), keys_of(&swa));
         let hashes: Vec<_> = pages.iter().map(|page| objects::page_hash(*page)).collect();
         let pools = [
             PoolQuery { objects: &mamba_keys, policy: HitPolicy::TrailingPages(1) },
@@ -441,15 +481,20 @@ impl Run<'_> {
         };
         let exists = |parts: &[usize]| -> Vec<bool> {
             let ask = |page: &usize| {
-                let keys: Vec<_> = parts.iter().map(|part| key(objects::oid(*page, *part))).collect();
+                let keys: Vec<_> =
+                    parts.iter().map(|part| key(objects::oid(*page, *part))).collect();
                 store.exists_batch(&keys, Options::default()).iter().all(|exists| *exists)
             };
             pages.iter().map(ask).collect()
         };
-        let expected = pages_found(&exists(&anchor), &[(exists(&mamba), 1), (exists(&swa), window)]);
+        let expected =
+            pages_found(&exists(&anchor), &[(exists(&mamba), 1), (exists(&swa), window)]);
         self.fold_hash(found.usable_pages as u64);
         if found != expected {
-            self.report(FindingKind::Wrong, format!("exists_groups {found:?} expected={expected:?}"));
+            self.report(
+                FindingKind::Wrong,
+                format!("exists_groups {found:?} expected={expected:?}"),
+            );
         }
     }
 
@@ -466,7 +511,8 @@ impl Run<'_> {
         let start = self.oracle.tick();
         match store.view(&key(oid)) {
             Ok(Some(view)) => {
-                let answer = self.oracle.hit(oid, start, std::iter::once((0, &view[..])), Some(view.len()));
+                let answer =
+                    self.oracle.hit(oid, start, std::iter::once((0, &view[..])), Some(view.len()));
                 if let Some(seen) = self.judge(answer) {
                     self.views.push((view, oid, seen.no));
                 }
@@ -477,8 +523,8 @@ impl Run<'_> {
     }
 }
 
-/// The expected [`pagelith::Store::exists_groups`]: pages present in the anchor and, with the needed
-/// tail, in each pool.
+/// The expected [`pagelith::Store::exists_groups`]: pages present in the anchor and, with the
+/// needed tail, in each pool.
 fn pages_found(anchor: &[bool], pools: &[(Vec<bool>, usize)]) -> PagesFound {
     let boundary = anchor.iter().position(|exists| !exists).unwrap_or(anchor.len());
     let allows = |(exists, window): &(Vec<bool>, usize), length: usize| {

@@ -140,7 +140,8 @@ impl Sums {
             abandons refused_opens returned scrubbed forgotten durable_checked wrong synced_lost lost panics hangs leaks
             other_findings reclaimed checkpoints late_direct);
         self.worst_recovery_us = self.worst_recovery_us.max(other.worst_recovery_us);
-        self.longest_over_deadline_us = self.longest_over_deadline_us.max(other.longest_over_deadline_us);
+        self.longest_over_deadline_us =
+            self.longest_over_deadline_us.max(other.longest_over_deadline_us);
         add_up(&mut self.faults, &other.faults, |a, b| {
             a.injected += b.injected;
             a.detected += b.detected;
@@ -160,7 +161,9 @@ impl Sums {
             FindingKind::Panic => &mut self.panics,
             FindingKind::Hang => &mut self.hangs,
             FindingKind::Leak => &mut self.leaks,
-            FindingKind::Late | FindingKind::Memory | FindingKind::Error => &mut self.other_findings,
+            FindingKind::Late | FindingKind::Memory | FindingKind::Error => {
+                &mut self.other_findings
+            }
         };
         *count += 1;
     }

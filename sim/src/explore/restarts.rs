@@ -68,7 +68,8 @@ impl Run<'_> {
                 Err(error) => {
                     self.take_strikes();
                     self.trace(|| format!("  open failed {error}"));
-                    let refused = matches!(error.kind, ErrorKind::Damaged | ErrorKind::Incompatible);
+                    let refused =
+                        matches!(error.kind, ErrorKind::Damaged | ErrorKind::Incompatible);
                     if self.world.disk.stopped() {
                         return;
                     }
@@ -78,8 +79,10 @@ impl Run<'_> {
                         continue;
                     }
                     if error.kind == ErrorKind::Denied {
-                        return self
-                            .report(FindingKind::Leak, format!("file lock was not released error={error}"));
+                        return self.report(
+                            FindingKind::Leak,
+                            format!("file lock was not released error={error}"),
+                        );
                     }
                     if refused && self.oracle.is_flush_unreliable() {
                         self.sums.refused_opens += 1;
@@ -87,7 +90,10 @@ impl Run<'_> {
                         self.disarm();
                         self.remove_all_files();
                     } else if !self.struck {
-                        return self.report(FindingKind::Error, format!("store does not open error={error}"));
+                        return self.report(
+                            FindingKind::Error,
+                            format!("store does not open error={error}"),
+                        );
                     }
                 }
             }
@@ -116,9 +122,11 @@ impl Run<'_> {
 
     fn opened(&mut self, store: Rc<Store>, whole: bool) {
         let report = store.opened().clone();
-        self.sums.worst_recovery_us = self.sums.worst_recovery_us.max(report.recovery.as_micros() as u64);
+        self.sums.worst_recovery_us =
+            self.sums.worst_recovery_us.max(report.recovery.as_micros() as u64);
         self.trace(|| format!("  opened {report:?}"));
-        let noticed = report.torn_records + u64::from(report.mended_blocks + report.refused_checkpoints);
+        let noticed =
+            report.torn_records + u64::from(report.mended_blocks + report.refused_checkpoints);
         self.ledger.detected(noticed);
         // A checkpoint chunk that a fault hit in any process may stay on disk until a checkpoint
         // replaces it.
@@ -164,7 +172,10 @@ impl Run<'_> {
         self.sums.reclaimed += stats.segments_reclaimed;
         self.sums.checkpoints += stats.checkpoints;
         self.sums.late_direct += stats.late_direct;
-        if stats.segments_quarantined > 0 || stats.ssd_state_changes > 1 || stats.namespaces_forgotten > 0 {
+        if stats.segments_quarantined > 0
+            || stats.ssd_state_changes > 1
+            || stats.namespaces_forgotten > 0
+        {
             // A self-cleared namespace, a quarantine, or a disabled tier drops more than was read,
             // and a checkpoint makes that durable.
             self.oracle.may_all_be_dropped();
@@ -177,7 +188,8 @@ impl Run<'_> {
     }
 
     pub(super) fn crash(&mut self) {
-        let mode = [CrashMode::KeepAll, CrashMode::DropAll, CrashMode::Random][self.rng.below(3) as usize];
+        let mode =
+            [CrashMode::KeepAll, CrashMode::DropAll, CrashMode::Random][self.rng.below(3) as usize];
         self.crash_machine(mode);
         self.open();
         if self.store.is_none() && self.findings.is_empty() {
@@ -332,8 +344,11 @@ impl Run<'_> {
             })
             .collect();
         let pieces: Vec<[&[u8]; 1]> = bytes.iter().map(|b| [&b[..]]).collect();
-        let slices: Vec<_> =
-            oids.iter().zip(&pieces).map(|(oid, p)| PutSlice { key: key(*oid), pieces: p }).collect();
+        let slices: Vec<_> = oids
+            .iter()
+            .zip(&pieces)
+            .map(|(oid, p)| PutSlice { key: key(*oid), pieces: p })
+            .collect();
         let mut outcomes = store.put_batch(&slices, Options::default());
         let refused = outcomes.iter().any(|o| matches!(o, Ok(PutOutcome::Refused)));
         for (slice, outcome) in slices.iter().zip(&mut outcomes) {
@@ -342,7 +357,8 @@ impl Run<'_> {
                     break;
                 }
                 self.world.runtime.run_for(REST);
-                *outcome = store.put_batch(std::slice::from_ref(slice), Options::default()).remove(0);
+                *outcome =
+                    store.put_batch(std::slice::from_ref(slice), Options::default()).remove(0);
             }
         }
         self.oracle.tick();
@@ -353,7 +369,10 @@ impl Run<'_> {
                 // from being reclaimed.
                 Ok(PutOutcome::Refused) if !self.plan.faults.is_empty() => return,
                 outcome => {
-                    let text = format!("empty store refuses put oid={oid} {outcome:?} {:?}", store.stats());
+                    let text = format!(
+                        "empty store refuses put oid={oid} {outcome:?} {:?}",
+                        store.stats()
+                    );
                     self.report(FindingKind::Hang, text);
                 }
             }
@@ -364,7 +383,10 @@ impl Run<'_> {
         // index was full, each object replaced the one before.
         let well = well && store.stats().ssd_state_changes == changes && !refused;
         if present.iter().any(|present| !present) && well && !self.plan.setup.constant {
-            self.report(FindingKind::Lost, format!("empty store lost objects just put {present:?}"));
+            self.report(
+                FindingKind::Lost,
+                format!("empty store lost objects just put {present:?}"),
+            );
         }
         drop(store);
         if !well || !self.findings.is_empty() {
@@ -386,8 +408,11 @@ impl Run<'_> {
         match Store::open_in(config, self.world.env()) {
             Ok(store) => self.opened(Rc::new(store), true),
             // Only an operator repairs a manifest that the device corrupted silently.
-            Err(error) if error.kind == ErrorKind::Damaged && self.oracle.is_flush_unreliable() => {}
-            Err(error) => self.report(FindingKind::Error, format!("store does not open error={error}")),
+            Err(error) if error.kind == ErrorKind::Damaged && self.oracle.is_flush_unreliable() => {
+            }
+            Err(error) => {
+                self.report(FindingKind::Error, format!("store does not open error={error}"))
+            }
         }
         self.drain();
     }

@@ -213,9 +213,13 @@ impl<'p> Run<'p> {
         // With one fingerprint a pin of one key pins all objects: then no segment can be emptied.
         let pinned = self.plan.setup.constant && !self.pins.is_empty();
         let late = error.kind == ErrorKind::Unavailable && (pinned || !self.flights.is_empty());
-        let explained = self.world.disk.stopped() || self.struck || error.kind == ErrorKind::Busy || late;
+        let explained =
+            self.world.disk.stopped() || self.struck || error.kind == ErrorKind::Busy || late;
         if internal || !explained {
-            self.report(FindingKind::Error, format!("{what} failed kind={:?} error={error}", error.kind));
+            self.report(
+                FindingKind::Error,
+                format!("{what} failed kind={:?} error={error}", error.kind),
+            );
         }
     }
 
@@ -223,7 +227,8 @@ impl<'p> Run<'p> {
         *self.done.entry(op.verb).or_default() += 1;
         self.rng = SplitMix64::new(op.r);
         self.oracle.tick();
-        self.reads_ahead &= self.store.as_ref().is_some_and(|store| store.stats().prefetch_waiting > 0);
+        self.reads_ahead &=
+            self.store.as_ref().is_some_and(|store| store.stats().prefetch_waiting > 0);
         if self.flights.is_empty() && self.plan.setup.scrub_kib == 0 && !self.reads_ahead {
             self.touched = Some(BTreeSet::new());
         }
@@ -310,8 +315,10 @@ impl<'p> Run<'p> {
         if let (true, Some(store)) = (self.sync_unproven, &self.store) {
             // Like a struck read of the damaged record: it may cost the whole segment.
             let stats = store.stats();
-            let found =
-                stats.damaged + stats.read_errors + stats.segments_suspect + stats.segments_quarantined;
+            let found = stats.damaged
+                + stats.read_errors
+                + stats.segments_suspect
+                + stats.segments_quarantined;
             if found != std::mem::replace(&mut self.found_damaged, found) {
                 self.oracle.struck(Struck::Read);
                 self.oracle.may_all_be_dropped();

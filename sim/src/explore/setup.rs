@@ -88,7 +88,8 @@ impl Setup {
             ssd_mib: if roomy { 320 } else { u32::from(ssd) * pick(rng, &[7, 8, 10, 16]) },
             roomy,
             dram_kib,
-            dram_policy: [DramPolicy::Lru, DramPolicy::Fifo, DramPolicy::S3Fifo][rng.below(3) as usize],
+            dram_policy: [DramPolicy::Lru, DramPolicy::Fifo, DramPolicy::S3Fifo]
+                [rng.below(3) as usize],
             promote: !rng.one_in(3),
             recency: rng.one_in(2),
             checkpoint: pick(rng, &[0, 1, 2, 4]),
@@ -116,7 +117,8 @@ impl Setup {
     /// The configuration.
     pub fn config(&self) -> ValidConfig {
         let (deadline_ms, close_timeout_ms) = (self.deadline_ms, self.deadline_ms);
-        let mut c = Config { deadline_ms, close_timeout_ms, namespaces_max: 8, ..Config::default() };
+        let mut c =
+            Config { deadline_ms, close_timeout_ms, namespaces_max: 8, ..Config::default() };
         c.groups.deadline_ms = self.group_ms;
         // With equal fingerprints an event may name another object of its group.
         c.events.max = if self.constant { 0 } else { EVENTS_MAX };

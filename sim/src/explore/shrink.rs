@@ -20,7 +20,8 @@ pub struct Shrunk {
 /// Removes operations from `plan`, which has shown `finding`, with at most `runs_max` runs. A
 /// violation of the same promise counts as the same.
 pub fn shrink(plan: &Plan, finding: &Finding, runs_max: usize) -> Shrunk {
-    let mut best = Shrunk { plan: plan.keeping(|at| at <= finding.at), finding: finding.clone(), runs: 0 };
+    let mut best =
+        Shrunk { plan: plan.keeping(|at| at <= finding.at), finding: finding.clone(), runs: 0 };
     let mut parts = 2;
     while best.runs < runs_max {
         let ops = best.plan.ops.len();

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pagelith::{Error, ErrorKind, Options, Put, PutDone, PutGroup, PutOutcome, PutSlice, Result, Source};
+use pagelith::{
+    Error, ErrorKind, Options, Put, PutDone, PutGroup, PutOutcome, PutSlice, Result, Source,
+};
 use pagelith_io::clock::Clock;
 
 use super::batches::{BatchWork, Putting};
@@ -36,7 +38,9 @@ impl Run<'_> {
             PageKind::Pair | PageKind::Many => false,
         };
         match single {
-            true => vec![objects::oid(page, singles[self.rng.below(singles.len() as u64) as usize])],
+            true => {
+                vec![objects::oid(page, singles[self.rng.below(singles.len() as u64) as usize])]
+            }
             false => objects::oids(page, objects::base_form(page)),
         }
     }
@@ -127,7 +131,9 @@ impl Run<'_> {
             put.members.iter().for_each(|oid| run.oracle.put_nothing(*oid, put.no));
         };
         // Otherwise it is still open, or the next caller that joins it gets another id.
-        let over = |o: &Result<PutOutcome>| matches!(o, Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent));
+        let over = |o: &Result<PutOutcome>| {
+            matches!(o, Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent))
+        };
         if put.open.is_some() && outcomes.iter().all(over) {
             self.groups.retain(|g| Some(g.id) != put.open);
         }
@@ -153,7 +159,10 @@ impl Run<'_> {
         let uniform = [stored, present, waiting, refused].contains(&all);
         let taken_in = mixed && stored > 0 && stored + present == all;
         if !uniform && !taken_in {
-            self.report(FindingKind::Wrong, format!("outcomes that cannot be together {outcomes:?}"));
+            self.report(
+                FindingKind::Wrong,
+                format!("outcomes that cannot be together {outcomes:?}"),
+            );
         }
         if waiting > 0 && put.base.is_none() && put.open.is_none() {
             self.report(FindingKind::Wrong, format!("put without base waits no={}", put.no));
@@ -161,11 +170,14 @@ impl Run<'_> {
         for (oid, outcome) in put.members.iter().zip(&outcomes) {
             match outcome {
                 Ok(PutOutcome::Stored) => self.oracle.put_stored(*oid, put.no),
-                Ok(PutOutcome::Waiting) if put.open.is_none() => self.oracle.put_waits(*oid, put.no),
+                Ok(PutOutcome::Waiting) if put.open.is_none() => {
+                    self.oracle.put_waits(*oid, put.no)
+                }
                 Ok(PutOutcome::AlreadyPresent) => {
                     self.oracle.put_nothing(*oid, put.no);
                     if !self.oracle.may_be_present(*oid, start) {
-                        let text = format!("present though never put or removed oid={oid} no={}", put.no);
+                        let text =
+                            format!("present though never put or removed oid={oid} no={}", put.no);
                         self.report(FindingKind::Wrong, text);
                     }
                 }
@@ -205,8 +217,10 @@ impl Run<'_> {
             .collect();
         let cut = self.rng.next_u64() as usize;
         let halves = |b: &'_ Arc<[u8]>| cut % b.len();
-        let pieces: Vec<Vec<[&[u8]; 2]>> =
-            bytes.iter().map(|of| of.iter().map(|b| b.split_at(halves(b)).into()).collect()).collect();
+        let pieces: Vec<Vec<[&[u8]; 2]>> = bytes
+            .iter()
+            .map(|of| of.iter().map(|b| b.split_at(halves(b)).into()).collect())
+            .collect();
         let slices: Vec<Vec<PutSlice<'_>>> = puts
             .iter()
             .zip(&pieces)
@@ -222,7 +236,8 @@ impl Run<'_> {
         let options = Options { timeout, ..Options::default() };
         let groups: Vec<&[PutSlice<'_>]> = slices.iter().map(Vec::as_slice).collect();
         puts.iter().for_each(|put| self.touch(put.members.clone()));
-        let outcomes = self.timed("put_groups", timeout, |store| store.put_groups(&groups, options));
+        let outcomes =
+            self.timed("put_groups", timeout, |store| store.put_groups(&groups, options));
         self.oracle.tick();
         for (put, outcome) in puts.into_iter().zip(outcomes.into_iter().flatten()) {
             let mixed = objects::kind(objects::page_of(put.members[0])) == PageKind::Mixed;
@@ -279,7 +294,8 @@ impl Run<'_> {
             let outcome = match self.rng.one_in(3) {
                 true => group.try_put(&slice),
                 false => {
-                    let outcomes = self.timed("group put", None, |_| group.put(&[slice], Options::default()));
+                    let outcomes =
+                        self.timed("group put", None, |_| group.put(&[slice], Options::default()));
                     outcomes.and_then(|mut o| o.pop()).unwrap_or(Ok(PutOutcome::Refused))
                 }
             };
@@ -287,8 +303,11 @@ impl Run<'_> {
             let filled = self.groups[at].filled.contains(oid);
             match outcome {
                 Ok(PutOutcome::Waiting) => self.groups[at].filled.push(*oid),
-                Ok(PutOutcome::AlreadyPresent) if filled || self.oracle.may_be_present(*oid, start) => {}
-                Ok(other) => self.report(FindingKind::Wrong, format!("put into a group oid={oid} {other:?}")),
+                Ok(PutOutcome::AlreadyPresent)
+                    if filled || self.oracle.may_be_present(*oid, start) => {}
+                Ok(other) => {
+                    self.report(FindingKind::Wrong, format!("put into a group oid={oid} {other:?}"))
+                }
                 // Its deadline has passed, or its namespace was cleared.
                 Err(error) if error.kind == ErrorKind::Unavailable => {}
                 Err(error) => self.check_error("put into a group", &error),
@@ -309,8 +328,7 @@ impl Run<'_> {
         }
         let at = self.rng.below(self.groups.len() as u64) as usize;
         let OpenGroup { page, id, no, .. } = self.groups[at];
-        let busy =
-            |c: &BatchWork| matches!(c, BatchWork::Put(puts) if puts.iter().any(|p| p.open == Some(id)));
+        let busy = |c: &BatchWork| matches!(c, BatchWork::Put(puts) if puts.iter().any(|p| p.open == Some(id)));
         if self.flights.iter().any(|f| busy(&f.work)) {
             return;
         }
@@ -331,8 +349,7 @@ impl Run<'_> {
         }
         let at = self.rng.below(self.groups.len() as u64) as usize;
         let OpenGroup { page, id, .. } = self.groups[at];
-        let busy =
-            |c: &BatchWork| matches!(c, BatchWork::Put(puts) if puts.iter().any(|p| p.open == Some(id)));
+        let busy = |c: &BatchWork| matches!(c, BatchWork::Put(puts) if puts.iter().any(|p| p.open == Some(id)));
         if self.flights.iter().any(|f| busy(&f.work)) {
             return;
         }

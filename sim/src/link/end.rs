@@ -58,7 +58,12 @@ enum Queued {
 }
 
 impl SimLink {
-    pub(super) fn new(side: Side, net: SimNet, runtime: Arc<dyn Runtime>, limits: Limits) -> SimLink {
+    pub(super) fn new(
+        side: Side,
+        net: SimNet,
+        runtime: Arc<dyn Runtime>,
+        limits: Limits,
+    ) -> SimLink {
         let facts = Facts {
             side,
             peer: format!("simulated {:?}", side.other()),
@@ -131,7 +136,9 @@ impl SimLink {
             match out {
                 // Their completion was already reported.
                 Queued::Push(..) if self.plant == Plant::PushedEarly && op.is_none() => {}
-                out @ Queued::Push(..) if self.plant == Plant::PushedEarly => self.outbox.push_back(out),
+                out @ Queued::Push(..) if self.plant == Plant::PushedEarly => {
+                    self.outbox.push_back(out)
+                }
                 Queued::Push(_, push) if op.is_none_or(|op| op == push.op) => {
                     events.push(pushed_event(push, false));
                 }
@@ -157,7 +164,8 @@ impl SimLink {
                     self.counts.frames_out += 1;
                     self.sharing.passes(&mut self.net.wire(), &frame);
                     let mut wire = self.net.wire();
-                    wire.net_stats.unowed += u64::from(self.side == Side::Server && !self.owed.sent(&frame));
+                    wire.net_stats.unowed +=
+                        u64::from(self.side == Side::Server && !self.owed.sent(&frame));
                     wire.send(self.side, Packet::Frame(frame));
                 }
                 Queued::Taken(stretch) => self.net.wire().send(self.side, Packet::Taken(stretch)),
@@ -219,21 +227,23 @@ impl SimLink {
                 }
                 events.push(Event::Frame(frame));
             }
-            Packet::Data { op, item, offset, bytes } => match self.exposed.write(op, item, offset, &bytes) {
-                Some(whole) => {
-                    self.counts.bytes_in += bytes.len() as u64;
-                    if let (Plant::Unverified, Some(Event::Landed { op, item, parts, .. })) =
-                        (self.plant, &whole)
-                    {
-                        self.arrived_sums.note(*op, *item, parts);
+            Packet::Data { op, item, offset, bytes } => {
+                match self.exposed.write(op, item, offset, &bytes) {
+                    Some(whole) => {
+                        self.counts.bytes_in += bytes.len() as u64;
+                        if let (Plant::Unverified, Some(Event::Landed { op, item, parts, .. })) =
+                            (self.plant, &whole)
+                        {
+                            self.arrived_sums.note(*op, *item, parts);
+                        }
+                        events.extend(whole);
                     }
-                    events.extend(whole);
+                    None => {
+                        self.counts.bytes_late += bytes.len() as u64;
+                        self.net.wire().net_stats.late += 1;
+                    }
                 }
-                None => {
-                    self.counts.bytes_late += bytes.len() as u64;
-                    self.net.wire().net_stats.late += 1;
-                }
-            },
+            }
             Packet::Shown { stretch, pieces } => {
                 let shown = self.sharing.arrived(stretch, pieces);
                 self.shown(shown.ok_or(Closed::Ended)?, events);
@@ -285,9 +295,9 @@ impl SimLink {
             return Err(Closed::Ended);
         }
         match silent {
-            Some(time) => {
-                Err(Closed::Silent { silent_ms: u64::try_from(time.as_millis()).unwrap_or(u64::MAX) })
-            }
+            Some(time) => Err(Closed::Silent {
+                silent_ms: u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
+            }),
             None => Ok(()),
         }
     }
@@ -341,7 +351,8 @@ impl Link for SimLink {
     }
 
     fn view(&self, stretch: ItemRange, (region, at): (u32, u64), length: u64) -> Option<Shown> {
-        self.sharing.arrived(stretch, std::iter::once(ShownPiece::new(region, at, length)).collect())
+        self.sharing
+            .arrived(stretch, std::iter::once(ShownPiece::new(region, at, length)).collect())
     }
 
     fn took(&mut self, shown: Shown) {
@@ -366,7 +377,13 @@ impl Link for SimLink {
         Ok(())
     }
 
-    fn expose(&mut self, op: OpId, item: u32, offset: u64, parts: Vec<Part>) -> Result<(), Vec<Part>> {
+    fn expose(
+        &mut self,
+        op: OpId,
+        item: u32,
+        offset: u64,
+        parts: Vec<Part>,
+    ) -> Result<(), Vec<Part>> {
         if self.room().exposures == 0 {
             return Err(parts);
         }
@@ -417,7 +434,11 @@ impl Link for SimLink {
             }
             let left = until.since(now);
             let arrives = self.net.wire().due(self.side);
-            let due = arrives.into_iter().chain(self.next_send(now)).min().map_or(left, |due| due.min(left));
+            let due = arrives
+                .into_iter()
+                .chain(self.next_send(now))
+                .min()
+                .map_or(left, |due| due.min(left));
             self.runtime.pause(&signal, seen, due);
         }
     }

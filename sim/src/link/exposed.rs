@@ -26,12 +26,17 @@ impl ExposedMemory {
     }
 
     /// Exposes a range, unless its memory is shared or empty, or it overlaps an exposed range.
-    pub fn expose(&mut self, (op, item, from): RangeKey, parts: Vec<Part>) -> Result<(), Vec<Part>> {
+    pub fn expose(
+        &mut self,
+        (op, item, from): RangeKey,
+        parts: Vec<Part>,
+    ) -> Result<(), Vec<Part>> {
         let len: u64 = parts.iter().map(|part| part.len() as u64).sum();
         let end = from.checked_add(len);
-        let taken = self.0.range((op, item, 0)..=(op, item, u64::MAX)).any(|((_, _, at), found)| {
-            end.is_none_or(|end| *at < end && from < at.saturating_add(found.len))
-        });
+        let taken =
+            self.0.range((op, item, 0)..=(op, item, u64::MAX)).any(|((_, _, at), found)| {
+                end.is_none_or(|end| *at < end && from < at.saturating_add(found.len))
+            });
         if len == 0 || end.is_none() || taken || parts.iter().any(|part| !part.is_exclusive()) {
             return Err(parts);
         }
@@ -41,10 +46,17 @@ impl ExposedMemory {
 
     /// Writes a packet into its exposed range. `None` if the bytes are not exposed, overlap bytes
     /// that have arrived, or exceed the range. Otherwise the range, once it is complete.
-    pub fn write(&mut self, op: OpId, item: u32, offset: u64, bytes: &[u8]) -> Option<Option<Event>> {
+    pub fn write(
+        &mut self,
+        op: OpId,
+        item: u32,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Option<Option<Event>> {
         let (name, found) = self.0.range_mut((op, item, 0)..=(op, item, offset)).next_back()?;
         let (name, at, len) = (*name, offset - name.2, bytes.len() as u64);
-        let overlaps = found.landed.range(..at + len).next_back().is_some_and(|(from, n)| from + n > at);
+        let overlaps =
+            found.landed.range(..at + len).next_back().is_some_and(|(from, n)| from + n > at);
         if at + len > found.len || overlaps {
             return None;
         }

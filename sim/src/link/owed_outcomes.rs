@@ -72,7 +72,10 @@ mod tests {
             owed.arrived(&request(op), at(0));
         }
         assert!(owed.sent(&outcome(1)) && !owed.sent(&outcome(1)), "one, and no second");
-        assert!(owed.sent(&outcome(2)) && owed.sent(&outcome(2)) && !owed.sent(&outcome(2)), "sent twice");
+        assert!(
+            owed.sent(&outcome(2)) && owed.sent(&outcome(2)) && !owed.sent(&outcome(2)),
+            "sent twice"
+        );
         [1, 3].into_iter().for_each(|op| owed.arrived(&cancel(op), at(10)));
         assert_eq!([50, 110, 500].map(|ms| owed.overdue(at(ms))), [0, 1, 0], "of 1 there was one");
         owed.arrived(&request(4), at(500));

@@ -29,8 +29,13 @@ pub enum Plant {
 
 impl Plant {
     /// Every bug, and `None`.
-    pub const ALL: [Plant; 5] =
-        [Plant::None, Plant::StaleOutcome, Plant::KeptAfterRetract, Plant::PushedEarly, Plant::Unverified];
+    pub const ALL: [Plant; 5] = [
+        Plant::None,
+        Plant::StaleOutcome,
+        Plant::KeptAfterRetract,
+        Plant::PushedEarly,
+        Plant::Unverified,
+    ];
 
     /// Its name on a command line: the name of the variant.
     pub fn name(self) -> String {

@@ -67,7 +67,9 @@ impl OutcomeCheck {
     /// Records a reference to all of an item; references to parts are not checked.
     pub fn shown(&mut self, (op, item, offset): ItemRange, bytes: &[u8]) {
         let stretch = self.requested.get(&op).and_then(|all| all.get(item as usize));
-        let whole = |stretch: &&Range<u64>| offset == 0 && stretch.end - stretch.start == bytes.len() as u64;
+        let whole = |stretch: &&Range<u64>| {
+            offset == 0 && stretch.end - stretch.start == bytes.len() as u64
+        };
         if let Some(stretch) = stretch.filter(whole) {
             self.shown.insert((op, item), sums(stretch, bytes));
         }
@@ -79,9 +81,10 @@ impl OutcomeCheck {
         let decoded = outcome::decode(&frame.body);
         let Ok((_, Answer::Items(items))) = decoded else { return true };
         let is_shown = |(item, at): (_, u32)| match item {
-            Verdict::Hit { checksums, .. } => {
-                self.shown.get(&(frame.op, at)).is_none_or(|own| checksums.iter().eq(own.iter().copied()))
-            }
+            Verdict::Hit { checksums, .. } => self
+                .shown
+                .get(&(frame.op, at))
+                .is_none_or(|own| checksums.iter().eq(own.iter().copied())),
             _ => true,
         };
         let right = items.iter().map(|item| item.verdict).zip(0u32..).all(is_shown);
@@ -99,7 +102,8 @@ impl OutcomeCheck {
 /// range.
 fn sums(stretch: &Range<u64>, bytes: &[u8]) -> Vec<Checksum> {
     let block = |block: u64| {
-        let (from, to) = ((block * BLOCK).max(stretch.start), ((block + 1) * BLOCK).min(stretch.end));
+        let (from, to) =
+            ((block * BLOCK).max(stretch.start), ((block + 1) * BLOCK).min(stretch.end));
         checksum(&bytes[(from - stretch.start) as usize..(to - stretch.start) as usize])
     };
     (stretch.start / BLOCK..stretch.end.div_ceil(BLOCK)).map(block).collect()
@@ -130,8 +134,14 @@ mod tests {
 
     #[test]
     fn outcome_checksums_must_match_referenced_range() {
-        let key =
-            ObjectKey::new(NamespaceId([1; 16]), PrefixHash([2; 32]), Role::Target, "kv", "k", Shard::Whole);
+        let key = ObjectKey::new(
+            NamespaceId([1; 16]),
+            PrefixHash([2; 32]),
+            Role::Target,
+            "kv",
+            "k",
+            Shard::Whole,
+        );
         let key = key.expect("a key");
         let object: Vec<u8> = (0..50_000u32).map(|at| (at / 3) as u8).collect();
         let range = 100..40_000u64;
@@ -144,7 +154,10 @@ mod tests {
             )
         };
         let checksums_sent = sums(&range, &object[100..40_000]);
-        assert_eq!(checksums_sent, [checksum(&object[100..32_768]), checksum(&object[32_768..40_000])]);
+        assert_eq!(
+            checksums_sent,
+            [checksum(&object[100..32_768]), checksum(&object[32_768..40_000])]
+        );
         let outcome = |op| {
             let (tier, length, checksums) =
                 (TierTag::Memory, range.end - range.start, List::of(&checksums_sent));

@@ -20,7 +20,8 @@ use super::wire::{Packet, Wire};
 /// Shared memory in use.
 #[derive(Default)]
 pub(super) struct SharingState {
-    /// What each side has handed over, as this end has it. The default is nothing: as between two hosts.
+    /// What each side has handed over, as this end has it. The default is nothing: as between two
+    /// hosts.
     pub regions: LinkRegions,
     /// References sent to the other end and not yet released.
     shown: BTreeMap<ItemRange, Push>,
@@ -75,7 +76,13 @@ impl SharingState {
     }
 
     /// Withdraws the references of `op`, or all.
-    pub fn give_up(&mut self, wire: &mut Wire, side: Side, op: Option<OpId>, events: &mut Vec<Event>) {
+    pub fn give_up(
+        &mut self,
+        wire: &mut Wire,
+        side: Side,
+        op: Option<OpId>,
+        events: &mut Vec<Event>,
+    ) {
         self.outcome_check.forget(op);
         for (stretch, push) in std::mem::take(&mut self.shown) {
             if op.is_some_and(|op| op != stretch.0) {

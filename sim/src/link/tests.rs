@@ -232,8 +232,11 @@ fn step(
     for event in &events {
         if let Event::Frame(frame) = event {
             for item in 0..2 {
-                let _ =
-                    world.server.push(push(frame.op.0, item, &content(frame.op.0, item, length(frame.op.0))));
+                let _ = world.server.push(push(
+                    frame.op.0,
+                    item,
+                    &content(frame.op.0, item, length(frame.op.0)),
+                ));
             }
             let _ = world.server.send(outcome(frame.op.0));
         }
@@ -262,7 +265,10 @@ fn check(events: &[Event], tally: &mut Tally, ended: &mut bool) {
             Event::Retracted { op, item, parts, .. } => {
                 tally.retracted += 1;
                 let own = content(op.0, *item, length(op.0));
-                let clean = concat_bytes(parts).iter().zip(&own).all(|(byte, own)| *byte == 0 || byte == own);
+                let clean = concat_bytes(parts)
+                    .iter()
+                    .zip(&own)
+                    .all(|(byte, own)| *byte == 0 || byte == own);
                 assert!(clean, "another operation's bytes landed {op} item={item}");
             }
             Event::Closed(_) => *ended = true,
@@ -278,7 +284,8 @@ fn exposed_memory_returns_once_with_own_bytes_or_none() {
     let steps = std::env::var("TEST_PAGELITH_LINK_STEPS").ok().and_then(|text| text.parse().ok());
     let tally = run(7, steps.unwrap_or(20_000));
     assert_eq!(tally.exposed, tally.landed + tally.retracted, "{tally:?}");
-    let all_kinds = tally.landed > 500 && tally.retracted > 500 && tally.late > 0 && tally.connections > 1;
+    let all_kinds =
+        tally.landed > 500 && tally.retracted > 500 && tally.late > 0 && tally.connections > 1;
     assert!(all_kinds, "a run that meets nothing shows nothing: {tally:?}");
 }
 

@@ -23,7 +23,8 @@ fn world(region: &Arc<Region>) -> World {
     let clock = SimClock::new();
     let runtime: Arc<dyn Runtime> = Arc::new(SimRuntime::new(clock.clone(), 1));
     let (net, client, server) = SimNet::new(1, clock.clone(), &runtime, Limits::default());
-    let view = View::of(region.as_fd().try_clone_to_owned().expect("a descriptor")).expect("memory");
+    let view =
+        View::of(region.as_fd().try_clone_to_owned().expect("a descriptor")).expect("memory");
     let own = LinkRegions { own: vec![region.clone()], ..LinkRegions::default() };
     let theirs = LinkRegions { theirs: vec![Arc::new(view)], ..LinkRegions::default() };
     World { clock, net, client: client.sharing(theirs), server: server.sharing(own) }
@@ -70,7 +71,9 @@ fn referenced_memory_returns_after_release() {
     assert!(world.server.shows(std::slice::from_ref(&part)) && !world.client.shows(&memory(5)));
     world.push(part);
     assert!(world.poll(Side::Server).is_empty(), "it is not taken");
-    let Some(Event::Shown { shown, parts, .. }) = world.poll(Side::Client).pop() else { panic!("not shown") };
+    let Some(Event::Shown { shown, parts, .. }) = world.poll(Side::Client).pop() else {
+        panic!("not shown")
+    };
     let mut seen = vec![0; LEN];
     shown.copy_out(0, &mut seen);
     assert!(seen == vec![3; LEN] && parts[0].bytes() == vec![0; LEN], "and nothing landed");

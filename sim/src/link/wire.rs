@@ -98,7 +98,9 @@ impl Wire {
     fn note(&mut self, what: &str, side: Side, packet: &Packet) {
         let line = match packet {
             Packet::Frame(f) => format!("{:?} {} {}", f.kind, f.op, checksum64(&f.body)),
-            Packet::Data { op, item, offset, bytes } => format!("{op} {item} {offset} {}", checksum64(bytes)),
+            Packet::Data { op, item, offset, bytes } => {
+                format!("{op} {item} {offset} {}", checksum64(bytes))
+            }
             Packet::Shown { stretch, pieces } => format!("shown {stretch:?} {pieces:?}"),
             Packet::Taken(stretch) => format!("taken {stretch:?}"),
             Packet::End { goodbye } => format!("end {goodbye}"),
@@ -176,8 +178,11 @@ impl Wire {
         let now = self.clock.now();
         let due = self.in_transit.range(..=(now, u64::MAX)).filter(|(_, (to, _))| *to == side);
         let names: Vec<_> = due.map(|(name, _)| *name).collect();
-        let arrived: Vec<Packet> =
-            names.iter().filter_map(|name| self.in_transit.remove(name)).map(|(_, packet)| packet).collect();
+        let arrived: Vec<Packet> = names
+            .iter()
+            .filter_map(|name| self.in_transit.remove(name))
+            .map(|(_, packet)| packet)
+            .collect();
         if self.ends[index(side)].deaf_since.is_some() {
             return Vec::new();
         }
@@ -188,7 +193,11 @@ impl Wire {
     /// Time until a packet arrives at `side`, or until it must detect that none does.
     pub fn due(&self, side: Side) -> Option<Duration> {
         let now = self.clock.now();
-        let next = self.in_transit.iter().find(|(_, (to, _))| *to == side).map(|((at, _), _)| at.since(now));
+        let next = self
+            .in_transit
+            .iter()
+            .find(|(_, (to, _))| *to == side)
+            .map(|((at, _), _)| at.since(now));
         let dead = self.silent_since().map(|since| since.after(self.dead_after).since(now));
         next.into_iter().chain(dead).min()
     }
@@ -242,7 +251,8 @@ impl Wire {
     pub fn partition(&mut self, time: Duration) {
         let now = self.clock.now();
         let until = now.after(time).max(self.partitioned_until);
-        let since = self.last_partition.filter(|(_, until)| now < *until).map_or(now, |(since, _)| since);
+        let since =
+            self.last_partition.filter(|(_, until)| now < *until).map_or(now, |(since, _)| since);
         (self.last_partition, self.partitioned_until) = (Some((since, until)), until);
         for ((at, number), packet) in std::mem::take(&mut self.in_transit) {
             self.in_transit.insert((at.max(until), number), packet);

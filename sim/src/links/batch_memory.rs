@@ -45,13 +45,15 @@ impl Client {
     /// The put ended or was given up.
     pub(super) fn put_completed(&mut self, lent: Putting, done: Option<Vec<PutDone>>) {
         let outcomes: Vec<bool> = done.iter().flatten().map(|done| done.outcome.is_ok()).collect();
-        let alone = |done: &PutDone| matches!(&done.outcome, Err(e) if e.kind == ErrorKind::Unavailable);
+        let alone =
+            |done: &PutDone| matches!(&done.outcome, Err(e) if e.kind == ErrorKind::Unavailable);
         self.store_unavailable = done.iter().flatten().any(alone);
         drop(done);
         // A put that was sent twice may still be in progress on the first link. A put by the store
         // itself ends with its outcome: the store notifies its peers of a removal after everything
         // that it offered them before.
-        let (once, own) = (self.handle.links() == lent.links, matches!(self.handle, StoreHandle::Front(..)));
+        let (once, own) =
+            (self.handle.links() == lent.links, matches!(self.handle, StoreHandle::Front(..)));
         let outcomes = outcomes.into_iter().chain(std::iter::repeat(false));
         for ((object, version, target), stored) in lent.objects.into_iter().zip(outcomes) {
             self.shared.oracle().put_ended(object, version, own || stored && once);
@@ -73,8 +75,10 @@ impl Client {
                 from..from + 1 + self.rng.below(len as u64 - from)
             });
             let range = range.map(|range| range.start..range.end.min(len as u64));
-            let stretch: Range<usize> = range.clone().map_or(0..len, |r| r.start as usize..r.end as usize);
-            let target = self.memory.target(stretch.len(), Shape::draw(&mut self.rng), &mut self.rng);
+            let stretch: Range<usize> =
+                range.clone().map_or(0..len, |r| r.start as usize..r.end as usize);
+            let target =
+                self.memory.target(stretch.len(), Shape::draw(&mut self.rng), &mut self.rng);
             gets.push(Get { key: key(object), range, destination: target.destination() });
             lent.push((object, stretch, target));
         }
@@ -87,20 +91,27 @@ impl Client {
 
     /// The get ended or was given up.
     pub(super) fn get_completed(&mut self, lent: Getting, done: Option<Vec<GetDone>>) {
-        let outcomes = done.map(|done| done.into_iter().map(|done| done.outcome).collect::<Vec<_>>());
+        let outcomes =
+            done.map(|done| done.into_iter().map(|done| done.outcome).collect::<Vec<_>>());
         let alone = |outcome: &pagelith::Result<GetOutcome>| matches!(outcome, Err(e) if e.kind == ErrorKind::Unavailable);
         self.store_unavailable = outcomes.iter().flatten().any(alone);
-        let outcomes = outcomes.into_iter().flatten().map(Some).chain(std::iter::repeat_with(|| None));
+        let outcomes =
+            outcomes.into_iter().flatten().map(Some).chain(std::iter::repeat_with(|| None));
         for ((object, stretch, target), outcome) in lent.stretches.into_iter().zip(outcomes) {
             let mut tally = self.shared.tally();
             tally.gets += 1;
             if let Some(Ok(GetOutcome::Hit { bytes, .. })) = outcome {
                 tally.hits += 1;
                 tally.bytes += bytes;
-                let got: Vec<u8> = target.pieces().flat_map(|(_, bytes)| bytes.iter().copied()).collect();
-                if let Some(wrong) =
-                    self.shared.oracle().read(self.handle.store(), object, &stretch, &got, lent.since)
-                {
+                let got: Vec<u8> =
+                    target.pieces().flat_map(|(_, bytes)| bytes.iter().copied()).collect();
+                if let Some(wrong) = self.shared.oracle().read(
+                    self.handle.store(),
+                    object,
+                    &stretch,
+                    &got,
+                    lent.since,
+                ) {
                     tally.wrong += 1;
                     tally.add_finding(wrong);
                 }

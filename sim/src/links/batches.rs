@@ -58,7 +58,12 @@ impl Client {
         }
     }
 
-    fn complete(&mut self, in_progress: &mut Vec<(Ticket, BatchMemory)>, ticket: Ticket, done: Done) {
+    fn complete(
+        &mut self,
+        in_progress: &mut Vec<(Ticket, BatchMemory)>,
+        ticket: Ticket,
+        done: Done,
+    ) {
         let Some(at) = in_progress.iter().position(|(known, _)| *known == ticket) else {
             self.shared.tally().panics += 1;
             return self.shared.tally().add_finding("batch completed twice".into());
@@ -68,7 +73,9 @@ impl Client {
             (BatchMemory::Get(memory), Done::Get(done)) => self.get_completed(memory, Some(done)),
             _ => {
                 self.shared.tally().panics += 1;
-                self.shared.tally().add_finding("batch completed with wrong kind of outcome".into());
+                self.shared
+                    .tally()
+                    .add_finding("batch completed with wrong kind of outcome".into());
             }
         }
     }

@@ -50,7 +50,12 @@ impl Shared {
     }
 
     /// Removes objects through store `by`, with the objects that are removed with them.
-    fn removed(&self, by: usize, some: Vec<usize>, remove: impl FnOnce(&[ObjectKey]) -> Result<usize>) {
+    fn removed(
+        &self,
+        by: usize,
+        some: Vec<usize>,
+        remove: impl FnOnce(&[ObjectKey]) -> Result<usize>,
+    ) {
         let keys: Vec<ObjectKey> = some.iter().flat_map(|object| group(*object)).map(key).collect();
         let some: Vec<usize> = some.into_iter().flat_map(removed_with).collect();
         let begun = self.oracle().moment();
@@ -95,8 +100,15 @@ const PAGE: usize = NAMESPACES * 2;
 pub fn key(object: usize) -> ObjectKey {
     let page = object / PAGE * NAMESPACES + object % NAMESPACES;
     let component = ["k", "v"][object / NAMESPACES % 2];
-    ObjectKey::new(namespace(object), objects::page_hash(page), Role::Target, "kv", component, Shard::Whole)
-        .expect("a key")
+    ObjectKey::new(
+        namespace(object),
+        objects::page_hash(page),
+        Role::Target,
+        "kv",
+        component,
+        Shard::Whole,
+    )
+    .expect("a key")
 }
 
 /// The objects that are put together with an object.
@@ -157,7 +169,12 @@ impl StoreHandle {
     }
 
     /// `meanwhile` runs while the get is in progress.
-    fn get(&mut self, gets: Vec<Get>, options: Options, meanwhile: impl FnOnce(&Store)) -> Vec<GetDone> {
+    fn get(
+        &mut self,
+        gets: Vec<Get>,
+        options: Options,
+        meanwhile: impl FnOnce(&Store),
+    ) -> Vec<GetDone> {
         match self {
             StoreHandle::Attached(client, ..) => client.get(gets, options),
             StoreHandle::Front(store, session, _) => {
@@ -332,7 +349,9 @@ impl Client {
         let is_forwarding = questions > QUESTIONS_FREE + QUESTIONS_PER_CALL_MAX * cause;
         if is_forwarding && tally.circles == 0 {
             tally.circles = 1;
-            tally.add_finding(format!("stores forward requests of peers requests={questions} calls={cause}"));
+            tally.add_finding(format!(
+                "stores forward requests of peers requests={questions} calls={cause}"
+            ));
         }
         is_forwarding
     }
@@ -401,10 +420,10 @@ impl Task for Client {
             74..86 => self.exists(),
             86..97 => self.remove(),
             97 => self.clear(),
-            98 => drop(
-                self.handle
-                    .flush(Options { timeout: Some(Duration::from_millis(100)), ..Options::default() }),
-            ),
+            98 => drop(self.handle.flush(Options {
+                timeout: Some(Duration::from_millis(100)),
+                ..Options::default()
+            })),
             // Pauses, so that peers that were given up or are idle are contacted again.
             _ => return Step::Idle(Duration::from_millis(1 + self.rng.below(1500))),
         }

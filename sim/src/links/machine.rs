@@ -168,8 +168,8 @@ impl Machine {
             (env, process, inner.setup.clone(), inner.peers.clone())
         };
         // Other tasks run meanwhile, so not under the lock.
-        let store =
-            Store::open_in_with_peers(setup.config(), env, peers).expect("opens on a device without faults");
+        let store = Store::open_in_with_peers(setup.config(), env, peers)
+            .expect("opens on a device without faults");
         let mut inner = self.lock();
         inner.opening = false;
         let transfer = store.shared_memory().map(|_| inner.transfer.clone());
@@ -182,8 +182,8 @@ impl Machine {
         let RunningProcess { process, store, .. } = {
             let mut inner = self.lock();
             let Some(up) = inner.up.take() else { return false };
-            let mode =
-                [CrashMode::DropAll, CrashMode::KeepAll, CrashMode::Random][inner.rng.below(3) as usize];
+            let mode = [CrashMode::DropAll, CrashMode::KeepAll, CrashMode::Random]
+                [inner.rng.below(3) as usize];
             let seed = inner.rng.next_u64();
             inner.disk.crash(mode, seed);
             up
@@ -308,7 +308,10 @@ pub struct LocalProcess {
 impl LocalProcess {
     /// A process with this memory.
     pub fn new(machine: &Machine, memory: Vec<Arc<Region>>) -> LocalProcess {
-        LocalProcess { machine: machine.clone(), memory: memory.into_iter().map(with_view).collect() }
+        LocalProcess {
+            machine: machine.clone(),
+            memory: memory.into_iter().map(with_view).collect(),
+        }
     }
 }
 
@@ -387,7 +390,8 @@ impl Dialing for ReadyDial {
 
 /// The configuration of a store with peers: only a little DRAM, so that it requests much from them.
 pub fn front(dram_kib: u32) -> pagelith::ValidConfig {
-    let mut config = pagelith::Config { deadline_ms: 2000, namespaces_max: 8, ..Default::default() };
+    let mut config =
+        pagelith::Config { deadline_ms: 2000, namespaces_max: 8, ..Default::default() };
     config.dram.bytes = pagelith::Size::kib(dram_kib);
     config.index.max_objects = Some(1024);
     let facts = Facts { memory_bytes: 1 << 40, memory_source: "simulated".into() };

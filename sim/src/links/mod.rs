@@ -127,7 +127,8 @@ fn faults(rng: &mut SplitMix64) -> LinkFaults {
 pub fn run(plan: &Plan) -> Tally {
     let (oracle, tally) = (Mutex::new(Oracle::new()), Mutex::default());
     let (asked_last, put_last, removing) = Default::default();
-    let shared = Shared { oracle: Arc::new(oracle), tally: Arc::new(tally), asked_last, put_last, removing };
+    let shared =
+        Shared { oracle: Arc::new(oracle), tally: Arc::new(tally), asked_last, put_last, removing };
     let ended = catch_unwind(AssertUnwindSafe(|| run_plan(plan, &shared)));
     let mut tally = shared.tally().clone();
     tally.seeds = 1;
@@ -175,7 +176,8 @@ fn run_plan(plan: &Plan, shared: &Shared) {
     let (left, objects_used) = (plan.ops / handles.len() as u32, shape.objects());
     let mut joins = Vec::new();
     for (handle, memory) in handles {
-        let (own, shared, views) = (SplitMix64::new(rng.next_u64()), shared.clone(), Views::default());
+        let (own, shared, views) =
+            (SplitMix64::new(rng.next_u64()), shared.clone(), Views::default());
         let questions = ctx.questions.clone();
         let client = Client {
             handle,
@@ -192,7 +194,8 @@ fn run_plan(plan: &Plan, shared: &Shared) {
             put_last: Vec::new(),
             store_unavailable: false,
         };
-        joins.push(ctx.runtime.spawn("client", Box::new(client), Signal::default()).expect("alive"));
+        joins
+            .push(ctx.runtime.spawn("client", Box::new(client), Signal::default()).expect("alive"));
     }
     let over = Arc::new(AtomicBool::new(false));
     if !plan.calm {

@@ -56,7 +56,8 @@ pub fn length(object: usize) -> usize {
 }
 
 fn word(object: usize, version: usize, at: u64) -> u64 {
-    let z = (at + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ ((object as u64) << 40 | (version as u64 + 1));
+    let z = (at + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+        ^ ((object as u64) << 40 | (version as u64 + 1));
     let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z ^ (z >> 27)
 }
@@ -137,7 +138,8 @@ impl Oracle {
         let versions = &self.objects[object].versions;
         let found = (0..versions.len()).rev().find(|no| {
             let head = stretch.start..stretch.end.min(stretch.start + 16);
-            bytes.starts_with(&content(object, *no, head)) && bytes == content(object, *no, stretch.clone())
+            bytes.starts_with(&content(object, *no, head))
+                && bytes == content(object, *no, stretch.clone())
         });
         let Some(no) = found else {
             let head = &bytes[..bytes.len().min(16)];
@@ -145,8 +147,9 @@ impl Oracle {
         };
         let version = &versions[no];
         let seen = self.may_be_seen(by, object, version, since);
-        (!seen)
-            .then(|| format!("removed bytes returned object={object} version={no} {version:?} since={since}"))
+        (!seen).then(|| {
+            format!("removed bytes returned object={object} version={no} {version:?} since={since}")
+        })
     }
 
     /// The error, if any, of a look-up that began at `since` and found the object.
@@ -171,11 +174,16 @@ mod tests {
         let begun = oracle.moment();
         oracle.removed(0, 3, begun);
         let since = oracle.moment();
-        let read = |oracle: &Oracle, no| oracle.read(0, 3, &(5..500), &content(3, no, 5..500), since + 10);
+        let read =
+            |oracle: &Oracle, no| oracle.read(0, 3, &(5..500), &content(3, no, 5..500), since + 10);
         assert!(read(&oracle, settled).is_some_and(|wrong| wrong.contains("removed")));
         assert_eq!(read(&oracle, late), None);
         assert!(read(&oracle, 7).is_some_and(|wrong| wrong.contains("no put")));
-        assert_eq!(oracle.read(0, 3, &(0..9), &content(3, settled, 0..9), begun), None, "it began before");
+        assert_eq!(
+            oracle.read(0, 3, &(0..9), &content(3, settled, 0..9), begun),
+            None,
+            "it began before"
+        );
         let all = oracle.moment();
         oracle.settle(all);
         let begun = oracle.moment();
@@ -201,7 +209,9 @@ mod tests {
         oracle.put_ended(3, late, false);
         let read = |by, no| oracle.read(by, 3, &(0..9), &content(3, no, 0..9), since + 1);
         assert!(
-            [(0, own), (0, others), (1, own), (1, others)].iter().all(|(by, no)| read(*by, *no).is_some())
+            [(0, own), (0, others), (1, own), (1, others)]
+                .iter()
+                .all(|(by, no)| read(*by, *no).is_some())
         );
         assert_eq!((read(0, late), read(1, late)), (None, None));
     }

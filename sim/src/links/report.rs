@@ -134,7 +134,9 @@ impl Tally {
             self.add_finding("cancelled request has no outcome, or outcome has no request".into());
         }
         if net_stats.broken > 0 {
-            self.add_finding("referenced bytes changed or do not match the checksums of the outcome".into());
+            self.add_finding(
+                "referenced bytes changed or do not match the checksums of the outcome".into(),
+            );
         }
     }
 

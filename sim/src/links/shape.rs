@@ -32,7 +32,8 @@ pub enum Shape {
 
 impl Shape {
     /// All shapes.
-    pub const ALL: [Shape; 5] = [Shape::Attached, Shape::Behind, Shape::Fronts, Shape::Shown, Shape::Mutual];
+    pub const ALL: [Shape; 5] =
+        [Shape::Attached, Shape::Behind, Shape::Fronts, Shape::Shown, Shape::Mutual];
 
     /// A random shape.
     pub fn draw(rng: &mut SplitMix64) -> Shape {
@@ -121,7 +122,9 @@ impl Shape {
         let clients = 1 + rng.below(3);
         match self {
             Shape::Attached | Shape::Behind => (0..clients)
-                .map(|_| (attached(ctx, Arc::new(machines[0].clone()), machines, 0), Memory::default()))
+                .map(|_| {
+                    (attached(ctx, Arc::new(machines[0].clone()), machines, 0), Memory::default())
+                })
                 .collect(),
             Shape::Shown => (0..clients)
                 .map(|_| {
@@ -132,10 +135,13 @@ impl Shape {
                 .collect(),
             Shape::Mutual => (0..machines.len() * 2)
                 .map(|at| at % machines.len())
-                .map(|at| (attached(ctx, Arc::new(machines[at].clone()), machines, at), Memory::default()))
+                .map(|at| {
+                    (attached(ctx, Arc::new(machines[at].clone()), machines, at), Memory::default())
+                })
                 .collect(),
             Shape::Fronts => {
-                let (fronts, dram_kib) = (1 + rng.below(2) as usize, [128, 256, 512][rng.below(3) as usize]);
+                let (fronts, dram_kib) =
+                    (1 + rng.below(2) as usize, [128, 256, 512][rng.below(3) as usize]);
                 let all = (0..fronts).flat_map(|number| front(ctx, machines, number, dram_kib));
                 all.map(|handle| (handle, Memory::default())).collect()
             }
@@ -148,12 +154,19 @@ impl std::str::FromStr for Shape {
 
     fn from_str(name: &str) -> Result<Shape, String> {
         let found = Shape::ALL.into_iter().find(|shape| format!("{shape:?}") == name);
-        found.ok_or_else(|| format!("unknown shape: {name}; use Attached, Behind, Fronts, Shown or Mutual"))
+        found.ok_or_else(|| {
+            format!("unknown shape: {name}; use Attached, Behind, Fronts, Shown or Mutual")
+        })
     }
 }
 
 /// A client of the store of machine `number`.
-fn attached(ctx: &RunContext, dial: Arc<dyn Dial>, machines: &[Machine], number: usize) -> StoreHandle {
+fn attached(
+    ctx: &RunContext,
+    dial: Arc<dyn Dial>,
+    machines: &[Machine],
+    number: usize,
+) -> StoreHandle {
     let attached = Attached::attach(dial, Arc::new(ctx.clock.clone()), TIMEOUT).expect("it is up");
     StoreHandle::Attached(Arc::new(attached), machines[number].clone(), number)
 }
@@ -171,12 +184,16 @@ fn front(ctx: &RunContext, machines: &[Machine], number: usize, dram_kib: u32) -
         entropy: ctx.entropy.clone(),
         runtime: Arc::new(ctx.runtime.fresh()),
     };
-    let mut peers: Vec<Peer> = machines.iter().enumerate().map(|(at, machine)| peer(at, machine)).collect();
+    let mut peers: Vec<Peer> =
+        machines.iter().enumerate().map(|(at, machine)| peer(at, machine)).collect();
     // One peer is preferred in a third of the seeds.
     peers[0].preferred = dram_kib == 256;
-    let store = pagelith::Store::open_in_with_peers(machine::front(dram_kib), env, peers).expect("opens");
+    let store =
+        pagelith::Store::open_in_with_peers(machine::front(dram_kib), env, peers).expect("opens");
     let store = Arc::new(store);
     (0..2)
-        .map(|_| StoreHandle::Front(store.clone(), Box::new(store.session().expect("a session")), number))
+        .map(|_| {
+            StoreHandle::Front(store.clone(), Box::new(store.session().expect("a session")), number)
+        })
         .collect()
 }

@@ -46,7 +46,8 @@ impl Views {
             Err(error) => return error.kind == ErrorKind::Unavailable,
         };
         for (object, view) in objects.iter().zip(views) {
-            let Some((view, bytes)) = view.and_then(|view| valid_bytes(&view).map(|bytes| (view, bytes)))
+            let Some((view, bytes)) =
+                view.and_then(|view| valid_bytes(&view).map(|bytes| (view, bytes)))
             else {
                 continue;
             };
@@ -68,7 +69,8 @@ impl Views {
         if self.0.is_empty() {
             return;
         }
-        let HeldView { object, view, bytes } = self.0.swap_remove(rng.below(self.0.len() as u64) as usize);
+        let HeldView { object, view, bytes } =
+            self.0.swap_remove(rng.below(self.0.len() as u64) as usize);
         if valid_bytes(&view).is_some_and(|now| now != bytes) {
             let mut tally = shared.tally();
             tally.wrong += 1;

@@ -91,6 +91,9 @@ impl History {
         let certain = self.certain();
         let possible = self.items[certain.unwrap_or(0)..].iter().filter(|i| !i.gone);
         let doubtful = certain.is_none_or(|at| self.doubt > at);
-        Allowed { puts: possible.map(|i| i.put).collect(), miss: doubtful || (evicts && !self.pinned) }
+        Allowed {
+            puts: possible.map(|i| i.put).collect(),
+            miss: doubtful || (evicts && !self.pinned),
+        }
     }
 }

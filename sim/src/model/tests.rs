@@ -9,7 +9,8 @@ use super::*;
 
 fn key(component: &str) -> ObjectKey {
     let ns = Namespace::default().id();
-    ObjectKey::new(ns, PrefixHash([1; 32]), Role::Target, "kv", component, Shard::Whole).expect("a key")
+    ObjectKey::new(ns, PrefixHash([1; 32]), Role::Target, "kv", component, Shard::Whole)
+        .expect("a key")
 }
 
 fn model_after(evicts: bool, events: &[Event]) -> Model {
@@ -58,7 +59,8 @@ fn flush_covers_only_earlier_puts() {
 #[test]
 fn removed_or_cleared_object_never_comes_back() {
     let flushed = [&put(1, &["k"])[..], &[Event::FlushBegun, Event::FlushEnded(true)]].concat();
-    let removed = |end: &[Event]| allowed(&[&flushed[..], &[Event::RemoveBegun(key("k"))], end].concat());
+    let removed =
+        |end: &[Event]| allowed(&[&flushed[..], &[Event::RemoveBegun(key("k"))], end].concat());
     assert_eq!(removed(&[Event::Died]), (vec![1], true));
     assert_eq!(removed(&[Event::RemoveEnded(key("k"), true), Event::Died]), (vec![], true));
     let ns = key("k").namespace();
@@ -121,8 +123,9 @@ fn kept_member_keeps_bytes_and_is_judged_with_group() {
     assert_eq!(judge(Some(Put(2)), Some(Put(1))), 0);
     assert_eq!(judge(None, Some(Put(1))), 0, "the group is lost, but not the flushed object");
     assert_eq!(judge(Some(Put(2)), None), 2);
-    let before =
-        |events: &[Event]| BTreeMap::from([(key("v"), model_after(false, events).allowed(&key("v")))]);
+    let before = |events: &[Event]| {
+        BTreeMap::from([(key("v"), model_after(false, events).allowed(&key("v")))])
+    };
     let allowed_before = before(&put(1, &["v"]));
     assert_eq!(Model::judge_end(&allowed_before, &PutEnd::Stored(vec![key("v")])).len(), 0);
     assert_eq!(
@@ -149,7 +152,8 @@ fn attached_group_is_visible_only_with_base() {
     let again = put_as(2, Some("k"), &["m", "n"], PutEnd::Stored(Vec::new()));
     let lost = [&put(1, &["k", "v"])[..], &FLUSH, &put(4, &["x"]), &again, &[Event::Died]].concat();
     assert_eq!(allowed_of("m", &lost), (vec![2], true));
-    let bare = [&put(1, &["k", "v"])[..], &again, &[Event::Died, Event::Seen(key("k"), None)]].concat();
+    let bare =
+        [&put(1, &["k", "v"])[..], &again, &[Event::Died, Event::Seen(key("k"), None)]].concat();
     assert_eq!(allowed_of("m", &bare), (vec![], true));
     let based = [&bare[..], &[Event::Seen(key("m"), None)], &put(3, &["k", "v"])].concat();
     assert_eq!(allowed_of("m", &based), (vec![2], true), "dropped by recovery, and on SSD still");
@@ -168,10 +172,14 @@ fn waiting_group_appears_with_base_or_never() {
     let waits = put_as(1, Some("k"), &["m"], PutEnd::Waiting);
     assert_eq!(allowed_of("m", &waits), (vec![], true));
     assert_eq!(allowed_of("m", &[&waits[..], &put(2, &["k", "v"])].concat()), (vec![1], false));
-    let twice = [&waits[..], &put_as(3, Some("k"), &["m"], PutEnd::Waiting), &put(2, &["k", "v"])].concat();
+    let twice =
+        [&waits[..], &put_as(3, Some("k"), &["m"], PutEnd::Waiting), &put(2, &["k", "v"])].concat();
     assert_eq!(allowed_of("m", &twice), (vec![1], false), "the first writer wins");
     let removed = [Event::RemoveBegun(key("m")), Event::RemoveEnded(key("m"), true)];
-    assert_eq!(allowed_of("m", &[&waits[..], &removed, &put(2, &["k", "v"])].concat()), (vec![], true));
+    assert_eq!(
+        allowed_of("m", &[&waits[..], &removed, &put(2, &["k", "v"])].concat()),
+        (vec![], true)
+    );
     let begun = [&waits[..], &put(2, &["k", "v"])[..1]].concat();
     assert_eq!(allowed_of("m", &begun), (vec![1], true));
     for end in [Event::WaitingDropped, Event::Died, Event::ClearBegun(key("k").namespace())] {

@@ -81,7 +81,8 @@ struct Report<'a> {
 pub fn links(args: &LinksArgs) -> ExitCode {
     std::panic::set_hook(Box::new(|_| {}));
     let began = Instant::now();
-    let (next, sums) = (AtomicU64::new(args.seeds.start), Mutex::new((Tally::default(), Vec::new())));
+    let (next, sums) =
+        (AtomicU64::new(args.seeds.start), Mutex::new((Tally::default(), Vec::new())));
     let lock = || sums.lock().unwrap_or_else(PoisonError::into_inner);
     std::thread::scope(|scope| {
         for _ in 0..args.jobs.max(1) {
@@ -109,7 +110,8 @@ pub fn links(args: &LinksArgs) -> ExitCode {
                             "replay: pagelith-sim links --seeds {seed}..{} --ops {}{}",
                             seed + 1,
                             args.ops,
-                            args.shape.map_or_else(String::new, |shape| format!(" --shape {shape:?}"))
+                            args.shape
+                                .map_or_else(String::new, |shape| format!(" --shape {shape:?}"))
                         );
                     }
                 }
@@ -131,7 +133,9 @@ pub fn links(args: &LinksArgs) -> ExitCode {
         };
         println!("{}", serde_json::to_string(&report).expect("plain data"));
     } else {
-        let Tally { seeds, packets, reordered, duplicated, late, hits, wrong, touched_late, .. } = tally;
+        let Tally {
+            seeds, packets, reordered, duplicated, late, hits, wrong, touched_late, ..
+        } = tally;
         println!(
             "links: {seeds} seeds, {packets} packets, {reordered} reordered, {duplicated} duplicated, {late} late; {hits} hits \
              compared, {wrong} wrong, {touched_late} touched late, {} held late, {} panics; {} shown, {} viewed, {} \

@@ -13,7 +13,12 @@ pub struct Row {
     pub tests: &'static str,
 }
 
-const fn row(number: u32, fault: &'static str, kinds: &'static [&'static str], tests: &'static str) -> Row {
+const fn row(
+    number: u32,
+    fault: &'static str,
+    kinds: &'static [&'static str],
+    tests: &'static str,
+) -> Row {
     Row { number, fault, kinds, tests }
 }
 
@@ -34,8 +39,18 @@ pub const ROWS: [Row; 30] = [
         "`layouts/tests/flips.rs`, `sim/tests/damage/flips.rs`",
     ),
     row(5, "bit flip in memory or in flight", &["bit_flip_read"], ""),
-    row(6, "checksum equal by chance", &[], "a bound, not a test: 2^-64 and less ([format.md](format.md))"),
-    row(7, "short read, short write", &["short_read", "short_write"], "`io/tests/queue_behaviour.rs`"),
+    row(
+        6,
+        "checksum equal by chance",
+        &[],
+        "a bound, not a test: 2^-64 and less ([format.md](format.md))",
+    ),
+    row(
+        7,
+        "short read, short write",
+        &["short_read", "short_write"],
+        "`io/tests/queue_behaviour.rs`",
+    ),
     row(8, "EIO on read", &["read_error", "bad_block"], "`sim/tests/faults.rs`"),
     row(9, "EIO on write", &["write_error"], "`sim/tests/faults.rs`"),
     row(10, "slow disk, stuck operation", &["slow", "stuck"], "`engine/tests/suite/deadlines.rs`"),
@@ -60,8 +75,18 @@ pub const ROWS: [Row; 30] = [
         "`engine/tests/suite/first_writer.rs`, `engine/tests/large_batches.rs`",
     ),
     row(16, "late remote completions", &[], "`pagelith-sim links`, `sim/tests/links.rs`"),
-    row(17, "peer dies in a read", &[], "`pagelith-sim links`, `sim/tests/links.rs`, `cli/tests/hosts.rs`"),
-    row(18, "partition, slow peer", &[], "`pagelith-sim links`, `sim/tests/links.rs`, `cli/tests/hosts.rs`"),
+    row(
+        17,
+        "peer dies in a read",
+        &[],
+        "`pagelith-sim links`, `sim/tests/links.rs`, `cli/tests/hosts.rs`",
+    ),
+    row(
+        18,
+        "partition, slow peer",
+        &[],
+        "`pagelith-sim links`, `sim/tests/links.rs`, `cli/tests/hosts.rs`",
+    ),
     row(
         19,
         "stale key of a region",
@@ -74,7 +99,12 @@ pub const ROWS: [Row; 30] = [
         &[],
         "`engine/tests/suite/pressure.rs`, `engine/tests/suite/staging.rs`; not each allocation in turn",
     ),
-    row(21, "O_DIRECT or io_uring refused", &[], "`engine/tests/seccomp.rs`, `io/tests/side_choice.rs`"),
+    row(
+        21,
+        "O_DIRECT or io_uring refused",
+        &[],
+        "`engine/tests/seccomp.rs`, `io/tests/side_choice.rs`",
+    ),
     row(
         22,
         "configuration that makes no sense",
@@ -112,6 +142,16 @@ pub const ROWS: [Row; 30] = [
         &[],
         "`engine/tests/refused.rs`, `engine/tests/suite/staging.rs`",
     ),
-    row(29, "reclaim or eviction races a read", &[], "`sim/concurrency`, `sim/tests/pins_and_clears.rs`"),
-    row(30, "client's buffer freed or changed", &[], "the guards and resting destinations of the seeds"),
+    row(
+        29,
+        "reclaim or eviction races a read",
+        &[],
+        "`sim/concurrency`, `sim/tests/pins_and_clears.rs`",
+    ),
+    row(
+        30,
+        "client's buffer freed or changed",
+        &[],
+        "the guards and resting destinations of the seeds",
+    ),
 ];

@@ -57,8 +57,8 @@ enum Command {
     Replay(replay::ReplayArgs),
     /// Run seeds until the first finding.
     Hunt(mutants::HuntArgs),
-    /// Plant each bug in turn and check that it is caught; only in a build that has them, which `sim/mutants.sh`
-    /// makes.
+    /// Plant each bug in turn and check that it is caught; only in a build that has them, which
+    /// `sim/mutants.sh` makes.
     Mutants(mutants::MutantsArgs),
     /// Write `docs/faults.md` from the stored results.
     Report(report::ReportArgs),

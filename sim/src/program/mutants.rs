@@ -162,7 +162,8 @@ fn test_program(text: &str) -> Result<(String, PathBuf), String> {
 /// Runs a command to its end, at most `limit`; returns whether it failed and the last line it
 /// printed.
 fn fails(command: &mut Command, limit: Duration) -> std::io::Result<(bool, String)> {
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
     let began = Instant::now();
     let failed = loop {
         match child.try_wait()? {
@@ -182,7 +183,8 @@ fn fails(command: &mut Command, limit: Duration) -> std::io::Result<(bool, Strin
     if let Some(mut out) = child.stdout.take() {
         std::io::Read::read_to_string(&mut out, &mut output)?;
     }
-    let last = output.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("no output").to_owned();
+    let last =
+        output.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("no output").to_owned();
     Ok((failed, last))
 }
 
@@ -260,7 +262,9 @@ fn is_right(args: &MutantsArgs, mutant: Option<Mutant>, skipped: &AtomicUsize) -
 /// without any.
 pub fn mutants(args: &MutantsArgs) -> ExitCode {
     if !pagelith_mutants::ARE_BUILT {
-        eprintln!("error: this build has no planted bugs; run sim/mutants.sh, which makes one that has");
+        eprintln!(
+            "error: this build has no planted bugs; run sim/mutants.sh, which makes one that has"
+        );
         return ExitCode::from(2);
     }
     let wanted = |m: &Mutant| args.only.is_empty() || args.only.contains(&m.name());

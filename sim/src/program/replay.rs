@@ -32,7 +32,8 @@ pub struct ReplayArgs {
 /// Parses a list of indices and ranges.
 fn parse_keep(text: &str) -> Result<Vec<(usize, usize)>, String> {
     let part = |part: &str| -> Result<(usize, usize), String> {
-        let number = |s: &str| s.trim().parse::<usize>().map_err(|_| format!("not a number: {s:?}"));
+        let number =
+            |s: &str| s.trim().parse::<usize>().map_err(|_| format!("not a number: {s:?}"));
         match part.split_once("..") {
             Some((from, to)) => Ok((number(from)?, number(to)?)),
             None => number(part).map(|at| (at, at + 1)),
@@ -92,7 +93,11 @@ pub fn replay(args: &ReplayArgs) -> ExitCode {
     }
     // The store's own log, filtered by `RUST_LOG`.
     let filter = tracing_subscriber::EnvFilter::from_default_env();
-    tracing_subscriber::fmt().with_env_filter(filter).without_time().with_writer(std::io::stdout).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .without_time()
+        .with_writer(std::io::stdout)
+        .init();
     println!("{:?}\n{:?}", plan.setup, plan.faults);
     let trace_to: Option<Box<dyn FnMut(String)>> = match args.quiet {
         true => None,
@@ -113,7 +118,8 @@ mod tests {
 
     #[test]
     fn keep_list_round_trips() {
-        let plan = Plan::of_seed(1, 50, FaultChoice::None, false).keeping(|at| at % 7 < 3 || at > 40);
+        let plan =
+            Plan::of_seed(1, 50, FaultChoice::None, false).keeping(|at| at % 7 < 3 || at > 40);
         let keep = parse_keep(&keep_of(&plan)).expect("its own text");
         let again = Plan::of_seed(1, 50, FaultChoice::None, false)
             .keeping(|at| keep.iter().any(|(from, to)| (*from..*to).contains(&at)));

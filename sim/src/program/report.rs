@@ -96,7 +96,8 @@ fn seeds(out: &mut String, blocks: &[Block]) -> Sums {
             commits.insert(&block.commit);
         }
     }
-    *out += "\n## Seeds\n\n`pagelith-sim run --seeds A..B PLAN --done FILE`; ranges are resumable.\n\n";
+    *out +=
+        "\n## Seeds\n\n`pagelith-sim run --seeds A..B PLAN --done FILE`; ranges are resumable.\n\n";
     *out += "| plan | commits | seeds | operations | reads compared | crashes | wrong | synced lost | lost | panics | hangs | \
              leaks | other | worst recovery | longest over a deadline |\n";
     *out += "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n";
@@ -127,7 +128,12 @@ fn seeds(out: &mut String, blocks: &[Block]) -> Sums {
         out,
         "\nTimes are simulated. Reboots after a close: {}; stores dropped: {}; segments reclaimed: {}; checkpoints: {}. Lying \
          devices made {} stores refuse to open, and undid {} removals or clears.",
-        all.clean_reboots, all.abandons, all.reclaimed, all.checkpoints, all.refused_opens, all.returned
+        all.clean_reboots,
+        all.abandons,
+        all.reclaimed,
+        all.checkpoints,
+        all.refused_opens,
+        all.returned
     );
     all
 }
@@ -300,15 +306,18 @@ fn planted(out: &mut String, mutants: &[Outcome]) {
     *out += "| planted | caught | seconds | by | first observation |\n| --- | --- | ---: | --- | --- |\n";
     for m in mutants {
         let caught = serde_json::from_str::<Caught>(&m.how);
-        let how =
-            caught.map_or_else(|_| m.how.clone(), |c| format!("{:?}, seed {}: {}", c.kind, c.seed, c.text));
+        let how = caught.map_or_else(
+            |_| m.how.clone(),
+            |c| format!("{:?}, seed {}: {}", c.kind, c.seed, c.text),
+        );
         let how: String = how.replace('|', "/").chars().take(120).collect();
         let caught = match (m.caught, m.mutant == "none") {
             (true, _) => "yes",
             (false, true) => "nothing to catch",
             (false, false) => "**no**",
         };
-        let _ = writeln!(out, "| `{}` | {caught} | {:.1} | {} | {how} |", m.mutant, m.seconds, m.by);
+        let _ =
+            writeln!(out, "| `{}` | {caught} | {:.1} | {} | {how} |", m.mutant, m.seconds, m.by);
     }
 }
 
@@ -320,7 +329,8 @@ fn pairs(out: &mut String, sums: &Sums) {
     let counts: BTreeMap<(String, String), u64> =
         sums.fault_by_operation.iter().filter_map(|(name, n)| Some((split(name)?, *n))).collect();
     *out += "\n## Faults by operation\n\nHow often a fault struck during an operation; an empty cell is a pair that never occurred.\n\n";
-    let _ = writeln!(out, "| operation | {} |", faults.iter().cloned().collect::<Vec<_>>().join(" | "));
+    let _ =
+        writeln!(out, "| operation | {} |", faults.iter().cloned().collect::<Vec<_>>().join(" | "));
     let _ = writeln!(out, "| --- |{}", " ---: |".repeat(faults.len()));
     for verb in verbs {
         let cell = |fault: &String| {

@@ -116,17 +116,23 @@ fn done_before(file: &Path) -> Vec<Block> {
 }
 
 fn joined(mut blocks: Vec<Block>) -> Vec<Block> {
-    blocks.sort_by(|a, b| (&a.plan, &a.commit, a.from, a.to).cmp(&(&b.plan, &b.commit, b.from, b.to)));
+    blocks.sort_by(|a, b| {
+        (&a.plan, &a.commit, a.from, a.to).cmp(&(&b.plan, &b.commit, b.from, b.to))
+    });
     let mut joined: Vec<Block> = Vec::new();
     for block in blocks {
         match joined.last_mut() {
-            Some(last) if (&last.plan, &last.commit, last.to) == (&block.plan, &block.commit, block.from) => {
+            Some(last)
+                if (&last.plan, &last.commit, last.to)
+                    == (&block.plan, &block.commit, block.from) =>
+            {
                 last.to = block.to;
                 last.sums.add(&block.sums);
             }
             // A second run of the same seeds.
             Some(last)
-                if (&last.plan, &last.commit) == (&block.plan, &block.commit) && block.to <= last.to => {}
+                if (&last.plan, &last.commit) == (&block.plan, &block.commit)
+                    && block.to <= last.to => {}
             _ => joined.push(block),
         }
     }
@@ -155,8 +161,13 @@ pub fn run(args: &RunArgs) -> ExitCode {
     // A block that exceeds the requested range is done, but cannot be split.
     let inside = |b: &&Block| b.from >= args.seeds.start && b.to <= args.seeds.end;
     before.iter().filter(inside).for_each(|block| sums.add(&block.sums));
-    let is_done = |b: &Range<u64>| before.iter().any(|done| done.from <= b.start && b.end <= done.to);
-    let all = args.seeds.clone().step_by(BLOCK as usize).map(|from| from..(from + BLOCK).min(args.seeds.end));
+    let is_done =
+        |b: &Range<u64>| before.iter().any(|done| done.from <= b.start && b.end <= done.to);
+    let all = args
+        .seeds
+        .clone()
+        .step_by(BLOCK as usize)
+        .map(|from| from..(from + BLOCK).min(args.seeds.end));
     let blocks: Vec<_> = all.filter(|b| !is_done(b)).collect();
     let shared = Shared {
         args,
@@ -236,7 +247,10 @@ fn watch(shared: &Shared<'_>, began: Instant, finished: impl Fn() -> bool) {
             let done = shared.seeds_done.load(Ordering::SeqCst);
             let all = shared.args.seeds.end - shared.args.seeds.start;
             let failed = lock(&shared.failed).len();
-            eprintln!("{done} of {all} seeds, {failed} failed, {:.0} s", began.elapsed().as_secs_f64());
+            eprintln!(
+                "{done} of {all} seeds, {failed} failed, {:.0} s",
+                began.elapsed().as_secs_f64()
+            );
         }
     }
 }
@@ -259,7 +273,10 @@ fn end(shared: &Shared<'_>, plan: &str, began: Instant) -> ExitCode {
             shrunk.runs,
             shrunk.finding.text
         );
-        println!("replay: pagelith-sim replay --seed {seed} {plan} --keep {}", keep_of(&shrunk.plan));
+        println!(
+            "replay: pagelith-sim replay --seed {seed} {plan} --keep {}",
+            keep_of(&shrunk.plan)
+        );
     }
     let sums = lock(&shared.sums);
     let report = Report {
@@ -296,7 +313,8 @@ mod tests {
             block(300, 400, "b"),
             block(500, 600, "b"),
         ]);
-        let found: Vec<_> = done.iter().map(|b| (b.from, b.to, b.commit.as_str(), b.sums.seeds)).collect();
+        let found: Vec<_> =
+            done.iter().map(|b| (b.from, b.to, b.commit.as_str(), b.sums.seeds)).collect();
         assert_eq!(found, [(0, 300, "a", 300), (300, 400, "b", 100), (500, 600, "b", 100)]);
     }
 }

@@ -23,7 +23,8 @@ struct Slot {
 
 impl Slot {
     fn can_run(&self, now: Mono) -> bool {
-        let due = self.idle_until.is_none_or(|until| until <= now) || self.wake.value() != self.seen;
+        let due =
+            self.idle_until.is_none_or(|until| until <= now) || self.wake.value() != self.seen;
         self.task.is_some() && due
     }
 }
@@ -69,7 +70,15 @@ impl Sched {
         }
         let id = self.number();
         let name = name.to_string();
-        let slot = Slot { id, process, name, seen: wake.value(), wake, task: Some(task), idle_until: None };
+        let slot = Slot {
+            id,
+            process,
+            name,
+            seen: wake.value(),
+            wake,
+            task: Some(task),
+            idle_until: None,
+        };
         self.slots.push(slot);
         Ok(id)
     }

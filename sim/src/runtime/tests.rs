@@ -27,7 +27,11 @@ fn runtime(seed: u64) -> (SimRuntime, SimClock) {
     (SimRuntime::new(clock.clone(), seed), clock)
 }
 
-fn spawn(on: &SimRuntime, name: &str, step: impl FnMut() -> Step + Send + 'static) -> Box<dyn Join> {
+fn spawn(
+    on: &SimRuntime,
+    name: &str,
+    step: impl FnMut() -> Step + Send + 'static,
+) -> Box<dyn Join> {
     on.spawn(name, Box::new(Do(step)), Signal::default()).expect("a live process")
 }
 

@@ -66,11 +66,17 @@ fn thin(mut bits: Vec<u64>, by: usize) -> Vec<u64> {
 /// flipped once.
 fn turns(bits: &[u64], count: usize) -> impl Iterator<Item = Vec<u64>> + '_ {
     let rounds = bits.len().div_ceil(count);
-    (0..rounds).map(move |round| (0..count).map(|i| bits[(i * rounds + round) % bits.len()]).collect())
+    (0..rounds)
+        .map(move |round| (0..count).map(|i| bits[(i * rounds + round) % bits.len()]).collect())
 }
 
 /// Record headers: objects that need the record may be missed, others not.
-fn headers(scene: Scene, by: usize, what: &str, sort: impl Fn(RecordKind, GroupKind) -> bool) -> Sums {
+fn headers(
+    scene: Scene,
+    by: usize,
+    what: &str,
+    sort: impl Fn(RecordKind, GroupKind) -> bool,
+) -> Sums {
     let mut made = scene.make();
     let records: Vec<_> = made.records.iter().filter(|r| sort(r.kind, r.group)).cloned().collect();
     let may: BTreeSet<ObjectKey> = records.iter().flat_map(|r| r.needed_by.clone()).collect();
@@ -78,7 +84,8 @@ fn headers(scene: Scene, by: usize, what: &str, sort: impl Fn(RecordKind, GroupK
     let mut sums = Sums::default();
     let which = thin(bits(0..used, records[0].header_bytes), by);
     for turn in turns(&which, records.len()) {
-        let flip = |(r, bit): (&super::scene::LoggedRecord, &u64)| Flip::new("segments", r.at, *bit);
+        let flip =
+            |(r, bit): (&super::scene::LoggedRecord, &u64)| Flip::new("segments", r.at, *bit);
         let flips: Vec<Flip> = records.iter().zip(&turn).map(flip).collect();
         let seen = made.flipped(&flips);
         assert!(seen.is_whole() && seen.look.lost.is_subset(&may), "flips={flips:?} {seen:?}");
@@ -133,7 +140,8 @@ fn payloads(scene: Scene, rounds: u64) {
     let mut made = scene.make();
     let mut sums = Sums::default();
     let mut rng = SplitMix64::new(1);
-    let records: Vec<_> = made.records.iter().filter(|r| !r.needed_by.is_empty()).cloned().collect();
+    let records: Vec<_> =
+        made.records.iter().filter(|r| !r.needed_by.is_empty()).cloned().collect();
     for _ in 0..rounds {
         // One record in four is left intact: it must stay.
         let hit: Vec<_> = records.iter().filter(|_| !rng.one_in(4)).collect();
@@ -155,7 +163,9 @@ fn payloads(scene: Scene, rounds: u64) {
 #[test]
 fn payloads_in_every_scene() {
     let rounds = if super::report::all() { 2000 } else { 40 };
-    [Scene::Open, Scene::Sealed, Scene::Closed].into_iter().for_each(|scene| payloads(scene, rounds));
+    [Scene::Open, Scene::Sealed, Scene::Closed]
+        .into_iter()
+        .for_each(|scene| payloads(scene, rounds));
 }
 
 /// Structures without which the store holds the same: nothing is lost. `noticed` returns the
@@ -171,7 +181,8 @@ fn harmless(
     let before = made.reopen(|_| ());
     let mut sums = Sums::default();
     for turn in turns(bits, starts.len()) {
-        let flip = |((file, start), bit): (&(&'static str, u64), &u64)| Flip::new(file, *start, *bit);
+        let flip =
+            |((file, start), bit): (&(&'static str, u64), &u64)| Flip::new(file, *start, *bit);
         let flips: Vec<Flip> = starts.iter().zip(&turn).map(flip).collect();
         let seen = made.flipped(&flips);
         let whole = seen.is_whole() && seen.look.lost.is_empty() && seen.look.returned.is_empty();
@@ -187,7 +198,8 @@ fn harmless(
 #[test]
 fn heads_of_segments() {
     for scene in [Scene::Open, Scene::Sealed, Scene::Closed] {
-        let starts: Vec<_> = scene.make().segments().into_iter().map(|i| ("segments", i * SEGMENT)).collect();
+        let starts: Vec<_> =
+            scene.make().segments().into_iter().map(|i| ("segments", i * SEGMENT)).collect();
         harmless(scene, "segment head", &starts, &bits(0..96, ALIGN), |_, _| 0);
     }
 }
@@ -197,7 +209,8 @@ fn heads_of_segments() {
 fn footers() {
     let made = Scene::Sealed.make();
     for (i, segment) in made.segments().into_iter().enumerate() {
-        let last = made.on_disk().peek(0, "segments", (segment + 1) * SEGMENT - ALIGN, ALIGN as usize);
+        let last =
+            made.on_disk().peek(0, "segments", (segment + 1) * SEGMENT - ALIGN, ALIGN as usize);
         let bytes = footer::claimed_bytes(&last.expect("a segment"), SEGMENT).expect("a footer");
         let start = [("segments", (segment + 1) * SEGMENT - bytes)];
         // Entries are alike: one of them in full, others like padding; then the tail.
@@ -206,16 +219,27 @@ fn footers() {
         if i > 0 && !super::report::all() {
             which = which.into_iter().skip(i).step_by(40).collect();
         }
-        harmless(Scene::Sealed, &format!("footer of segment {segment}"), &start, &which, |before, seen| {
-            assert_eq!((before.footers, seen.footers, seen.scanned - before.scanned), (4, 3, 1), "unnoticed");
-            1
-        });
+        harmless(
+            Scene::Sealed,
+            &format!("footer of segment {segment}"),
+            &start,
+            &which,
+            |before, seen| {
+                assert_eq!(
+                    (before.footers, seen.footers, seen.scanned - before.scanned),
+                    (4, 3, 1),
+                    "unnoticed"
+                );
+                1
+            },
+        );
     }
 }
 
 const MANIFESTS: [&str; 2] = ["manifest.0", "manifest.1"];
 /// Blocks of a copy of the manifest: superblock, segments, namespaces.
-const BLOCKS: [(u64, std::ops::Range<u64>); 3] = [(0, 0..384), (1, 0..64 + 4 * 32), (2, 0..64 + 2 * 32)];
+const BLOCKS: [(u64, std::ops::Range<u64>); 3] =
+    [(0, 0..384), (1, 0..64 + 4 * 32), (2, 0..64 + 2 * 32)];
 
 #[test]
 fn blocks_of_one_copy_of_the_manifest() {
@@ -223,12 +247,19 @@ fn blocks_of_one_copy_of_the_manifest() {
         for (block, used) in BLOCKS {
             // For the other blocks the other copy is damaged.
             let which = thin(bits(used, ALIGN), 1 + 6 * copy);
-            let starts: Vec<_> =
-                (0..3).map(|b| (MANIFESTS[usize::from((b == block) == (copy == 1))], b * ALIGN)).collect();
-            harmless(Scene::Sealed, &format!("manifest.{copy} block {block}"), &starts, &which, |_, seen| {
-                assert_eq!(seen.mended, 3, "{seen:?}");
-                3
-            });
+            let starts: Vec<_> = (0..3)
+                .map(|b| (MANIFESTS[usize::from((b == block) == (copy == 1))], b * ALIGN))
+                .collect();
+            harmless(
+                Scene::Sealed,
+                &format!("manifest.{copy} block {block}"),
+                &starts,
+                &which,
+                |_, seen| {
+                    assert_eq!(seen.mended, 3, "{seen:?}");
+                    3
+                },
+            );
         }
     }
 }
@@ -283,8 +314,9 @@ fn checkpoints() {
         ];
         for (what, start, used, bytes) in parts {
             let mut which = bits(used.clone(), bytes);
-            which
-                .retain(|bit| *bit < used.end * 8 || bytes == ALIGN || super::report::all() || bit % 11 == 0);
+            which.retain(|bit| {
+                *bit < used.end * 8 || bytes == ALIGN || super::report::all() || bit % 11 == 0
+            });
             if noticed.contains(&0) && !super::report::all() {
                 which.retain(|bit| bit % 17 == 0);
             }
@@ -294,5 +326,9 @@ fn checkpoints() {
         }
     }
     noticed.sort_unstable();
-    assert_eq!(noticed, [0, 0, 0, 1, 1, 1], "of the newer one every bit is noticed, of the older one none");
+    assert_eq!(
+        noticed,
+        [0, 0, 0, 1, 1, 1],
+        "of the newer one every bit is noticed, of the older one none"
+    );
 }

@@ -11,7 +11,8 @@ use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::namespace::Namespace;
 use pagelith::layouts::shard::Shard;
 use pagelith::{
-    AlignedBuf, ErrorKind, GetOutcome, GetSlice, MissCause, Options, PutOutcome, PutSlice, Result, Store,
+    AlignedBuf, ErrorKind, GetOutcome, GetSlice, MissCause, Options, PutOutcome, PutSlice, Result,
+    Store,
 };
 use pagelith_sim::clock::SimClock;
 use pagelith_sim::entropy::SplitMix64;
@@ -46,7 +47,8 @@ fn length(key: &ObjectKey) -> usize {
 fn bytes(key: &ObjectKey, version: usize) -> Vec<u8> {
     let mut out = vec![0; length(key)];
     let page = u32::from_le_bytes(key.hash().0[..4].try_into().expect("four bytes"));
-    let seed = u64::from(page) << 32 | u64::from(key.component().as_bytes()[0]) << 8 | version as u64;
+    let seed =
+        u64::from(page) << 32 | u64::from(key.component().as_bytes()[0]) << 8 | version as u64;
     SplitMix64::new(seed).fill(&mut out);
     out
 }
@@ -88,7 +90,8 @@ pub struct Observed {
 
 impl fmt::Debug for Observed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let texts = |keys: &BTreeSet<ObjectKey>| keys.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let texts =
+            |keys: &BTreeSet<ObjectKey>| keys.iter().map(ToString::to_string).collect::<Vec<_>>();
         let Observed { wrong, returned, lost, .. } = self;
         write!(f, "wrong={wrong:?} returned={:?} lost={:?}", texts(returned), texts(lost))
     }
@@ -116,10 +119,13 @@ impl Ledger {
             match &outcome {
                 Ok(PutOutcome::AlreadyPresent) => continue,
                 Ok(PutOutcome::Stored) => {
-                    (thing.allowed, thing.acked, thing.must) = (BTreeSet::from([version]), true, false);
+                    (thing.allowed, thing.acked, thing.must) =
+                        (BTreeSet::from([version]), true, false);
                 }
                 // It may have happened, or may still happen.
-                Ok(PutOutcome::Waiting | PutOutcome::Refused) | Err(_) => _ = thing.allowed.insert(version),
+                Ok(PutOutcome::Waiting | PutOutcome::Refused) | Err(_) => {
+                    _ = thing.allowed.insert(version)
+                }
             }
             thing.versions.push(new);
         }
@@ -204,13 +210,15 @@ impl Ledger {
                 break got;
             }
         };
-        let missing = |(key, thing): &(&ObjectKey, &KeyHistory)| thing.must && !got.contains_key(key);
+        let missing =
+            |(key, thing): &(&ObjectKey, &KeyHistory)| thing.must && !got.contains_key(key);
         look.lost = self.things.iter().filter(missing).map(|(key, _)| *key).collect();
         for key in self.things.keys() {
             // A late object is not missing, so its group may be present.
             let got_of = |component| got.get(&sibling(key, component)).copied();
             let alike = |a, b| {
-                got_of(a).is_none() == got_of(b).is_none() || [got_of(a), got_of(b)].contains(&Some(false))
+                got_of(a).is_none() == got_of(b).is_none()
+                    || [got_of(a), got_of(b)].contains(&Some(false))
             };
             let whole = match key.component() {
                 "v" => alike("k", "v"),
@@ -241,7 +249,8 @@ impl Ledger {
             for key in page {
                 // Half of them are read directly into aligned memory, the others through staging.
                 let skip = if key.component().as_bytes()[0] % 2 == 0 { 0 } else { 8 };
-                let (place, behind) = rest.split_at_mut((skip + length(key)).next_multiple_of(4096));
+                let (place, behind) =
+                    rest.split_at_mut((skip + length(key)).next_multiple_of(4096));
                 let place = &mut place[skip..][..length(key)];
                 place.fill(0xA5);
                 places.push([place]);
@@ -283,5 +292,6 @@ impl Ledger {
 
 /// Another component of the same page.
 pub fn sibling(of: &ObjectKey, component: &str) -> ObjectKey {
-    ObjectKey::new(of.namespace(), of.hash(), Role::Target, "kv", component, Shard::Whole).expect("a key")
+    ObjectKey::new(of.namespace(), of.hash(), Role::Target, "kv", component, Shard::Whole)
+        .expect("a key")
 }

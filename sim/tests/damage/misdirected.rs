@@ -45,14 +45,16 @@ fn records(scene: Scene) {
         }
         let seen = made.misdirected(("segments", a.at), ("segments", b.at), len, moved);
         let hit = |r: &&LoggedRecord| touches(r, b.at, len) || (moved && r.at == a.at);
-        let may: BTreeSet<_> = records.iter().filter(hit).flat_map(|r| r.needed_by.clone()).collect();
+        let may: BTreeSet<_> =
+            records.iter().filter(hit).flat_map(|r| r.needed_by.clone()).collect();
         let place = format!("{scene:?} from={} to={} moved={moved}", a.at, b.at);
         assert!(seen.is_whole() && seen.look.lost.is_subset(&may), "{place} {seen:?}");
         sums.injected += 1;
         sums.detected += u64::from(!seen.look.lost.is_empty());
         sums.returned += seen.look.returned.len() as u64;
         // Removed objects come back only if their tombstone was hit, in a segment without a footer.
-        let returns = scene == Scene::Open && records.iter().filter(hit).any(|r| r.needed_by.is_empty());
+        let returns =
+            scene == Scene::Open && records.iter().filter(hit).any(|r| r.needed_by.is_empty());
         assert!(returns || seen.look.returned.is_empty(), "{place} {seen:?}");
     }
     sums.print(3, &format!("pairs of records, {scene:?}"));
@@ -71,7 +73,12 @@ fn misdirected_segments_lose_only_affected_objects() {
         let used = made.segments();
         let pairs = used.iter().flat_map(|a| (0..6).map(move |b| (*a, b)));
         for (a, b) in pairs.filter(|(a, b)| a != b) {
-            let seen = made.misdirected(("segments", a * SEGMENT), ("segments", b * SEGMENT), SEGMENT, false);
+            let seen = made.misdirected(
+                ("segments", a * SEGMENT),
+                ("segments", b * SEGMENT),
+                SEGMENT,
+                false,
+            );
             let gone: BTreeSet<_> = made
                 .records
                 .iter()
@@ -98,10 +105,12 @@ fn misdirected_segments_lose_only_affected_objects() {
 #[test]
 fn misdirected_manifest_blocks_lose_nothing() {
     let mut made = Scene::Sealed.make();
-    let blocks = ["manifest.0", "manifest.1"].map(|file| (0..3).map(move |block| (file, block * ALIGN)));
+    let blocks =
+        ["manifest.0", "manifest.1"].map(|file| (0..3).map(move |block| (file, block * ALIGN)));
     let blocks: Vec<(&str, u64)> = blocks.into_iter().flatten().collect();
     let mut sums = Sums::default();
-    for (from, to) in blocks.iter().flat_map(|a| blocks.iter().map(move |b| (*a, *b))).filter(|(a, b)| a != b)
+    for (from, to) in
+        blocks.iter().flat_map(|a| blocks.iter().map(move |b| (*a, *b))).filter(|(a, b)| a != b)
     {
         for moved in [false, true] {
             let seen = made.misdirected(from, to, ALIGN, moved);
@@ -112,7 +121,8 @@ fn misdirected_manifest_blocks_lose_nothing() {
                 assert!(seen.refused.is_none() && seen.mended == 1, "{place} {seen:?}");
             }
             sums.detected += u64::from(seen.mended > 0);
-            let whole = seen.is_whole() && seen.look.lost.is_empty() && seen.look.returned.is_empty();
+            let whole =
+                seen.is_whole() && seen.look.lost.is_empty() && seen.look.returned.is_empty();
             assert!(whole, "{place} {seen:?}");
         }
     }
@@ -127,12 +137,14 @@ fn misdirected_checkpoint_blocks_lose_nothing() {
         .flat_map(|file| [0, ALIGN, ALIGN + 65_536].map(|at| (file, at)))
         .collect();
     let mut sums = Sums::default();
-    for (from, to) in places.iter().flat_map(|a| places.iter().map(move |b| (*a, *b))).filter(|(a, b)| a != b)
+    for (from, to) in
+        places.iter().flat_map(|a| places.iter().map(move |b| (*a, *b))).filter(|(a, b)| a != b)
     {
         for moved in [false, true] {
             let len = if from.1 == 0 || to.1 == 0 { ALIGN } else { 65_536 };
             let seen = made.misdirected(from, to, len, moved);
-            let whole = seen.is_whole() && seen.look.lost.is_empty() && seen.look.returned.is_empty();
+            let whole =
+                seen.is_whole() && seen.look.lost.is_empty() && seen.look.returned.is_empty();
             assert!(whole, "from={from:?} to={to:?} moved={moved} {seen:?}");
             sums.injected += 1;
             sums.detected += u64::from(seen.footers > 0 || seen.refused_checkpoints > 0);

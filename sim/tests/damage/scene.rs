@@ -154,10 +154,14 @@ impl Scene {
         assert_eq!(ledger.errors, Vec::<String>::new());
         assert!(ledger.things.values().all(|t| t.must || t.allowed.is_empty()), "all is known");
         let scratch = AlignedBuf::new(1 << 17).expect("memory");
-        let mut made = BuiltStore { disk: world.disk.snapshot(), ledger, scratch, records: Vec::new() };
+        let mut made =
+            BuiltStore { disk: world.disk.snapshot(), ledger, scratch, records: Vec::new() };
         made.records = made.find_records(&world.disk);
         let seen = made.reopen(|_| ());
-        assert!(seen.look.lost.is_empty() && seen.look.returned.is_empty() && seen.is_whole(), "{seen:?}");
+        assert!(
+            seen.look.lost.is_empty() && seen.look.returned.is_empty() && seen.is_whole(),
+            "{seen:?}"
+        );
         made
     }
 }
@@ -200,7 +204,9 @@ impl BuiltStore {
             records.push(LoggedRecord {
                 at,
                 header_bytes: record.header_bytes(),
-                used_bytes: (RecordHead::BYTES + record.member_count() * Member::BYTES + blocks * 16) as u64,
+                used_bytes: (RecordHead::BYTES
+                    + record.member_count() * Member::BYTES
+                    + blocks * 16) as u64,
                 payloads: record.members().map(|m| (at + m.payload_offset, m.length)).collect(),
                 bytes: record.record_bytes(),
                 kind: facts.kind,

@@ -53,7 +53,8 @@ impl Run<'_> {
             match Store::open_in(config_of(self.ssd_mib, 3), self.world.env()) {
                 Ok(store) => {
                     let r = store.opened();
-                    self.reported |= r.torn_records + u64::from(r.mended_blocks + r.refused_checkpoints) > 0;
+                    self.reported |=
+                        r.torn_records + u64::from(r.mended_blocks + r.refused_checkpoints) > 0;
                     return Some(store);
                 }
                 Err(error) => (self.reported, refusal) = (true, error.to_string()),
@@ -239,7 +240,16 @@ fn run(fault: DiskFault, nth: u64, ssd_mib: u32, body: Body) -> Outcome {
     let could = world.disk.log().iter().filter(|op| fault.strikes(op.kind)).count() as u64;
     let struck = world.disk.take_struck();
     world.crash(CrashMode::KeepAll);
-    Outcome { wrong, struck, lost: lost.len(), returned: returned.len(), reported, longest, late, could }
+    Outcome {
+        wrong,
+        struck,
+        lost: lost.len(),
+        returned: returned.len(),
+        reported,
+        longest,
+        late,
+        could,
+    }
 }
 
 /// Strikes one operation after the other. Faults of reads strike one read in six, with other reads

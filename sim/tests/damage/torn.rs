@@ -50,7 +50,9 @@ fn covered(record: &LoggedRecord) -> impl Iterator<Item = Range<usize>> + '_ {
 }
 
 fn record_of(made: &BuiltStore, group: GroupKind) -> LoggedRecord {
-    let of = |r: &&LoggedRecord| r.kind == RecordKind::Data && r.group == group && !r.needed_by.is_empty();
+    let of = |r: &&LoggedRecord| {
+        r.kind == RecordKind::Data && r.group == group && !r.needed_by.is_empty()
+    };
     made.records.iter().find(of).expect("a record of each group kind").clone()
 }
 
@@ -95,13 +97,18 @@ fn tear(scene: Scene, group: GroupKind, under: OldSectors) {
     assert!(sums.detected * 3 > sums.injected * 2, "{sums:?}");
     sums.print(
         1,
-        &format!("{group:?} record of {} sectors torn over {under:?}, {scene:?}", new.len() / SECTOR),
+        &format!(
+            "{group:?} record of {} sectors torn over {under:?}, {scene:?}",
+            new.len() / SECTOR
+        ),
     );
 }
 
 fn tear_all(scene: Scene) {
     for group in [GroupKind::Single, GroupKind::Base, GroupKind::Attached] {
-        [OldSectors::Zeros, OldSectors::Twin].into_iter().for_each(|under| tear(scene, group, under));
+        [OldSectors::Zeros, OldSectors::Twin]
+            .into_iter()
+            .for_each(|under| tear(scene, group, under));
     }
 }
 

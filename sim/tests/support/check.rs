@@ -95,8 +95,8 @@ impl Recorded {
         }
     }
 
-    /// Crashes in each of `crashes` after each change, reopens, and checks; with `twice`, crashes also
-    /// at each change of the recovery. Returns about `most` findings.
+    /// Crashes in each of `crashes` after each change, reopens, and checks; with `twice`, crashes
+    /// also at each change of the recovery. Returns about `most` findings.
     pub fn findings(&self, crashes: &[(CrashMode, u64)], twice: bool, most: usize) -> Vec<String> {
         let mut found = self.wrong.clone();
         let contents = self.contents();
@@ -141,17 +141,23 @@ impl Crash<'_> {
         let mut second = Vec::new();
         // The first point is the crash itself.
         for (m, again) in recovery.iter().enumerate().skip(1).take(RECOVERY_CHANGES_MAX) {
-            for (mode, crash_seed) in [(CrashMode::DropAll, 0), (CrashMode::Random, self.n + m as u64)] {
+            for (mode, crash_seed) in
+                [(CrashMode::DropAll, 0), (CrashMode::Random, self.n + m as u64)]
+            {
                 let deeper = Crash { mode, crash_seed, ..self };
                 let (more, _) = deeper.reopen(again, false);
-                second.extend(more.into_iter().map(|w| format!("second crash m={m} {mode:?}: {w}")));
+                second
+                    .extend(more.into_iter().map(|w| format!("second crash m={m} {mode:?}: {w}")));
             }
         }
         wrong.extend(second);
         let Crash { recorded, n, mode, crash_seed, .. } = self;
         let log = &recorded.log;
         let line = |w: String| {
-            let end = log.iter().position(|l| l.starts_with(&format!("n={} ", n + 1))).unwrap_or(log.len());
+            let end = log
+                .iter()
+                .position(|l| l.starts_with(&format!("n={} ", n + 1)))
+                .unwrap_or(log.len());
             let tail = log[end.saturating_sub(12)..end].join("\n    ");
             format!(
                 "plan={} n={n} mode={mode:?} crash_seed={crash_seed}: {w}\n    {tail}",

@@ -7,8 +7,8 @@ use std::time::Duration;
 use pagelith::layouts::ids::NamespaceId;
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{
-    Done, Error, ErrorKind, Group, GroupId, Options, PutGroup, PutOutcome, PutSlice, Result, Session, Source,
-    Store, Ticket,
+    Done, Error, ErrorKind, Group, GroupId, Options, PutGroup, PutOutcome, PutSlice, Result,
+    Session, Source, Store, Ticket,
 };
 use pagelith_io::clock::Clock;
 use pagelith_sim::model::{Allowed, Event, Model, Put, PutEnd};
@@ -71,7 +71,8 @@ impl Run<'_> {
         let outcomes = self.submit_until_accepted(&store, |session| {
             let source = |key: &ObjectKey| Source::shared(contents.of(key, put));
             let objects = keys.iter().map(|key| pagelith::Put { key: *key, source: source(key) });
-            session.submit_put(vec![PutGroup { objects: objects.collect(), base }], Options::default())
+            session
+                .submit_put(vec![PutGroup { objects: objects.collect(), base }], Options::default())
         });
         self.store = Some(store);
         let end = self.end(base, keys, &before, &outcomes);
@@ -80,10 +81,13 @@ impl Run<'_> {
             PutEnd::Present | PutEnd::Waiting | PutEnd::Nothing | PutEnd::Unknown => false,
         };
         match (&end, base_before) {
-            (PutEnd::Waiting, None) => self.wrong.push(format!("it has no base and waits put={put:?}")),
+            (PutEnd::Waiting, None) => {
+                self.wrong.push(format!("it has no base and waits put={put:?}"))
+            }
             (PutEnd::Waiting, Some(base)) if !base.miss => {
-                self.wrong
-                    .push(format!("group waits although its base is present put={put:?} base={base:?}"));
+                self.wrong.push(format!(
+                    "group waits although its base is present put={put:?} base={base:?}"
+                ));
             }
             (PutEnd::Stored(_), Some(base)) if base.puts.is_empty() && !self.shape.constant => {
                 self.wrong.push(format!("stored without its base put={put:?} base={base:?}"));
@@ -104,7 +108,11 @@ impl Run<'_> {
     }
 
     /// Submits until the store is not busy any more; returns one outcome per object.
-    fn submit_until_accepted(&mut self, store: &Store, submit: impl Fn(&mut Session) -> Ticket) -> Outcomes {
+    fn submit_until_accepted(
+        &mut self,
+        store: &Store,
+        submit: impl Fn(&mut Session) -> Ticket,
+    ) -> Outcomes {
         let until = self.world.clock.now().after(BUSY);
         loop {
             let done = store.session().map(|mut session| {
@@ -120,8 +128,12 @@ impl Run<'_> {
                 Ok(other) => panic!("a put ended as {other:?}"),
                 Err(error) => vec![Err(error)],
             };
-            let busy = |o: &Result<PutOutcome>| o.as_ref().is_err_and(|e| e.kind == ErrorKind::Busy);
-            if !outcomes.iter().any(busy) || self.world.disk.stopped() || self.world.clock.now() >= until {
+            let busy =
+                |o: &Result<PutOutcome>| o.as_ref().is_err_and(|e| e.kind == ErrorKind::Busy);
+            if !outcomes.iter().any(busy)
+                || self.world.disk.stopped()
+                || self.world.clock.now() >= until
+            {
                 return outcomes;
             }
             self.world.runtime.run_for(Duration::from_micros(500));
@@ -178,8 +190,9 @@ impl Run<'_> {
         for (key, answer) in &answers {
             let allowed = self.model.allowed(key);
             if answer.map_or(!self.shape.evicts, |put| !allowed.puts.contains(&put)) {
-                self.wrong
-                    .push(format!("put reported an existing object key={key} got={answer:?} {allowed:?}"));
+                self.wrong.push(format!(
+                    "put reported an existing object key={key} got={answer:?} {allowed:?}"
+                ));
             }
         }
     }
@@ -223,7 +236,11 @@ impl Run<'_> {
         let Some(store) = self.store.take() else { return };
         if let Some((group, at)) = self.join(&store, keys) {
             let put = self.opened.0[at].put;
-            for key in keys.iter().enumerate().filter(|(i, _)| which.is_none_or(|w| w == *i)).map(|(_, k)| k)
+            for key in keys
+                .iter()
+                .enumerate()
+                .filter(|(i, _)| which.is_none_or(|w| w == *i))
+                .map(|(_, k)| k)
             {
                 let bytes = self.contents.of(key, put);
                 let object = PutSlice { key: *key, pieces: &[&bytes] };
@@ -234,7 +251,9 @@ impl Run<'_> {
                 match outcome {
                     Ok(PutOutcome::Waiting) if filled.insert(*key) => {}
                     Ok(PutOutcome::AlreadyPresent) if was || !allowed.puts.is_empty() => {}
-                    Ok(other) => self.wrong.push(format!("put into a group key={key} outcome={other:?}")),
+                    Ok(other) => {
+                        self.wrong.push(format!("put into a group key={key} outcome={other:?}"))
+                    }
                     Err(error) => self.check_error("put into a group", &error),
                 }
             }
@@ -250,8 +269,9 @@ impl Run<'_> {
             let put = self.opened.0[at].put;
             let before = self.before(keys);
             self.event(Event::PutBegun(put, None, keys.to_vec()));
-            let outcomes =
-                self.submit_until_accepted(&store, |session| session.submit_commit(id, Options::default()));
+            let outcomes = self.submit_until_accepted(&store, |session| {
+                session.submit_commit(id, Options::default())
+            });
             let end = self.end(None, keys, &before, &outcomes);
             let Opened { filled, unsure, .. } = &self.opened.0[at];
             let put_here = |key: &ObjectKey| filled.contains(key) || unsure.contains(key);

@@ -73,7 +73,8 @@ impl<'a> Run<'a> {
             Ok(store) => {
                 let refused = store.opened().refused_checkpoints;
                 if refused > 0 {
-                    self.wrong.push(format!("checkpoints with a head and not whole refused={refused}"));
+                    self.wrong
+                        .push(format!("checkpoints with a head and not whole refused={refused}"));
                 }
                 self.store = Some(store);
                 true
@@ -138,12 +139,15 @@ impl<'a> Run<'a> {
                 self.opened.clear(ns);
                 self.event(Event::ClearBegun(ns));
                 let Some(store) = &self.store else { return };
-                let hasty = Options { timeout: Some(std::time::Duration::ZERO), ..Options::default() };
+                let hasty =
+                    Options { timeout: Some(std::time::Duration::ZERO), ..Options::default() };
                 let outcome = store.clear(ns, hasty);
                 self.event(Event::ClearEnded(ns, outcome.is_ok()));
             }
             Step::Get(page) => self.get(&components(page)),
-            Step::Warm(from, count) => (from..from + count).for_each(|page| self.get(&components(page))),
+            Step::Warm(from, count) => {
+                (from..from + count).for_each(|page| self.get(&components(page)))
+            }
             Step::Pin(page) => self.pin(&components(page)),
             Step::Unpin => {
                 self.pins.clear();
@@ -285,14 +289,16 @@ impl<'a> Run<'a> {
         for some in keys.chunk_by(|a, b| a.same_page(b)) {
             let exists = store.exists_batch(some, Options::default());
             let mut bufs: Vec<_> = some.iter().map(super::world::Memory::of).collect();
-            let mut pieces: Vec<[&mut [u8]; 1]> = bufs.iter_mut().map(|b| [b.bytes_mut()]).collect();
+            let mut pieces: Vec<[&mut [u8]; 1]> =
+                bufs.iter_mut().map(|b| [b.bytes_mut()]).collect();
             let mut gets: Vec<GetSlice<'_, '_>> = some
                 .iter()
                 .zip(&mut pieces)
                 .map(|(key, pieces)| GetSlice { key: *key, range: None, pieces })
                 .collect();
             let outcomes = store.get_batch(&mut gets, Options::default());
-            for (((key, buf), outcome), exists) in some.iter().zip(&bufs).zip(outcomes).zip(exists) {
+            for (((key, buf), outcome), exists) in some.iter().zip(&bufs).zip(outcomes).zip(exists)
+            {
                 let answer = match outcome {
                     Ok(GetOutcome::Hit { .. }) => {
                         Some(self.contents.put_of_bytes(key, buf.bytes()).unwrap_or(UNKNOWN_PUT))
@@ -301,12 +307,15 @@ impl<'a> Run<'a> {
                         let torn = cause == MissCause::Damaged || cause == MissCause::Late;
                         let broken = exists && !self.shape.constant && !self.shape.evicts;
                         if (torn || broken) && !self.world.disk.stopped() && !self.faulty {
-                            self.wrong.push(format!("exists and cannot be got key={key} cause={cause}"));
+                            self.wrong
+                                .push(format!("exists and cannot be got key={key} cause={cause}"));
                         }
                         None
                     }
                     // Another object with the same fingerprint may have another length.
-                    Err(error) if self.world.disk.stopped() || error.kind == ErrorKind::Busy => None,
+                    Err(error) if self.world.disk.stopped() || error.kind == ErrorKind::Busy => {
+                        None
+                    }
                     Err(error) => {
                         self.wrong.push(format!("get failed key={key} error={error}"));
                         None

@@ -74,7 +74,8 @@ pub const FORMS: [&[&str]; 5] = [
 ];
 
 /// The attached groups, each with the component whose group is its base.
-pub const ATTACHED: [(&str, &[&str]); 3] = [("k", &["m", "n"]), ("k", &["w"]), ("v", &["o", "q", "r"])];
+pub const ATTACHED: [(&str, &[&str]); 3] =
+    [("k", &["m", "n"]), ("k", &["w"]), ("v", &["o", "q", "r"])];
 
 /// The keys of these components of a page.
 pub fn keys(page: u32, components: &[&str]) -> Vec<ObjectKey> {

@@ -93,7 +93,8 @@ impl Arena {
     }
 
     fn of(bytes: u64, shared: bool) -> Result<Arena, ArenaError> {
-        let pages = u32::try_from(bytes / ALIGN).ok().filter(|pages| *pages > 0 && is_aligned(bytes));
+        let pages =
+            u32::try_from(bytes / ALIGN).ok().filter(|pages| *pages > 0 && is_aligned(bytes));
         let (Some(pages), Ok(len)) = (pages, usize::try_from(bytes)) else {
             return Err(ArenaError::Capacity { bytes });
         };
@@ -107,7 +108,8 @@ impl Arena {
             // Without this, puts of a process with a forked child would copy the arena page by
             // page.
             let _ = map.advise(Advice::DontFork);
-            let huge_pages_advised = bytes >= HUGE_PAGE_BYTES && map.advise(Advice::HugePage).is_ok();
+            let huge_pages_advised =
+                bytes >= HUGE_PAGE_BYTES && map.advise(Advice::HugePage).is_ok();
             ArenaMemory { map: Map::Own(MmapRaw::from(map)), huge_pages_advised }
         };
         let memory = Arc::new(memory);
@@ -272,7 +274,9 @@ impl ExtentWriter<'_> {
         if block_bytes > 0 {
             sums.reserve(block_count(self.extent.bytes, block_bytes) as usize);
         }
-        self.fill_by(&mut Copier::new(StoreKind::PastCache), parts, block_bytes, |sum| sums.push(sum))?;
+        self.fill_by(&mut Copier::new(StoreKind::PastCache), parts, block_bytes, |sum| {
+            sums.push(sum)
+        })?;
         Ok(sums)
     }
 
@@ -286,7 +290,8 @@ impl ExtentWriter<'_> {
         sum: impl FnMut(Checksum),
     ) -> Result<(), FillError> {
         let extent_bytes = self.extent.bytes;
-        let parts_bytes = parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.len() as u64));
+        let parts_bytes =
+            parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.len() as u64));
         if parts_bytes != extent_bytes {
             return Err(FillError::Length { parts_bytes, extent_bytes });
         }
@@ -294,8 +299,9 @@ impl ExtentWriter<'_> {
             return Err(FillError::Block);
         }
         let lengths = block_lengths(0..extent_bytes, block_bytes);
-        let copied =
-            self.fill_with(|to| copier.copy([to], parts.iter().map(|part| Piece::Lent(part)), lengths, sum));
+        let copied = self.fill_with(|to| {
+            copier.copy([to], parts.iter().map(|part| Piece::Lent(part)), lengths, sum)
+        });
         assert!(copied, "the lengths of the parts were checked against the extent");
         Ok(())
     }
@@ -314,7 +320,9 @@ impl ExtentWriter<'_> {
         // SAFETY: `start` checked that the padded extent is inside the mapping, which is
         // initialised and which `memory` keeps mapped; the contract of `writer` makes this the only
         // access to it, and the borrow of `self` the only one through this writer.
-        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), self.extent.padded_bytes() as usize) }
+        unsafe {
+            std::slice::from_raw_parts_mut(start.as_ptr(), self.extent.padded_bytes() as usize)
+        }
     }
 }
 

@@ -79,7 +79,8 @@ mod tests {
             fifo.insert(FrameId(10 + depth), 1, 0, Recency { epoch: 2, depth });
         }
         fifo.touch(FrameId(0), Recency { epoch: 9, depth: 0 });
-        let order: Vec<u32> = std::iter::from_fn(|| fifo.victim(&mut |_| true)).map(|f| f.0).collect();
+        let order: Vec<u32> =
+            std::iter::from_fn(|| fifo.victim(&mut |_| true)).map(|f| f.0).collect();
         assert_eq!(order, [2, 1, 0, 12, 11, 10]);
         assert!(fifo.is_empty());
     }

@@ -107,7 +107,10 @@ mod tests {
     fn empty_segment_is_first_victim_and_oldest_wins_ties() {
         let sealed = [segment(1, 1, 0), segment(8, 0, 0), segment(7, 0, 0)];
         assert_eq!(POLICY.victim(&sealed), Some(2));
-        assert_eq!(POLICY.victim(&[segment(5, 2, 8), segment(4, 1, 4), segment(6, 3, 12)]), Some(1));
+        assert_eq!(
+            POLICY.victim(&[segment(5, 2, 8), segment(4, 1, 4), segment(6, 3, 12)]),
+            Some(1)
+        );
     }
 
     #[test]

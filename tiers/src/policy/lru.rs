@@ -131,8 +131,8 @@ mod tests {
     impl Model {
         fn victim(&mut self, pinned: &BTreeSet<u32>) -> Option<u32> {
             let candidates = self.0.iter().filter(|(frame, ..)| !pinned.contains(frame));
-            let (frame, ..) =
-                *candidates.min_by_key(|(frame, epoch, depth)| (*epoch, u32::MAX - *depth, *frame))?;
+            let (frame, ..) = *candidates
+                .min_by_key(|(frame, epoch, depth)| (*epoch, u32::MAX - *depth, *frame))?;
             self.0.retain(|(known, ..)| *known != frame);
             Some(frame)
         }
@@ -181,7 +181,8 @@ mod tests {
         }
         lru.touch(FrameId(0), Recency { epoch: 2, depth: 0 });
         lru.touch(FrameId(1), Recency { epoch: 2, depth: 1 });
-        let order: Vec<u32> = std::iter::from_fn(|| lru.victim(&mut |_| true)).map(|f| f.0).collect();
+        let order: Vec<u32> =
+            std::iter::from_fn(|| lru.victim(&mut |_| true)).map(|f| f.0).collect();
         assert_eq!(order, [4, 3, 2, 1, 0]);
     }
 

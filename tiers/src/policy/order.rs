@@ -49,8 +49,8 @@ impl Order {
         self.places.remove(&Place { at, frame });
     }
 
-    /// The next place to look at, which stays where it is; `None` at the end of the walk. Places may be
-    /// removed and added between looks.
+    /// The next place to look at, which stays where it is; `None` at the end of the walk. Places
+    /// may be removed and added between looks.
     pub(super) fn look(&mut self, walk: &mut Walk) -> Option<Place> {
         if walk.looks == self.looks_max {
             self.resume = walk.last;

@@ -117,7 +117,8 @@ impl Places {
     /// The next place after `place`, or the first of all with `None`.
     pub(super) fn after(&self, place: Option<Place>) -> Option<Place> {
         let Some(place) = place else { return self.pages.values().next().map(|pages| pages.first) };
-        let in_run = self.pages.range(..=place).next_back().and_then(|(_, pages)| pages.after(&place));
+        let in_run =
+            self.pages.range(..=place).next_back().and_then(|(_, pages)| pages.after(&place));
         let next_run = || self.pages.range((Bound::Excluded(place), Bound::Unbounded)).next();
         in_run.or_else(|| next_run().map(|(_, pages)| pages.first))
     }
@@ -125,7 +126,9 @@ impl Places {
     /// All of them, in order.
     #[cfg(test)]
     fn iter(&self) -> impl Iterator<Item = Place> {
-        self.pages.values().flat_map(|pages| std::iter::once(pages.first).chain(pages.rest.iter().copied()))
+        self.pages
+            .values()
+            .flat_map(|pages| std::iter::once(pages.first).chain(pages.rest.iter().copied()))
     }
 }
 
@@ -139,8 +142,10 @@ mod tests {
     use super::*;
 
     fn place() -> impl Strategy<Value = Place> {
-        (0u64..5, 0u32..8, 0u32..4)
-            .prop_map(|(epoch, depth, frame)| Place { at: Recency { epoch, depth }, frame: FrameId(frame) })
+        (0u64..5, 0u32..8, 0u32..4).prop_map(|(epoch, depth, frame)| Place {
+            at: Recency { epoch, depth },
+            frame: FrameId(frame),
+        })
     }
 
     proptest! {

@@ -124,7 +124,8 @@ fn lru_on_zipf_workload_equals_independent_simulation() {
     // The workload must have both hits and misses.
     assert!(hits * 10 > asked && hits * 10 < asked * 9, "hits={hits} asked={asked}");
 
-    let drained: Vec<u64> =
-        std::iter::from_fn(|| store.lru.victim(&mut |_| true)).map(|frame| store.page_of[&frame]).collect();
+    let drained: Vec<u64> = std::iter::from_fn(|| store.lru.victim(&mut |_| true))
+        .map(|frame| store.page_of[&frame])
+        .collect();
     assert_eq!(drained, Vec::from(queue));
 }

@@ -259,7 +259,8 @@ mod tests {
                 let left = self.frames.remove(&frame.0).expect("a victim is resident");
                 self.resident.remove(&left);
             }
-            let frame = (0..).find(|frame| !self.frames.contains_key(frame)).expect("a free number");
+            let frame =
+                (0..).find(|frame| !self.frames.contains_key(frame)).expect("a free number");
             self.policy.insert(FrameId(frame), 4096, page, at);
             self.frames.insert(frame, page);
             self.resident.insert(page, frame);
@@ -279,7 +280,10 @@ mod tests {
             cache.request(page);
         }
         assert_eq!(cache.policy.main.len(), 0);
-        assert_eq!(cache.resident.keys().copied().collect::<Vec<_>>(), (40..50).collect::<Vec<_>>());
+        assert_eq!(
+            cache.resident.keys().copied().collect::<Vec<_>>(),
+            (40..50).collect::<Vec<_>>()
+        );
     }
 
     #[test]
@@ -344,7 +348,8 @@ mod tests {
             epochs.for_each(|epoch| policy.touch(FrameId(frame), at(epoch)));
         }
         assert_eq!(policy.uses(FrameId(1)), USES_MAX);
-        let order: Vec<u32> = std::iter::from_fn(|| policy.victim(&mut |_| true)).map(|f| f.0).collect();
+        let order: Vec<u32> =
+            std::iter::from_fn(|| policy.victim(&mut |_| true)).map(|f| f.0).collect();
         assert_eq!(order, [3, 2, 0, 1]);
     }
 
@@ -394,7 +399,8 @@ mod tests {
             policy.insert(FrameId(frame), 4096, u128::from(frame), Recency { epoch: 9, depth: 0 });
         }
         insert_chain(&mut policy, 1);
-        let left: Vec<u32> = (0..4).filter_map(|_| policy.victim(&mut |_| true)).map(|f| f.0).collect();
+        let left: Vec<u32> =
+            (0..4).filter_map(|_| policy.victim(&mut |_| true)).map(|f| f.0).collect();
         assert_eq!(left, [3, 2, 1, 0]);
         insert_chain(&mut policy, 10);
         assert_eq!(policy.main.len(), 4, "the ghost queue had all of them");
@@ -406,7 +412,12 @@ mod tests {
     fn victim_call_is_bounded_if_all_frames_are_hot() {
         let mut policy = S3Fifo::new();
         for frame in 0..5000 {
-            policy.insert(FrameId(frame), 4096, u128::from(frame), Recency { epoch: 1, depth: frame });
+            policy.insert(
+                FrameId(frame),
+                4096,
+                u128::from(frame),
+                Recency { epoch: 1, depth: frame },
+            );
             for epoch in 2..6 {
                 policy.touch(FrameId(frame), Recency { epoch, depth: frame });
             }

@@ -47,7 +47,8 @@ impl LastRequests {
         let at = pack(at);
         // Load first: other threads use most frames of a batch too, and an atomic update waits for
         // the cache line.
-        if let Some(word) = self.words.get(frame.0 as usize).filter(|word| word.load(Relaxed) < at) {
+        if let Some(word) = self.words.get(frame.0 as usize).filter(|word| word.load(Relaxed) < at)
+        {
             word.fetch_max(at, Relaxed);
         }
     }
@@ -83,7 +84,8 @@ mod tests {
     #[test]
     fn packed_recency_keeps_order() {
         let at = |epoch, depth| Recency { epoch, depth };
-        let all = [at(0, DEPTH), at(0, 0), at(1, DEPTH), at(1, 7), at(1, 0), at(2, 7), at(EPOCH_MAX, 0)];
+        let all =
+            [at(0, DEPTH), at(0, 0), at(1, DEPTH), at(1, 7), at(1, 0), at(2, 7), at(EPOCH_MAX, 0)];
         assert!(all.is_sorted() && all.map(pack).is_sorted());
         assert_eq!(all.map(|r| unpack(pack(r))), all);
         assert_eq!(unpack(pack(at(u64::MAX, u32::MAX))), at(EPOCH_MAX, DEPTH));

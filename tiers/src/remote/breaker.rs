@@ -45,7 +45,8 @@ impl Breaker {
     pub fn failed(&mut self, now: Mono) {
         self.failures = self.failures.saturating_add(1);
         if let Some(over) = self.failures.checked_sub(FAILURES_MAX) {
-            let pause = PAUSE.saturating_mul(1u32.checked_shl(over).unwrap_or(u32::MAX)).min(PAUSE_MAX);
+            let pause =
+                PAUSE.saturating_mul(1u32.checked_shl(over).unwrap_or(u32::MAX)).min(PAUSE_MAX);
             self.until = Some(now.after(pause));
         }
     }

@@ -50,8 +50,10 @@ mod tests {
     }
 
     fn owners(weights: &[f64]) -> Vec<Owner> {
-        let owner =
-            |(i, weight): (usize, &f64)| Owner { name: format!("tcp:10.0.0.{i}:7000"), weight: *weight };
+        let owner = |(i, weight): (usize, &f64)| Owner {
+            name: format!("tcp:10.0.0.{i}:7000"),
+            weight: *weight,
+        };
         weights.iter().enumerate().map(owner).collect()
     }
 

@@ -168,7 +168,11 @@ impl OpenSegment {
     /// Append a unit; the caller has checked that it fits. Returns the record's location and its
     /// header without padding. Returns the unit if its header cannot be encoded, which happens only
     /// if the unit breaks a rule of the format.
-    pub fn append(&mut self, unit: Unit, spare: Option<AlignedBuf>) -> Result<(RecordPlace, Vec<u8>), Unit> {
+    pub fn append(
+        &mut self,
+        unit: Unit,
+        spare: Option<AlignedBuf>,
+    ) -> Result<(RecordPlace, Vec<u8>), Unit> {
         let facts = RecordFacts {
             identity: self.identity,
             offset: self.next_offset,
@@ -192,8 +196,11 @@ impl OpenSegment {
         let spare = spare.filter(|b| b.len() == bytes);
         let Some(mut buf) = spare.or_else(|| AlignedBuf::new(bytes).ok()) else { return Err(unit) };
         let Some(record) = record::encode_into(&facts, &specs, &mut buf) else { return Err(unit) };
-        let place =
-            RecordPlace { identity: self.identity, offset: self.next_offset, bytes: record.record_bytes() };
+        let place = RecordPlace {
+            identity: self.identity,
+            offset: self.next_offset,
+            bytes: record.record_bytes(),
+        };
         self.entries.extend(footer::entries_of(&record));
         let header = record.trimmed().to_vec();
         // `min_sequence` decides whether older tombstones are still needed. Tombstones are never
@@ -215,8 +222,9 @@ impl OpenSegment {
     /// bytes anyway.
     pub fn drop_unwritten(&mut self, units: &[(u64, RecordPlace)]) {
         self.failed = true;
-        let dropped =
-            |e: &FooterEntry| units.iter().any(|(_, p)| p.offset == u64::from(e.record_block) * ALIGN);
+        let dropped = |e: &FooterEntry| {
+            units.iter().any(|(_, p)| p.offset == u64::from(e.record_block) * ALIGN)
+        };
         self.entries.retain(|e| !dropped(e));
     }
 
@@ -240,7 +248,12 @@ impl OpenSegment {
         if self.gather.units.is_empty() {
             return None;
         }
-        let next = GatheredWrite { offset: self.next_offset, bytes: 0, parts: Vec::new(), units: Vec::new() };
+        let next = GatheredWrite {
+            offset: self.next_offset,
+            bytes: 0,
+            parts: Vec::new(),
+            units: Vec::new(),
+        };
         self.writes += 1;
         Some(std::mem::replace(&mut self.gather, next))
     }

@@ -108,8 +108,14 @@ impl CheckpointWriter {
     fn chunk(&mut self, kind: ChunkKind, items: &[u8]) -> Result<(), IoFault> {
         let index = self.facts.chunk_count;
         let mut buf = AlignedBuf::new(CHUNK_BYTES).map_err(|e| no_memory(CHUNK_BYTES, &e))?;
-        let whole =
-            checkpoint::encode_chunk(&mut buf, kind, self.facts.store, self.facts.serial, index, items);
+        let whole = checkpoint::encode_chunk(
+            &mut buf,
+            kind,
+            self.facts.store,
+            self.facts.serial,
+            index,
+            items,
+        );
         if !whole || index >= self.chunks_max {
             return Err(no_memory(CHUNK_BYTES, &std::io::Error::other("checkpoint file is full")));
         }
@@ -121,7 +127,11 @@ impl CheckpointWriter {
 
     /// The next operation to submit, if any.
     pub fn next_op(&mut self) -> Option<Op> {
-        if self.ops.is_empty() && self.in_flight == 0 && self.complete && self.stage == Stage::Chunks {
+        if self.ops.is_empty()
+            && self.in_flight == 0
+            && self.complete
+            && self.stage == Stage::Chunks
+        {
             self.stage = Stage::ChunksSync;
             self.ops.push(Op::Sync { file: self.file });
         }
@@ -158,7 +168,11 @@ impl CheckpointWriter {
                 match AlignedBuf::new(4096) {
                     Ok(mut buf) => {
                         buf.copy_from_slice(&checkpoint::encode_head(&self.facts));
-                        self.ops.push(Op::Write { file: self.file, offset: 0, parts: vec![buf.into_part()] });
+                        self.ops.push(Op::Write {
+                            file: self.file,
+                            offset: 0,
+                            parts: vec![buf.into_part()],
+                        });
                         None
                     }
                     Err(e) => Some(Err(no_memory(4096, &e))),

@@ -29,7 +29,11 @@ pub(super) fn check_names(disk: &dyn Disk, dirs: usize) -> Result<(), VolumeErro
             let first = name == names::MANIFESTS[0] || names::CHECKPOINTS.contains(&&*name);
             let last = name == names::MANIFESTS[1];
             if (first && dir != 0) || (last && dir != dirs - 1) {
-                return Err(misplaced(disk, dir, format!("{name}, which belongs in the {}", ordinal(first))));
+                return Err(misplaced(
+                    disk,
+                    dir,
+                    format!("{name}, which belongs in the {}", ordinal(first)),
+                ));
             }
         }
     }

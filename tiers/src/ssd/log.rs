@@ -2,15 +2,16 @@
 //! segment ready, and orders writes, syncs and manifest changes for crash safety.
 //!
 //! Invariants:
-//! - Nothing is written to a segment before both copies of the manifest durably hold its new incarnation:
-//!   otherwise, after a crash, records of the old incarnation further back would pass for current ones.
-//! - A footer is written only after a sync that covers every record it lists: otherwise a crash leaves a
-//!   valid table of invalid records, and open prefers it to older copies that are intact.
+//! - Nothing is written to a segment before both copies of the manifest durably hold its new
+//!   incarnation: otherwise, after a crash, records of the old incarnation further back would pass
+//!   for current ones.
+//! - A footer is written only after a sync that covers every record it lists: otherwise a crash
+//!   leaves a valid table of invalid records, and open prefers it to older copies that are intact.
 //! - Records are appended in the order in which they are submitted: a tombstone follows every
 //!   record that it shadows.
 //! - After a failed sync nothing is appended or sealed with a footer, and nothing written since the
-//!   last successful sync is trusted. The sync is never retried; [`Log::resume_after_sync_fault`] starts again
-//!   with other segments.
+//!   last successful sync is trusted. The sync is never retried; [`Log::resume_after_sync_fault`]
+//!   starts again with other segments.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -284,8 +285,10 @@ impl Log {
     /// before the failure are in flight. Untrusted records stay untrusted: their segment is sealed,
     /// and no later sync covers them.
     pub fn resume_after_sync_fault(&mut self) -> bool {
-        let over =
-            self.idle() && self.open.is_none() && self.unsynced.is_empty() && self.in_sync_round.is_empty();
+        let over = self.idle()
+            && self.open.is_none()
+            && self.unsynced.is_empty()
+            && self.in_sync_round.is_empty();
         if self.sync_fault.is_some() && over {
             self.sync_fault = None;
         }
@@ -335,7 +338,9 @@ impl Log {
             return Err(unit);
         }
         let (bytes, members) = (unit.record_bytes(), unit.members.len());
-        if !self.open.as_ref().is_some_and(|o| o.fits(bytes, members)) && !self.next_segment(bytes, members) {
+        if !self.open.as_ref().is_some_and(|o| o.fits(bytes, members))
+            && !self.next_segment(bytes, members)
+        {
             return Err(unit);
         }
         let spare = self.spare_buffers.pop();
@@ -415,7 +420,9 @@ impl Log {
         let mut ids = Vec::new();
         for (token, _) in std::mem::take(&mut self.queued) {
             self.syncs.write_dropped(token);
-            let Some(Pending::Records { segment, units, .. }) = self.pending.remove(&token) else { continue };
+            let Some(Pending::Records { segment, units, .. }) = self.pending.remove(&token) else {
+                continue;
+            };
             if let Some(open) = self.unsealed(segment) {
                 open.writes -= 1;
                 open.drop_unwritten(&units);
@@ -478,7 +485,8 @@ impl Log {
             None => self.queue.poll(&mut self.completions),
         }
         let pending = &self.pending;
-        let is_record = |c: &&Completion| matches!(pending.get(&c.token), Some(Pending::Records { .. }));
+        let is_record =
+            |c: &&Completion| matches!(pending.get(&c.token), Some(Pending::Records { .. }));
         self.record_writes -= self.completions[before..].iter().filter(is_record).count();
     }
 }

@@ -111,7 +111,9 @@ impl ManifestWriter {
         let mut blocks = self.suspect.clone();
         for change in &changes {
             let block = match *change {
-                Change::Segment(id, incarnation, order) => self.manifest.set_segment(id, incarnation, order),
+                Change::Segment(id, incarnation, order) => {
+                    self.manifest.set_segment(id, incarnation, order)
+                }
                 Change::Generation(ns, generation) => self.manifest.set_generation(ns, generation),
             };
             blocks.extend(block);
@@ -141,7 +143,8 @@ impl ManifestWriter {
     fn writes(&mut self, volume: &Volume, round: &Round) -> Result<Vec<Op>, IoFault> {
         let mut ops = Vec::new();
         for &index in &round.blocks {
-            let mut buf = AlignedBuf::new(ALIGN as usize).map_err(|e| no_memory(ALIGN as usize, &e))?;
+            let mut buf =
+                AlignedBuf::new(ALIGN as usize).map_err(|e| no_memory(ALIGN as usize, &e))?;
             buf.copy_from_slice(&self.manifest.block(index));
             let (file, offset) = (volume.manifests[round.copy], u64::from(index) * ALIGN);
             ops.push(Op::Write { file, offset, parts: vec![buf.into_part()] });

@@ -29,7 +29,8 @@ impl Log {
             }
         }
         let mut done = std::mem::take(&mut self.completions);
-        let is_record = |c: &Completion| matches!(self.pending.get(&c.token), Some(Pending::Records { .. }));
+        let is_record =
+            |c: &Completion| matches!(self.pending.get(&c.token), Some(Pending::Records { .. }));
         let first = done.iter().position(is_record).map_or(done.len(), |at| at + 1);
         self.completions = done.split_off(first);
         for completion in done {
@@ -51,7 +52,9 @@ impl Log {
                 Ok(Some(op)) => self.begin(op, Pending::Manifest),
                 Ok(None) => break,
                 Err((changes, fault)) => {
-                    changes.into_iter().for_each(|c| self.report_change(c, &Err(fault.clone()), events));
+                    changes
+                        .into_iter()
+                        .for_each(|c| self.report_change(c, &Err(fault.clone()), events));
                     events.push(Event::ManifestFailed(fault));
                     break;
                 }
@@ -104,7 +107,10 @@ impl Log {
                 break;
             }
             let ok = self.sync_fault.is_none() && self.check_files(events);
-            self.syncs.finish().into_iter().for_each(|(ids, _)| self.finish_sync_round(ids, ok, events));
+            self.syncs
+                .finish()
+                .into_iter()
+                .for_each(|(ids, _)| self.finish_sync_round(ids, ok, events));
         }
     }
 
@@ -131,7 +137,9 @@ impl Log {
             Pending::Sync { file } => {
                 let retried = mutant::on(Mutant::SyncRetried);
                 let ok = completion.result.is_ok() || retried;
-                if let Err(fault) = completion.result.or_else(|e| if retried { Ok(()) } else { Err(e) }) {
+                if let Err(fault) =
+                    completion.result.or_else(|e| if retried { Ok(()) } else { Err(e) })
+                {
                     self.record_sync_fault(fault, events);
                 }
                 if let Some((ids, ok)) = self.syncs.ended(file, ok) {
@@ -140,7 +148,9 @@ impl Log {
                 }
             }
             Pending::Manifest => {
-                if let Some((changes, result)) = self.manifest.ended(&self.volume, completion.result) {
+                if let Some((changes, result)) =
+                    self.manifest.ended(&self.volume, completion.result)
+                {
                     let result = result.and_then(|()| self.volume.disk.check_names());
                     changes.into_iter().for_each(|c| self.report_change(c, &result, events));
                     events.extend(result.err().map(Event::ManifestFailed));
@@ -167,17 +177,23 @@ impl Log {
         if result.is_err() {
             open.drop_unwritten(&units);
         }
-        let ids = |units: Vec<(u64, RecordPlace)>| units.into_iter().map(|(id, _)| id).collect::<Vec<_>>();
+        let ids = |units: Vec<(u64, RecordPlace)>| {
+            units.into_iter().map(|(id, _)| id).collect::<Vec<_>>()
+        };
         match (result, &mut open.header) {
             (Ok(()), header @ HeaderWrite::Awaited(_)) if with_header => {
-                if let HeaderWrite::Awaited(waiting) = std::mem::replace(header, HeaderWrite::Written) {
+                if let HeaderWrite::Awaited(waiting) =
+                    std::mem::replace(header, HeaderWrite::Written)
+                {
                     units.extend(waiting);
                 }
                 self.report_written(units, events);
             }
             (Ok(()), HeaderWrite::Awaited(waiting)) => waiting.extend(units),
             (Ok(()), HeaderWrite::Written) => self.report_written(units, events),
-            (Ok(()), HeaderWrite::Failed(fault)) => events.push(Event::Unwritten(ids(units), fault.clone())),
+            (Ok(()), HeaderWrite::Failed(fault)) => {
+                events.push(Event::Unwritten(ids(units), fault.clone()))
+            }
             (Err(fault), header) => {
                 if let (HeaderWrite::Awaited(waiting), true) = (&mut *header, with_header) {
                     units.append(waiting);
@@ -215,7 +231,12 @@ impl Log {
 
     /// Complete a round of syncs: report records as durable or untrusted, write footers that waited
     /// for the round, and complete its requests.
-    fn finish_sync_round(&mut self, ids: Vec<super::sync::SyncId>, ok: bool, events: &mut Vec<Event>) {
+    fn finish_sync_round(
+        &mut self,
+        ids: Vec<super::sync::SyncId>,
+        ok: bool,
+        events: &mut Vec<Event>,
+    ) {
         let mut covered = std::mem::take(&mut self.in_sync_round);
         if !ok {
             // No later sync will cover records that were written during the failed one.
@@ -263,12 +284,19 @@ impl Log {
         self.syncs.write_begun(self.token);
     }
 
-    fn report_change(&mut self, change: Change, result: &Result<(), IoFault>, events: &mut Vec<Event>) {
+    fn report_change(
+        &mut self,
+        change: Change,
+        result: &Result<(), IoFault>,
+        events: &mut Vec<Event>,
+    ) {
         match (change, result) {
             (Change::Segment(segment, incarnation, order), Ok(())) => {
                 self.preparing = false;
-                self.spare =
-                    Some((SegmentIdentity { store: self.volume.store, segment, incarnation }, order));
+                self.spare = Some((
+                    SegmentIdentity { store: self.volume.store, segment, incarnation },
+                    order,
+                ));
                 events.push(Event::Ready(segment, incarnation, order));
             }
             (Change::Segment(segment, ..), Err(fault)) => {

@@ -26,7 +26,10 @@ pub struct Expected {
 
 /// Result of verifying a header.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "made once a read and taken apart at once, never stored")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "made once a read and taken apart at once, never stored"
+)]
 pub enum Verdict<'a> {
     /// The header of the object; its payload is not verified yet.
     Match(Record<'a>, Member),
@@ -168,7 +171,11 @@ mod tests {
         for step in [1, 4096, 10_000] {
             let mut v = Verifier::new(sums.clone(), 0, 10_000, 4096);
             let verdicts: Vec<_> = bytes.chunks(step).map(|c| v.update(c)).collect();
-            assert_eq!(verdicts.last(), Some(&Err(FormatError::Payload { block: 2 })), "step={step}");
+            assert_eq!(
+                verdicts.last(),
+                Some(&Err(FormatError::Payload { block: 2 })),
+                "step={step}"
+            );
         }
     }
 

@@ -184,7 +184,11 @@ fn newest_checkpoint(
                 sink.forget_checkpoint();
             }
             Err(CheckpointRefusal::Damaged(reason)) => {
-                tracing::warn!(serial = number, reason, "checkpoint is not whole, going without it");
+                tracing::warn!(
+                    serial = number,
+                    reason,
+                    "checkpoint is not whole, going without it"
+                );
                 found.refused_checkpoints += 1;
                 sink.forget_checkpoint();
             }
@@ -214,10 +218,13 @@ fn load_checkpoint(
     facts: &CheckpointFacts,
     sink: &mut dyn Sink,
 ) -> Result<Vec<SegmentMark>, CheckpointRefusal> {
-    let room = (volume.geometry.checkpoint_bytes() - checkpoint::chunk_offset(0)) / CHUNK_BYTES as u64;
+    let room =
+        (volume.geometry.checkpoint_bytes() - checkpoint::chunk_offset(0)) / CHUNK_BYTES as u64;
     if facts.chunk_count > room || facts.segment_count != volume.geometry.segment_count {
         let (chunks, segments) = (facts.chunk_count, facts.segment_count);
-        return Err(CheckpointRefusal::Damaged(format!("chunk_count={chunks} segment_count={segments}")));
+        return Err(CheckpointRefusal::Damaged(format!(
+            "chunk_count={chunks} segment_count={segments}"
+        )));
     }
     let mut buf = AlignedBuf::new(CHUNK_BYTES).map_err(CheckpointRefusal::damaged)?;
     let mut marks: Vec<SegmentMark> = Vec::new();
@@ -234,18 +241,22 @@ fn load_checkpoint(
         match kind {
             ChunkKind::Segments => {
                 marks.extend(
-                    items.chunks_exact(SegmentMark::BYTES).map(bytemuck::pod_read_unaligned::<SegmentMark>),
+                    items
+                        .chunks_exact(SegmentMark::BYTES)
+                        .map(bytemuck::pod_read_unaligned::<SegmentMark>),
                 );
             }
             ChunkKind::Entries => {
                 for item in items.chunks_exact(CheckpointEntry::BYTES) {
                     let entry: CheckpointEntry = bytemuck::pod_read_unaligned(item);
                     entries += 1;
-                    let now =
-                        manifest.segment(SegmentId(entry.segment)).map(|(incarnation, _)| incarnation.0);
+                    let now = manifest
+                        .segment(SegmentId(entry.segment))
+                        .map(|(incarnation, _)| incarnation.0);
                     let then = marks.get(entry.segment as usize).map(|m| m.incarnation);
                     if entry.link().is_some()
-                        || (now.is_some() && (now == then || mutant::on(Mutant::IncarnationUnchecked)))
+                        || (now.is_some()
+                            && (now == then || mutant::on(Mutant::IncarnationUnchecked)))
                     {
                         sink.checkpoint_entry(facts, &entry);
                     }
@@ -330,7 +341,11 @@ fn replay_segment(
 /// segment: if it is empty or of another incarnation, nothing was synced under this incarnation.
 /// The exception is a device that acknowledged the header and lost it; then a footer or a record
 /// proves the use. A damaged header proves nothing, and footer and records decide.
-fn is_unused(volume: &Volume, serial: &mut SerialQueue, identity: SegmentIdentity) -> Result<bool, IoFault> {
+fn is_unused(
+    volume: &Volume,
+    serial: &mut SerialQueue,
+    identity: SegmentIdentity,
+) -> Result<bool, IoFault> {
     let (file, start) = volume.place(identity.segment, 0);
     let block = match serial.read(file, start, ALIGN as usize) {
         Ok(block) => block,
@@ -349,11 +364,15 @@ fn is_unused(volume: &Volume, serial: &mut SerialQueue, identity: SegmentIdentit
 fn was_used(volume: &Volume, serial: &mut SerialQueue, identity: SegmentIdentity) -> bool {
     let footer = read_footer(volume, serial, identity).is_ok_and(|f| f.is_ok());
     let (file, at) = volume.place(identity.segment, ALIGN);
-    let first =
-        |bytes: &AlignedBuf| Record::decode(bytes).is_ok_and(|record| record.expect(identity, ALIGN).is_ok());
+    let first = |bytes: &AlignedBuf| {
+        Record::decode(bytes).is_ok_and(|record| record.expect(identity, ALIGN).is_ok())
+    };
     let used = footer || serial.read(file, at, ALIGN as usize).is_ok_and(|bytes| first(&bytes));
     if used {
-        tracing::warn!(segment = identity.segment.0, "segment has no header, it is scanned for records");
+        tracing::warn!(
+            segment = identity.segment.0,
+            "segment has no header, it is scanned for records"
+        );
     }
     used
 }
@@ -456,17 +475,25 @@ fn scan_segment(
 
 /// Whether a record begins at `end`, where a scan found no more records. The end is read again
 /// because the footer makes it permanent.
-fn record_follows(volume: &Volume, serial: &mut SerialQueue, identity: SegmentIdentity, end: u64) -> bool {
+fn record_follows(
+    volume: &Volume,
+    serial: &mut SerialQueue,
+    identity: SegmentIdentity,
+    end: u64,
+) -> bool {
     if end + ALIGN > volume.geometry.segment_bytes {
         return false;
     }
     let (file, at) = volume.place(identity.segment, end);
-    let begins =
-        |bytes: &AlignedBuf| Record::decode(bytes).is_ok_and(|record| record.expect(identity, end).is_ok());
+    let begins = |bytes: &AlignedBuf| {
+        Record::decode(bytes).is_ok_and(|record| record.expect(identity, end).is_ok())
+    };
     let Ok(block) = serial.read(file, at, ALIGN as usize) else { return false };
     // The block may also have a header of an earlier incarnation: with objects of equal length,
     // records of both incarnations end at the same offsets.
-    match Record::claimed_header_bytes(&block).filter(|need| end + need <= volume.geometry.segment_bytes) {
+    match Record::claimed_header_bytes(&block)
+        .filter(|need| end + need <= volume.geometry.segment_bytes)
+    {
         Some(need) if need > ALIGN => {
             serial.read(file, at, align_up(need) as usize).is_ok_and(|bytes| begins(&bytes))
         }
@@ -475,7 +502,11 @@ fn record_follows(volume: &Volume, serial: &mut SerialQueue, identity: SegmentId
 }
 
 /// Write the footer of a scanned segment; returns its length in bytes.
-fn seal(volume: &Volume, serial: &mut SerialQueue, (facts, entries): &Footer) -> Result<u64, IoFault> {
+fn seal(
+    volume: &Volume,
+    serial: &mut SerialQueue,
+    (facts, entries): &Footer,
+) -> Result<u64, IoFault> {
     let (file, start) = volume.place(facts.identity.segment, 0);
     // The scan read the records, but they may not be durable; a footer is written only after a
     // sync.

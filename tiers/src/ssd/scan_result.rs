@@ -51,7 +51,9 @@ impl ScanResult {
     /// it.
     fn has_gap(&self) -> bool {
         let mut expected = ALIGN;
-        self.records.iter().any(|(at, (_, _, end, _))| std::mem::replace(&mut expected, *end) != *at)
+        self.records
+            .iter()
+            .any(|(at, (_, _, end, _))| std::mem::replace(&mut expected, *end) != *at)
     }
 
     /// Offset at which the next record would begin.
@@ -89,12 +91,16 @@ mod tests {
     #[test]
     fn gap_before_record_makes_scan_doubtful() {
         let scanned = |records: &[(u64, u64)]| {
-            let record = |(at, end): &(u64, u64)| (*at, (RecordKind::Data, Sequence(1), *end, Vec::new()));
+            let record =
+                |(at, end): &(u64, u64)| (*at, (RecordKind::Data, Sequence(1), *end, Vec::new()));
             ScanResult { records: records.iter().map(record).collect(), ..ScanResult::default() }
         };
         assert!(!scanned(&[(4096, 16_384), (16_384, 20_480)]).is_doubtful());
         assert!(scanned(&[(8192, 16_384)]).is_doubtful(), "the first record is missing");
-        assert!(scanned(&[(4096, 16_384), (20_480, 24_576)]).is_doubtful(), "a middle record is missing");
+        assert!(
+            scanned(&[(4096, 16_384), (20_480, 24_576)]).is_doubtful(),
+            "a middle record is missing"
+        );
         assert!(scanned(&[]).is_doubtful());
         assert_eq!((scanned(&[(4096, 16_384)]).end(), scanned(&[]).end()), (16_384, ALIGN));
     }

@@ -196,12 +196,22 @@ mod tests {
         use SegmentState::{Free, Open, Quarantined, Reclaiming, Sealed};
         let mut t = SegmentTable::new(4);
         assert_eq!(t.count(Free), 4);
-        for (id, state) in
-            [(0, Open), (1, Open), (0, Sealed), (2, Quarantined), (0, Reclaiming), (0, Free), (1, Open)]
-        {
+        for (id, state) in [
+            (0, Open),
+            (1, Open),
+            (0, Sealed),
+            (2, Quarantined),
+            (0, Reclaiming),
+            (0, Free),
+            (1, Open),
+        ] {
             t.set_state(SegmentId(id), state);
             for state in [Free, Open, Sealed, Reclaiming, Quarantined] {
-                assert_eq!(t.count(state), t.iter().filter(|(_, s)| s.state() == state).count(), "{state:?}");
+                assert_eq!(
+                    t.count(state),
+                    t.iter().filter(|(_, s)| s.state() == state).count(),
+                    "{state:?}"
+                );
             }
         }
     }

@@ -57,7 +57,12 @@ impl SerialQueue {
     }
 
     /// Fill `buf`, whose length is a multiple of 4096. A failed read is retried once.
-    pub fn read_into(&mut self, file: FileId, offset: u64, buf: AlignedBuf) -> Result<AlignedBuf, IoFault> {
+    pub fn read_into(
+        &mut self,
+        file: FileId,
+        offset: u64,
+        buf: AlignedBuf,
+    ) -> Result<AlignedBuf, IoFault> {
         let len = buf.len();
         let mut read = self.run(Op::Read { file, offset, parts: vec![buf.into_part()] });
         // Retry: unreadable data counts as lost, and all older objects may be dropped with it.

@@ -71,8 +71,12 @@ impl Syncs {
             return None;
         }
         let oldest_write = self.writing.first().copied().unwrap_or(u64::MAX);
-        let answers: Vec<_> =
-            self.waiting.iter().filter(|(_, last)| **last < oldest_write).map(|(id, _)| *id).collect();
+        let answers: Vec<_> = self
+            .waiting
+            .iter()
+            .filter(|(_, last)| **last < oldest_write)
+            .map(|(id, _)| *id)
+            .collect();
         if answers.is_empty() {
             return None;
         }

@@ -121,7 +121,8 @@ pub struct Volume {
 impl Volume {
     /// The file and byte offset of byte `offset` of a segment.
     pub fn place(&self, segment: SegmentId, offset: u64) -> (FileId, u64) {
-        let (dir, start) = names::segment_place(segment, self.geometry.dirs, self.geometry.segment_bytes);
+        let (dir, start) =
+            names::segment_place(segment, self.geometry.dirs, self.geometry.segment_bytes);
         (self.segments[dir], start + offset)
     }
 }
@@ -151,7 +152,10 @@ pub struct Full {
 
 impl Full {
     /// Convert a fault of kind `NoSpace` into a [`Full`]; any other fault stays an error.
-    pub(super) fn of(written: Result<(), IoFault>, copy: Option<usize>) -> Result<Option<Full>, IoFault> {
+    pub(super) fn of(
+        written: Result<(), IoFault>,
+        copy: Option<usize>,
+    ) -> Result<Option<Full>, IoFault> {
         match written {
             Ok(()) => Ok(None),
             Err(fault) if fault.kind == FaultKind::NoSpace => Ok(Some(Full { fault, copy })),
@@ -209,11 +213,15 @@ fn inspect_dirs(disk: &dyn Disk) -> Result<DirsState, VolumeError> {
     }
     match (ours, without) {
         (None, _) => Ok(DirsState::Empty),
-        (Some(_), Some(dir)) => {
-            Err(VolumeError::NoDrive { dir: disk.dir_name(dir), number: dir + 1, dirs: disk.dirs() })
-        }
+        (Some(_), Some(dir)) => Err(VolumeError::NoDrive {
+            dir: disk.dir_name(dir),
+            number: dir + 1,
+            dirs: disk.dirs(),
+        }),
         (Some(_), None) if manifest => Ok(DirsState::Store),
-        (Some(dir), None) => Err(VolumeError::Missing { dir: disk.dir_name(dir), file: names::MANIFESTS[0] }),
+        (Some(dir), None) => {
+            Err(VolumeError::Missing { dir: disk.dir_name(dir), file: names::MANIFESTS[0] })
+        }
     }
 }
 
@@ -222,7 +230,11 @@ fn lock(disk: &dyn Disk, dir: usize, name: &'static str) -> Result<(FileId, u64)
     disk.open(dir, name).map_err(|fault| match fault.kind {
         FaultKind::Locked => {
             let (dir, file) = (disk.dir_name(dir), name.into());
-            VolumeError::Locked { dir, file, owner: owner_of(disk).unwrap_or_else(|| "unknown".into()) }
+            VolumeError::Locked {
+                dir,
+                file,
+                owner: owner_of(disk).unwrap_or_else(|| "unknown".into()),
+            }
         }
         FaultKind::NotFound => VolumeError::Missing { dir: disk.dir_name(dir), file: name },
         _ => VolumeError::Io(fault),
@@ -240,7 +252,9 @@ fn remove_files(disk: &dyn Disk) -> Result<(), IoFault> {
     for dir in 0..disk.dirs() {
         let files = disk.list(dir)?;
         // The marker is removed last: while it exists, the other files are known to be incomplete.
-        for (name, _) in files.iter().filter(|(n, _)| names::is_store_file(n) && n != names::CREATING) {
+        for (name, _) in
+            files.iter().filter(|(n, _)| names::is_store_file(n) && n != names::CREATING)
+        {
             disk.remove(dir, name)?;
         }
     }
@@ -284,13 +298,20 @@ fn create_files(
     let mut serial = SerialQueue::new(&**disk, timeout)?;
     let copy = manifest.copy();
     for (i, file) in manifests.iter_mut().enumerate() {
-        *file =
-            disk.create(manifest_dir(geometry.dirs, i), names::MANIFESTS[i], geometry.manifest_bytes())?;
+        *file = disk.create(
+            manifest_dir(geometry.dirs, i),
+            names::MANIFESTS[i],
+            geometry.manifest_bytes(),
+        )?;
         serial.write(*file, 0, &copy)?;
         serial.sync(*file)?;
     }
     let lock_file = disk.create(0, names::LOCK, ALIGN)?;
-    serial.write(lock_file, 0, owner.as_bytes().get(..ALIGN as usize).unwrap_or(owner.as_bytes()))?;
+    serial.write(
+        lock_file,
+        0,
+        owner.as_bytes().get(..ALIGN as usize).unwrap_or(owner.as_bytes()),
+    )?;
     // Everything above is synced; without the marker the store is valid.
     disk.remove(0, names::CREATING)?;
     let store = manifest.store();
@@ -350,23 +371,33 @@ fn open(
     }
     let files_of_segments: Vec<FileId> = segments.iter().map(|(file, _)| *file).collect();
     dir_check::check_heads(&*disk, &mut serial, manifest.store(), &files_of_segments)?;
-    let (manifests, mut full) = repair_manifests(&*disk, &mut serial, &geometry, &manifest, files, &copies)?;
+    let (manifests, mut full) =
+        repair_manifests(&*disk, &mut serial, &geometry, &manifest, files, &copies)?;
     let mut checkpoints = [FileId(0); 2];
     for (i, file) in checkpoints.iter_mut().enumerate() {
         *file = open_or_replace(&*disk, 0, names::CHECKPOINTS[i], geometry.checkpoint_bytes())?;
     }
     let lock_file = open_or_replace(&*disk, 0, names::LOCK, ALIGN)?;
-    let owner_written =
-        serial.write(lock_file, 0, owner.as_bytes().get(..ALIGN as usize).unwrap_or(owner.as_bytes()));
+    let owner_written = serial.write(
+        lock_file,
+        0,
+        owner.as_bytes().get(..ALIGN as usize).unwrap_or(owner.as_bytes()),
+    );
     full = full.or(Full::of(owner_written, None)?);
     let store = manifest.store();
-    let volume = Volume { disk, geometry, store, manifests, checkpoints, segments: files_of_segments };
+    let volume =
+        Volume { disk, geometry, store, manifests, checkpoints, segments: files_of_segments };
     Ok(OpenedVolume { volume, manifest, made: false, mended: damage.len() as u32, full })
 }
 
 /// Open a file that the store does not depend on; it is created again if it is missing or has
 /// another length.
-fn open_or_replace(disk: &dyn Disk, dir: usize, name: &'static str, len: u64) -> Result<FileId, VolumeError> {
+fn open_or_replace(
+    disk: &dyn Disk,
+    dir: usize,
+    name: &'static str,
+    len: u64,
+) -> Result<FileId, VolumeError> {
     match lock(disk, dir, name) {
         Ok((file, found)) if found == len => return Ok(file),
         Ok(_) => disk.remove(dir, name)?,
@@ -449,7 +480,8 @@ fn repair_manifests(
         };
         // One copy after the other: if one could not be written, the other is not changed.
         if full.is_none() {
-            let written = if copies[i] == wanted { Ok(()) } else { serial.write(out[i], 0, &wanted) };
+            let written =
+                if copies[i] == wanted { Ok(()) } else { serial.write(out[i], 0, &wanted) };
             // Sync even if the content is right: a killed process may have written it without a
             // sync.
             full = Full::of(written.and_then(|()| serial.sync(out[i])), Some(i))?;

@@ -40,7 +40,8 @@ impl Walk {
         let from = self.at;
         self.need = 0;
         while self.at < self.end {
-            let Some(rest) = bytes.get((self.at - from) as usize..).filter(|rest| !rest.is_empty()) else {
+            let Some(rest) = bytes.get((self.at - from) as usize..).filter(|rest| !rest.is_empty())
+            else {
                 return;
             };
             let room = self.end - self.at;
@@ -52,7 +53,8 @@ impl Walk {
                 self.need = need;
                 return;
             }
-            let record = Record::decode(rest).ok().filter(|r| r.expect(self.identity, self.at).is_ok());
+            let record =
+                Record::decode(rest).ok().filter(|r| r.expect(self.identity, self.at).is_ok());
             match record.filter(|r| r.record_bytes() <= room) {
                 Some(record) => {
                     found(&record);
@@ -72,7 +74,9 @@ impl Walk {
 
 #[cfg(test)]
 mod tests {
-    use pagelith_layouts::ids::{Generation, GroupId, Incarnation, PrefixHash, SegmentId, Sequence, StoreId};
+    use pagelith_layouts::ids::{
+        Generation, GroupId, Incarnation, PrefixHash, SegmentId, Sequence, StoreId,
+    };
     use pagelith_layouts::key::{ObjectKey, Role};
     use pagelith_layouts::namespace::Namespace;
     use pagelith_layouts::record::{self, GroupKind, MemberSpec, RecordFacts, RecordKind};
@@ -83,20 +87,38 @@ mod tests {
     const END: u64 = 4 << 20;
 
     fn identity() -> SegmentIdentity {
-        SegmentIdentity { store: StoreId([7; 16]), segment: SegmentId(3), incarnation: Incarnation(2) }
+        SegmentIdentity {
+            store: StoreId([7; 16]),
+            segment: SegmentId(3),
+            incarnation: Incarnation(2),
+        }
     }
 
     /// Write a record with `members` members of `length` bytes at `offset`; returns its end.
-    fn put(segment: &mut [u8], identity: SegmentIdentity, offset: u64, members: usize, length: u64) -> u64 {
+    fn put(
+        segment: &mut [u8],
+        identity: SegmentIdentity,
+        offset: u64,
+        members: usize,
+        length: u64,
+    ) -> u64 {
         let namespace = Namespace::default().id();
         let key = |n: usize| {
             let component = format!("c{n}");
-            ObjectKey::new(namespace, PrefixHash([1; 32]), Role::Target, "kv", &component, Shard::Whole)
-                .expect("a key")
+            ObjectKey::new(
+                namespace,
+                PrefixHash([1; 32]),
+                Role::Target,
+                "kv",
+                &component,
+                Shard::Whole,
+            )
+            .expect("a key")
         };
         let sums = vec![[0; 16]; length.div_ceil(32 << 10) as usize];
         let keys: Vec<_> = (0..members).map(key).collect();
-        let specs: Vec<_> = keys.iter().map(|k| MemberSpec { key: *k, length, checksums: &sums }).collect();
+        let specs: Vec<_> =
+            keys.iter().map(|k| MemberSpec { key: *k, length, checksums: &sums }).collect();
         let facts = RecordFacts {
             identity,
             offset,
@@ -121,7 +143,9 @@ mod tests {
         let (mut found, mut reads) = (Vec::new(), 0);
         while let Some((at, len)) = walk.next_read() {
             reads += 1;
-            walk.feed(&segment[at as usize..(at + len) as usize], &mut |r| found.push(r.facts().offset));
+            walk.feed(&segment[at as usize..(at + len) as usize], &mut |r| {
+                found.push(r.facts().offset)
+            });
         }
         (found, reads)
     }
@@ -131,7 +155,9 @@ mod tests {
         let mut segment = vec![0; END as usize];
         let mut at = ALIGN;
         let mut expected = Vec::new();
-        for (members, length) in [(1, 9000), (40, 100), (1, 200_000), (600, 10), (2, 40_000), (1, 1)] {
+        for (members, length) in
+            [(1, 9000), (40, 100), (1, 200_000), (600, 10), (2, 40_000), (1, 1)]
+        {
             expected.push(at);
             at = put(&mut segment, identity(), at, members, length);
             assert!(at < END);

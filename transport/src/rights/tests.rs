@@ -13,7 +13,8 @@ const OWN: NamespaceId = NamespaceId([1; 16]);
 const FOREIGN: NamespaceId = NamespaceId([2; 16]);
 
 fn key(namespace: NamespaceId) -> ObjectKey {
-    ObjectKey::new(namespace, PrefixHash([7; 32]), Role::Target, "kv", "k", Shard::Whole).expect("names")
+    ObjectKey::new(namespace, PrefixHash([7; 32]), Role::Target, "kv", "k", Shard::Whole)
+        .expect("names")
 }
 
 fn own() -> Rights {
@@ -56,7 +57,11 @@ fn foreign_namespace_in_any_key_of_a_request_is_refused() {
         let mut put = PutBuilder::new(4096);
         put.group(base);
         put.object(key(object), 1, &[]);
-        assert_eq!(refused(RequestBody::Put(put.puts().expect("a put"))), Some(FOREIGN), "{base:?}");
+        assert_eq!(
+            refused(RequestBody::Put(put.puts().expect("a put"))),
+            Some(FOREIGN),
+            "{base:?}"
+        );
     }
     assert_eq!(own().check(&RequestBody::Exists(List::of(&keys[..1]))), Ok(()));
     assert_eq!(own().check(&RequestBody::Clear(OWN)), Ok(()));
@@ -79,7 +84,10 @@ fn request_without_its_right_is_refused_by_verb() {
     }
     assert_eq!(readers.check(&RequestBody::Ping), Ok(()));
     assert_eq!(readers.check(&RequestBody::Events(0)), Ok(()));
-    assert_eq!((readers.may_receive_events(OWN), readers.may_receive_events(FOREIGN)), (true, false));
+    assert_eq!(
+        (readers.may_receive_events(OWN), readers.may_receive_events(FOREIGN)),
+        (true, false)
+    );
     let writers = Rights { read: false, ..own() };
     assert!(writers.check(&RequestBody::Events(0)).is_err() && !writers.may_receive_events(OWN));
     let text = own().check(&RequestBody::Clear(FOREIGN)).expect_err("foreign").to_string();
@@ -180,9 +188,17 @@ fn each_verb_without_its_right_is_refused() {
                 (true, true) => Err(NotAllowed { verb, namespace: Some(FOREIGN) }),
                 (true, false) => Ok(()),
             };
-            assert_eq!(checked(&rights, verb, namespace), expected, "{verb:?} {rights:?} {namespace}");
+            assert_eq!(
+                checked(&rights, verb, namespace),
+                expected,
+                "{verb:?} {rights:?} {namespace}"
+            );
             let everywhere = Rights { namespaces: Namespaces::All, ..rights };
-            assert_eq!(checked(&everywhere, verb, namespace).is_ok(), has_right, "{verb:?} {everywhere:?}");
+            assert_eq!(
+                checked(&everywhere, verb, namespace).is_ok(),
+                has_right,
+                "{verb:?} {everywhere:?}"
+            );
         }
     }
 }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FileType, Mode, fchmod, lstat, unlink};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, acceptfrom_with, bind, connect, getsockname,
-    listen, socket_with, sockopt::set_socket_reuseaddr,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, acceptfrom_with, bind, connect,
+    getsockname, listen, socket_with, sockopt::set_socket_reuseaddr,
 };
 
 use super::connected::{peer_user, system_error};
@@ -39,7 +39,10 @@ pub(super) struct Acceptor {
 impl Acceptor {
     /// Listen at `address`; `hosts` are the addresses to which a TCP address resolves. Also returns
     /// the address with the port in use.
-    pub(super) fn new(address: &Address, hosts: &[SocketAddr]) -> Result<(Acceptor, Address), ListenError> {
+    pub(super) fn new(
+        address: &Address,
+        hosts: &[SocketAddr],
+    ) -> Result<(Acceptor, Address), ListenError> {
         match address {
             Address::Tcp(endpoint) => Acceptor::tcp(endpoint, hosts),
             Address::Unix(_) => Acceptor::unix(address),
@@ -58,7 +61,8 @@ impl Acceptor {
                 }
                 Err((operation, errno)) => {
                     let address = Address::from(SocketAddr::new(host.ip(), port));
-                    let error = ListenError::System { operation, address, errno: errno.raw_os_error() };
+                    let error =
+                        ListenError::System { operation, address, errno: errno.raw_os_error() };
                     if !matches!(errno, Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT) {
                         return Err(error);
                     }
@@ -81,8 +85,8 @@ impl Acceptor {
             let address = address.clone();
             move |e: Errno| ListenError::System { operation, address, errno: e.raw_os_error() }
         };
-        let socket =
-            socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None).map_err(failed("socket"))?;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)
+            .map_err(failed("socket"))?;
         let file = match address {
             Address::Tcp(_) => None,
             Address::Unix(path) => {
@@ -102,7 +106,11 @@ impl Acceptor {
             }
         };
         let acceptor = Acceptor { sockets: vec![socket], file };
-        acceptor.sockets.iter().try_for_each(|socket| listen(socket, BACKLOG)).map_err(failed("listen"))?;
+        acceptor
+            .sockets
+            .iter()
+            .try_for_each(|socket| listen(socket, BACKLOG))
+            .map_err(failed("listen"))?;
         Ok((acceptor, address.clone()))
     }
 
@@ -113,8 +121,10 @@ impl Acceptor {
             Some(Ok((socket, from))) => {
                 let from = from.and_then(|from| SocketAddr::try_from(from).ok());
                 let peer = from.map_or_else(|| "this host".to_owned(), |from| from.to_string());
-                let source =
-                    from.map_or_else(|| peer_user(&socket).map(Source::User), |from| Ok(Source::of(from)));
+                let source = from.map_or_else(
+                    || peer_user(&socket).map(Source::User),
+                    |from| Ok(Source::of(from)),
+                );
                 Ok(Some(Accepted { peer, source: source?, socket }))
             }
             None => Ok(None),
@@ -137,13 +147,15 @@ fn listen_at(at: SocketAddr) -> Result<(OwnedFd, u16), (&'static str, Errno)> {
     set_socket_reuseaddr(&socket, true).map_err(failed("setsockopt SO_REUSEADDR"))?;
     bind(&socket, &at).map_err(failed("bind"))?;
     listen(&socket, BACKLOG).map_err(failed("listen"))?;
-    let found = getsockname(&socket).and_then(SocketAddr::try_from).map_err(failed("getsockname"))?;
+    let found =
+        getsockname(&socket).and_then(SocketAddr::try_from).map_err(failed("getsockname"))?;
     Ok((socket, found.port()))
 }
 
 /// Whether `path` is the socket file of a process that has ended: no process accepts connections.
 fn is_stale(path: &Path, at: &SocketAddrUnix) -> bool {
-    let is_socket = lstat(path).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket);
+    let is_socket =
+        lstat(path).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket);
     let probe = || {
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)?;
         connect(&socket, at)

@@ -9,7 +9,9 @@ use pagelith_io::shm::Region;
 use pagelith_layouts::wire::Side;
 use pagelith_layouts::wire::greeting::Feature;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect as start, socket_with};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect as start, socket_with,
+};
 
 use super::connected::system_error;
 use super::rings::Rings;
@@ -42,7 +44,9 @@ pub fn connect(
     shows: &[Arc<Region>],
 ) -> Result<SocketPending, Closed> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let open = |family| socket_with(family, SocketType::STREAM, flags, None).map_err(system_error("socket"));
+    let open = |family| {
+        socket_with(family, SocketType::STREAM, flags, None).map_err(system_error("socket"))
+    };
     let begun = |result| match result {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(()),
         Err(e) => Err(system_error("connect")(e)),
@@ -54,7 +58,8 @@ pub fn connect(
             return Err(Closed::Unresolved { host: host.clone(), detail });
         }
         Address::Tcp(Endpoint::Ip(to)) => {
-            let socket = open(if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 })?;
+            let socket =
+                open(if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 })?;
             begun(start(&socket, to))?;
             Socket::tcp(socket)?
         }
@@ -62,7 +67,8 @@ pub fn connect(
             let socket = open(AddressFamily::UNIX)?;
             let to = SocketAddrUnix::new(path).map_err(system_error("connect"))?;
             begun(start(&socket, &to))?;
-            let memory = (offer.features & Feature::SharedMemory.bit() != 0).then(Rings::memory).flatten();
+            let memory =
+                (offer.features & Feature::SharedMemory.bit() != 0).then(Rings::memory).flatten();
             can_share = memory.is_some();
             Socket::unix(socket, memory)?.sharing(shows.to_vec())
         }

@@ -88,7 +88,12 @@ impl Socket {
     /// Bytes of the peer's memory that are not mapped, but read by system calls.
     pub fn unmapped_bytes(&self) -> u64 {
         let unmapped = |regions: &LinkRegions| {
-            regions.theirs.iter().filter(|view| !view.is_mapped()).map(|view| view.len() as u64).sum()
+            regions
+                .theirs
+                .iter()
+                .filter(|view| !view.is_mapped())
+                .map(|view| view.len() as u64)
+                .sum()
         };
         if let Carrier::Rings(_, regions) = &self.carrier { unmapped(regions) } else { 0 }
     }
@@ -171,7 +176,9 @@ impl Stream for Socket {
     fn write_quietly(&mut self, parts: &[IoSlice<'_>]) -> IoResult {
         match &mut self.carrier {
             Carrier::Rings(rings, _) => rings.write(&self.fd, parts, false),
-            Carrier::Socket | Carrier::SocketUntilRings(_) | Carrier::RingsPending(..) => self.write(parts),
+            Carrier::Socket | Carrier::SocketUntilRings(_) | Carrier::RingsPending(..) => {
+                self.write(parts)
+            }
         }
     }
 
@@ -185,7 +192,8 @@ impl Stream for Socket {
         match &mut self.carrier {
             Carrier::Rings(rings, _) => rings.ready(&self.fd, write, timeout),
             Carrier::Socket | Carrier::SocketUntilRings(_) | Carrier::RingsPending(..) => {
-                let is_ready = !self.idle && self.spin(write) || wait_for(&[(self.as_fd(), write)], timeout);
+                let is_ready =
+                    !self.idle && self.spin(write) || wait_for(&[(self.as_fd(), write)], timeout);
                 self.idle = !is_ready;
                 is_ready
             }
@@ -204,7 +212,8 @@ impl Stream for Socket {
     }
 
     fn goes_over(&self, features: u64) -> bool {
-        matches!(self.carrier, Carrier::SocketUntilRings(_)) && features & Feature::SharedMemory.bit() != 0
+        matches!(self.carrier, Carrier::SocketUntilRings(_))
+            && features & Feature::SharedMemory.bit() != 0
     }
 
     fn go_over(&mut self, side: Side, features: u64) -> Result<bool, Closed> {
@@ -212,9 +221,11 @@ impl Stream for Socket {
         let own = if by_ref { std::mem::take(&mut self.shared_regions) } else { Vec::new() };
         if let Carrier::SocketUntilRings(memory) = &mut self.carrier {
             let begun = match (side, memory.take()) {
-                (Side::Server, _) => {
-                    Rings::receive_memory(&self.fd, if by_ref { REGIONS_MAX } else { 0 }, &self.bound)?
-                }
+                (Side::Server, _) => Rings::receive_memory(
+                    &self.fd,
+                    if by_ref { REGIONS_MAX } else { 0 },
+                    &self.bound,
+                )?,
                 (Side::Client, Some(made)) => match Rings::send_memory(&self.fd, made, &own)? {
                     Ok(rings) => Some((rings, Vec::new())),
                     Err(made) => {
@@ -222,7 +233,9 @@ impl Stream for Socket {
                         None
                     }
                 },
-                (Side::Client, None) => return Err(Closed::broken("shared memory", "this end has none")),
+                (Side::Client, None) => {
+                    return Err(Closed::broken("shared memory", "this end has none"));
+                }
             };
             if let Some((rings, theirs)) = begun {
                 self.carrier = Carrier::RingsPending(rings, theirs);
@@ -247,7 +260,9 @@ impl Stream for Socket {
             return Ok(false);
         }
         self.carrier = match std::mem::replace(&mut self.carrier, Carrier::Socket) {
-            Carrier::RingsPending(rings, theirs) => Carrier::Rings(rings, LinkRegions { own, theirs }),
+            Carrier::RingsPending(rings, theirs) => {
+                Carrier::Rings(rings, LinkRegions { own, theirs })
+            }
             other => other,
         };
         Ok(true)

@@ -97,7 +97,8 @@ impl HandshakeThread {
             let mut state = lock(&shared);
             let socket = state.socket.take();
             // The result of an abandoned handshake is dropped by this thread.
-            let unused = if state.abandoned.is_some() { Some(result) } else { state.result.replace(result) };
+            let unused =
+                if state.abandoned.is_some() { Some(result) } else { state.result.replace(result) };
             drop(state);
             // Before the wake-up: the owner of a link must be the last to close its socket.
             drop((socket, unused));

@@ -100,7 +100,9 @@ impl PendingPeers {
                     Progress::Ready(link) => Some(Ok(link)),
                     Progress::Over(why) => Some(Err(why)),
                 },
-                Handshaking::Thread(thread) => thread.abandon(self.busy()).or_else(|| Some(Err(self.busy()))),
+                Handshaking::Thread(thread) => {
+                    thread.abandon(self.busy()).or_else(|| Some(Err(self.busy())))
+                }
             };
             arrivals.extend(result.map(|result| arrival(peer, result)));
             return;
@@ -164,7 +166,11 @@ impl PendingPeers {
 
     /// The result of a handshake that is over or has timed out; else the handshake. The timeout is
     /// checked here too, since the handshake's thread may be blocked.
-    fn result_of(&self, thread: HandshakeThread, now: Mono) -> Result<HandshakeResult, HandshakeThread> {
+    fn result_of(
+        &self,
+        thread: HandshakeThread,
+        now: Mono,
+    ) -> Result<HandshakeResult, HandshakeThread> {
         if let Some(result) = thread.result() {
             return Ok(result);
         }

@@ -83,8 +83,9 @@ impl Rings {
         memory: SharedMemory,
         regions: &[Arc<Region>],
     ) -> Result<Result<Rings, SharedMemory>, Closed> {
-        let fds: Vec<BorrowedFd<'_>> =
-            std::iter::once(memory.as_fd()).chain(regions.iter().map(|region| region.as_fd())).collect();
+        let fds: Vec<BorrowedFd<'_>> = std::iter::once(memory.as_fd())
+            .chain(regions.iter().map(|region| region.as_fd()))
+            .collect();
         Ok(match fd_passing::send_fds(socket, TAG_RINGS, &fds)? {
             true => Ok(Rings::new(memory, true)),
             false => Err(memory),
@@ -285,7 +286,10 @@ impl Rings {
     }
 }
 
-fn views(fds: impl Iterator<Item = OwnedFd>, bound: Option<&MapLimits>) -> Result<Vec<Arc<View>>, Closed> {
+fn views(
+    fds: impl Iterator<Item = OwnedFd>,
+    bound: Option<&MapLimits>,
+) -> Result<Vec<Arc<View>>, Closed> {
     fds.map(|fd| View::shared(fd, bound).map_err(|e| unmapped(&e))).collect()
 }
 
@@ -293,7 +297,9 @@ fn views(fds: impl Iterator<Item = OwnedFd>, bound: Option<&MapLimits>) -> Resul
 /// the memory is not valid.
 fn unmapped(e: &std::io::Error) -> Closed {
     match e.raw_os_error() {
-        Some(errno) if errno == Errno::NOMEM.raw_os_error() => Closed::System { operation: "mmap", errno },
+        Some(errno) if errno == Errno::NOMEM.raw_os_error() => {
+            Closed::System { operation: "mmap", errno }
+        }
         _ => Closed::broken("shared memory", e),
     }
 }

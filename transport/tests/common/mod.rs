@@ -109,7 +109,8 @@ impl Stream for Pipe {
         if way.ended {
             return IoResult::Ended;
         }
-        let room = if way.most == 0 { usize::MAX } else { way.most.saturating_sub(way.bytes.len()) };
+        let room =
+            if way.most == 0 { usize::MAX } else { way.most.saturating_sub(way.bytes.len()) };
         let bytes: Vec<u8> =
             parts.iter().flat_map(|part| part.iter().copied()).take(self.step.min(room)).collect();
         way.bytes.extend(&bytes);
@@ -147,7 +148,9 @@ pub fn entropy() -> Arc<CountingEntropy> {
 }
 
 pub fn keys(secret: u8) -> Admission {
-    Admission::Keys(Arc::new(KeyRing::new([(key(secret), Rights::all())], &*entropy()).expect("a ring")))
+    Admission::Keys(Arc::new(
+        KeyRing::new([(key(secret), Rights::all())], &*entropy()).expect("a ring"),
+    ))
 }
 
 /// As [`sharing`], without shared memory.

@@ -94,12 +94,16 @@ impl Host {
         let admission = Admission::Connection(Rights::all());
         let listen = ListenConfig { address, admission, beyond_this_host: false };
         let offer = Offer::of_this_build([1; 16]);
-        let listener = Listener::new(&listen, offer, Arc::new(SystemEntropy), clock(), Limits::default());
+        let listener =
+            Listener::new(&listen, offer, Arc::new(SystemEntropy), clock(), Limits::default());
         let sent = Recorder::default();
         let offer = Offer::of_this_build([2; 16]);
         let handshake = Handshake::client(offer, None, &SystemEntropy);
         let outside = (clock(), Limits::default());
-        drop(Pending::new(sent.clone(), "server".into(), Side::Client, offer, handshake, outside).poll());
+        drop(
+            Pending::new(sent.clone(), "server".into(), Side::Client, offer, handshake, outside)
+                .poll(),
+        );
         let greeting = sent.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Host { listener: listener.expect("listens"), greeting, path: path.to_owned() }
     }
@@ -114,19 +118,23 @@ impl Host {
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         let fds = [memory.as_fd(), region.as_fd()];
         assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
-        sendmsg(&peer, &[IoSlice::new(&[1])], &mut ancillary, SendFlags::empty()).expect("handed over");
+        sendmsg(&peer, &[IoSlice::new(&[1])], &mut ancillary, SendFlags::empty())
+            .expect("handed over");
         let mut arrivals = Vec::new();
         while arrivals.is_empty() {
             self.listener.wait(&mut arrivals, Duration::from_secs(5));
         }
-        let Some(Arrival::Link(link)) = arrivals.pop() else { panic!("a valid greeting is admitted") };
+        let Some(Arrival::Link(link)) = arrivals.pop() else {
+            panic!("a valid greeting is admitted")
+        };
         (peer, rustix::io::dup(&memory).expect("another descriptor"), link)
     }
 
     /// Run the steps of the input.
     pub fn run(&mut self, data: &[u8]) -> Met {
         let (peer, memory, mut link) = self.meet();
-        let (memory, mut met, mut guards) = (std::fs::File::from(memory), Met::default(), Vec::new());
+        let (memory, mut met, mut guards) =
+            (std::fs::File::from(memory), Met::default(), Vec::new());
         for op in 1..=OPS {
             for item in 0..2 {
                 expose(&mut link, op, item, &mut guards);
@@ -140,18 +148,24 @@ impl Host {
                 rest = left;
                 taken.to_vec()
             };
-            let mut number = |bytes| take(bytes).iter().fold(0u64, |n, byte| n << 8 | u64::from(*byte));
+            let mut number =
+                |bytes| take(bytes).iter().fold(0u64, |n, byte| n << 8 | u64::from(*byte));
             match what % 8 {
                 // Raw bytes, appended to the ring.
                 0 => send(&memory, &mut written, &take(usize::from(*what) + 1)),
                 // A data frame, or a reference: region, offset and length near the borders or
                 // random.
                 1 | 2 => {
-                    let (op, item, offset) = (OpId(number(1) % (OPS + 1)), number(1) as u32 % 3, number(2));
+                    let (op, item, offset) =
+                        (OpId(number(1) % (OPS + 1)), number(1) as u32 % 3, number(2));
                     let offset = if (what / 8).is_multiple_of(2) { 0 } else { offset };
                     let facts = HeadFacts::data(VERSION_MAX, op, item, offset, RANGE_BYTES as u32);
                     let body = vec![*what; RANGE_BYTES];
-                    send(&memory, &mut written, &[&head::encode(&facts, [0; 16])[..], &body].concat());
+                    send(
+                        &memory,
+                        &mut written,
+                        &[&head::encode(&facts, [0; 16])[..], &body].concat(),
+                    );
                 }
                 3..=5 => {
                     let (op, item) = (OpId(number(1) % (OPS + 1)), number(1) as u32 % 3);
@@ -163,7 +177,11 @@ impl Host {
                         &pieces,
                     );
                     let facts = HeadFacts::control(VERSION_MAX, Kind::Shown, op, &body);
-                    send(&memory, &mut written, &[&head::encode(&facts, [0; 16])[..], &body].concat());
+                    send(
+                        &memory,
+                        &mut written,
+                        &[&head::encode(&facts, [0; 16])[..], &body].concat(),
+                    );
                 }
                 // A counter, or random bytes at a random offset.
                 6 => {

@@ -35,7 +35,10 @@ fn full_queue_hands_frames_back_until_it_drains() {
     lock(&ways.0).most = 0;
     let (_, got) = settle(client, server);
     assert_eq!(got.len() as u64, taken);
-    assert_eq!((client.room().frames, client.room().pushes), (limits.frames_max, limits.pushes_max));
+    assert_eq!(
+        (client.room().frames, client.room().pushes),
+        (limits.frames_max, limits.pushes_max)
+    );
     assert_eq!(client.room().frame_bytes, limits.frame_bytes_max);
 }
 
@@ -94,7 +97,11 @@ fn memory_held_for_an_unauthenticated_peer_is_bounded() {
     for (key, steps) in [(None, 40), (Some(key(1)), 40)] {
         let (mut client, mut server, _) = pendings(7, key, keys(1));
         for _ in 0..steps {
-            assert!(server.held_bytes() <= UNKNOWN_PEER_BYTES_MAX / 4, "bytes={}", server.held_bytes());
+            assert!(
+                server.held_bytes() <= UNKNOWN_PEER_BYTES_MAX / 4,
+                "bytes={}",
+                server.held_bytes()
+            );
             let pagelith_transport::pending::Progress::Waiting(next) = client.poll() else { break };
             client = next;
             let pagelith_transport::pending::Progress::Waiting(next) = server.poll() else { break };

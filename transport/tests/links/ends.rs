@@ -125,7 +125,8 @@ fn wait_continues_after_a_wakeup_without_bytes() {
     pair.server.send(outcome(1, b"over")).expect("room");
     pair.server.poll(&mut events);
     let mut way = lock(&pair.ways.1);
-    (way.later, way.early, way.clock) = (std::mem::take(&mut way.bytes), 2, Some(pair.clock.clone()));
+    (way.later, way.early, way.clock) =
+        (std::mem::take(&mut way.bytes), 2, Some(pair.clock.clone()));
     drop(way);
     pair.client.wait(&mut events, Duration::from_millis(100));
     assert_eq!(event_lines(&events), ["Outcome 1 4"]);

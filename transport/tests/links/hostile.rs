@@ -122,8 +122,8 @@ fn tampered_frame_ends_a_keyed_link() {
         }
         let event_lines = event_lines(&events);
         let last = event_lines.last().expect("an end");
-        let named =
-            last.starts_with("closed: the peer ") || (longer && last == "closed: the connection ended");
+        let named = last.starts_with("closed: the peer ")
+            || (longer && last == "closed: the connection ended");
         assert!(named, "at={at}: {event_lines:?}");
         let untouched = if at < 82 { 0 } else { 1 };
         assert_eq!(
@@ -131,7 +131,10 @@ fn tampered_frame_ends_a_keyed_link() {
             untouched,
             "at={at}"
         );
-        assert!(!event_lines.iter().any(|line| line.starts_with("landed")), "at={at}: {event_lines:?}");
+        assert!(
+            !event_lines.iter().any(|line| line.starts_with("landed")),
+            "at={at}: {event_lines:?}"
+        );
     }
 }
 

@@ -11,7 +11,10 @@ use pagelith_transport::link::Link;
 use crate::common::*;
 
 #[test]
-#[expect(clippy::disallowed_methods, reason = "a test reads its golden files itself; nothing here ships")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a test reads its golden files itself; nothing here ships"
+)]
 fn conversation_matches_the_recorded_bytes() {
     let mut pair = pair(usize::MAX, true);
     let Pair { client, server, ways, .. } = &mut pair;
@@ -23,7 +26,8 @@ fn conversation_matches_the_recorded_bytes() {
     settle(client, server);
     client.close();
     for (name, way) in [("client.bin", &ways.0), ("server.bin", &ways.1)] {
-        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/session1").join(name);
+        let path =
+            PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/session1").join(name);
         if std::env::var_os("TEST_PAGELITH_BLESS").is_some_and(|v| v == "1") {
             std::fs::write(&path, &lock(way).record).expect("the golden folder can be written");
         }

@@ -50,7 +50,10 @@ fn exposure_retracted_mid_frame_is_written_no_further() {
         client.poll(&mut events);
         let memory = returned(&events, (1, 0)).expect("handed back at once");
         let landed = arrived.saturating_sub(64);
-        assert!(memory[..landed].iter().all(|b| *b == 0xff) && memory[landed..].iter().all(|b| *b == 0x11));
+        assert!(
+            memory[..landed].iter().all(|b| *b == 0xff)
+                && memory[landed..].iter().all(|b| *b == 0x11)
+        );
         client.expose(OpId(1), 0, 0, scatter(&memory, &[])).expect("the range is free again");
         lock(&ways.1).bytes.extend(&all[arrived..]);
         events.clear();
@@ -110,12 +113,17 @@ fn close_hands_back_all_memory_first() {
     client.poll(&mut events);
     client.close();
     client.poll(&mut events);
-    assert_eq!(event_lines(&events), ["retracted 1 0", "pushed 200 false", "closed: closed by this side"]);
+    assert_eq!(
+        event_lines(&events),
+        ["retracted 1 0", "pushed 200 false", "closed: closed by this side"]
+    );
     events.clear();
     client.poll(&mut events);
     assert!(events.is_empty(), "closed is the last event: {:?}", event_lines(&events));
     assert!(client.expose(OpId(1), 0, 0, scatter(&[0; 9], &[])).is_err());
-    assert!(client.push(push(2, 0, 0, &[1; 100])).is_err() && client.send(request(3, b"x")).is_err());
+    assert!(
+        client.push(push(2, 0, 0, &[1; 100])).is_err() && client.send(request(3, b"x")).is_err()
+    );
     assert_eq!((client.room().frames, client.room().pushes, client.room().exposures), (0, 0, 0));
     server.expose(OpId(7), 0, 0, scatter(&[0; 9], &[])).expect("room");
     server.poll(&mut events);

@@ -27,7 +27,8 @@ fn exchange(pair: &mut Pair, step: usize) -> [Vec<u8>; 3] {
     let (got, sent) = settle(client, server);
     assert_eq!(event_lines(&got), ["landed 1 1", "landed 1 0", "Outcome 1 300"]);
     assert_eq!(event_lines(&sent), ["pushed 101 true", "pushed 100 true", "pushed 100 true"]);
-    let landed = [returned(&got, (1, 0)).expect("an item"), returned(&got, (1, 1)).expect("an item")];
+    let landed =
+        [returned(&got, (1, 0)).expect("an item"), returned(&got, (1, 1)).expect("an item")];
 
     client.send(request(2, b"a put")).expect("room");
     server.expose(OpId(2), 0, 0, scatter(&vec![0; c.len()], &LENGTHS)).expect("room");
@@ -48,7 +49,9 @@ fn exchange(pair: &mut Pair, step: usize) -> [Vec<u8>; 3] {
 fn bytes_arrive_unchanged_for_pieces_of_any_length() {
     let expected = [bytes(1, 100_000), bytes(2, 5), bytes(3, 200_001)];
     for keyed in [true, false] {
-        for step in [1, 2, 3, 63, 64, 65, 127, 128, 4095, 65_535, 65_536, 65_600, 100_000, usize::MAX] {
+        for step in
+            [1, 2, 3, 63, 64, 65, 127, 128, 4095, 65_535, 65_536, 65_600, 100_000, usize::MAX]
+        {
             let mut pair = pair(step, keyed);
             assert!(exchange(&mut pair, step) == expected, "step={step} keyed={keyed}");
             assert_eq!(pair.client.counts().bytes_late, 0);
@@ -123,8 +126,16 @@ fn bulk_bytes_need_one_call_per_frame() {
     assert!(returned(&got, (1, 0)).expect("an item") == content);
     // 16 data frames of 64 KiB: a call for each, one for the first head, and the empty reads.
     let quiet = 12;
-    assert!(client.counts().calls - before_in <= 17 + quiet, "{}", client.counts().calls - before_in);
-    assert!(server.counts().calls - before_out <= 16 + quiet, "{}", server.counts().calls - before_out);
+    assert!(
+        client.counts().calls - before_in <= 17 + quiet,
+        "{}",
+        client.counts().calls - before_in
+    );
+    assert!(
+        server.counts().calls - before_out <= 16 + quiet,
+        "{}",
+        server.counts().calls - before_out
+    );
 }
 
 #[test]
@@ -143,7 +154,10 @@ fn send_on_transmits_without_a_poll() {
     let mut back = Vec::new();
     server.poll(&mut back);
     server.poll(&mut back);
-    assert_eq!(back.iter().filter(|event| matches!(event, Event::Pushed { sent: true, .. })).count(), 1);
+    assert_eq!(
+        back.iter().filter(|event| matches!(event, Event::Pushed { sent: true, .. })).count(),
+        1
+    );
     // A closed link has nothing to send.
     server.close();
     server.send_on();

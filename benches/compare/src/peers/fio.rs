@@ -65,7 +65,13 @@ impl Fio {
         Ok(Box::new(Fio { work: *work, dir: dir.join(NAME), huge }))
     }
 
-    fn job(&self, direction: &str, block: usize, in_flight: usize, more: &[String]) -> anyhow::Result<Phase> {
+    fn job(
+        &self,
+        direction: &str,
+        block: usize,
+        in_flight: usize,
+        more: &[String],
+    ) -> anyhow::Result<Phase> {
         let mut fio = Command::new("fio");
         fio.arg("--name=limit").arg(format!("--filename={}", self.dir.join("data").display()));
         fio.arg(format!("--size={}", self.work.bytes())).arg(format!("--bs={block}"));
@@ -116,7 +122,10 @@ impl Side for Fio {
         let sync = ["--rw=write".to_owned(), "--end_fsync=1".to_owned()];
         let put = self.job("write", 1 << 20, 8, &sync)?;
         drop_page_cache()?;
-        let seed = [format!("--randseed={}", self.work.seed + u64::from(number)), "--rw=randread".to_owned()];
+        let seed = [
+            format!("--randseed={}", self.work.seed + u64::from(number)),
+            "--rw=randread".to_owned(),
+        ];
         let in_flight = self.work.batch * self.work.depth;
         let get = self.job("read", self.work.object_bytes, in_flight, &seed)?;
         empty(&self.dir)?;

@@ -95,7 +95,8 @@ impl Foyer {
         let work = &self.setup.work;
         // Room for a header per object, unused space at the ends of blocks, and free blocks.
         let room = work.objects as usize * (work.object_bytes + 8192) / 8 * 10 + 4 * BLOCK_BYTES;
-        let device = FsDeviceBuilder::new(&self.setup.dir).with_capacity(room).with_direct(true).build()?;
+        let device =
+            FsDeviceBuilder::new(&self.setup.dir).with_capacity(room).with_direct(true).build()?;
         let engine = BlockEngineConfig::new(device)
             .with_block_size(BLOCK_BYTES)
             .with_buffer_pool_size(FLUSHER_BYTES)

@@ -46,9 +46,18 @@ impl Nixl {
         let dir = dir.join(name.replace([' ', ','], "-"));
         empty(&dir)?;
         let mut command = Command::new(python);
-        command.args(["-c", DRIVER]).arg(&dir).arg(if name == VERIFIED { "verify" } else { "bare" });
-        let numbers =
-            [work.object_bytes as u64, work.objects, work.batch as u64, work.depth as u64, work.seed];
+        command.args(["-c", DRIVER]).arg(&dir).arg(if name == VERIFIED {
+            "verify"
+        } else {
+            "bare"
+        });
+        let numbers = [
+            work.object_bytes as u64,
+            work.objects,
+            work.batch as u64,
+            work.depth as u64,
+            work.seed,
+        ];
         command.args(numbers.map(|n| n.to_string()));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().context("no such Python")?;
@@ -84,7 +93,8 @@ impl Side for Nixl {
 
     fn manner(&self) -> Manner {
         let in_flight = format!("{} batches of {}", self.work.depth, self.work.batch);
-        let verified_by = if self.name == VERIFIED { "the harness, xxh3" } else { "nobody; a glance" };
+        let verified_by =
+            if self.name == VERIFIED { "the harness, xxh3" } else { "nobody; a glance" };
         Manner { in_flight, verified_by: verified_by.to_owned(), page_cache: false }
     }
 

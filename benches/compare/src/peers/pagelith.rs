@@ -14,8 +14,8 @@ use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::namespace::Namespace;
 use pagelith::layouts::shard::Shard;
 use pagelith::{
-    AlignedBuf, Config, Destination, Done, Facts, Get, GetOutcome, Options, PutSlice, Session, Size, Store,
-    Ticket,
+    AlignedBuf, Config, Destination, Done, Facts, Get, GetOutcome, Options, PutSlice, Session,
+    Size, Store, Ticket,
 };
 
 use crate::peer::{Peer, Setup};
@@ -49,7 +49,8 @@ struct Batch {
 
 pub(super) fn open(setup: &Setup) -> anyhow::Result<Box<dyn Peer>> {
     let namespace = Namespace { model: "compare".to_owned(), ..Namespace::default() }.id();
-    let first = ObjectKey::new(namespace, PrefixHash([0; 32]), Role::Target, "kv", "kv", Shard::Whole);
+    let first =
+        ObjectKey::new(namespace, PrefixHash([0; 32]), Role::Target, "kv", "kv", Shard::Whole);
     let first = first.context("a key")?;
     let slots = setup.work.batch * setup.work.depth;
     let mut memory = touched(slots, setup.work.object_bytes)?;
@@ -101,7 +102,9 @@ impl Pagelith {
         // SAFETY: inside the memory, initialised, and no alignment is required. The slot was taken
         // from the free ones and returns when the get is done, so nothing else reads or writes it;
         // the Arc keeps it mapped.
-        unsafe { Destination::borrowed(&[(self.start.add(slot * len), len)], Some(self.memory.clone())) }
+        unsafe {
+            Destination::borrowed(&[(self.start.add(slot * len), len)], Some(self.memory.clone()))
+        }
     }
 
     fn parts(&mut self) -> anyhow::Result<&mut (Store, Session)> {
@@ -114,7 +117,8 @@ impl Peer for Pagelith {
         let contents = self.setup.check.contents().clone();
         let pieces: Vec<[&[u8]; 1]> = numbers.clone().map(|n| [contents.of(n)]).collect();
         let slice = |(n, pieces)| PutSlice { key: self.key(n), pieces };
-        let objects: Vec<PutSlice<'_>> = numbers.zip(pieces.iter().map(|p| &p[..])).map(slice).collect();
+        let objects: Vec<PutSlice<'_>> =
+            numbers.zip(pieces.iter().map(|p| &p[..])).map(slice).collect();
         // Waits while the write buffer is full.
         for outcome in self.parts()?.0.put_batch(&objects, Options::default()) {
             outcome?;
@@ -154,13 +158,15 @@ impl Peer for Pagelith {
     }
 
     fn end_get(&mut self) -> anyhow::Result<Duration> {
-        let Batch { ticket, begun, taken } = self.under_way.pop_front().context("no batch is under way")?;
+        let Batch { ticket, begun, taken } =
+            self.under_way.pop_front().context("no batch is under way")?;
         let done = self.parts()?.1.wait(ticket, TIME_LIMIT).context("no answer")?;
         let Done::Get(done) = done else { bail!("a get was answered with something else") };
         for ((number, slot), get) in taken.into_iter().zip(done) {
             match get.outcome? {
                 GetOutcome::Hit { .. } => {
-                    let value = get.destination.pieces().next().context("a destination of one piece")?;
+                    let value =
+                        get.destination.pieces().next().context("a destination of one piece")?;
                     self.setup.check.value(number, value);
                 }
                 GetOutcome::Miss(_) => self.setup.check.absent(),

@@ -13,7 +13,8 @@ pub fn mix(x: u64) -> u64 {
 /// The keys of objects with these numbers.
 pub fn keys(numbers: impl Iterator<Item = u64>) -> Vec<ObjectKey> {
     let namespace = Namespace { model: "micro".into(), ..Namespace::default() }.id();
-    let first = ObjectKey::new(namespace, PrefixHash([0; 32]), Role::Target, "kv", "kv", Shard::Whole);
+    let first =
+        ObjectKey::new(namespace, PrefixHash([0; 32]), Role::Target, "kv", "kv", Shard::Whole);
     let first = first.expect("a key");
     let of = |number: u64| {
         let mut hash = [0; 32];

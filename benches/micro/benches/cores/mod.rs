@@ -30,7 +30,9 @@ struct Measured {
 /// Independent multiplications: a core has one unit for them, shared by its hardware threads.
 fn work(numbers: &mut [u64; 8]) {
     for _ in 0..64 {
-        numbers.iter_mut().for_each(|number| *number = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        numbers
+            .iter_mut()
+            .for_each(|number| *number = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         black_box(&mut *numbers);
     }
 }

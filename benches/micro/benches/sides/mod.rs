@@ -21,8 +21,8 @@ use pagelith::transport::rights::Rights;
 use pagelith::transport::shown::SharedRegions;
 use pagelith::transport::socket::{Arrival, ListenConfig, Listener};
 use pagelith::{
-    AlignedBuf, Config, Destination, Done, Facts, Get, GetSlice, Options, Put, PutGroup, PutSlice, Session,
-    Size, Source, Store, client,
+    AlignedBuf, Config, Destination, Done, Facts, Get, GetSlice, Options, Put, PutGroup, PutSlice,
+    Session, Size, Source, Store, client,
 };
 
 /// Objects per get or put.
@@ -39,7 +39,8 @@ pub fn store() -> Store {
     config.dram.bytes = Size::from_bytes(2 * DATA as u64);
     config.dram.shared = true;
     config.index.max_objects = Some(65_536);
-    let config = config.validate(&Facts::of_this_machine().expect("facts")).expect("room for half a GiB");
+    let config =
+        config.validate(&Facts::of_this_machine().expect("facts")).expect("room for half a GiB");
     Store::open(config).expect("a store")
 }
 
@@ -79,7 +80,9 @@ impl Side<'_> {
     pub fn exists(&self, keys: &[ObjectKey]) -> bool {
         match self {
             Side::Embedded(store) => store.exists_batch(keys, Options::default())[0],
-            Side::Attached(store) => store.exists_batch(keys, Options::default()).expect("an answer")[0],
+            Side::Attached(store) => {
+                store.exists_batch(keys, Options::default()).expect("an answer")[0]
+            }
         }
     }
 }
@@ -195,16 +198,21 @@ pub fn attach<'s, 'e>(
         offer if shares == Shares::Nothing => offer.without(Feature::SharedMemory),
         offer => offer,
     };
-    let listen =
-        ListenConfig { address, admission: Admission::Connection(Rights::all()), beyond_this_host: false };
+    let listen = ListenConfig {
+        address,
+        admission: Admission::Connection(Rights::all()),
+        beyond_this_host: false,
+    };
     let mut listener =
-        Listener::new(&listen, offer(1), entropy.clone(), clock.clone(), Limits::default()).expect("listens");
+        Listener::new(&listen, offer(1), entropy.clone(), clock.clone(), Limits::default())
+            .expect("listens");
     let (staging, staging_memory) = StagingPool::shared(256 << 20).expect("memory");
     // As `pagelith serve` does.
     staging_memory.prefault().expect("memory");
     if shares.has_arena() {
-        listener =
-            listener.with_shared_regions(store.shared_memory().into_iter().chain([staging_memory]).collect());
+        listener = listener.with_shared_regions(
+            store.shared_memory().into_iter().chain([staging_memory]).collect(),
+        );
     }
     let address = listener.address().clone();
     scope.spawn(move || {
@@ -229,7 +237,11 @@ pub fn attach<'s, 'e>(
     if shares.has_arena() {
         assert!(shows.add(memory.clone()));
     }
-    let dial =
-        SocketDial { entropy, limits, shows, ..SocketDial::new(address, None, offer(2), clock.clone()) };
+    let dial = SocketDial {
+        entropy,
+        limits,
+        shows,
+        ..SocketDial::new(address, None, offer(2), clock.clone())
+    };
     Box::new(Attached::attach(Arc::new(dial), clock, Duration::from_secs(30)).expect("attached"))
 }

@@ -27,11 +27,14 @@ pub(super) fn check_record(
     entries: &[FooterEntry],
 ) -> anyhow::Result<RecordState> {
     let first = &entries[0];
-    let (offset, bytes) = (u64::from(first.record_block) * ALIGN, u64::from(first.record_blocks) * ALIGN);
-    let read = |at: u64, buf: &mut [u8]| disk.read_segment(segment.identity.segment, superblock, at, buf);
+    let (offset, bytes) =
+        (u64::from(first.record_block) * ALIGN, u64::from(first.record_blocks) * ALIGN);
+    let read =
+        |at: u64, buf: &mut [u8]| disk.read_segment(segment.identity.segment, superblock, at, buf);
     let mut header = vec![0; ALIGN as usize];
     read(offset, &mut header)?;
-    let Some(claimed) = Record::claimed_header_bytes(&header).filter(|claimed| *claimed <= bytes) else {
+    let Some(claimed) = Record::claimed_header_bytes(&header).filter(|claimed| *claimed <= bytes)
+    else {
         return Ok(RecordState::Damaged);
     };
     header.resize(claimed as usize, 0);
@@ -69,6 +72,8 @@ fn is_replacement(record: &Record<'_>, entries: &[FooterEntry]) -> bool {
     let facts = record.facts();
     let keys = record.members().map(|m| m.key);
     facts.kind == RecordKind::Tombstones
-        && entries.iter().all(|e| e.sequence == facts.sequence.0 + 1 && e.kind == RecordKind::Data as u8)
+        && entries
+            .iter()
+            .all(|e| e.sequence == facts.sequence.0 + 1 && e.kind == RecordKind::Data as u8)
         && keys.eq(entries.iter().map(|e| e.key))
 }

@@ -17,12 +17,14 @@ pub(super) fn check(disk: &OnDisk) -> anyhow::Result<()> {
     let last = dirs.len() - 1;
     for (i, dir) in dirs.iter().enumerate() {
         let names = list_if_exists(dir)?.unwrap_or_default();
-        if let Some(other) = names.iter().find(|name| !names::is_store_file(name) && dir.join(name).is_file())
+        if let Some(other) =
+            names.iter().find(|name| !names::is_store_file(name) && dir.join(name).is_file())
         {
             bail!("directory holds other things than a store file={}", dir.join(other).display());
         }
         let stray = |name: &&String| {
-            let first = name.as_str() == names::MANIFESTS[0] || names::CHECKPOINTS.contains(&name.as_str());
+            let first =
+                name.as_str() == names::MANIFESTS[0] || names::CHECKPOINTS.contains(&name.as_str());
             (first && i != 0) || (name.as_str() == names::MANIFESTS[1] && i != last)
         };
         if let Some(name) = names.iter().find(stray) {
@@ -60,8 +62,8 @@ fn heads(disk: &OnDisk, dir: usize) -> (u64, u64, Option<RawHead>) {
             break;
         }
         let Some(head) = RawHead::read(&block) else { continue };
-        let is_own =
-            u64::from(head.segment.0) == slot * dirs + dir as u64 && store.is_none_or(|s| s == head.store);
+        let is_own = u64::from(head.segment.0) == slot * dirs + dir as u64
+            && store.is_none_or(|s| s == head.store);
         if is_own {
             own += 1;
         } else {

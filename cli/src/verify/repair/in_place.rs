@@ -52,7 +52,8 @@ pub(super) fn repair(
     for (path, expected, found) in &metadata.lengths {
         if path.ends_with(names::SEGMENTS) {
             repairer.files.resize(path, *expected)?;
-            let cause = found.map_or("it was missing".to_owned(), |found| format!("it had {found} bytes"));
+            let cause =
+                found.map_or("it was missing".to_owned(), |found| format!("it had {found} bytes"));
             repairer.report.repairs.push(Repair::new("file has its length again", cause, path));
         }
     }
@@ -81,7 +82,9 @@ fn plans(
             let (file, at) = id(n);
             file == *path && at + superblock.segment_bytes > found.unwrap_or(0)
         });
-        drops.extend(ids.map(SegmentId).filter(used).map(|id| (id, "its file was cut short".to_owned())));
+        drops.extend(
+            ids.map(SegmentId).filter(used).map(|id| (id, "its file was cut short".to_owned())),
+        );
     }
     for segment in &metadata.segments {
         let id = segment.identity.segment;
@@ -96,10 +99,15 @@ fn plans(
             Plan::Drop(reason) => _ = drops.insert(id, reason),
         }
     }
-    let order = |id: SegmentId| metadata.manifest.segment(id).map_or(SegmentOrder(0), |(_, order)| order);
-    let Some(newest) = drops.keys().max_by_key(|id| order(**id)).copied() else { return (drops, rewrites) };
+    let order =
+        |id: SegmentId| metadata.manifest.segment(id).map_or(SegmentOrder(0), |(_, order)| order);
+    let Some(newest) = drops.keys().max_by_key(|id| order(**id)).copied() else {
+        return (drops, rewrites);
+    };
     if options.keep {
-        report.warn(format!("the content of {newest} is unknown, and older objects are kept: {MAY_RETURN}"));
+        report.warn(format!(
+            "the content of {newest} is unknown, and older objects are kept: {MAY_RETURN}"
+        ));
         return (drops, rewrites);
     }
     let reason = format!("removals in {newest} may be lost, and this segment is older");
@@ -114,11 +122,16 @@ fn plans(
 
 /// The loss by a repair: dropped segments, segments in use, and readable objects in the dropped
 /// ones.
-pub(super) fn loss(disk: &OnDisk, metadata: &StoreMetadata, options: RepairOptions) -> (usize, usize, u64) {
+pub(super) fn loss(
+    disk: &OnDisk,
+    metadata: &StoreMetadata,
+    options: RepairOptions,
+) -> (usize, usize, u64) {
     let (drops, _) = plans(disk, metadata, options, &mut Report::default());
     let (superblock, store) = (metadata.manifest.superblock(), metadata.manifest.store());
     let ids = (0..superblock.segment_count).map(SegmentId);
-    let used = ids.filter(|id| metadata.manifest.segment(*id).is_some_and(|(i, _)| i.0 > 0)).count();
+    let used =
+        ids.filter(|id| metadata.manifest.segment(*id).is_some_and(|(i, _)| i.0 > 0)).count();
     let objects = drops.keys().map(|id| survey(disk, superblock, store, *id).members).sum();
     (drops.len(), used, objects)
 }
@@ -127,7 +140,8 @@ pub(super) fn loss(disk: &OnDisk, metadata: &StoreMetadata, options: RepairOptio
 fn is_not_empty(path: &std::path::Path) -> bool {
     use std::io::Read;
     let mut block = vec![0; ALIGN as usize];
-    let read = open_store_file(path, Access::Read).map(|fd| std::fs::File::from(fd).read_exact(&mut block));
+    let read = open_store_file(path, Access::Read)
+        .map(|fd| std::fs::File::from(fd).read_exact(&mut block));
     !matches!(read, Ok(Ok(()))) || block.iter().any(|b| *b != 0)
 }
 
@@ -142,7 +156,8 @@ impl Repairer<'_> {
     fn sync_manifest_copies(&mut self) -> anyhow::Result<()> {
         let (_, damage) = self.disk.manifest().unwrap_or((self.manifest.clone(), Vec::new()));
         let damaged = |copy: usize| {
-            let stale = |error: &FormatError| matches!(error, FormatError::Field { field: "sequence", .. });
+            let stale =
+                |error: &FormatError| matches!(error, FormatError::Field { field: "sequence", .. });
             damage.iter().any(|d| d.copy == copy && !stale(&d.error))
         };
         for copy in 0..2 {
@@ -164,8 +179,11 @@ impl Repairer<'_> {
     fn raise_incarnations(&mut self, drops: &Drops) -> anyhow::Result<()> {
         let before = self.manifest.copy();
         let ids = (0..self.manifest.superblock().segment_count).map(SegmentId);
-        let mut order =
-            ids.filter_map(|id| self.manifest.segment(id)).map(|(_, order)| order.0).max().unwrap_or(0);
+        let mut order = ids
+            .filter_map(|id| self.manifest.segment(id))
+            .map(|(_, order)| order.0)
+            .max()
+            .unwrap_or(0);
         for (id, reason) in drops {
             let (known, _) = self.manifest.segment(*id).unwrap_or_default();
             let seen = survey(self.disk, self.manifest.superblock(), self.manifest.store(), *id);
@@ -190,7 +208,11 @@ impl Repairer<'_> {
     fn empty_checkpoint(&mut self, which: usize, cause: &str) -> anyhow::Result<()> {
         let path = self.disk.checkpoint_path(which);
         self.files.create(&path, self.manifest.superblock().checkpoint_bytes)?;
-        self.report.repairs.push(Repair::new("checkpoint is dropped, the log says the same", cause, &path));
+        self.report.repairs.push(Repair::new(
+            "checkpoint is dropped, the log says the same",
+            cause,
+            &path,
+        ));
         Ok(())
     }
 
@@ -247,8 +269,10 @@ impl Repairer<'_> {
             self.report.repairs.push(repair_of("segment header is written again", String::new()));
         }
         if !rewrite.dropped.is_empty() {
-            let mut repair =
-                repair_of("damaged records are dropped", format!("records={}", rewrite.records.len()));
+            let mut repair = repair_of(
+                "damaged records are dropped",
+                format!("records={}", rewrite.records.len()),
+            );
             repair.objects = rewrite.dropped.len() as u64;
             repair.keys = rewrite.dropped.iter().map(ToString::to_string).collect();
             self.report.repairs.push(repair);

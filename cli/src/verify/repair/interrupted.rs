@@ -17,8 +17,12 @@ use self::filled::{Filled, PAGES, SEGMENT_BYTES, is_present, key};
 use super::{RepairOptions, repair};
 use crate::on_disk::files::stop_after;
 
-const DROP: RepairOptions =
-    RepairOptions { keep: false, drop_missing_dirs: false, capacity_bytes: None, namespaces_max: None };
+const DROP: RepairOptions = RepairOptions {
+    keep: false,
+    drop_missing_dirs: false,
+    capacity_bytes: None,
+    namespaces_max: None,
+};
 
 /// Damage of every kind that is repaired in place, of a store with or without a checkpoint.
 fn damage_in_place(f: &Filled) {
@@ -30,7 +34,8 @@ fn damage_in_place(f: &Filled) {
     f.flip(ids[2], SEGMENT_BYTES - 60);
     f.flip(ids[2], 50);
     let all = ids.iter().flat_map(|id| f.records(*id));
-    let removal = all.into_iter().find(|r| r.kind == RecordKind::Tombstones && r.segment != ids[2]).unwrap();
+    let removal =
+        all.into_iter().find(|r| r.kind == RecordKind::Tombstones && r.segment != ids[2]).unwrap();
     f.flip(removal.segment, removal.offset + 200);
 }
 
@@ -49,7 +54,10 @@ fn assert_no_removed_objects(f: &Filled) {
     for page in 0..PAGES {
         for part in 0..2 {
             let present = is_present(&store, &key("m", page, part), &filled::bytes(page, part, 0));
-            assert!(!present || !f.removed.contains(&page), "a removed object returned page={page}");
+            assert!(
+                !present || !f.removed.contains(&page),
+                "a removed object returned page={page}"
+            );
         }
     }
     store.abandon();
@@ -68,7 +76,12 @@ fn damage_manifest(f: &Filled) {
     (0..2).for_each(|copy| filled::zero(&f.manifest_path(copy), 4096, 4096));
 }
 
-fn interrupt_at_every_step(close: bool, damage: fn(&Filled), options: RepairOptions, opens_meanwhile: bool) {
+fn interrupt_at_every_step(
+    close: bool,
+    damage: fn(&Filled),
+    options: RepairOptions,
+    opens_meanwhile: bool,
+) {
     let f = Filled::new(1, close);
     damage(&f);
     let whole = Filled::new(1, true);

@@ -158,7 +158,11 @@ impl Report {
 }
 
 /// Repair the store in these directories, and print a report.
-pub(super) fn run(dirs: &[PathBuf], options: RepairOptions, json: bool) -> anyhow::Result<RunStatus> {
+pub(super) fn run(
+    dirs: &[PathBuf],
+    options: RepairOptions,
+    json: bool,
+) -> anyhow::Result<RunStatus> {
     let report = repair(dirs, options)?;
     print_report(&report, dirs, json)?;
     Ok(if report.after.wrong == 0 { RunStatus::Clean } else { RunStatus::Problems })
@@ -167,7 +171,8 @@ pub(super) fn run(dirs: &[PathBuf], options: RepairOptions, json: bool) -> anyho
 fn repair(dirs: &[PathBuf], options: RepairOptions) -> anyhow::Result<Report> {
     let before = OnDisk::open(dirs, LockMode::Held)?;
     let paths = files_of(dirs)?;
-    let mut files = Files::lock(&paths, before.owner().as_deref()).map_err(|path| in_use(&before, &path))?;
+    let mut files =
+        Files::lock(&paths, before.owner().as_deref()).map_err(|path| in_use(&before, &path))?;
     files.require_all_locked(&paths)?;
     let mut report = Report::default();
     let mut round = 0;
@@ -208,22 +213,30 @@ fn check_missing(
 ) -> anyhow::Result<()> {
     disk.require_plain_segments()?;
     let missing = disk.missing()?;
-    let first =
-        missing.first().map(|first| disk.missing_message(*first)).or_else(|| disk.missing_segments_message());
+    let first = missing
+        .first()
+        .map(|first| disk.missing_message(*first))
+        .or_else(|| disk.missing_segments_message());
     let Some(first) = first.filter(|_| !options.drop_missing_dirs) else {
         return match missing.iter().find(|(_, dir)| !dir.exists()) {
-            Some((_, dir)) => bail!("the directory does not exist, create it first dir={}", dir.display()),
+            Some((_, dir)) => {
+                bail!("the directory does not exist, create it first dir={}", dir.display())
+            }
             None => Ok(()),
         };
     };
     let loss = match metadata {
         Some(metadata) => {
             let (segments, used, objects) = in_place::loss(disk, metadata, options);
-            format!("segments={segments} of used={used}, with objects={objects} that are still readable")
+            format!(
+                "segments={segments} of used={used}, with objects={objects} that are still readable"
+            )
         }
         None => "everything: the other directories have no manifest".to_owned(),
     };
-    bail!("{first}; repair would drop {loss}; if the drive is lost for good, add --drop-missing-dirs")
+    bail!(
+        "{first}; repair would drop {loss}; if the drive is lost for good, add --drop-missing-dirs"
+    )
 }
 
 fn print_report(report: &Report, dirs: &[PathBuf], json: bool) -> anyhow::Result<()> {

@@ -11,7 +11,9 @@ use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::checkpoint;
 use pagelith_layouts::checksum::{BLOCK_BYTES, FINGERPRINT_KEY_BYTES};
 use pagelith_layouts::error::FormatError;
-use pagelith_layouts::ids::{Generation, Incarnation, NamespaceId, SegmentId, SegmentOrder, StoreId};
+use pagelith_layouts::ids::{
+    Generation, Incarnation, NamespaceId, SegmentId, SegmentOrder, StoreId,
+};
 use pagelith_layouts::manifest::{self, Manifest, Superblock};
 use pagelith_layouts::names;
 
@@ -49,9 +51,18 @@ fn random<const N: usize>() -> anyhow::Result<[u8; N]> {
 
 /// Make an empty store of the same sizes. It has another id and key, so that no remains are taken
 /// for its own.
-fn make_empty(disk: &OnDisk, files: &mut Files, was: Superblock, report: &mut Report) -> anyhow::Result<()> {
+fn make_empty(
+    disk: &OnDisk,
+    files: &mut Files,
+    was: Superblock,
+    report: &mut Report,
+) -> anyhow::Result<()> {
     if was.dir_count != disk.dir_count() {
-        bail!("the store has another number of directories has={} given={}", was.dir_count, disk.dir_count());
+        bail!(
+            "the store has another number of directories has={} given={}",
+            was.dir_count,
+            disk.dir_count()
+        );
     }
     let superblock = Superblock { fingerprint_key: random::<FINGERPRINT_KEY_BYTES>()?, ..was };
     let manifest = Manifest::new(StoreId(random()?), superblock);
@@ -79,20 +90,28 @@ fn make_empty(disk: &OnDisk, files: &mut Files, was: Superblock, report: &mut Re
     files.remove(&marker)?;
     let cause = "no copy of the manifest can be used";
     report.repairs.push(Repair::new("store is made empty", cause, &disk.dirs()[0]));
-    report.warn("all objects are dropped; --repair=keep would have kept those that the segments describe");
+    report.warn(
+        "all objects are dropped; --repair=keep would have kept those that the segments describe",
+    );
     Ok(())
 }
 
 /// Remove the files of the store. Without a superblock its configuration is unknown; the next open
 /// makes a new store.
 fn remove(disk: &OnDisk, files: &mut Files, report: &mut Report) -> anyhow::Result<()> {
-    if (0..2).all(|copy| disk.copies[copy].is_none()) && disk.segment_file_bytes().iter().all(|b| *b == 0) {
-        bail!("not a store: it has neither manifest nor segments dir={}", display_dirs(disk.dirs()));
+    if (0..2).all(|copy| disk.copies[copy].is_none())
+        && disk.segment_file_bytes().iter().all(|b| *b == 0)
+    {
+        bail!(
+            "not a store: it has neither manifest nor segments dir={}",
+            display_dirs(disk.dirs())
+        );
     }
     let marker = disk.dirs()[0].join(names::CREATING);
     files.create(&marker, ALIGN)?;
     for dir in disk.dirs() {
-        for name in [names::MANIFESTS, names::CHECKPOINTS, [names::SEGMENTS, names::LOCK]].concat() {
+        for name in [names::MANIFESTS, names::CHECKPOINTS, [names::SEGMENTS, names::LOCK]].concat()
+        {
             files.remove(&dir.join(name))?;
         }
     }
@@ -155,8 +174,10 @@ fn rebuild_manifest(
         }
     }
     let copies = disk.manifest_bytes();
-    let mut manifest = Manifest::superseding(known.store, superblock, copies).with_segments(&known.segments);
-    for (namespace, generation) in known.generations.iter().filter(|(_, g)| **g > Generation::FIRST) {
+    let mut manifest =
+        Manifest::superseding(known.store, superblock, copies).with_segments(&known.segments);
+    for (namespace, generation) in known.generations.iter().filter(|(_, g)| **g > Generation::FIRST)
+    {
         if manifest.set_generation(*namespace, *generation).is_none() {
             bail!(
                 "the manifest has no room for all cleared namespaces, raise --namespaces-max namespaces_max={}",
@@ -175,8 +196,13 @@ fn rebuild_manifest(
     for (copy, before) in copies.into_iter().enumerate() {
         write_copy(disk, files, copy, before, &manifest)?;
     }
-    let cause = format!("segments={} namespaces={}", superblock.segment_count, known.generations.len());
-    report.repairs.push(Repair::new("manifest is rebuilt from the segments", cause, &disk.manifest_path(0)));
+    let cause =
+        format!("segments={} namespaces={}", superblock.segment_count, known.generations.len());
+    report.repairs.push(Repair::new(
+        "manifest is rebuilt from the segments",
+        cause,
+        &disk.manifest_path(0),
+    ));
     report.warn(format!(
         "the manifest is rebuilt with the highest incarnations and generations seen: {MAY_RETURN}"
     ));
@@ -191,7 +217,8 @@ fn reconstruct(
     report: &mut Report,
     why: &str,
 ) -> anyhow::Result<StoreFacts> {
-    let (Some(capacity_bytes), Some(namespaces_max)) = (options.capacity_bytes, options.namespaces_max)
+    let (Some(capacity_bytes), Some(namespaces_max)) =
+        (options.capacity_bytes, options.namespaces_max)
     else {
         bail!(
             "the superblock is lost in both copies ({why}): --repair=keep needs --capacity-bytes (ssd.bytes) and \
@@ -203,13 +230,14 @@ fn reconstruct(
             "the superblock is lost in both copies, and no segment head is intact; --repair removes the store"
         );
     };
-    let segments: u64 = disk.segment_file_bytes().iter().map(|bytes| bytes / head.segment_bytes).sum();
+    let segments: u64 =
+        disk.segment_file_bytes().iter().map(|bytes| bytes / head.segment_bytes).sum();
     let segment_count = u32::try_from(segments)?;
     let checkpoint_bytes =
         (0..2).filter_map(|w| std::fs::metadata(disk.checkpoint_path(w)).ok()).map(|m| m.len());
     let checkpoint_bytes = checkpoint_bytes.max().unwrap_or(0);
-    let chunks =
-        checkpoint_bytes.saturating_sub(checkpoint::chunk_offset(0)) / checkpoint::CHUNK_BYTES as u64;
+    let chunks = checkpoint_bytes.saturating_sub(checkpoint::chunk_offset(0))
+        / checkpoint::CHUNK_BYTES as u64;
     let marks = checkpoint::chunks_for(segments, 0);
     let objects_max = chunks.saturating_sub(marks) * checkpoint::CHUNK_ITEMS as u64;
     if objects_max == 0 {

@@ -93,7 +93,9 @@ impl Planner<'_> {
                 RecordState::Damaged => self.replace(record, &mut kept)?,
                 RecordState::Different => {
                     let at = u64::from(record[0].record_block) * ALIGN;
-                    return Err(format!("record header and footer contradict each other offset={at}"));
+                    return Err(format!(
+                        "record header and footer contradict each other offset={at}"
+                    ));
                 }
             }
         }
@@ -113,7 +115,9 @@ impl Planner<'_> {
             Found::Record { record, payload } => {
                 let offset = record.facts().offset;
                 if offset > end {
-                    doubt.get_or_insert(format!("a record is missing and so is the footer offset={end}"));
+                    doubt.get_or_insert(format!(
+                        "a record is missing and so is the footer offset={end}"
+                    ));
                 }
                 end = offset + record.record_bytes();
                 found_all.push((footer::entries_of(&record).collect(), payload.is_ok()));
@@ -161,7 +165,8 @@ impl Planner<'_> {
             return Err("segment header is another incarnation's".into());
         }
         let (identity, order) = (self.segment.identity, self.segment.order);
-        self.rewrite.head = Some(encode_head(identity, order, self.superblock.segment_bytes).to_vec());
+        self.rewrite.head =
+            Some(encode_head(identity, order, self.superblock.segment_bytes).to_vec());
         Ok(())
     }
 
@@ -169,15 +174,21 @@ impl Planner<'_> {
     fn claimed_end(&self) -> Option<u64> {
         match &self.segment.footer {
             Footer::Broken { incarnation, data_end, .. } => {
-                let plausible = data_end.is_multiple_of(ALIGN) && *data_end < self.superblock.segment_bytes;
-                (*incarnation == self.segment.identity.incarnation && plausible).then_some(*data_end)
+                let plausible =
+                    data_end.is_multiple_of(ALIGN) && *data_end < self.superblock.segment_bytes;
+                (*incarnation == self.segment.identity.incarnation && plausible)
+                    .then_some(*data_end)
             }
             _ => None,
         }
     }
 
     /// Replace a damaged record by tombstones: its own ones, or tombstones of its objects.
-    fn replace(&mut self, entries: &[FooterEntry], kept: &mut Vec<FooterEntry>) -> Result<(), UnknownLoss> {
+    fn replace(
+        &mut self,
+        entries: &[FooterEntry],
+        kept: &mut Vec<FooterEntry>,
+    ) -> Result<(), UnknownLoss> {
         let first = &entries[0];
         let from = u64::from(first.record_block) * ALIGN;
         let range = from..from + u64::from(first.record_blocks) * ALIGN;
@@ -188,7 +199,8 @@ impl Planner<'_> {
             self.rewrite.dropped.extend(entries.iter().map(|e| e.key));
         }
         // No older object exists before the first sequence, so no tombstone is needed.
-        let Some(sequence) = first.sequence.checked_sub(u64::from(!removals)).filter(|s| *s > 0) else {
+        let Some(sequence) = first.sequence.checked_sub(u64::from(!removals)).filter(|s| *s > 0)
+        else {
             self.rewrite.records.push((range, Vec::new()));
             return Ok(());
         };
@@ -209,8 +221,10 @@ impl Planner<'_> {
         };
         let gone: Vec<_> =
             entries.iter().map(|e| MemberSpec { key: e.key, length: 0, checksums: &[] }).collect();
-        let header = record::encode(&facts, &gone).filter(|h| h.len() as u64 <= range.end - range.start);
-        let header = header.ok_or_else(|| format!("no tombstones fit in place of a record offset={from}"))?;
+        let header =
+            record::encode(&facts, &gone).filter(|h| h.len() as u64 <= range.end - range.start);
+        let header = header
+            .ok_or_else(|| format!("no tombstones fit in place of a record offset={from}"))?;
         let written = Record::decode(&header).map_err(|e| e.to_string())?;
         kept.extend(footer::entries_of(&written));
         self.rewrite.records.push((range, header));
@@ -219,7 +233,8 @@ impl Planner<'_> {
 
     fn facts(&self, entries: &[FooterEntry]) -> FooterFacts {
         let objects = entries.iter().filter(|e| e.kind == RecordKind::Data as u8);
-        let end = |e: &FooterEntry| (u64::from(e.record_block) + u64::from(e.record_blocks)) * ALIGN;
+        let end =
+            |e: &FooterEntry| (u64::from(e.record_block) + u64::from(e.record_blocks)) * ALIGN;
         FooterFacts {
             identity: self.segment.identity,
             order: self.segment.order,
@@ -230,7 +245,9 @@ impl Planner<'_> {
     }
 
     fn footer(&mut self, facts: &FooterFacts, entries: &[FooterEntry]) -> Result<(), UnknownLoss> {
-        if facts.data_end + footer::footer_bytes(entries.len() as u64) > self.superblock.segment_bytes {
+        if facts.data_end + footer::footer_bytes(entries.len() as u64)
+            > self.superblock.segment_bytes
+        {
             return Err(format!("no room is left for a footer data_end={}", facts.data_end));
         }
         let bytes = footer::encode(facts, entries);

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::footer;
-use pagelith_layouts::ids::{Generation, Incarnation, NamespaceId, SegmentId, SegmentOrder, StoreId};
+use pagelith_layouts::ids::{
+    Generation, Incarnation, NamespaceId, SegmentId, SegmentOrder, StoreId,
+};
 use pagelith_layouts::manifest::Superblock;
 use pagelith_layouts::record::Record;
 use pagelith_layouts::segment::SegmentIdentity;
@@ -51,7 +53,12 @@ impl Survey {
 }
 
 /// Survey a whole segment. Unreadable parts are skipped.
-pub(super) fn survey(disk: &OnDisk, superblock: &Superblock, store: StoreId, id: SegmentId) -> Survey {
+pub(super) fn survey(
+    disk: &OnDisk,
+    superblock: &Superblock,
+    store: StoreId,
+    id: SegmentId,
+) -> Survey {
     let mut found = Survey::default();
     let read = |offset: u64, buf: &mut [u8]| disk.read_segment(id, superblock, offset, buf).is_ok();
     let mut block = vec![0; ALIGN as usize];
@@ -74,7 +81,8 @@ pub(super) fn survey(disk: &OnDisk, superblock: &Superblock, store: StoreId, id:
                 }
                 let Ok(record) = Record::decode(&header) else { continue };
                 let identity = record.facts().identity;
-                if (identity.store, identity.segment, record.facts().offset) == (store, id, offset) {
+                if (identity.store, identity.segment, record.facts().offset) == (store, id, offset)
+                {
                     found.record(&record);
                 }
             }
@@ -85,7 +93,13 @@ pub(super) fn survey(disk: &OnDisk, superblock: &Superblock, store: StoreId, id:
     found
 }
 
-fn footer(disk: &OnDisk, superblock: &Superblock, store: StoreId, id: SegmentId, found: &mut Survey) {
+fn footer(
+    disk: &OnDisk,
+    superblock: &Superblock,
+    store: StoreId,
+    id: SegmentId,
+    found: &mut Survey,
+) {
     let bytes = superblock.segment_bytes;
     let mut tail = vec![0; ALIGN as usize];
     if disk.read_segment(id, superblock, bytes - ALIGN, &mut tail).is_err() {

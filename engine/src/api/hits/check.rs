@@ -14,7 +14,8 @@ pub(crate) fn check(query: &PagesQuery<'_>) -> Result<()> {
     for (i, pool) in query.pools.iter().enumerate() {
         let field = format!("pools[{i}].objects");
         if pool.objects.is_empty() {
-            let message = format!("only an anchor may have no objects field={field} objects=0 min=1");
+            let message =
+                format!("only an anchor may have no objects field={field} objects=0 min=1");
             return Err(Error::invalid(message));
         }
         check_policy(&pool.policy, &format!("pools[{i}].policy"))?;
@@ -22,14 +23,17 @@ pub(crate) fn check(query: &PagesQuery<'_>) -> Result<()> {
     }
     let decides = |policy: HitPolicy<'_>| !matches!(policy, HitPolicy::BlockGroups { .. });
     if query.anchor.is_empty() && !query.pools.iter().any(|pool| decides(pool.policy)) {
-        let message = "an anchor without objects needs a pool with all_pages or trailing_pages field=pools";
+        let message =
+            "an anchor without objects needs a pool with all_pages or trailing_pages field=pools";
         return Err(Error::invalid(message));
     }
     let (mut pools, mut first) = (BTreeSet::new(), None);
     for (field, objects) in lists {
         let Some(pool) = check_objects(objects, &field, &mut first)? else { continue };
         if !pools.insert(pool.clone()) {
-            return Err(Error::invalid(format!("a query names a pool twice field={field} pool={pool}")));
+            return Err(Error::invalid(format!(
+                "a query names a pool twice field={field} pool={pool}"
+            )));
         }
     }
     Ok(())
@@ -39,8 +43,13 @@ fn check_policy(policy: &HitPolicy<'_>, field: &str) -> Result<()> {
     let HitPolicy::BlockGroups { block_pages, group_pages, .. } = *policy else { return Ok(()) };
     let refuse = |what: &str, rule: String| Err(Error::invalid(format!("{what} {rule}")));
     match (block_pages, group_pages) {
-        (0, _) => refuse("a block covers no page", format!("field={field}.block_pages block_pages=0 min=1")),
-        (_, 0) => refuse("a group has no key", format!("field={field}.group_pages group_pages=0 min=1")),
+        (0, _) => refuse(
+            "a block covers no page",
+            format!("field={field}.block_pages block_pages=0 min=1"),
+        ),
+        (_, 0) => {
+            refuse("a group has no key", format!("field={field}.group_pages group_pages=0 min=1"))
+        }
         (block, group) if group > block => {
             let rule = format!("field={field}.group_pages group_pages={group} max={block}");
             refuse("a group has more keys than its block has pages", rule)
@@ -94,19 +103,34 @@ mod tests {
     use crate::api::error::ErrorKind;
 
     fn object(role: Role, pool: &str, component: &str) -> ObjectKey {
-        ObjectKey::new(NamespaceId([1; 16]), PrefixHash([9; 32]), role, pool, component, Shard::Whole)
-            .expect("valid names")
+        ObjectKey::new(
+            NamespaceId([1; 16]),
+            PrefixHash([9; 32]),
+            role,
+            pool,
+            component,
+            Shard::Whole,
+        )
+        .expect("valid names")
     }
 
     fn foreign() -> ObjectKey {
-        ObjectKey::new(NamespaceId([2; 16]), PrefixHash([9; 32]), Role::Target, "mamba", "x", Shard::Whole)
-            .expect("valid names")
+        ObjectKey::new(
+            NamespaceId([2; 16]),
+            PrefixHash([9; 32]),
+            Role::Target,
+            "mamba",
+            "x",
+            Shard::Whole,
+        )
+        .expect("valid names")
     }
 
     const MAMBA: HitPolicy<'_> = HitPolicy::TrailingPages(1);
 
     fn checked(anchor: &[ObjectKey], pools: &[(&[ObjectKey], HitPolicy<'_>)]) -> Result<()> {
-        let pools: Vec<_> = pools.iter().map(|&(objects, policy)| PoolQuery { objects, policy }).collect();
+        let pools: Vec<_> =
+            pools.iter().map(|&(objects, policy)| PoolQuery { objects, policy }).collect();
         check(&PagesQuery { pages: &[], anchor, pools: &pools })
     }
 
@@ -120,7 +144,11 @@ mod tests {
             Ok(()),
             "a draft model has its own pool"
         );
-        assert_eq!(checked(&[], &[(&[k], HitPolicy::TrailingPages(0))]), Ok(()), "an anchor without objects");
+        assert_eq!(
+            checked(&[], &[(&[k], HitPolicy::TrailingPages(0))]),
+            Ok(()),
+            "an anchor without objects"
+        );
         // Templates have no meaningful hash, so keys of any page will do.
         assert_eq!(checked(&[k.on_page(PrefixHash([3; 32])), v], &[]), Ok(()));
         let groups = HitPolicy::BlockGroups { block_pages: 2, group_pages: 2, keys: &[] };
@@ -132,8 +160,11 @@ mod tests {
         let (k, v) = (object(Role::Target, "kv", "k"), object(Role::Target, "kv", "v"));
         let (x, draft) = (object(Role::Target, "mamba", "x"), object(Role::Draft, "kv", "v"));
         let again = k.on_page(PrefixHash([3; 32]));
-        let groups =
-            |block_pages, group_pages| HitPolicy::BlockGroups { block_pages, group_pages, keys: &[] };
+        let groups = |block_pages, group_pages| HitPolicy::BlockGroups {
+            block_pages,
+            group_pages,
+            keys: &[],
+        };
         let (ours, other) = (k.namespace(), foreign().namespace());
         let no_restricting_pool =
             "an anchor without objects needs a pool with all_pages or trailing_pages field=pools";

@@ -20,12 +20,16 @@ pub(crate) fn evaluate(residency: &Residency, policies: &[HitPolicy<'_>]) -> Pag
         HitPolicy::AllPages => trailing(present, usize::MAX, &mut allowed),
         HitPolicy::TrailingPages(pages) => trailing(present, pages.max(1), &mut allowed),
         HitPolicy::BlockGroups { block_pages, group_pages, .. } => {
-            present.chunks_exact(group_pages.max(1)).take_while(|group| leading(group) == group.len()).count()
+            present
+                .chunks_exact(group_pages.max(1))
+                .take_while(|group| leading(group) == group.len())
+                .count()
                 * block_pages
         }
     };
     let pool_pages = policies.iter().zip(&residency.pools).map(fold).collect();
-    let stops: Vec<usize> = (1..).zip(allowed).filter_map(|(length, ok)| ok.then_some(length)).collect();
+    let stops: Vec<usize> =
+        (1..).zip(allowed).filter_map(|(length, ok)| ok.then_some(length)).collect();
     PagesFound { usable_pages: stops.last().copied().unwrap_or(0), anchor_pages, pool_pages, stops }
 }
 

@@ -36,14 +36,22 @@ pub(crate) fn look_up(lookup: &mut impl KeyLookup, query: &PagesQuery<'_>) -> Re
 }
 
 /// How many of `pages` have all of `objects`, before the first that lacks one.
-fn whole_pages(lookup: &mut impl KeyLookup, objects: &[ObjectKey], pages: &[PrefixHash]) -> Result<usize> {
+fn whole_pages(
+    lookup: &mut impl KeyLookup,
+    objects: &[ObjectKey],
+    pages: &[PrefixHash],
+) -> Result<usize> {
     let keys = pages.iter().flat_map(|page| objects.iter().map(|object| object.on_page(*page)));
     Ok(lookup.prefix(keys)? / objects.len())
 }
 
 /// Which of the first `pages` pages are present, by pool that restricts the lengths. All pools of a
 /// page are looked up together: as objects of one page they count as equally recent.
-fn by_page(lookup: &mut impl KeyLookup, query: &PagesQuery<'_>, pages: usize) -> Result<Vec<Vec<bool>>> {
+fn by_page(
+    lookup: &mut impl KeyLookup,
+    query: &PagesQuery<'_>,
+    pages: usize,
+) -> Result<Vec<Vec<bool>>> {
     let restricts = |pool: &&PoolQuery<'_>| !matches!(pool.policy, HitPolicy::BlockGroups { .. });
     let pools: Vec<_> = query.pools.iter().filter(restricts).map(|pool| pool.objects).collect();
     let objects: Vec<_> = pools.iter().copied().flatten().collect();

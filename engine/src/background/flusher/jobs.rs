@@ -111,7 +111,8 @@ impl Flusher {
             }
             let Some(job) = core.ssd.as_mut()?.next_job() else { break };
             let Job::Frame(frame) = job else { return Some(Next::Other(job)) };
-            let queued = core.frames.get_ref(frame).filter(|f| !f.dead && f.state == FrameState::Queued);
+            let queued =
+                core.frames.get_ref(frame).filter(|f| !f.dead && f.state == FrameState::Queued);
             if queued.map(|f| f.state = FrameState::Writing).is_none() {
                 continue;
             }
@@ -161,7 +162,8 @@ impl Flusher {
         for (segment, bytes, sequence) in self.appended.drain(..) {
             ssd.appended_bytes += bytes;
             let segment = ssd.segments.get_mut(segment);
-            segment.min_sequence = sequence.map_or(segment.min_sequence, |s| segment.min_sequence.min(s));
+            segment.min_sequence =
+                sequence.map_or(segment.min_sequence, |s| segment.min_sequence.min(s));
         }
         self.shared.read_view.tick.store(core.now_tick(), Ordering::Relaxed);
     }
@@ -271,7 +273,9 @@ impl Flusher {
         for job in jobs {
             match job {
                 Job::Frame(frame) => {
-                    let Some(f) = core.frames.get_ref(frame).filter(|f| f.state == FrameState::Queued) else {
+                    let Some(f) =
+                        core.frames.get_ref(frame).filter(|f| f.state == FrameState::Queued)
+                    else {
                         continue;
                     };
                     let (namespace, objects, bytes) =

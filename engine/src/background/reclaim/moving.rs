@@ -83,13 +83,16 @@ impl Flusher {
     }
 
     pub(crate) fn record_read(&mut self, tag: u64, completion: Completion) {
-        let Some(survivor) = self.reclaim.as_mut().and_then(|r| r.reading.remove(&tag)) else { return };
+        let Some(survivor) = self.reclaim.as_mut().and_then(|r| r.reading.remove(&tag)) else {
+            return;
+        };
         let identity = self.reclaim.as_ref().map(|r| r.identity);
         let ok = completion.result.is_ok();
         let part = completion.op.into_parts().pop().filter(|_| ok);
         let id = self.unit_id();
-        let unit =
-            part.zip(identity).and_then(|(part, identity)| decode_unit(id, part, identity, survivor.record));
+        let unit = part
+            .zip(identity)
+            .and_then(|(part, identity)| decode_unit(id, part, identity, survivor.record));
         let Some(r) = self.reclaim.as_mut() else { return };
         match unit {
             Some(unit) => {
@@ -170,16 +173,23 @@ impl Flusher {
 
     /// Whether a segment is being prepared for the log, or can be.
     fn waits_for_segment(&self) -> bool {
-        let free = self.shared.lock().ssd.as_ref().map_or(0, |s| s.segments.count(SegmentState::Free));
+        let free =
+            self.shared.lock().ssd.as_ref().map_or(0, |s| s.segments.count(SegmentState::Free));
         self.log.is_trusted() && (free > 0 || !self.log.wants_segment())
     }
 
-    pub(crate) fn move_written(&mut self, id: u64, members: Vec<(u128, SsdPlace)>, place: &RecordPlace) {
+    pub(crate) fn move_written(
+        &mut self,
+        id: u64,
+        members: Vec<(u128, SsdPlace)>,
+        place: &RecordPlace,
+    ) {
         let mut core = self.shared.lock();
         let (mut now, mut from) = (Vec::new(), Vec::new());
         // A member that could not be read was dropped in the meantime, and takes the others along:
         // a group is visible as a whole or not at all.
-        let whole = all_in_place(&core, &members) && !members.iter().any(|(_, old)| core.is_hidden_at(*old));
+        let whole = all_in_place(&core, &members)
+            && !members.iter().any(|(_, old)| core.is_hidden_at(*old));
         if !whole {
             members.iter().for_each(|(fingerprint, old)| {
                 core.drop_ssd(*fingerprint, *old, None);
@@ -189,7 +199,8 @@ impl Flusher {
         for (fingerprint, old) in members.iter().filter(|_| whole) {
             // A record moves as a unit: its payloads keep their distance from its header.
             let (segment, record) = (place.identity.segment, place.offset);
-            let new = SsdPlace { payload_delta: old.payload_delta, ..SsdPlace::at(segment, record, 0) };
+            let new =
+                SsdPlace { payload_delta: old.payload_delta, ..SsdPlace::at(segment, record, 0) };
             if core.place_ssd(*fingerprint, |e| e.ssd == Some(*old), new) {
                 now.push((*fingerprint, new));
                 from.push(*old);
@@ -198,7 +209,10 @@ impl Flusher {
         drop(core);
         // Without members no index entry depends on this unit.
         if !now.is_empty() {
-            self.written.insert(id, UnsyncedUnit { namespace: None, members: now, bytes: place.bytes, from });
+            self.written.insert(
+                id,
+                UnsyncedUnit { namespace: None, members: now, bytes: place.bytes, from },
+            );
         }
         self.reclaim_unit_done();
     }

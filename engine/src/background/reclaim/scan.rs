@@ -19,12 +19,17 @@ pub(crate) struct Scan {
 
 impl Flusher {
     pub(crate) fn begin_scan(&mut self) {
-        let (Some(volume), Some(r)) = (self.shared.volume.clone(), self.reclaim.as_mut()) else { return };
+        let (Some(volume), Some(r)) = (self.shared.volume.clone(), self.reclaim.as_mut()) else {
+            return;
+        };
         let data_end = {
             let core = self.shared.lock();
             core.ssd.as_ref().map_or(0, |s| s.segments.get(r.segment).data_end)
         };
-        tracing::info!(segment = r.segment.0, "segment has no readable footer, its headers are read");
+        tracing::info!(
+            segment = r.segment.0,
+            "segment has no readable footer, its headers are read"
+        );
         let end = if data_end > 0 { data_end } else { volume.geometry.segment_bytes };
         r.stage = Stage::Scanning;
         r.scan = Some(Scan { walk: Walk::new(r.identity, end), entries: Vec::new(), tried: false });
@@ -33,7 +38,8 @@ impl Flusher {
 
     fn continue_scan(&mut self) {
         let Some(volume) = self.shared.volume.clone() else { return };
-        let Some((segment, scan)) = self.reclaim.as_mut().and_then(|r| Some((r.segment, r.scan.as_mut()?)))
+        let Some((segment, scan)) =
+            self.reclaim.as_mut().and_then(|r| Some((r.segment, r.scan.as_mut()?)))
         else {
             return;
         };
@@ -43,7 +49,9 @@ impl Flusher {
         };
         let (file, offset) = volume.place(segment, at);
         let submitted = AlignedBuf::new(len as usize).ok().is_some_and(|buf| {
-            self.log.submit(TAG_SCAN, Op::Read { file, offset, parts: vec![buf.into_part()] }).is_ok()
+            self.log
+                .submit(TAG_SCAN, Op::Read { file, offset, parts: vec![buf.into_part()] })
+                .is_ok()
         });
         if !submitted {
             self.defer_victim();
@@ -51,7 +59,8 @@ impl Flusher {
     }
 
     pub(crate) fn scan_read(&mut self, completion: Completion) {
-        let Some((segment, scan)) = self.reclaim.as_mut().and_then(|r| Some((r.segment, r.scan.as_mut()?)))
+        let Some((segment, scan)) =
+            self.reclaim.as_mut().and_then(|r| Some((r.segment, r.scan.as_mut()?)))
         else {
             return;
         };

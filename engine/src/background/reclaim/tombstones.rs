@@ -23,7 +23,9 @@ pub(crate) struct Tombstone {
 /// A key that is present may have been put between two sequences, so its tombstone shares a record
 /// only with those of its own sequence. A record's sequence is always that of one of its
 /// tombstones, so that the record becomes obsolete as soon as everything older is gone.
-pub(crate) fn packed(mut tombstones: Vec<Tombstone>) -> Vec<(Generation, Sequence, Vec<ObjectKey>)> {
+pub(crate) fn packed(
+    mut tombstones: Vec<Tombstone>,
+) -> Vec<(Generation, Sequence, Vec<ObjectKey>)> {
     let order = |t: &Tombstone| (t.absent, t.key.namespace(), t.generation);
     // By key last, so that duplicates of a key are adjacent.
     tombstones.sort_by_key(|t| (order(t), if t.absent { Sequence(0) } else { t.sequence }, t.key));
@@ -59,8 +61,15 @@ mod tests {
     fn key(namespace: u8, n: u16) -> ObjectKey {
         let mut hash = [0; 32];
         hash[..2].copy_from_slice(&n.to_be_bytes());
-        ObjectKey::new(NamespaceId([namespace; 16]), PrefixHash(hash), Role::Target, "kv", "k", Shard::Whole)
-            .expect("a key")
+        ObjectKey::new(
+            NamespaceId([namespace; 16]),
+            PrefixHash(hash),
+            Role::Target,
+            "kv",
+            "k",
+            Shard::Whole,
+        )
+        .expect("a key")
     }
 
     fn tombstone(namespace: u8, n: u16, generation: u64, sequence: u64, absent: bool) -> Tombstone {

@@ -106,7 +106,9 @@ impl Pass {
                 continue;
             };
             let segment = current.identity.segment;
-            let buf = AlignedBuf::new(len as usize).ok().filter(|_| pin_segment(shared, current.identity));
+            let buf = AlignedBuf::new(len as usize)
+                .ok()
+                .filter(|_| pin_segment(shared, current.identity));
             let Some(buf) = buf else {
                 // Reclaimed or quarantined since, or no memory: the next pass covers it.
                 self.current = None;
@@ -177,7 +179,8 @@ impl Pass {
                 }
                 Ok(false) => current.verifying = Some(v),
                 Err(()) if !v.retried => {
-                    current.verifying = Some(Verifying { retried: true, ..Verifying::new(v.record) });
+                    current.verifying =
+                        Some(Verifying { retried: true, ..Verifying::new(v.record) });
                 }
                 Err(()) => {
                     self.report.damaged += v.record.members.len() as u64;
@@ -193,7 +196,11 @@ impl Pass {
     /// A record cannot be read or is damaged: drop its entries, and queue the copies in DRAM.
     fn drop_record(&mut self, shared: &Shared, members: &[Member]) {
         let Some(segment) = members.first().map(|m| SegmentId(m.place.segment)) else { return };
-        tracing::warn!(segment = segment.0, block = members[0].place.record_block, "scrub: record is lost");
+        tracing::warn!(
+            segment = segment.0,
+            block = members[0].place.record_block,
+            "scrub: record is lost"
+        );
         let now = shared.now();
         let mut core = shared.lock();
         core.counters.damaged += members.len() as u64;
@@ -247,7 +254,14 @@ impl Pass {
                 if !current.seen.contains(&place.record_block) && !core.is_hidden_at(place) {
                     let (fingerprint, length) = (e.fingerprint, u64::from(e.length));
                     let checksums = Vec::new();
-                    unseen.push(Member { fingerprint, place, offset: 0, length, checksums, block_bytes: 0 });
+                    unseen.push(Member {
+                        fingerprint,
+                        place,
+                        offset: 0,
+                        length,
+                        checksums,
+                        block_bytes: 0,
+                    });
                 }
             });
         }
@@ -314,7 +328,12 @@ impl Verifying {
     fn new(record: LiveRecord) -> Verifying {
         let verifier = |m: &Member| Verifier::new(m.checksums.clone(), 0, m.length, m.block_bytes);
         let at = record.members.iter().map(|m| m.offset).min().unwrap_or(record.bytes);
-        Verifying { at, verifiers: record.members.iter().map(verifier).collect(), record, retried: false }
+        Verifying {
+            at,
+            verifiers: record.members.iter().map(verifier).collect(),
+            record,
+            retried: false,
+        }
     }
 
     /// Verify the next bytes of the record; true once all of it is verified.
@@ -323,7 +342,9 @@ impl Verifying {
         for (m, verifier) in self.record.members.iter().zip(&mut self.verifiers) {
             let (lo, hi) = (m.offset.max(from), (m.offset + m.length).min(to));
             if lo < hi {
-                verifier.update(&bytes[(lo - from) as usize..(hi - from) as usize]).map_err(|_| ())?;
+                verifier
+                    .update(&bytes[(lo - from) as usize..(hi - from) as usize])
+                    .map_err(|_| ())?;
             }
         }
         self.at = align_up(to);

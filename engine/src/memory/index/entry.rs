@@ -61,7 +61,10 @@ const _: () = {
     assert!(TICK_HIGH_AT + HALF_TICK_BITS == u64::BITS, "word A is full");
     assert!(TICK_LOW_AT + HALF_TICK_BITS == u64::BITS, "word B is full");
     assert!(size_of::<u128>() + 2 * size_of::<u64>() == SLOT_BYTES);
-    assert!(RECORD_BLOCK_BITS == u16::BITS && PAYLOAD_DELTA_BITS == u16::BITS, "no range check is needed");
+    assert!(
+        RECORD_BLOCK_BITS == u16::BITS && PAYLOAD_DELTA_BITS == u16::BITS,
+        "no range check is needed"
+    );
     assert!(LENGTH_MAX < 1 << LENGTH_BITS);
     assert!(FLAG_LINK < 1 << FLAG_BITS);
 };
@@ -252,7 +255,15 @@ mod tests {
     use super::*;
 
     fn plain() -> Entry {
-        Entry { fingerprint: 7, length: 1, ssd: None, frame: None, tick: 0, freq: 0, attached: false }
+        Entry {
+            fingerprint: 7,
+            length: 1,
+            ssd: None,
+            frame: None,
+            tick: 0,
+            freq: 0,
+            attached: false,
+        }
     }
 
     fn round_trip(entry: Entry) {
@@ -281,14 +292,14 @@ mod tests {
                             for (freq, attached) in
                                 [(0, false), (0, true), (FREQ_MAX, false), (FREQ_MAX, true)]
                             {
-                                let ssd = place.map(|(segment, record_block, payload_delta)| SsdPlace {
-                                    segment,
-                                    record_block,
-                                    payload_delta,
+                                let ssd = place.map(|(segment, record_block, payload_delta)| {
+                                    SsdPlace { segment, record_block, payload_delta }
                                 });
-                                let entry = Entry { fingerprint, length, ssd, frame, tick, freq, attached };
+                                let entry =
+                                    Entry { fingerprint, length, ssd, frame, tick, freq, attached };
                                 round_trip(entry);
-                                let slot = PackedEntry::pack(&Entry { tick: !tick & TICK_MASK, ..entry });
+                                let slot =
+                                    PackedEntry::pack(&Entry { tick: !tick & TICK_MASK, ..entry });
                                 assert_eq!(slot.expect("in range").with_tick(tick).unpack(), entry);
                             }
                         }

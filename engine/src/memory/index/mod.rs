@@ -249,7 +249,11 @@ impl Index {
     }
 
     /// Removes and returns the first entry with this fingerprint that `matches`.
-    pub fn remove(&mut self, fingerprint: u128, matches: impl FnMut(&Entry) -> bool) -> Option<Entry> {
+    pub fn remove(
+        &mut self,
+        fingerprint: u128,
+        matches: impl FnMut(&Entry) -> bool,
+    ) -> Option<Entry> {
         let (at, removed) = self.locate(fingerprint, matches)?;
         self.remove_slot(at);
         Some(removed)
@@ -316,7 +320,9 @@ impl Index {
                 continue;
             }
             // Below zero: its home is before `from`, and it was displaced to this slot.
-            let Some(home) = step.checked_sub(self.table.distance(at, slot.fingerprint)) else { continue };
+            let Some(home) = step.checked_sub(self.table.distance(at, slot.fingerprint)) else {
+                continue;
+            };
             if home >= span {
                 return;
             }

@@ -8,7 +8,9 @@ use pagelith_io::prefetch;
 use pagelith_io::versions::{ReadStamp, SeqLocks};
 use pagelith_io::words::AtomicArray;
 
-use super::entry::{Entry, PackedEntry, SLOT_BYTES, SLOT_WORDS, fingerprint_of, link_of, name_of, stored};
+use super::entry::{
+    Entry, PackedEntry, SLOT_BYTES, SLOT_WORDS, fingerprint_of, link_of, name_of, stored,
+};
 
 /// Fewest slots of a stripe. A probe at the usual load reads four slots, mostly of one stripe.
 const STRIPE_SLOTS_MIN: usize = 16;
@@ -38,7 +40,12 @@ impl Table {
         let stripes = most.div_ceil(stripe);
         let count = (bytes - stripes * size_of::<u32>()) / SLOT_BYTES;
         let words = AtomicArray::new(count * SLOT_WORDS)?;
-        Ok(Table { words, count, versions: SeqLocks::new(stripes), stripe_shift: stripe.trailing_zeros() })
+        Ok(Table {
+            words,
+            count,
+            versions: SeqLocks::new(stripes),
+            stripe_shift: stripe.trailing_zeros(),
+        })
     }
 
     /// Fault in the memory of the slots now.
@@ -167,14 +174,25 @@ impl Table {
 
     /// All entries of objects named `name`.
     #[inline]
-    pub(crate) fn find_named(&self, name: u64, enter: impl Fn(usize)) -> impl Iterator<Item = Entry> {
+    pub(crate) fn find_named(
+        &self,
+        name: u64,
+        enter: impl Fn(usize),
+    ) -> impl Iterator<Item = Entry> {
         let entries = self.matching(u128::from(name) << 64, move |f| name_of(f) == name, enter);
-        entries.map(|at| self.get(at)).filter(|slot| slot.as_link().is_none()).map(|slot| slot.unpack())
+        entries
+            .map(|at| self.get(at))
+            .filter(|slot| slot.as_link().is_none())
+            .map(|slot| slot.unpack())
     }
 
     /// Slots of the entries with this fingerprint.
     #[inline]
-    pub(crate) fn positions(&self, fingerprint: u128, enter: impl Fn(usize)) -> impl Iterator<Item = usize> {
+    pub(crate) fn positions(
+        &self,
+        fingerprint: u128,
+        enter: impl Fn(usize),
+    ) -> impl Iterator<Item = usize> {
         let sought = stored(fingerprint);
         self.matching(sought, move |found| found == sought, enter)
     }

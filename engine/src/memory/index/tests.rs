@@ -126,7 +126,10 @@ fn check_structure(index: &Index) {
         if next != 0 {
             let distance = slots.distance(slots.next(at), next);
             let distance_max = if current == 0 { 0 } else { slots.distance(at, current) + 1 };
-            assert!(distance <= distance_max, "slot {at} is followed by an entry {distance} from home");
+            assert!(
+                distance <= distance_max,
+                "slot {at} is followed by an entry {distance} from home"
+            );
         }
     }
     assert_eq!(full, index.len());
@@ -153,8 +156,12 @@ fn step(index: &mut Index, model: &mut Model, random: &mut Random, spread: Sprea
         0..8 => {
             let new = entry(random, fingerprint, name);
             match index.insert(&new) {
-                Ok(()) => model.of(fingerprint).push(Entry { fingerprint: stored(fingerprint), ..new }),
-                Err(IndexError::Full { capacity }) => assert_eq!(capacity, model.all().len() as u64),
+                Ok(()) => {
+                    model.of(fingerprint).push(Entry { fingerprint: stored(fingerprint), ..new })
+                }
+                Err(IndexError::Full { capacity }) => {
+                    assert_eq!(capacity, model.all().len() as u64)
+                }
                 Err(other) => panic!("{other}"),
             }
         }
@@ -173,8 +180,11 @@ fn step(index: &mut Index, model: &mut Model, random: &mut Random, spread: Sprea
         }
         _ => {
             assert_eq!(index.remove(fingerprint, |e| e.length == name), None);
-            let updated =
-                index.update(fingerprint, |e| e.length == name, |_| panic!("no entry has this name"));
+            let updated = index.update(
+                fingerprint,
+                |e| e.length == name,
+                |_| panic!("no entry has this name"),
+            );
             assert!(!updated.expect("in range"));
         }
     }
@@ -253,7 +263,10 @@ fn memory_per_object_is_at_most_40_bytes() {
         let index = Index::new(max_objects).expect("memory");
         assert!(index.memory_bytes() <= 40 * max_objects, "max_objects={max_objects}");
         assert!(index.memory_bytes() >= 32 * max_objects, "max_objects={max_objects}");
-        assert!(index.memory_bytes() > index.table.count() as u64 * SLOT_BYTES as u64 || max_objects == 0);
+        assert!(
+            index.memory_bytes() > index.table.count() as u64 * SLOT_BYTES as u64
+                || max_objects == 0
+        );
         assert!(index.table.count() as u64 >= max_objects);
         assert_eq!(index.capacity(), max_objects);
     }
@@ -263,7 +276,9 @@ fn memory_per_object_is_at_most_40_bytes() {
 fn capacity_beyond_system_memory_is_an_error() {
     for max_objects in [u64::MAX, u64::MAX / 5 * 4, 1 << 57] {
         match Index::new(max_objects) {
-            Err(IndexError::OutOfMemory { max_objects: named, .. }) => assert_eq!(named, max_objects),
+            Err(IndexError::OutOfMemory { max_objects: named, .. }) => {
+                assert_eq!(named, max_objects)
+            }
             Err(other) => panic!("{other}"),
             Ok(_) => panic!("memory was allocated max_objects={max_objects}"),
         }
@@ -359,7 +374,11 @@ fn walk_by_positions_is_detected_as_wrong() {
             (0..400).filter_map(move |seed| walk_while_changing(seed, spread, by_position).err())
         })
         .collect();
-    assert!(faults.iter().any(|f| f.ends_with("missed")), "no missed entry in {} faults", faults.len());
+    assert!(
+        faults.iter().any(|f| f.ends_with("missed")),
+        "no missed entry in {} faults",
+        faults.len()
+    );
     assert!(faults.iter().any(|f| f.contains("visited")), "no repeat in {} faults", faults.len());
 }
 

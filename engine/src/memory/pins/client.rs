@@ -96,7 +96,8 @@ impl ClientHolds {
         let (mut objects, mut groups, mut bytes) = (HashMap::new(), HashMap::new(), 0);
         for target in new {
             objects.insert(target.fingerprint, ());
-            if !self.groups.contains_key(&target.group) && groups.insert(target.group, ()).is_none() {
+            if !self.groups.contains_key(&target.group) && groups.insert(target.group, ()).is_none()
+            {
                 bytes += target.bytes;
             }
         }

@@ -24,7 +24,8 @@ fn store(verify_ratio: f64) -> Store {
 
 fn key() -> ObjectKey {
     let namespace = Namespace { model: "m".into(), page_tokens: 64, ..Namespace::default() }.id();
-    ObjectKey::new(namespace, PrefixHash([7; 32]), Role::Target, "kv", "k", Shard::Whole).expect("a key")
+    ObjectKey::new(namespace, PrefixHash([7; 32]), Role::Target, "kv", "k", Shard::Whole)
+        .expect("a key")
 }
 
 fn object() -> Vec<u8> {
@@ -60,7 +61,10 @@ fn default_verify_ratio_detects_every_flipped_bit() {
         let (outcome, bytes) = get(&store, None);
         assert_eq!(outcome, GetOutcome::Miss(MissCause::Damaged), "at={at}");
         assert!(bytes.iter().all(|b| *b == 0), "damaged bytes were left in the destination");
-        assert!(!store.exists_batch(&[key()], Options::default())[0], "a damaged object still exists");
+        assert!(
+            !store.exists_batch(&[key()], Options::default())[0],
+            "a damaged object still exists"
+        );
         put_and_flip(&store, at);
         assert!(store.view(&key()).expect("viewed").is_none(), "damaged bytes were viewed");
         let stats = store.stats();
@@ -87,7 +91,10 @@ fn unverified_hit_returns_flipped_bytes_and_is_counted() {
     let (outcome, bytes) = get(&store, None);
     let mut flipped = object();
     flipped[100] ^= 1;
-    assert_eq!((outcome, bytes), (GetOutcome::Hit { tier: Tier::Memory, bytes: LENGTH as u64 }, flipped));
+    assert_eq!(
+        (outcome, bytes),
+        (GetOutcome::Hit { tier: Tier::Memory, bytes: LENGTH as u64 }, flipped)
+    );
     assert_eq!(get(&store, Some(99..102)).1, [object()[99], object()[100] ^ 1, object()[101]]);
     assert_eq!((store.stats().hits_unverified, store.stats().hits_memory), (2, 2));
     assert!(store.view(&key()).expect("viewed").is_none(), "views are always verified");

@@ -28,7 +28,9 @@ impl GetBatch {
         for slot in &self.slots {
             match &slot.outcome {
                 // A prefetched object counts neither as a hit nor as a miss.
-                Some(Ok(GetOutcome::Miss(MissCause::Damaged))) if is_prefetch => counters.damaged += 1,
+                Some(Ok(GetOutcome::Miss(MissCause::Damaged))) if is_prefetch => {
+                    counters.damaged += 1
+                }
                 _ if is_prefetch => {}
                 Some(Ok(GetOutcome::Hit { tier: Tier::Memory, bytes })) => {
                     counters.hits_memory += 1;
@@ -59,8 +61,9 @@ impl GetBatch {
         if io.connections.is_none() || self.late || self.local_only {
             return Vec::new();
         }
-        let is_miss =
-            |slot: &Slot| slot.outcome.as_ref().is_some_and(|o| o.as_ref().is_ok_and(|o| !o.is_hit()));
+        let is_miss = |slot: &Slot| {
+            slot.outcome.as_ref().is_some_and(|o| o.as_ref().is_ok_and(|o| !o.is_hit()))
+        };
         let missed = |(at, slot): (usize, &Slot)| MissedItem {
             index: at,
             key: slot.get.key,

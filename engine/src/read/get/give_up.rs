@@ -39,7 +39,10 @@ impl GetBatch {
             if self.slots[i].outcome.is_none() && !self.slots[i].has_parts_in_read() {
                 let busy = self.slots[i].stage > 0 && !self.slots[i].submitted;
                 let outcome = if busy {
-                    Err(Error::busy(format!("no staging memory in time key={}", self.slots[i].get.key)))
+                    Err(Error::busy(format!(
+                        "no staging memory in time key={}",
+                        self.slots[i].get.key
+                    )))
                 } else {
                     Ok(GetOutcome::Miss(MissCause::Late))
                 };
@@ -53,7 +56,9 @@ impl GetBatch {
         if self.late {
             io.shared.late_reads.fetch_sub(self.in_flight.len() as u64, Ordering::Relaxed);
         }
-        self.in_flight.drain().for_each(|(_, flight)| release_segment(&io.shared, flight.fetch.segment));
+        self.in_flight
+            .drain()
+            .for_each(|(_, flight)| release_segment(&io.shared, flight.fetch.segment));
         self.slots.iter_mut().for_each(|slot| locate::leave_segment(&io.shared, slot));
     }
 }

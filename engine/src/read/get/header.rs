@@ -35,8 +35,10 @@ impl Header {
     /// Prefetch the cache lines for an insertion into the header cache; called before the object at
     /// this place is verified.
     pub fn prepare_caching(&self, shared: &Shared, place: Option<(SegmentIdentity, u64)>) {
-        let read = place.filter(|_| !self.cached && matches!(self.bytes, Some(HeaderBytes::Read(_))));
-        read.into_iter().for_each(|(identity, offset)| shared.headers.prefetch_insert(identity, offset));
+        let read =
+            place.filter(|_| !self.cached && matches!(self.bytes, Some(HeaderBytes::Read(_))));
+        read.into_iter()
+            .for_each(|(identity, offset)| shared.headers.prefetch_insert(identity, offset));
     }
 
     /// Insert it into the header cache, after a hit.

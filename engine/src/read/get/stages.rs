@@ -9,7 +9,12 @@ use crate::state::session_io::SessionIo;
 impl GetBatch {
     /// Split the staged objects into sub-batches, in order and greedily. Numbers continue from the
     /// sub-batches that the batch already has.
-    pub(crate) fn assign_stages(&mut self, targets: &mut [ReadTarget], staged: &[(usize, u64)], budget: u64) {
+    pub(crate) fn assign_stages(
+        &mut self,
+        targets: &mut [ReadTarget],
+        staged: &[(usize, u64)],
+        budget: u64,
+    ) {
         let costs: Vec<u64> = staged.iter().map(|(_, cost)| *cost).collect();
         for range in staging::split(&costs, budget) {
             self.stage_unsettled.push(range.len());

@@ -26,7 +26,8 @@ fn check_another_client_can_pin(env: &mut BoundsEnv, client: usize) {
 pub(crate) fn pins_per_link() {
     let mut env = BoundsEnv::new(1, false);
     let many = vec![key(0, "k"); 4096];
-    let accepted = env.until_busy(CLIENTS - 1, |n, _, ask| ask(RequestBody::Pin(n, List::of(&many))));
+    let accepted =
+        env.until_busy(CLIENTS - 1, |n, _, ask| ask(RequestBody::Pin(n, List::of(&many))));
     assert_eq!(accepted, [env.value(Bound::PinnedByLink) / 4096; CLIENTS - 1]);
     check_another_client_can_pin(&mut env, CLIENTS - 1);
 }
@@ -65,7 +66,10 @@ fn leased(env: &mut BoundsEnv, clients: usize) -> Vec<u64> {
     let keys: Vec<ObjectKey> = (0..8000).map(|n| key(n, "k")).collect();
     for keys in keys.chunks(500) {
         let puts: Vec<_> = keys.iter().map(|key| PutSlice { key: *key, pieces: &[b"x"] }).collect();
-        env.store.put_batch(&puts, Options::default()).into_iter().for_each(|put| _ = put.expect("put"));
+        env.store
+            .put_batch(&puts, Options::default())
+            .into_iter()
+            .for_each(|put| _ = put.expect("put"));
     }
     let mut has = vec![0; clients];
     for (n, some) in keys.chunks(100).enumerate() {
@@ -97,14 +101,16 @@ pub(crate) fn lease() {
     let (most, keys) = (env.value(Bound::Lease), [key(0, "k")]);
     for client in 0..CLIENTS {
         assert!(env.send(client, &RequestBody::Lease(most, List::of(&keys))).is_ok());
-        let refused = env.send(client, &RequestBody::Lease(most + 1, List::of(&keys))).expect_err("too long");
+        let refused =
+            env.send(client, &RequestBody::Lease(most + 1, List::of(&keys))).expect_err("too long");
         assert_eq!(refused.kind, ErrorKind::Invalid);
     }
 }
 
 pub(crate) fn viewed() {
     let mut env = BoundsEnv::new(40, true);
-    let accepted = env.until_busy(CLIENTS, |n, key, ask| ask(RequestBody::View(n, List::of(&[key]))));
+    let accepted =
+        env.until_busy(CLIENTS, |n, key, ask| ask(RequestBody::View(n, List::of(&[key]))));
     let (most, viewed) = (env.value(Bound::Viewed), env.store.shared.viewed_bytes.load(Relaxed));
     assert!(viewed <= most && viewed + PADDED > most, "viewed={viewed} most={most}");
     assert_eq!(viewed, accepted.iter().sum::<u64>() * PADDED, "{accepted:?}");
@@ -175,7 +181,10 @@ pub(crate) fn waiting() {
         }
     }
     let (most, waits) = (env.value(Bound::Waiting), env.store.stats().waiting_bytes);
-    assert!(waits == stored * PADDED && waits <= most + PADDED && waits + PADDED > most, "waits={waits}");
+    assert!(
+        waits == stored * PADDED && waits <= most + PADDED && waits + PADDED > most,
+        "waits={waits}"
+    );
     (100..130).for_each(|n| _ = put(&env.store, n).expect("the rest of the arena is free"));
 }
 

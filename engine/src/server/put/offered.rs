@@ -40,13 +40,16 @@ pub(crate) enum ObjectBuffer {
 impl OfferedObject {
     /// Takes the bytes that arrived in `parts`, or copies them from `shown`, and verifies them.
     pub fn receive(&mut self, mut parts: Vec<Part>, shown: Option<&Shown>, block_bytes: u32) {
-        let ObjectBuffer::Reserved(reservation) = std::mem::replace(&mut self.buffer, ObjectBuffer::None)
+        let ObjectBuffer::Reserved(reservation) =
+            std::mem::replace(&mut self.buffer, ObjectBuffer::None)
         else {
             return;
         };
         let all = 0..self.length;
         let sums = match (shown, &mut parts[..]) {
-            (Some(shown), parts) => verify::copy_and_checksum(parts, &all, shown, StoreKind::PastCache),
+            (Some(shown), parts) => {
+                verify::copy_and_checksum(parts, &all, shown, StoreKind::PastCache)
+            }
             (None, parts) => verify::block_checksums(parts, &all),
         };
         let part = parts.pop();
@@ -55,7 +58,8 @@ impl OfferedObject {
             _ if block_bytes == BLOCK_BYTES => *sums == self.sums,
             // The client's blocks have another length than the store's.
             Some(part) => {
-                let mut verifier = Verifier::new(self.sums.iter().copied(), 0, self.length, block_bytes);
+                let mut verifier =
+                    Verifier::new(self.sums.iter().copied(), 0, self.length, block_bytes);
                 verifier.update(part.bytes()).is_ok() && verifier.is_complete()
             }
             None => false,

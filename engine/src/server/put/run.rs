@@ -54,8 +54,14 @@ mod tests {
 
     /// A put of `objects` objects of `length` bytes each.
     fn put(objects: usize, length: u64) -> PutOp {
-        let key =
-            ObjectKey::new(NamespaceId([1; 16]), PrefixHash([2; 32]), Role::Target, "kv", "k", Shard::Whole);
+        let key = ObjectKey::new(
+            NamespaceId([1; 16]),
+            PrefixHash([2; 32]),
+            Role::Target,
+            "kv",
+            "k",
+            Shard::Whole,
+        );
         let key = key.expect("a key");
         let offered = |_| OfferedObject {
             key,
@@ -65,7 +71,8 @@ mod tests {
             buffer: ObjectBuffer::None,
             verdict: None,
         };
-        let group = |at: usize| OfferedGroup { base: None, objects: at..at + 1, state: OfferedState::New };
+        let group =
+            |at: usize| OfferedGroup { base: None, objects: at..at + 1, state: OfferedState::New };
         PutOp {
             call: CallContext {
                 options: Options::default(),

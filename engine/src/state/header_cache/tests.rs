@@ -1,6 +1,8 @@
 use std::collections::BTreeMap;
 
-use pagelith_layouts::ids::{Generation, GroupId, Incarnation, PrefixHash, SegmentId, Sequence, StoreId};
+use pagelith_layouts::ids::{
+    Generation, GroupId, Incarnation, PrefixHash, SegmentId, Sequence, StoreId,
+};
 use pagelith_layouts::key::{ObjectKey, Role};
 use pagelith_layouts::namespace::Namespace;
 use pagelith_layouts::record::{GroupKind, MemberSpec, RecordFacts, RecordKind, encode};
@@ -17,7 +19,8 @@ fn segment_identity(segment: u32, incarnation: u64) -> SegmentIdentity {
 /// A header of an object of `blocks` blocks, without its padding.
 fn header(identity: SegmentIdentity, offset: u64, blocks: usize, sequence: u64) -> Vec<u8> {
     let namespace = Namespace::default().id();
-    let key = ObjectKey::new(namespace, PrefixHash([7; 32]), Role::Target, "kv", "k", ModelShard::Whole);
+    let key =
+        ObjectKey::new(namespace, PrefixHash([7; 32]), Role::Target, "kv", "k", ModelShard::Whole);
     let key = key.expect("a key");
     let facts = RecordFacts {
         identity,
@@ -91,8 +94,9 @@ fn newest_headers_of_log_are_cached() {
         let (identity, offset) = place(i);
         headers.insert(identity, offset, &header_of(i));
     }
-    let is_cached =
-        |i: &u64| headers.get(place(*i).0, place(*i).1).is_some_and(|known| *known == header_of(*i));
+    let is_cached = |i: &u64| {
+        headers.get(place(*i).0, place(*i).1).is_some_and(|known| *known == header_of(*i))
+    };
     let cached_newest = (3 * fit - fit * 8 / 10..3 * fit).filter(is_cached).count() as u64;
     assert!(cached_newest > fit * 7 / 10, "cached={cached_newest} of={}", fit * 8 / 10);
     assert_eq!((0..fit).filter(is_cached).count(), 0, "headers older than the capacity are cached");
@@ -119,8 +123,8 @@ fn overwritten_header_is_not_returned() {
     let headers = HeaderCache::new(SHARD_BYTES_MIN).expect("memory");
     let place = |i: u64| (segment_identity(1, 1), (1 + i) * ALIGN);
     let header_of = |i: u64| header(place(i).0, place(i).1, 2, 1 + i);
-    let lap =
-        headers.0[0].lock().expect("not poisoned").ring_lines() / header_of(0).len().div_ceil(LINE) as u64;
+    let lap = headers.0[0].lock().expect("not poisoned").ring_lines()
+        / header_of(0).len().div_ceil(LINE) as u64;
     (0..lap).for_each(|i| headers.insert(place(i).0, place(i).1, &header_of(i)));
     assert_eq!(headers.get(place(0).0, place(0).1), Some(header_of(0).into()));
     let mut similar = header_of(0);
@@ -133,8 +137,9 @@ fn overwritten_header_is_not_returned() {
 #[test]
 fn first_pieces_of_all_shards_are_adjacent() {
     let headers = HeaderCache::new(64 << 20).expect("memory");
-    let piece =
-        |shard: &Mutex<CacheShard>, at: usize| shard.lock().expect("not poisoned").ring[at].as_ptr().addr();
+    let piece = |shard: &Mutex<CacheShard>, at: usize| {
+        shard.lock().expect("not poisoned").ring[at].as_ptr().addr()
+    };
     let first: Vec<usize> = headers.0.iter().map(|shard| piece(shard, 0)).collect();
     let second = headers.0.iter().map(|shard| piece(shard, 1)).min();
     assert!(first.iter().max() < second.as_ref());

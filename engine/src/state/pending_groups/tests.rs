@@ -12,14 +12,21 @@ fn store() -> Store {
     let mut config = Config::default();
     config.dram.bytes = crate::Size::mib(1);
     config.index.max_objects = Some(100);
-    Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("valid")).expect("opened")
+    Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("valid"))
+        .expect("opened")
 }
 
 fn key(n: u64, part: usize) -> ObjectKey {
     let mut hash = [0; 32];
     hash[..8].copy_from_slice(&n.to_le_bytes());
-    let key =
-        ObjectKey::new(NAMESPACE, PrefixHash(hash), Role::Target, "kv", &format!("c{part}"), Shard::Whole);
+    let key = ObjectKey::new(
+        NAMESPACE,
+        PrefixHash(hash),
+        Role::Target,
+        "kv",
+        &format!("c{part}"),
+        Shard::Whole,
+    );
     key.expect("a key")
 }
 
@@ -28,7 +35,9 @@ fn at() -> Recency {
 }
 
 fn begin(core: &mut Core, required: &[ObjectKey], deadline: Mono, over_link: bool) -> Result<u64> {
-    core.pending_groups.join(required, Generation::FIRST, at(), deadline, over_link).map(|(id, _)| id)
+    core.pending_groups
+        .join(required, Generation::FIRST, at(), deadline, over_link)
+        .map(|(id, _)| id)
 }
 
 /// Begins groups up to the limit and ends them, twice in each way: the full limit is free again.
@@ -40,7 +49,9 @@ fn ended_group_frees_its_share_of_required_limit() {
     type GiveUp = fn(&mut Core, &[u64]);
     let ways: [(&str, bool, GiveUp); 6] = [
         ("aborted", false, |core, ids| ids.iter().for_each(|id| core.close_group(*id))),
-        ("committed", false, |core, ids| ids.iter().for_each(|id| drop(core.pending_groups.take(*id)))),
+        ("committed", false, |core, ids| {
+            ids.iter().for_each(|id| drop(core.pending_groups.take(*id)))
+        }),
         ("link ended", true, |core, ids| core.release_group_links(ids.iter().copied(), Mono(5))),
         ("expired", false, |core, _| core.drop_expired_groups(FAR)),
         ("cleared", false, |core, _| core.clear_pending_groups(NAMESPACE)),
@@ -50,7 +61,8 @@ fn ended_group_frees_its_share_of_required_limit() {
     let mut core = store.shared.lock();
     for (way, over_link, give_up) in ways {
         for round in 0..2 {
-            let begun = groups.iter().map(|group| begin(&mut core, group, FAR, over_link).expect(way));
+            let begun =
+                groups.iter().map(|group| begin(&mut core, group, FAR, over_link).expect(way));
             let ids: Vec<u64> = begun.collect();
             let error = begin(&mut core, &one_more, FAR, false).expect_err("no room");
             assert_eq!(error.kind, crate::api::error::ErrorKind::Busy, "{way}");
@@ -98,7 +110,8 @@ fn attached_group_is_dropped_exactly_at_its_deadline() {
     for now in 0..200u64 {
         let deadline = now + 1 + now * 5 % 9;
         let (base, members, existing) = (key(now, 0), Members::new(), Vec::new());
-        let attached = AttachedGroup { base, generation: Generation::FIRST, at: at(), members, existing };
+        let attached =
+            AttachedGroup { base, generation: Generation::FIRST, at: at(), members, existing };
         core.pending_groups.add_attached(attached, Mono(deadline));
         due.push(deadline);
         begin(&mut core, &[key(10_000 + now, 0)], FAR, false).expect("room");

@@ -44,6 +44,9 @@ impl Drop for Session {
                 Batch::Remote(_) | Batch::Exists(_) => {}
             }
         }
-        self.io.orphans.drain().for_each(|(_, (segment, _))| release_segment(&self.io.shared, segment));
+        self.io
+            .orphans
+            .drain()
+            .for_each(|(_, (segment, _))| release_segment(&self.io.shared, segment));
     }
 }

@@ -89,7 +89,8 @@ pub(crate) fn admit(
     adopted: &[Option<Location>],
 ) -> Admission {
     let generation = core.generation(group[0].key.namespace());
-    let fingerprints: Vec<u128> = group.iter().map(|o| shared.fingerprint(&o.key, generation)).collect();
+    let fingerprints: Vec<u128> =
+        group.iter().map(|o| shared.fingerprint(&o.key, generation)).collect();
     let mut found = Vec::with_capacity(group.len());
     let mut need_headers = Vec::new();
     for (i, (object, fp)) in group.iter().zip(&fingerprints).enumerate() {
@@ -103,7 +104,8 @@ pub(crate) fn admit(
             KeyState::Unclear => {
                 core.count_busy(group.iter().map(|o| &o.key), shared.now());
                 let key = object.key;
-                let detail = format!("key may be present, its header was not read in time key={key}");
+                let detail =
+                    format!("key may be present, its header was not read in time key={key}");
                 return Admission::Done(Err(Error::busy(detail)));
             }
         }
@@ -111,8 +113,10 @@ pub(crate) fn admit(
     if !need_headers.is_empty() {
         return Admission::NeedHeaders(need_headers);
     }
-    let group_state =
-        core.pending_groups.check_overlap(kind, group).and_then(|()| classify_group(kind, group, &found));
+    let group_state = core
+        .pending_groups
+        .check_overlap(kind, group)
+        .and_then(|()| classify_group(kind, group, &found));
     let standalone_members = match group_state {
         Err(error) => return Admission::Done(Err(error)),
         Ok(GroupState::Present) => {
@@ -122,12 +126,19 @@ pub(crate) fn admit(
         Ok(GroupState::New(standalone_members)) => standalone_members,
     };
     let standalone = |i: usize| standalone_members.iter().find(|a| a.member == i);
-    if group.iter().enumerate().any(|(i, object)| object.length.is_none() && standalone(i).is_none()) {
+    if group
+        .iter()
+        .enumerate()
+        .any(|(i, object)| object.length.is_none() && standalone(i).is_none())
+    {
         return Admission::MissingObjects;
     }
-    let was_read = |a: &StandaloneMember| adopted.get(a.member).copied().flatten() == Some(a.location);
+    let was_read =
+        |a: &StandaloneMember| adopted.get(a.member).copied().flatten() == Some(a.location);
     if !standalone_members.iter().all(was_read) {
-        return Admission::NeedObjects(standalone_members.into_iter().filter(|a| !was_read(a)).collect());
+        return Admission::NeedObjects(
+            standalone_members.into_iter().filter(|a| !was_read(a)).collect(),
+        );
     }
     let mut sizes = Cow::Borrowed(group);
     let mut adopts = Vec::new();
@@ -145,7 +156,8 @@ pub(crate) fn admit(
         }
     }
     let reservation = Reservation::with_capacity(sizes.len());
-    let mut admission = reserve_memory(shared, core, (generation, fingerprints), &sizes, reservation);
+    let mut admission =
+        reserve_memory(shared, core, (generation, fingerprints), &sizes, reservation);
     if let Admission::Admitted(admitted) = &mut admission {
         if found.iter().any(Option::is_some) {
             admitted.existing = found.iter().map(|f| f.as_ref().map(|f| f.location)).collect();
@@ -196,7 +208,8 @@ fn key_state(
     let generation = core.generation(key.namespace());
     if let Some((id, member)) = core.find_memory(key, fingerprint, generation) {
         let Some(frame) = core.frames.get(id.id) else { return KeyState::Unclear };
-        let seen = core.index.find(fingerprint).any(|e| e.frame == Some(id.id.0) && core.is_visible(&e));
+        let seen =
+            core.index.find(fingerprint).any(|e| e.frame == Some(id.id.0) && core.is_visible(&e));
         return KeyState::Present(PresentObject {
             location: Location::Frame(id),
             length: frame.data.members[member].extent.bytes,
@@ -216,8 +229,9 @@ fn key_state(
         Some(None) => KeyState::Unclear,
         Some(Some(probed)) => {
             let own = probed.members.iter().find(|(k, _)| k == key).map(|(_, place)| *place);
-            let is_own_record =
-                |e: &crate::memory::index::Entry| e.ssd.is_some() && e.ssd == own && !core.is_hidden(e);
+            let is_own_record = |e: &crate::memory::index::Entry| {
+                e.ssd.is_some() && e.ssd == own && !core.is_hidden(e)
+            };
             // With equal fingerprints an entry of a generation that was cleared since may be found.
             let entry = core
                 .index
@@ -249,15 +263,17 @@ fn classify_group(
     let mut same = true;
     let mut standalone_members = Vec::new();
     for (member, (object, found)) in group.iter().zip(found).enumerate() {
-        let (ObjectSize { key, length, .. }, Some(found)) = (object, found.as_ref().filter(|f| !f.hidden))
+        let (ObjectSize { key, length, .. }, Some(found)) =
+            (object, found.as_ref().filter(|f| !f.hidden))
         else {
             same = false;
             continue;
         };
         if let Some(length) = length.filter(|length| *length != found.length) {
             let present = found.length;
-            let detail =
-                format!("key is present with another length key={key} present={present} given={length}");
+            let detail = format!(
+                "key is present with another length key={key} present={present} given={length}"
+            );
             return Err(Error::invalid(detail));
         }
         if kind == PutKind::Single {

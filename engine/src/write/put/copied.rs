@@ -122,7 +122,8 @@ pub(crate) fn prepare(
     admitted: Admitted,
     at: Recency,
 ) -> CopiedGroup {
-    let Admitted { generation, fingerprints, reservation, existing, open_group, origin, .. } = admitted;
+    let Admitted { generation, fingerprints, reservation, existing, open_group, origin, .. } =
+        admitted;
     let Reservation { extents, number } = reservation;
     let mut members = Members::with_capacity(group.len());
     let mut complete = true;
@@ -152,7 +153,15 @@ pub(crate) fn prepare(
         depth: at.depth,
         members,
     };
-    CopiedGroup { data: Arc::new(data), number, existing, open_group, origin, complete, mismatch: None }
+    CopiedGroup {
+        data: Arc::new(data),
+        number,
+        existing,
+        open_group,
+        origin,
+        complete,
+        mismatch: None,
+    }
 }
 
 impl GroupCopy<'_> {
@@ -177,7 +186,9 @@ impl GroupCopy<'_> {
                     let slices: Vec<&[u8]> = parts.iter().map(Part::bytes).collect();
                     **complete &= to.fill_by(memory, copier, &slices, sums);
                 }
-                CopySource::Adopted(bytes) => **complete &= to.fill_by(memory, copier, &[bytes], sums),
+                CopySource::Adopted(bytes) => {
+                    **complete &= to.fill_by(memory, copier, &[bytes], sums)
+                }
             }
         }
     }
@@ -194,8 +205,14 @@ mod tests {
 
     /// A prepared group of one object.
     fn prepared() -> CopiedGroup {
-        let key =
-            ObjectKey::new(NamespaceId([7; 16]), PrefixHash([7; 32]), Role::Target, "kv", "k", Shard::Whole);
+        let key = ObjectKey::new(
+            NamespaceId([7; 16]),
+            PrefixHash([7; 32]),
+            Role::Target,
+            "kv",
+            "k",
+            Shard::Whole,
+        );
         let mut members = Members::new();
         let (extent, checksums) = (Extent { first_page: 0, bytes: 9 }, Checksums::new());
         members.push(FrameMember { key: key.expect("a key"), fingerprint: 7, extent, checksums });

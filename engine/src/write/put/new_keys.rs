@@ -28,7 +28,8 @@ pub(crate) fn find_new(shared: &Shared, groups: &mut [(&[ObjectSize], &mut Optio
     let snapshot = shared.read_view.read(&pin);
     let keys_of = |group: &[ObjectSize]| {
         let generation = snapshot.visibility.generation(group[0].key.namespace());
-        let fingerprints = group.iter().map(|object| shared.fingerprint(&object.key, generation)).collect();
+        let fingerprints =
+            group.iter().map(|object| shared.fingerprint(&object.key, generation)).collect();
         NewKeys { generation, fingerprints, reservation: Reservation::with_capacity(group.len()) }
     };
     let mut objects = 0;
@@ -78,6 +79,12 @@ impl NewKeys {
         if let Err(error) = core.pending_groups.check_overlap(kind, group) {
             return Some(Admission::Done(Err::<PutOutcome, _>(error)));
         }
-        Some(reserve_memory(shared, core, (self.generation, self.fingerprints), group, self.reservation))
+        Some(reserve_memory(
+            shared,
+            core,
+            (self.generation, self.fingerprints),
+            group,
+            self.reservation,
+        ))
     }
 }

@@ -65,7 +65,8 @@ pub(crate) fn publish(
     }
     let first_changed = || changed_member(shared, core, &data.members, &existing, generation);
     if let Some(key) = meets_existing.then(first_changed).flatten() {
-        let error = Error::busy(format!("an object was put, removed or is being written key={key}"));
+        let error =
+            Error::busy(format!("an object was put, removed or is being written key={key}"));
         if !fetched {
             core.count_busy(data.members.iter().map(|m| &m.key), shared.now());
         }
@@ -81,7 +82,8 @@ pub(crate) fn publish(
         return refuse(core, &data.members);
     }
     if let PutKind::Attached(base) = kind {
-        let attached = AttachedGroup { base: *base, generation, at, members: members_of(data), existing };
+        let attached =
+            AttachedGroup { base: *base, generation, at, members: members_of(data), existing };
         if core.is_base_present(name_of(shared.fingerprint(base, generation))) {
             return attach(shared, core, attached, origin);
         }
@@ -128,7 +130,8 @@ fn publish_waiting(
 ) {
     for attached in core.pending_groups.take_attached(keys) {
         // The objects that were present at its admission may have changed while it waited.
-        if changed_member(shared, core, &attached.members, &attached.existing, generation).is_some() {
+        if changed_member(shared, core, &attached.members, &attached.existing, generation).is_some()
+        {
             free_members(core, &attached.members);
             core.counters.groups_dropped += 1;
             continue;
@@ -155,9 +158,10 @@ fn members_of(data: Arc<FrameData>) -> Members {
 fn commit_error(core: &Core, id: u64) -> Option<Error> {
     match core.pending_groups.get(id) {
         None => Some(crate::write::groups::not_open()),
-        Some(open) if open.lost_members => {
-            Some(Error::busy(format!("an object of the group was removed key={}", open.required[0])))
-        }
+        Some(open) if open.lost_members => Some(Error::busy(format!(
+            "an object of the group was removed key={}",
+            open.required[0]
+        ))),
         Some(_) => None,
     }
 }
@@ -178,7 +182,12 @@ fn wait_for_base(shared: &Shared, core: &mut Core, attached: AttachedGroup) -> P
 }
 
 /// Make attached objects visible; their base is present.
-fn attach(shared: &Shared, core: &mut Core, attached: AttachedGroup, origin: PutOrigin) -> PublishResult {
+fn attach(
+    shared: &Shared,
+    core: &mut Core,
+    attached: AttachedGroup,
+    origin: PutOrigin,
+) -> PublishResult {
     let AttachedGroup { base, generation, at, members, .. } = attached;
     let objects = members.len() as u64;
     let name = name_of(shared.fingerprint(&base, generation));
@@ -236,19 +245,31 @@ fn refuse(core: &mut Core, members: &[FrameMember]) -> PublishResult {
     free_members(core, members);
     core.counters.puts_refused += members.len() as u64;
     if let Some(first) = members.first() {
-        let refused = FlushReport { refused_objects: members.len() as u64, ..FlushReport::default() };
+        let refused =
+            FlushReport { refused_objects: members.len() as u64, ..FlushReport::default() };
         core.flushes.add(first.key.namespace(), &refused);
     }
     PublishResult::Done(PutOutcome::Refused, Vec::new())
 }
 
 /// Whether DRAM holds exactly this group, visible to all readers.
-fn is_present(core: &Core, kind: PutKind<'_>, members: &[FrameMember], generation: Generation) -> bool {
+fn is_present(
+    core: &Core,
+    kind: PutKind<'_>,
+    members: &[FrameMember],
+    generation: Generation,
+) -> bool {
     let Some(first) = members.first() else { return false };
-    let Some((frame, _)) = core.find_memory(&first.key, first.fingerprint, generation) else { return false };
-    let visible =
-        core.index.find(first.fingerprint).any(|e| e.frame == Some(frame.id.0) && core.is_visible(&e));
-    let Some(data) = core.frames.get(frame.id).map(|f| &f.data).filter(|_| visible) else { return false };
+    let Some((frame, _)) = core.find_memory(&first.key, first.fingerprint, generation) else {
+        return false;
+    };
+    let visible = core
+        .index
+        .find(first.fingerprint)
+        .any(|e| e.frame == Some(frame.id.0) && core.is_visible(&e));
+    let Some(data) = core.frames.get(frame.id).map(|f| &f.data).filter(|_| visible) else {
+        return false;
+    };
     let holds = |n: &FrameMember| data.members.iter().any(|m| m.key == n.key);
     let same = data.members.len() == members.len() && members.iter().all(holds);
     match kind {
@@ -274,12 +295,15 @@ fn changed_member(
         let frame = core.find_memory(&m.key, m.fingerprint, generation).map(|(frame, _)| frame);
         match (existing, frame) {
             (Some(Location::Frame(admitted)), Some(frame)) => {
-                admitted == frame && core.frames.get(frame.id).is_some_and(|f| f.state == FrameState::Clean)
+                admitted == frame
+                    && core.frames.get(frame.id).is_some_and(|f| f.state == FrameState::Clean)
             }
             (Some(Location::Ssd(admitted)), None) => {
                 core.find_ssd(m.fingerprint).iter().any(|e| e.ssd == Some(admitted))
             }
-            (None, None) => shared.config.constant_fingerprint() || core.find_ssd(m.fingerprint).is_empty(),
+            (None, None) => {
+                shared.config.constant_fingerprint() || core.find_ssd(m.fingerprint).is_empty()
+            }
             (Some(Location::Frame(_)), None) | (Some(Location::Ssd(_)) | None, Some(_)) => false,
         }
     };
@@ -288,7 +312,12 @@ fn changed_member(
 
 /// Remove from the index the objects that the group replaces, with all objects of their frames and
 /// records. They are single objects, and attached objects whose base is absent.
-fn remove_replaced(shared: &Shared, core: &mut Core, members: &[FrameMember], generation: Generation) {
+fn remove_replaced(
+    shared: &Shared,
+    core: &mut Core,
+    members: &[FrameMember],
+    generation: Generation,
+) {
     for m in members {
         if let Some((frame, _)) = core.find_memory(&m.key, m.fingerprint, generation) {
             core.drop_frame(frame.id, true);

@@ -77,8 +77,11 @@ impl PutBatch {
             }
             self.find_new_keys(shared, runs);
             let (copied, next) = (&runs.copied, &runs.next);
-            let settled: Vec<usize> =
-                copied.iter().map(|one| one.group).chain(next.iter().map(|one| one.group)).collect();
+            let settled: Vec<usize> = copied
+                .iter()
+                .map(|one| one.group)
+                .chain(next.iter().map(|one| one.group))
+                .collect();
             from = self.publish_and_admit(shared, runs, end);
             settled.into_iter().for_each(|group| self.settle_open_group(shared, group));
             let RunScratch { next, admitted, copied, .. } = &mut *runs;
@@ -93,8 +96,8 @@ impl PutBatch {
     fn publish_and_admit(&mut self, shared: &Shared, runs: &mut RunScratch, end: usize) -> usize {
         let mut core = shared.lock();
         self.publish(shared, &mut core, &mut runs.copied);
-        let queued =
-            (runs.next.is_empty() || self.unqueued_bytes >= ENQUEUE_BYTES) && !self.frames.is_empty();
+        let queued = (runs.next.is_empty() || self.unqueued_bytes >= ENQUEUE_BYTES)
+            && !self.frames.is_empty();
         if queued {
             self.unqueued_bytes = 0;
             put_types::enqueue(&mut core, &mut self.frames);
@@ -125,7 +128,9 @@ impl PutBatch {
                 group.outcome = Some(Err(crate::write::groups::not_open()));
                 continue;
             };
-            if let Err(error) = shared.check_open().and_then(|()| put::check(shared, group.kind(), &sizes)) {
+            if let Err(error) =
+                shared.check_open().and_then(|()| put::check(shared, group.kind(), &sizes))
+            {
                 group.outcome = Some(Err(error));
                 self.settle_open_group(shared, i);
                 continue;
@@ -155,7 +160,8 @@ impl PutBatch {
                 && group.adopted.is_empty()
                 && !copied.iter().any(|one| self.groups[one.group].key(0).same_page(page))
         };
-        let candidates = next.iter_mut().filter(unseen).map(|member| (&member.sizes[..], &mut member.fresh));
+        let candidates =
+            next.iter_mut().filter(unseen).map(|member| (&member.sizes[..], &mut member.fresh));
         new_keys::find_new(shared, &mut candidates.collect::<Vec<_>>());
     }
 
@@ -173,10 +179,13 @@ impl PutBatch {
         let (mut full, mut end) = (false, end);
         for (at, member) in run.iter_mut().enumerate() {
             let group = &mut self.groups[member.group];
-            let adopted: Vec<_> = group.adopted.iter().map(|a| a.as_ref().map(|(at, _)| *at)).collect();
+            let adopted: Vec<_> =
+                group.adopted.iter().map(|a| a.as_ref().map(|(at, _)| *at)).collect();
             let (kind, sizes) = (group.kind(), &member.sizes[..]);
-            let fresh = member.fresh.take().and_then(|fresh| fresh.admit(shared, core, kind, sizes));
-            let admit_by_lookup = || admit(shared, core, kind, sizes, group.probed.as_deref(), &adopted);
+            let fresh =
+                member.fresh.take().and_then(|fresh| fresh.admit(shared, core, kind, sizes));
+            let admit_by_lookup =
+                || admit(shared, core, kind, sizes, group.probed.as_deref(), &adopted);
             match fresh.unwrap_or_else(admit_by_lookup) {
                 Admission::Admitted(mut one) => {
                     let has_existing = one.has_existing();
@@ -206,7 +215,12 @@ impl PutBatch {
     }
 
     /// Prepare an admitted group for copying.
-    fn prepare(&mut self, shared: &Shared, run_group: &RunGroup, mut admitted: Admitted) -> CopyingGroup {
+    fn prepare(
+        &mut self,
+        shared: &Shared,
+        run_group: &RunGroup,
+        mut admitted: Admitted,
+    ) -> CopyingGroup {
         let at = self.recency_of(run_group.group);
         let group = &mut self.groups[run_group.group];
         if let GroupSource::Open(id, _) = &group.source {
@@ -214,7 +228,12 @@ impl PutBatch {
         }
         let adopts = admitted.adopts.clone();
         let copied = group.prepare(shared, admitted, at);
-        CopyingGroup { group: run_group.group, adopts, bytes: total_bytes(&run_group.sizes), copied }
+        CopyingGroup {
+            group: run_group.group,
+            adopts,
+            bytes: total_bytes(&run_group.sizes),
+            copied,
+        }
     }
 
     /// Step 2 for a run.
@@ -278,14 +297,19 @@ impl BatchGroup {
     /// Set the outcome or the needed reads of a group without memory after admission.
     fn not_admitted(&mut self, admission: Admission, first: &ObjectSize) {
         // A read that did not yield the object once is not repeated.
-        let changed_again =
-            || Err(Error::busy(format!("object changed during the put, retry it key={}", first.key)));
+        let changed_again = || {
+            Err(Error::busy(format!("object changed during the put, retry it key={}", first.key)))
+        };
         match admission {
             Admission::Done(outcome) => self.outcome = Some(outcome),
             Admission::MissingObjects => self.outcome = Some(Ok(PutOutcome::Waiting)),
-            Admission::NeedHeaders(_) if self.probed.is_some() => self.outcome = Some(changed_again()),
+            Admission::NeedHeaders(_) if self.probed.is_some() => {
+                self.outcome = Some(changed_again())
+            }
             Admission::NeedHeaders(members) => self.needs = Needs::Headers(members),
-            Admission::NeedObjects(_) if self.objects_requested => self.outcome = Some(changed_again()),
+            Admission::NeedObjects(_) if self.objects_requested => {
+                self.outcome = Some(changed_again())
+            }
             Admission::NeedObjects(members) => {
                 (self.needs, self.objects_requested) = (Needs::Objects(members), true)
             }

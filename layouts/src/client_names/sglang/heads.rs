@@ -36,7 +36,12 @@ impl SglangConfig {
         let unless = ContextError::unless;
         let Some(lcm) = self.tp_lcm_size else {
             let layers = &self.head_layers;
-            return unless(layers.is_empty(), "head_layers", layers, "empty unless tp_lcm_size is given");
+            return unless(
+                layers.is_empty(),
+                "head_layers",
+                layers,
+                "empty unless tp_lcm_size is given",
+            );
         };
         let of = |ok, rule| unless(ok, "tp_lcm_size", &lcm, rule);
         of(lcm > 0 && lcm.is_multiple_of(self.tp_size), "a multiple of tp_size")?;
@@ -50,22 +55,43 @@ impl SglangConfig {
             of(from < to, "from below to")?;
             of(*pp_rank < self.pp_size, "pp_rank below pp_size")?;
             let before = self.head_layers.iter().take(i).filter(|other| other.is_of(*role, pool));
-            let twice = before.into_iter().any(|o| o.pp_rank == *pp_rank || (o.from, o.to) == (*from, *to));
+            let twice =
+                before.into_iter().any(|o| o.pp_rank == *pp_rank || (o.from, o.to) == (*from, *to));
             of(!twice, "one range of layers for each pool and stage, and no two alike")?;
         }
         let kv = self.head_layers.iter().filter(|layers| layers.is_of(Role::Target, "kv")).count();
         unless(kv == usize::from(self.pp_size), "head_layers", &kv, "layers of kv on every stage")
     }
 
-    /// The shard of a head group; `None` if there is no such group, or the pool has no layers on that stage.
-    pub(super) fn heads(&self, role: Role, pool: &str, rank: u16, pp: Slice, of: u16) -> Option<Shard> {
-        let layers = self.head_layers.iter().find(|l| l.is_of(role, pool) && l.pp_rank == pp.rank)?;
-        Some(Shard::Heads { group: Slice::new(rank, of)?, layer_from: layers.from, layer_to: layers.to })
+    /// The shard of a head group; `None` if there is no such group, or the pool has no layers on
+    /// that stage.
+    pub(super) fn heads(
+        &self,
+        role: Role,
+        pool: &str,
+        rank: u16,
+        pp: Slice,
+        of: u16,
+    ) -> Option<Shard> {
+        let layers =
+            self.head_layers.iter().find(|l| l.is_of(role, pool) && l.pp_rank == pp.rank)?;
+        Some(Shard::Heads {
+            group: Slice::new(rank, of)?,
+            layer_from: layers.from,
+            layer_to: layers.to,
+        })
     }
 
-    pub(super) fn spell_heads(&self, text: &mut String, role: Role, pool: &str, shard: Shard) -> Option<()> {
+    pub(super) fn spell_heads(
+        &self,
+        text: &mut String,
+        role: Role,
+        pool: &str,
+        shard: Shard,
+    ) -> Option<()> {
         let Shard::Heads { group, layer_from, layer_to } = shard else { return None };
-        let alike = |l: &&HeadLayers| l.is_of(role, pool) && (l.from, l.to) == (layer_from, layer_to);
+        let alike =
+            |l: &&HeadLayers| l.is_of(role, pool) && (l.from, l.to) == (layer_from, layer_to);
         let pp = self.head_layers.iter().find(alike)?.pp_rank;
         // Writing to a String cannot fail.
         let _ = write!(text, "{}", group.rank);

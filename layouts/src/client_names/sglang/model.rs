@@ -17,7 +17,8 @@ impl SglangConfig {
         let rank_replicated = !sharded(&model.attention);
         let draft = model.draft.as_ref().map(|draft| !sharded(&draft.attention));
         let tp_lcm_size = placement.tp_lcm_size.filter(|_| !rank_replicated);
-        let head_layers = if tp_lcm_size.is_some() { head_layers(model, placement)? } else { Vec::new() };
+        let head_layers =
+            if tp_lcm_size.is_some() { head_layers(model, placement)? } else { Vec::new() };
         Ok(SglangConfig {
             tp_size: placement.tp.of,
             pp_size: placement.pp.of,

@@ -27,7 +27,9 @@ impl SglangConfig {
     }
 
     pub(super) fn spell_replicated(&self, text: &mut String, shard: Shard) -> Option<()> {
-        let Shard::Rank { pp, cp, dcp, .. } = shard else { return (shard == Shard::Whole).then_some(()) };
+        let Shard::Rank { pp, cp, dcp, .. } = shard else {
+            return (shard == Shard::Whole).then_some(());
+        };
         // Writing to a String cannot fail.
         let _ = match (self.dcp_size > 1, self.pp_size > 1) {
             (false, false) => Ok(()),

@@ -149,8 +149,11 @@ pub(super) fn by_tail(config: &SglangConfig, tail: &str, sharded: bool) -> Optio
 /// The row for a key's fields.
 pub(super) fn by_part(config: &SglangConfig, part: Part<'_>) -> Option<&'static Row> {
     ROWS.iter().find(|row| {
-        let named =
-            if row.component.is_empty() { is_conv(part.component) } else { row.component == part.component };
+        let named = if row.component.is_empty() {
+            is_conv(part.component)
+        } else {
+            row.component == part.component
+        };
         named && row.role == part.role && row.pool == part.pool && applies(config, row.when)
     })
 }

@@ -36,10 +36,13 @@ impl Builder<'_> {
         let mut pool = self.pool(spec.role, spec.name, spec.hit);
         let mine = self.heads_of_rank(heads.kv_heads);
         let buffers = if heads.k_dim == heads.v_dim {
-            let both = self.add_kv_buffer(&mut pool, spec, heads, mine, KvRange { first: 0, count: 2 });
+            let both =
+                self.add_kv_buffer(&mut pool, spec, heads, mine, KvRange { first: 0, count: 2 });
             [both.clone(), both]
         } else {
-            [0, 1].map(|first| self.add_kv_buffer(&mut pool, spec, heads, mine, KvRange { first, count: 1 }))
+            [0, 1].map(|first| {
+                self.add_kv_buffer(&mut pool, spec, heads, mine, KvRange { first, count: 1 })
+            })
         };
         let (first_layer, layers) = self.stage(heads.layers, spec.layers);
         for group in 0..mine.groups {
@@ -130,7 +133,9 @@ fn group_part(pool: &Pool, whole: &Part, kv_index: Option<u64>, group: u64, mine
     let grouped = axes.iter().any(|axis| axis.kind == AxisKind::HeadGroup);
     for (axis, span) in axes.iter().zip(&mut part.spans) {
         match (axis.kind, kv_index) {
-            (AxisKind::Kv, Some(kv_index)) if axis.count > 1 => (span.start, span.len) = (kv_index, 1),
+            (AxisKind::Kv, Some(kv_index)) if axis.count > 1 => {
+                (span.start, span.len) = (kv_index, 1)
+            }
             (AxisKind::HeadGroup, _) => (span.start, span.len) = (group, 1),
             // Under a head-group axis, heads are numbered from the first of their group.
             (AxisKind::Head, _) if grouped => span.origin += group * axis.count,
@@ -153,6 +158,8 @@ fn order(layout: Layout) -> &'static [AxisKind] {
         Layout::PageHead => &[Kv, Page, Head, Token, Layer, Element],
         Layout::PageUnified => &[Page, HeadGroup, Layer, Kv, Token, Head, Element],
         // `check` refuses head pools in `PageFirstKvSplit`.
-        Layout::PageFirstDirect | Layout::PageFirstKvSplit => &[Kv, Page, Layer, Token, Head, Element],
+        Layout::PageFirstDirect | Layout::PageFirstKvSplit => {
+            &[Kv, Page, Layer, Token, Head, Element]
+        }
     }
 }

@@ -53,9 +53,13 @@ impl Builder<'_> {
         let mut parts = Vec::new();
         match latent.row {
             LatentRow::Parts { lora_rank, rope_dim, dtype } if self.splits_latent() => {
-                for (name, first, width) in [(names::K, 0, lora_rank), (names::V, lora_rank, rope_dim)] {
+                for (name, first, width) in
+                    [(names::K, 0, lora_rank), (names::V, lora_rank, rope_dim)]
+                {
                     if width > 0 {
-                        parts.push(self.add_rows(&mut pool, &row(name, first, width, dtype.bytes())));
+                        parts.push(
+                            self.add_rows(&mut pool, &row(name, first, width, dtype.bytes())),
+                        );
                     }
                 }
             }
@@ -66,10 +70,13 @@ impl Builder<'_> {
                 };
                 parts.push(self.add_rows(&mut pool, &whole));
             }
-            LatentRow::Packed { bytes } => parts.push(self.add_rows(&mut pool, &row(names::K, 0, bytes, 1))),
+            LatentRow::Packed { bytes } => {
+                parts.push(self.add_rows(&mut pool, &row(names::K, 0, bytes, 1)))
+            }
         }
         if let Some(indexer) = spec.indexer.filter(|_| self.splits_latent()) {
-            let (first_layer, layers) = self.stage(indexer.layers.unwrap_or(latent.layers), spec.layers);
+            let (first_layer, layers) =
+                self.stage(indexer.layers.unwrap_or(latent.layers), spec.layers);
             let keys_and_scales = [
                 (StateKind::IndexKey { dcp: spec.dcp }, "index_k", indexer.key_bytes),
                 (StateKind::IndexScale { dcp: spec.dcp }, "index_scale", indexer.scale_bytes),
@@ -97,7 +104,8 @@ impl Builder<'_> {
     ) -> Result<Pool, GeometryError> {
         let mut pool = self.pool(spec.role, "indexer", spec.hit);
         pool.writes = self.writes_replicated();
-        let (first_layer, layers) = self.stage(indexer.layers.unwrap_or(attention_layers), spec.layers);
+        let (first_layer, layers) =
+            self.stage(indexer.layers.unwrap_or(attention_layers), spec.layers);
         let row = u64::from(indexer.key_bytes) + u64::from(indexer.scale_bytes);
         let width = row.checked_mul(spec.tokens).ok_or_else(|| too_large("indexer"))?;
         let state = StateKind::Indexer { dcp: spec.dcp };
@@ -115,10 +123,12 @@ impl Builder<'_> {
         };
         let (first_layer, layers) = self.stage(of.layers, how);
         let page = u64::from(of.rows) * u64::from(of.row_bytes);
-        let width =
-            page.checked_next_multiple_of(of.page_multiple.into()).ok_or_else(|| too_large(&of.name))?;
+        let width = page
+            .checked_next_multiple_of(of.page_multiple.into())
+            .ok_or_else(|| too_large(&of.name))?;
         let tp = if of.per_rank { self.placement.tp } else { Slice::ALL };
-        let part = self.add_rows(&mut pool, &packed(StateKind::Rows { tp }, first_layer, layers, width));
+        let part =
+            self.add_rows(&mut pool, &packed(StateKind::Rows { tp }, first_layer, layers, width));
         let shard = if of.per_rank { self.ranked() } else { self.replicated() };
         pool.add_component(names::DATA, shard, vec![part])?;
         Ok(pool)
@@ -142,7 +152,16 @@ impl Builder<'_> {
 
 /// Rows per page and layer, `width` bytes together.
 fn packed(state: StateKind, first_layer: u64, layers: u64, width: u64) -> Rows {
-    Rows { state, name: names::DATA, first_layer, layers, tokens: 1, first: 0, width, element_bytes: 1 }
+    Rows {
+        state,
+        name: names::DATA,
+        first_layer,
+        layers,
+        tokens: 1,
+        first: 0,
+        width,
+        element_bytes: 1,
+    }
 }
 
 /// Axes of the MLA buffers of CONTRACTS 3.2, where S stands for pages and tokens.
@@ -151,8 +170,9 @@ fn order(layout: Layout) -> &'static [AxisKind] {
     match layout {
         Layout::LayerFirst => &[Layer, Page, Token, Element],
         Layout::PageFirst => &[Page, Token, Layer, Element],
-        Layout::PageFirstDirect | Layout::PageFirstKvSplit | Layout::PageHead | Layout::PageUnified => {
-            &[Page, Layer, Token, Element]
-        }
+        Layout::PageFirstDirect
+        | Layout::PageFirstKvSplit
+        | Layout::PageHead
+        | Layout::PageUnified => &[Page, Layer, Token, Element],
     }
 }

@@ -44,7 +44,8 @@ impl Builder<'_> {
         });
         let buffer = pool.add_buffer(name, counted, shape.dtype.bytes().into());
         let state = StateKind::State { index, tp: self.placement.tp };
-        let part = pool.all_of(state, buffer, |kind| if kind == AxisKind::Layer { first_layer } else { 0 });
+        let part = pool
+            .all_of(state, buffer, |kind| if kind == AxisKind::Layer { first_layer } else { 0 });
         pool.add_component(name, self.ranked(), vec![part])
     }
 }

@@ -2,8 +2,8 @@
 
 use super::super::error::Problems;
 use super::super::model::{
-    Attention, Draft, HeadAttention, Indexer, LatentAttention, LatentRow, LinearState, Model, RowPool,
-    StateShape, Window,
+    Attention, Draft, HeadAttention, Indexer, LatentAttention, LatentRow, LinearState, Model,
+    RowPool, StateShape, Window,
 };
 use super::super::pool::HitPolicy;
 use super::pools;
@@ -28,7 +28,8 @@ pub(super) fn check(model: &Model, problems: &mut Problems) {
     }
     names(problems, model);
     if model.attention == Attention::Anchor {
-        let decides = model.indexer.is_some() || model.rows.iter().any(|r| r.hit == HitPolicy::AllPages);
+        let decides =
+            model.indexer.is_some() || model.rows.iter().any(|r| r.hit == HitPolicy::AllPages);
         let rule = "has no bytes and needs another pool with hit policy AllPages";
         problems.demand(decides, "attention", "Anchor", rule);
     }
@@ -62,7 +63,8 @@ fn attention(problems: &mut Problems, field: &str, of: &Attention) {
 fn packed(problems: &mut Problems, model: &Model) {
     let (field, layers) = ("packed_mtp_layers", model.packed_mtp_layers);
     if layers > 0 {
-        let rule = "must be 0 if draft is set: draft layers are either packed or in pools of their own";
+        let rule =
+            "must be 0 if draft is set: draft layers are either packed or in pools of their own";
         problems.demand(model.draft.is_none(), field, layers, rule);
         let rule = "must be 0 if attention has no bytes";
         problems.demand(model.attention != Attention::Anchor, field, layers, rule);
@@ -84,7 +86,9 @@ fn indexer(problems: &mut Problems, field: &str, of: Option<&Indexer>, attention
             let rule = "must not be above the layers of its attention";
             problems.demand(below.is_none_or(|below| own <= below), &layers, own, rule);
         }
-        (None, None) => problems.demand(false, &layers, "none", "must be set if attention has no layers"),
+        (None, None) => {
+            problems.demand(false, &layers, "none", "must be set if attention has no layers")
+        }
         (None, Some(_)) => {}
     }
 }
@@ -113,7 +117,12 @@ fn window(problems: &mut Problems, field: &str, of: Option<&Window>) {
     at_least_one(problems, &format!("{field}.tokens"), of.tokens);
     let name = format!("{field}.attention");
     attention(problems, &name, &of.attention);
-    problems.demand(of.attention != Attention::Anchor, &name, "Anchor", "of a window must have bytes");
+    problems.demand(
+        of.attention != Attention::Anchor,
+        &name,
+        "Anchor",
+        "of a window must have bytes",
+    );
 }
 
 fn draft(problems: &mut Problems, of: &Draft) {
@@ -137,7 +146,8 @@ fn rows(problems: &mut Problems, field: &str, of: &RowPool) {
         at_least_one(problems, &format!("{field}.hit"), pages);
     }
     let (namespace, hash) = (NamespaceId([0; 16]), PrefixHash([0; 32]));
-    let key = ObjectKey::new(namespace, hash, of.role, &of.name, super::super::names::DATA, Shard::Whole);
+    let key =
+        ObjectKey::new(namespace, hash, of.role, &of.name, super::super::names::DATA, Shard::Whole);
     let rule = "must be 1 to 30 of A-Z a-z 0-9 _ - .";
     problems.demand(key.is_ok(), &format!("{field}.name"), format!("{:?}", of.name), rule);
 }
@@ -147,5 +157,10 @@ fn names(problems: &mut Problems, model: &Model) {
     let mut names: Vec<String> = pools(model).into_iter().map(|(name, _)| name).collect();
     names.sort_unstable();
     let twice = names.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0].clone());
-    problems.demand(twice.is_none(), "rows", twice.unwrap_or_default(), "must not name a pool twice");
+    problems.demand(
+        twice.is_none(),
+        "rows",
+        twice.unwrap_or_default(),
+        "must not name a pool twice",
+    );
 }

@@ -53,9 +53,19 @@ fn context(model: &Model, placement: &Placement, problems: &mut Problems) {
     let latent = matches!(model.attention, Attention::Latent(_));
     problems.demand(latent, field, &value, "above 1 needs MLA attention");
     problems.demand(tp.of.is_multiple_of(dcp.of), field, &value, "size must divide the tp size");
-    problems.demand(tp.rank % dcp.of == dcp.rank, field, &value, "rank must be the tp rank modulo its size");
+    problems.demand(
+        tp.rank % dcp.of == dcp.rank,
+        field,
+        &value,
+        "rank must be the tp rank modulo its size",
+    );
     let divides = model.page_tokens.is_multiple_of(dcp.of.into());
-    problems.demand(divides, "page_tokens", model.page_tokens, "must be a multiple of the dcp size");
+    problems.demand(
+        divides,
+        "page_tokens",
+        model.page_tokens,
+        "must be a multiple of the dcp size",
+    );
 }
 
 fn stages(model: &Model, placement: &Placement, problems: &mut Problems) {
@@ -82,7 +92,13 @@ fn stages(model: &Model, placement: &Placement, problems: &mut Problems) {
     }
 }
 
-fn tensor(heads: &HeadAttention, packed: u32, field: &str, placement: &Placement, problems: &mut Problems) {
+fn tensor(
+    heads: &HeadAttention,
+    packed: u32,
+    field: &str,
+    placement: &Placement,
+    problems: &mut Problems,
+) {
     let (all, tp) = (heads.kv_heads, u32::from(placement.tp.of));
     if all == 0 {
         return;
@@ -91,7 +107,8 @@ fn tensor(heads: &HeadAttention, packed: u32, field: &str, placement: &Placement
     let rule = format!("must be a multiple of the tp size {tp}, or divide it (replicated heads)");
     problems.demand(divides, field, all, &rule);
     let Some(lcm) = placement.tp_lcm_size.filter(|lcm| *lcm > 0) else { return };
-    let rule = format!("must be a multiple of tp_lcm_size {lcm}: no head group is finer than a head");
+    let rule =
+        format!("must be a multiple of tp_lcm_size {lcm}: no head group is finer than a head");
     problems.demand(all.is_multiple_of(lcm.into()), field, all, &rule);
     // A shard has 16 bits for a layer number; packed layers follow the target's.
     let layers = u64::from(heads.layers) + u64::from(packed);
@@ -108,7 +125,8 @@ fn state(model: &Model, placement: &Placement, problems: &mut Problems) {
     let Some(linear) = &model.linear else { return };
     let tp = placement.tp.of;
     let rule = format!("must be a multiple of the tp size {tp}");
-    let shapes = linear.conv.iter().enumerate().map(|(i, shape)| (format!("linear.conv[{i}]"), shape));
+    let shapes =
+        linear.conv.iter().enumerate().map(|(i, shape)| (format!("linear.conv[{i}]"), shape));
     for (name, shape) in shapes.chain([("linear.temporal".to_owned(), &linear.temporal)]) {
         let first = shape.dims.first().copied().unwrap_or_default();
         problems.demand(first.is_multiple_of(tp.into()), &format!("{name}.dims[0]"), first, &rule);

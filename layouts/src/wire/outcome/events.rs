@@ -52,10 +52,12 @@ impl EventItem {
         let mut item: EventItem = bytemuck::Zeroable::zeroed();
         match happened {
             Happened::Stored(tier, key, new) => {
-                (item.kind, item.tier, item.whole, item.key) = (STORED, *tier as u8, u8::from(*new), *key);
+                (item.kind, item.tier, item.whole, item.key) =
+                    (STORED, *tier as u8, u8::from(*new), *key);
             }
             Happened::Removed(tier, key, gone) => {
-                (item.kind, item.tier, item.whole, item.key) = (REMOVED, *tier as u8, u8::from(*gone), *key);
+                (item.kind, item.tier, item.whole, item.key) =
+                    (REMOVED, *tier as u8, u8::from(*gone), *key);
             }
             Happened::Cleared(namespace) => (item.kind, item.namespace) = (CLEARED, *namespace),
             Happened::Forgot(tier) => (item.kind, item.tier) = (FORGOT, *tier as u8),
@@ -114,10 +116,13 @@ impl<'a> EventsSaid<'a> {
     }
 }
 
-pub(super) fn read<'a>(head: &OutcomeHead, rest: &mut &'a [u8]) -> Result<EventsSaid<'a>, FormatError> {
+pub(super) fn read<'a>(
+    head: &OutcomeHead,
+    rest: &mut &'a [u8],
+) -> Result<EventsSaid<'a>, FormatError> {
     let items = List::<EventItem>::take(rest, head.item_count);
-    let items =
-        items.ok_or_else(|| FormatError::field("outcome", "item_count", "beyond the end of the body"))?;
+    let items = items
+        .ok_or_else(|| FormatError::field("outcome", "item_count", "beyond the end of the body"))?;
     items.iter().try_for_each(|item| item.happened().map(|_| ()))?;
     Ok(EventsSaid { items, next: head.number, lost: head.lost })
 }

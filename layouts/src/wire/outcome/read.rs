@@ -11,8 +11,11 @@ use crate::record::OBJECT_BYTES_MAX;
 /// matches its request (verb, items, keys and lengths).
 pub fn decode(body: &[u8]) -> Result<(Verb, Answer<'_>), FormatError> {
     let have = body.len() as u64;
-    let head: OutcomeHead =
-        read(body).ok_or(FormatError::Short { structure: WHAT, need: OutcomeHead::BYTES as u64, have })?;
+    let head: OutcomeHead = read(body).ok_or(FormatError::Short {
+        structure: WHAT,
+        need: OutcomeHead::BYTES as u64,
+        have,
+    })?;
     let verb = Verb::of(head.verb).ok_or_else(|| FormatError::field(WHAT, "verb", head.verb))?;
     if head.form != form_of(verb) && head.form != FORM_FAILED {
         return Err(FormatError::field(WHAT, "form", head.form));
@@ -24,7 +27,9 @@ pub fn decode(body: &[u8]) -> Result<(Verb, Answer<'_>), FormatError> {
         FORM_BITS => {
             let bits = Bits::new(rest, head.item_count).filter(|bits| !bits.is_empty());
             rest = &[];
-            Answer::Bits(bits.ok_or_else(|| FormatError::field(WHAT, "item_count", head.item_count))?)
+            Answer::Bits(
+                bits.ok_or_else(|| FormatError::field(WHAT, "item_count", head.item_count))?,
+            )
         }
         FORM_NUMBER => Answer::Number(head.number),
         FORM_FLUSHED => {
@@ -50,8 +55,11 @@ fn check_unused(head: &OutcomeHead) -> Result<(), FormatError> {
     let form = head.form;
     let has_items = form == FORM_ITEMS || form == FORM_BITS || form == FORM_VIEWS;
     let has_text = form == FORM_ITEMS || form == FORM_TEXT || form == FORM_FAILED;
-    let block_ok =
-        if head.checksum_count > 0 { block_bytes_ok(head.block_bytes) } else { head.block_bytes == 0 };
+    let block_ok = if head.checksum_count > 0 {
+        block_bytes_ok(head.block_bytes)
+    } else {
+        head.block_bytes == 0
+    };
     let checks = [
         ("reserved", head.reserved == 0),
         ("error", form == FORM_FAILED || (head.error, head.errno) == (0, 0)),
@@ -59,7 +67,10 @@ fn check_unused(head: &OutcomeHead) -> Result<(), FormatError> {
         ("checksum_count", form == FORM_ITEMS || head.checksum_count == 0),
         ("block_bytes", block_ok),
         ("text_bytes", has_text || head.text_bytes == 0),
-        ("number", form == FORM_NUMBER || form == FORM_ITEMS || (head.number > 0) == (form == FORM_EVENTS)),
+        (
+            "number",
+            form == FORM_NUMBER || form == FORM_ITEMS || (head.number > 0) == (form == FORM_EVENTS),
+        ),
         ("lost", form == FORM_EVENTS || head.lost == 0),
     ];
     match checks.into_iter().find(|(_, ok)| !ok) {
@@ -69,8 +80,9 @@ fn check_unused(head: &OutcomeHead) -> Result<(), FormatError> {
 }
 
 fn text<'a>(rest: &mut &'a [u8], bytes: u32) -> Result<&'a str, FormatError> {
-    let (text, after) =
-        rest.split_at_checked(bytes as usize).ok_or_else(|| FormatError::field(WHAT, "text_bytes", bytes))?;
+    let (text, after) = rest
+        .split_at_checked(bytes as usize)
+        .ok_or_else(|| FormatError::field(WHAT, "text_bytes", bytes))?;
     *rest = after;
     str::from_utf8(text).map_err(|_| FormatError::field(WHAT, "text", "not UTF-8"))
 }
@@ -85,10 +97,12 @@ fn failure(tag: u8, errno: i32, text: &str) -> Result<Failure<'_>, FormatError> 
 
 fn items<'a>(head: &OutcomeHead, rest: &mut &'a [u8]) -> Result<Items<'a>, FormatError> {
     let missing = |field| move || FormatError::field(WHAT, field, "beyond the end of the body");
-    let rows = List::<OutcomeItem>::take(rest, head.item_count).ok_or_else(missing("item_count"))?;
+    let rows =
+        List::<OutcomeItem>::take(rest, head.item_count).ok_or_else(missing("item_count"))?;
     let checksums =
         List::<Checksum>::take(rest, head.checksum_count).ok_or_else(missing("checksum_count"))?;
-    let bases = u32::try_from(head.number).ok().and_then(|count| List::<ObjectKey>::take(rest, count));
+    let bases =
+        u32::try_from(head.number).ok().and_then(|count| List::<ObjectKey>::take(rest, count));
     let bases = bases.ok_or_else(missing("number"))?;
     KeyCheck::check_all(bases.iter())?;
     let texts = text(rest, head.text_bytes)?;
@@ -133,8 +147,18 @@ fn check_row(row: &OutcomeItem, block_bytes: u32) -> Result<(), FormatError> {
         ("state", (STATE_HIT..=STATE_FAILED).contains(&state)),
         ("tier", if hit { tier(row.tier).is_some() } else { row.tier == 0 }),
         ("cause", if miss { cause(row.cause).is_some() } else { row.cause == 0 }),
-        ("error", if failed { ErrorTag::of(row.error).is_some() } else { row.error == 0 && row.errno == 0 }),
-        ("length", if hit { (1..=OBJECT_BYTES_MAX).contains(&row.length) } else { row.length == 0 }),
+        (
+            "error",
+            if failed {
+                ErrorTag::of(row.error).is_some()
+            } else {
+                row.error == 0 && row.errno == 0
+            },
+        ),
+        (
+            "length",
+            if hit { (1..=OBJECT_BYTES_MAX).contains(&row.length) } else { row.length == 0 },
+        ),
         ("checksum_count", if hit { blocks_ok } else { blocks == 0 }),
         ("text_bytes", row.text_bytes as usize <= if failed { TEXT_MAX } else { 0 }),
         ("key_hash", !is_zero(&row.key_hash)),
@@ -182,7 +206,8 @@ impl<'a> Items<'a> {
             let own = checksums.slice(first_sum, last);
             (first_sum, text_start) = (last, end);
             let number = row.base.checked_sub(1);
-            let base = number.and_then(|number| Some(Base { number, key: bases.get(number as usize)? }));
+            let base =
+                number.and_then(|number| Some(Base { number, key: bases.get(number as usize)? }));
             Item { key_hash: row.key_hash, verdict: verdict(&row, own, base, text) }
         })
     }

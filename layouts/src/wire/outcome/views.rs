@@ -12,7 +12,8 @@ structure! {
     pub struct ViewItem = 56 {
         /// XXH3-128 of the whole key, never zero.
         key_hash: Checksum,
-        /// XXH3-128 of the checksums of its blocks, 16 bytes each, in order; zero if it is not in memory.
+        /// XXH3-128 of the checksums of its blocks, 16 bytes each, in order; zero if it is not in
+        /// memory.
         digest: Checksum,
         /// Offset of the object in the region, in bytes; zero if it is not in memory.
         at: u64,
@@ -76,7 +77,10 @@ impl ViewItem {
             ("key_hash", !is_zero(&self.key_hash)),
             ("digest", is_zero(&self.digest) != in_memory),
             ("at", in_memory || self.at == 0),
-            ("length", self.length <= OBJECT_BYTES_MAX && self.at.checked_add(self.length).is_some()),
+            (
+                "length",
+                self.length <= OBJECT_BYTES_MAX && self.at.checked_add(self.length).is_some(),
+            ),
             ("region", in_memory || self.region == 0),
             ("reserved", self.reserved == 0),
         ];
@@ -87,10 +91,13 @@ impl ViewItem {
     }
 }
 
-pub(super) fn read<'a>(head: &OutcomeHead, rest: &mut &'a [u8]) -> Result<List<'a, ViewItem>, FormatError> {
+pub(super) fn read<'a>(
+    head: &OutcomeHead,
+    rest: &mut &'a [u8],
+) -> Result<List<'a, ViewItem>, FormatError> {
     let items = List::<ViewItem>::take(rest, head.item_count);
-    let items =
-        items.ok_or_else(|| FormatError::field("outcome", "item_count", "beyond the end of the body"))?;
+    let items = items
+        .ok_or_else(|| FormatError::field("outcome", "item_count", "beyond the end of the body"))?;
     items.iter().try_for_each(|item| item.check())?;
     Ok(items)
 }

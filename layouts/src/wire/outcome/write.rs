@@ -74,7 +74,8 @@ fn encode_items(head: &mut OutcomeHead, items: &[Item<'_>], block_bytes: u32) ->
         row.key_hash = item.key_hash;
         match item.verdict {
             Verdict::Hit { tier, length, checksums, members, base } => {
-                (row.state, row.tier, row.length, row.members) = (STATE_HIT, tier as u8, length, members);
+                (row.state, row.tier, row.length, row.members) =
+                    (STATE_HIT, tier as u8, length, members);
                 if let Some(base) = base {
                     row.base = base.number.saturating_add(1);
                     if base.number as usize * ObjectKey::BYTES == bases.len() {
@@ -91,7 +92,8 @@ fn encode_items(head: &mut OutcomeHead, items: &[Item<'_>], block_bytes: u32) ->
             Verdict::Refused => row.state = STATE_REFUSED,
             Verdict::Failed(failure) => {
                 let text = failure.truncated_text(failed);
-                (row.state, row.error, row.errno) = (STATE_FAILED, failure.error as u8, failure.errno);
+                (row.state, row.error, row.errno) =
+                    (STATE_FAILED, failure.error as u8, failure.errno);
                 row.text_bytes = text.len() as u32;
                 texts.extend_from_slice(text.as_bytes());
             }

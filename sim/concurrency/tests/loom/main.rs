@@ -1,7 +1,14 @@
 //! The small kernels under loom, every order of their steps. Run by `sim/concurrency.sh`.
 #![cfg(loom)]
-#![allow(clippy::disallowed_methods, clippy::print_stdout, reason = "prints the duration of the search")]
-#![allow(clippy::field_reassign_with_default, reason = "as the other tests make their configurations")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::print_stdout,
+    reason = "prints the duration of the search"
+)]
+#![allow(
+    clippy::field_reassign_with_default,
+    reason = "as the other tests make their configurations"
+)]
 
 mod flusher;
 mod pin_table;
@@ -11,7 +18,11 @@ mod store;
 mod versions;
 
 /// Runs every order with at most `preemptions` preemptions; `None` is all of them.
-pub fn every_order(name: &str, preemptions: Option<usize>, body: impl Fn() + Sync + Send + 'static) {
+pub fn every_order(
+    name: &str,
+    preemptions: Option<usize>,
+    body: impl Fn() + Sync + Send + 'static,
+) {
     static PATHS: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _one_at_a_time = PATHS.lock();
     let paths = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));

@@ -20,7 +20,8 @@ const FRAME: usize = 0;
 /// A page's number, in a cell whose accesses loom checks.
 struct Page(UnsafeCell<u64>);
 
-// SAFETY: the test checks access to the cell; loom reports an access that is not ordered with the others.
+// SAFETY: the test checks access to the cell; loom reports an access that is not ordered with the
+// others.
 unsafe impl Sync for Page {}
 // SAFETY: as above.
 unsafe impl Send for Page {}

@@ -30,7 +30,8 @@ struct Shared {
     bytes: UnsafeCell<u64>,
 }
 
-// SAFETY: the test checks access to the cell; loom reports an access that is not ordered with the others.
+// SAFETY: the test checks access to the cell; loom reports an access that is not ordered with the
+// others.
 unsafe impl Sync for Shared {}
 // SAFETY: as above.
 unsafe impl Send for Shared {}

@@ -15,7 +15,8 @@ struct Shadow {
     base: usize,
 }
 
-// SAFETY: the test checks access to the cells; loom reports an access that is not ordered with the others.
+// SAFETY: the test checks access to the cells; loom reports an access that is not ordered with the
+// others.
 unsafe impl Sync for Shadow {}
 // SAFETY: as above.
 unsafe impl Send for Shadow {}

@@ -10,8 +10,8 @@ use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::namespace::Namespace;
 use pagelith::layouts::shard::Shard;
 use pagelith::{
-    Config, ErrorKind, Facts, GetOutcome, GetSlice, MissCause, Options, PutOutcome, PutSlice, Result, Size,
-    Store,
+    Config, ErrorKind, Facts, GetOutcome, GetSlice, MissCause, Options, PutOutcome, PutSlice,
+    Result, Size, Store,
 };
 use pagelith_io::fault::IoFault;
 use pagelith_io::runtime::{Env, Join, Runtime, Task};
@@ -30,7 +30,12 @@ const SMALL: usize = 100;
 struct NoTasks;
 
 impl Runtime for NoTasks {
-    fn spawn(&self, name: &str, _: Box<dyn Task>, _: Signal) -> std::result::Result<Box<dyn Join>, IoFault> {
+    fn spawn(
+        &self,
+        name: &str,
+        _: Box<dyn Task>,
+        _: Signal,
+    ) -> std::result::Result<Box<dyn Join>, IoFault> {
         panic!("a store in memory has no task name={name}")
     }
 
@@ -62,8 +67,15 @@ fn namespace() -> Namespace {
 }
 
 fn key(page: u8, component: &str) -> ObjectKey {
-    ObjectKey::new(namespace().id(), PrefixHash([page; 32]), Role::Target, "kv", component, Shard::Whole)
-        .unwrap()
+    ObjectKey::new(
+        namespace().id(),
+        PrefixHash([page; 32]),
+        Role::Target,
+        "kv",
+        component,
+        Shard::Whole,
+    )
+    .unwrap()
 }
 
 fn put(store: &Store, key: ObjectKey, value: u8, len: usize) -> Result<PutOutcome> {
@@ -73,8 +85,9 @@ fn put(store: &Store, key: ObjectKey, value: u8, len: usize) -> Result<PutOutcom
 /// The value found, after a check of every byte.
 fn get(store: &Store, key: ObjectKey, len: usize) -> Option<u8> {
     let mut to = vec![0; len];
-    let outcome =
-        store.get_batch(&mut [GetSlice { key, range: None, pieces: &mut [&mut to] }], NOW).remove(0);
+    let outcome = store
+        .get_batch(&mut [GetSlice { key, range: None, pieces: &mut [&mut to] }], NOW)
+        .remove(0);
     match outcome {
         Ok(GetOutcome::Hit { .. }) => {
             assert!(to.iter().all(|b| *b == to[0]), "bytes of several values");
@@ -93,7 +106,11 @@ fn ends_clean(store: &Store) {
 }
 
 /// Runs `one` on a thread and `other` on this one.
-fn run_both(store: &Arc<Store>, one: impl FnOnce(&Store) + Send + 'static, other: impl FnOnce(&Store)) {
+fn run_both(
+    store: &Arc<Store>,
+    one: impl FnOnce(&Store) + Send + 'static,
+    other: impl FnOnce(&Store),
+) {
     let theirs = store.clone();
     let thread = thread::spawn(move || one(&theirs));
     other(store);
@@ -124,7 +141,8 @@ fn evicted_while_got() {
 fn two_first_writers() {
     every_order("store_two_first_writers", Some(6), || {
         let store = open();
-        let (mine, theirs) = (Arc::new(std::sync::Mutex::new(None)), Arc::new(std::sync::Mutex::new(None)));
+        let (mine, theirs) =
+            (Arc::new(std::sync::Mutex::new(None)), Arc::new(std::sync::Mutex::new(None)));
         let them = theirs.clone();
         let me = mine.clone();
         run_both(
@@ -154,7 +172,8 @@ fn cleared_while_put() {
             &store,
             move |store| {
                 let outcome = put(store, key(1, "k"), 1, SMALL);
-                stored.store(outcome == Ok(PutOutcome::Stored), std::sync::atomic::Ordering::SeqCst);
+                stored
+                    .store(outcome == Ok(PutOutcome::Stored), std::sync::atomic::Ordering::SeqCst);
             },
             move |store| {
                 let was_stored = before.load(std::sync::atomic::Ordering::SeqCst);
@@ -180,7 +199,8 @@ fn two_commit() {
             move |store: &Store| {
                 let required = [key(1, "a"), key(1, "b")];
                 let Ok(group) = store.begin_group(&required, NOW) else { panic!("begun") };
-                let outcome = group.try_put(&PutSlice { key: required[member], pieces: &[&[7; SMALL]] });
+                let outcome =
+                    group.try_put(&PutSlice { key: required[member], pieces: &[&[7; SMALL]] });
                 assert_eq!(outcome, Ok(PutOutcome::Waiting));
                 let _ = group.commit(NOW);
             }

@@ -10,8 +10,9 @@ use pagelith_io::versions::SeqLocks;
 
 use super::every_order;
 
-/// Two stripes of one word each. In the writer's `n`th section both become `n`: it does not look at them before, since loom tries no other
-/// order of a write and another thread's look if the writer looked itself in between.
+/// Two stripes of one word each. In the writer's `n`th section both become `n`: it does not look at
+/// them before, since loom tries no other order of a write and another thread's look if the writer
+/// looked itself in between.
 struct Table {
     versions: SeqLocks,
     words: [AtomicU64; 2],
@@ -19,7 +20,10 @@ struct Table {
 
 impl Table {
     fn new() -> Arc<Table> {
-        Arc::new(Table { versions: SeqLocks::new(2), words: [AtomicU64::new(0), AtomicU64::new(0)] })
+        Arc::new(Table {
+            versions: SeqLocks::new(2),
+            words: [AtomicU64::new(0), AtomicU64::new(0)],
+        })
     }
 
     fn section(&self, n: u64, order: [usize; 2]) {

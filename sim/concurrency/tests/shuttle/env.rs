@@ -33,7 +33,12 @@ impl Join for TaskJoin {
 }
 
 impl Runtime for ShuttleRuntime {
-    fn spawn(&self, _: &str, mut task: Box<dyn Task>, wake: Signal) -> Result<Box<dyn Join>, IoFault> {
+    fn spawn(
+        &self,
+        _: &str,
+        mut task: Box<dyn Task>,
+        wake: Signal,
+    ) -> Result<Box<dyn Join>, IoFault> {
         let (finished, turns) = (Signal::default(), self.clone());
         let end = finished.clone();
         // Like `threads::drive`, except that a panic is a finding.
@@ -151,8 +156,10 @@ impl World {
 
     fn env(&self) -> Env {
         let env = self.sim.env();
-        let disk =
-            env.disk.clone().map(|disk| Arc::new(SchedulingDisk(disk, self.slow_reads)) as Arc<dyn Disk>);
+        let disk = env
+            .disk
+            .clone()
+            .map(|disk| Arc::new(SchedulingDisk(disk, self.slow_reads)) as Arc<dyn Disk>);
         Env { disk, runtime: Arc::new(ShuttleRuntime(self.sim.clock.clone())), ..env }
     }
 

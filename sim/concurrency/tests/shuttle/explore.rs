@@ -14,7 +14,9 @@ const DEPTH: usize = 4;
 
 fn number(name: &str, default: u64) -> u64 {
     let text = std::env::var(name).ok();
-    text.map_or(default, |t| t.parse().unwrap_or_else(|_| panic!("{name} must be a number, got={t}")))
+    text.map_or(default, |t| {
+        t.parse().unwrap_or_else(|_| panic!("{name} must be a number, got={t}"))
+    })
 }
 
 fn config() -> Config {
@@ -27,8 +29,12 @@ fn config() -> Config {
 
 fn batch(kind: &str, seed: u64, scenario: fn()) {
     match kind {
-        "random" => drop(Runner::new(RandomScheduler::new_from_seed(seed, BATCH), config()).run(scenario)),
-        "pct" => drop(Runner::new(PctScheduler::new_from_seed(seed, DEPTH, BATCH), config()).run(scenario)),
+        "random" => {
+            drop(Runner::new(RandomScheduler::new_from_seed(seed, BATCH), config()).run(scenario))
+        }
+        "pct" => drop(
+            Runner::new(PctScheduler::new_from_seed(seed, DEPTH, BATCH), config()).run(scenario),
+        ),
         other => panic!("no such scheduler kind={other}"),
     }
 }

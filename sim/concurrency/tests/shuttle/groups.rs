@@ -13,8 +13,12 @@ use super::helpers::{Scenario, bytes_of, get_pair, is_allowed, part, put_pair, r
 const LEN: usize = 8 << 10;
 
 /// Long enough for another thread to finish, if it keeps running.
-const SOON: Options =
-    Options { request: None, depth: 0, timeout: Some(std::time::Duration::from_millis(40)), wait: None };
+const SOON: Options = Options {
+    request: None,
+    depth: 0,
+    timeout: Some(std::time::Duration::from_millis(40)),
+    wait: None,
+};
 
 fn scenario() -> Arc<Scenario> {
     Scenario::new(&World::new(), &memory(Size::kib(128)), LEN)
@@ -77,7 +81,8 @@ fn both_commit() {
         ]);
         // The later thread saw the other's member, unless each found the group busy.
         if !assert_whole_or_absent(&scenario) {
-            let group = scenario.store.begin_group(&required(), Options::default()).expect("joined");
+            let group =
+                scenario.store.begin_group(&required(), Options::default()).expect("joined");
             assert_eq!(group.missing(), [], "a member was lost");
             assert_eq!(group.commit(Options::default()), Ok(PutOutcome::Stored));
         }
@@ -128,7 +133,9 @@ fn removed_while_committed() {
                 let group = p.store.begin_group(&required(), Options::default()).expect("joined");
                 let outcome = group.commit(SOON);
                 let fair = match &outcome {
-                    Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent | PutOutcome::Waiting) => true,
+                    Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent | PutOutcome::Waiting) => {
+                        true
+                    }
                     Ok(PutOutcome::Refused) => false,
                     Err(error) => is_expected_error(error),
                 };
@@ -215,7 +222,8 @@ fn attached_while_its_base_comes_and_goes() {
             thread(&scenario, |p| {
                 let bytes = bytes_of(30, p.len);
                 let put = [PutSlice { key: part(1, 5), pieces: &[&bytes] }];
-                let outcome = p.store.put_attached(&[(part(1, 0), &put)], Options::default()).remove(0);
+                let outcome =
+                    p.store.put_attached(&[(part(1, 0), &put)], Options::default()).remove(0);
                 assert!(is_allowed(&outcome) || outcome == Ok(PutOutcome::Waiting), "{outcome:?}");
             }),
             thread(&scenario, |p| {

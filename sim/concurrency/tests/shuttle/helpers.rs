@@ -8,7 +8,8 @@ use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::namespace::Namespace;
 use pagelith::layouts::shard::Shard;
 use pagelith::{
-    Config, ErrorKind, GetOutcome, GetSlice, MissCause, Options, PutOutcome, PutSlice, Result, Store,
+    Config, ErrorKind, GetOutcome, GetSlice, MissCause, Options, PutOutcome, PutSlice, Result,
+    Store,
 };
 use pagelith_io::buffer::AlignedBuf;
 use pagelith_io::clock::Clock;
@@ -30,7 +31,13 @@ pub struct Scenario {
 impl Scenario {
     pub fn new(world: &World, config: &Config, len: usize) -> Arc<Scenario> {
         let (store, clock) = (world.open(config), world.sim.clock.clone());
-        Arc::new(Scenario { store, history: History::default(), len, clock, slow_reads: world.slow_reads })
+        Arc::new(Scenario {
+            store,
+            history: History::default(),
+            len,
+            clock,
+            slow_reads: world.slow_reads,
+        })
     }
 
     /// The store of the next process, with the same history; `end` ends this process.
@@ -84,7 +91,8 @@ impl Scenario {
 
     pub fn remove_part(&self, key: u64, component: u64) {
         let begun = self.history.begin_remove(key);
-        let removed = self.assert_in_time(|| self.store.remove(&[part(key, component)], Options::default()));
+        let removed =
+            self.assert_in_time(|| self.store.remove(&[part(key, component)], Options::default()));
         assert!(removed.is_ok(), "{removed:?}");
         self.history.end(begun, true);
     }
@@ -100,7 +108,10 @@ impl Scenario {
         let from = self.clock.now();
         let result = what();
         let took = self.clock.now().since(from);
-        assert!(self.slow_reads || took < Duration::from_secs(5), "wake-up was missed took={took:?}");
+        assert!(
+            self.slow_reads || took < Duration::from_secs(5),
+            "wake-up was missed took={took:?}"
+        );
         result
     }
 
@@ -120,7 +131,11 @@ impl Scenario {
         assert_eq!((stats.damaged, stats.read_errors, stats.flush_errors), (0, 0, 0), "{stats:?}");
         self.clear(&[]);
         let stats = self.store.stats();
-        assert_eq!((stats.dram_bytes, stats.waiting_bytes, stats.groups_waiting), (0, 0, 0), "{stats:?}");
+        assert_eq!(
+            (stats.dram_bytes, stats.waiting_bytes, stats.groups_waiting),
+            (0, 0, 0),
+            "{stats:?}"
+        );
     }
 }
 
@@ -213,7 +228,8 @@ pub fn get_pair(p: &Scenario, page: u64) -> [Option<u64>; 2] {
         gets.iter_mut().map(|(key, pieces)| GetSlice { key: *key, range: None, pieces }).collect();
     let outcomes = p.store.get_batch(&mut gets, Options::default());
     drop(gets);
-    let mut outcomes = outcomes.into_iter().zip([&a, &b]).map(|(outcome, to)| hit_value(outcome, to));
+    let mut outcomes =
+        outcomes.into_iter().zip([&a, &b]).map(|(outcome, to)| hit_value(outcome, to));
     let found = [(); 2].map(|()| outcomes.next().expect("two outcomes"));
     found.into_iter().flatten().for_each(|value| p.history.judge(page, from, value));
     found

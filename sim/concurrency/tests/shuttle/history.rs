@@ -75,7 +75,10 @@ impl History {
             })
         };
         let fair = mine.iter().any(|p| p.act == Change::Put(found) && !removed_since(p));
-        assert!(fair, "get found a value never put or removed key={key} value={found} from={from} {mine:?}");
+        assert!(
+            fair,
+            "get found a value never put or removed key={key} value={found} from={from} {mine:?}"
+        );
     }
 
     /// Every value that took effect for a key.

@@ -6,7 +6,10 @@
     clippy::print_stdout,
     reason = "prints the duration of the search and its findings"
 )]
-#![allow(clippy::field_reassign_with_default, reason = "as the other tests make their configurations")]
+#![allow(
+    clippy::field_reassign_with_default,
+    reason = "as the other tests make their configurations"
+)]
 
 mod env;
 mod explore;

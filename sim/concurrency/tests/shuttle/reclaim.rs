@@ -80,7 +80,11 @@ fn reclaimed_while_read() {
                 }
             })
         };
-        run_all(vec![thread(&scenario, |p| put_and_flush(p, 10..17)), reader([1, 3, 1]), reader([4, 1, 3])]);
+        run_all(vec![
+            thread(&scenario, |p| put_and_flush(p, 10..17)),
+            reader([1, 3, 1]),
+            reader([4, 1, 3]),
+        ]);
         let stats = scenario.store.stats();
         assert!(stats.segments_reclaimed > 0, "nothing was reclaimed");
         // A segment with a reader is not reused, so an object found in it is there until it was

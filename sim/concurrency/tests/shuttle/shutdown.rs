@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use pagelith::{AlignedBuf, Destination, Done, ErrorKind, Get, Options, PutOutcome, PutSlice, Size};
+use pagelith::{
+    AlignedBuf, Destination, Done, ErrorKind, Get, Options, PutOutcome, PutSlice, Size,
+};
 use pagelith_sim::disk::CrashMode;
 
 use super::env::{World, tiers};

@@ -33,7 +33,10 @@ fn permits() {
                         assert!(tries < 50, "starved");
                         runtime.pause(pool.released(), seen, std::time::Duration::from_secs(60));
                     };
-                    assert!(owned.lock().expect("set").insert(mine.addr()), "memory that another has");
+                    assert!(
+                        owned.lock().expect("set").insert(mine.addr()),
+                        "memory that another has"
+                    );
                     mine.bytes_mut().expect("exclusive").fill(who);
                     assert!(pool.in_use() >= 4096);
                     assert!(mine.bytes().iter().all(|b| *b == who), "another thread wrote here");

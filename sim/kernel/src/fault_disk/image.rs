@@ -51,7 +51,8 @@ impl Image {
         }
         for block in at / BLOCK..end.div_ceil(BLOCK) {
             let old = self.lost_by_failed_sync.remove(&block);
-            let now = || self.live[block * BLOCK..self.live.len().min((block + 1) * BLOCK)].to_vec();
+            let now =
+                || self.live[block * BLOCK..self.live.len().min((block + 1) * BLOCK)].to_vec();
             self.unsynced.entry(block).or_insert_with(|| old.unwrap_or_else(now));
         }
         self.live[at..end].copy_from_slice(bytes);

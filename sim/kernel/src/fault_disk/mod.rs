@@ -89,7 +89,9 @@ impl FaultDisk {
     /// Flips one random bit of a file at rest, in `0..end` or in the whole file.
     pub fn flip_at_rest(&self, name: &str, end: Option<usize>) {
         let state = &mut *lock(&self.state);
-        let Some((_, image)) = state.names.get(name).and_then(|n| state.files.get_mut(*n)) else { return };
+        let Some((_, image)) = state.names.get(name).and_then(|n| state.files.get_mut(*n)) else {
+            return;
+        };
         let bits = end.unwrap_or(usize::MAX).min(image.len()) as u64 * 8;
         let bit = state.rng.below(bits.max(1));
         if let Some(byte) = image.at_rest((bit / 8) as usize) {

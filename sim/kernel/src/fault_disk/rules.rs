@@ -49,6 +49,7 @@ pub struct Rule {
 
 /// The fault that strikes an operation.
 pub fn draw_fault(rules: &[Rule], rng: &mut Rng, on: FileOp, file: &str) -> Option<Fault> {
-    let applies = |rule: &&Rule| rule.on == on && file.starts_with(rule.file) && rng.below(rule.one_in) == 0;
+    let applies =
+        |rule: &&Rule| rule.on == on && file.starts_with(rule.file) && rng.below(rule.one_in) == 0;
     rules.iter().find(applies).map(|rule| rule.fault)
 }

@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{
-    BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
-    InitFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow, WriteFlags,
+    BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
+    INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow,
+    WriteFlags,
 };
 
 use super::image::Image;
@@ -16,7 +17,8 @@ use super::{State, lock};
 
 /// Nothing is cached in the kernel, because bytes may change at rest.
 const TTL: Duration = Duration::ZERO;
-const OPENED: FopenFlags = FopenFlags::FOPEN_DIRECT_IO.union(FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
+const OPENED: FopenFlags =
+    FopenFlags::FOPEN_DIRECT_IO.union(FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
 const SECTOR: usize = 512;
 /// Distance of a misdirected transfer: within a record, and far away.
 const MISDIRECTED_BY: [usize; 3] = [4096, 64 << 10, 5 << 20];
@@ -57,7 +59,11 @@ impl State {
         len: usize,
         fault: Option<Fault>,
     ) -> Result<Vec<u8>, Errno> {
-        let at = if fault == Some(Fault::Misdirected) { self.misdirected_offset(inode, at, len) } else { at };
+        let at = if fault == Some(Fault::Misdirected) {
+            self.misdirected_offset(inode, at, len)
+        } else {
+            at
+        };
         let mut bytes = self.image(inode).ok_or(Errno::ENOENT)?.read(at, len).to_vec();
         match fault {
             Some(Fault::Eio) => return Err(Errno::EIO),
@@ -171,7 +177,8 @@ impl Filesystem for Server {
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let state = lock(&self.0);
-        let file = name.to_str().filter(|_| parent == INodeNo::ROOT).and_then(|n| state.names.get(n));
+        let file =
+            name.to_str().filter(|_| parent == INodeNo::ROOT).and_then(|n| state.names.get(n));
         match file.and_then(|file| state.attr(*file)) {
             Some(attr) => reply.entry(&TTL, &attr, Generation(0)),
             None => reply.error(Errno::ENOENT),
@@ -214,7 +221,16 @@ impl Filesystem for Server {
         }
     }
 
-    fn create(&self, _: &Request, parent: INodeNo, name: &OsStr, _: u32, _: u32, _: i32, reply: ReplyCreate) {
+    fn create(
+        &self,
+        _: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        _: u32,
+        _: u32,
+        _: i32,
+        reply: ReplyCreate,
+    ) {
         let mut state = lock(&self.0);
         let Some(name) = name.to_str().filter(|_| parent == INodeNo::ROOT) else {
             return reply.error(Errno::EINVAL);
@@ -324,7 +340,14 @@ impl Filesystem for Server {
         }
     }
 
-    fn readdir(&self, _: &Request, _: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+    fn readdir(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
         let state = lock(&self.0);
         for (i, (name, file)) in state.names.iter().enumerate().skip(offset as usize) {
             if reply.add(INodeNo(*file as u64 + 2), i as u64 + 1, FileType::RegularFile, name) {

@@ -38,7 +38,13 @@ pub(super) fn end(life: &mut Life, store: Store) {
 
 /// One run: without faults, then with `rules`, then checked twice. `device` tells what `rules` may
 /// cause.
-fn life_with(dir: &Path, seed: u64, rules: &[Rule], device: Device, timeout: Duration) -> Result<Seen, Skip> {
+fn life_with(
+    dir: &Path,
+    seed: u64,
+    rules: &[Rule],
+    device: Device,
+    timeout: Duration,
+) -> Result<Seen, Skip> {
     let (disk, mut life) = disk_and_life(dir, seed)?;
     let store = life.open();
     life.work(&store, 250);

@@ -43,7 +43,8 @@ fn done(life: Life, injected: u64) -> Seen {
 
 /// The offset of a block of a file in the image.
 fn place(extents: &[(u64, u64, u64)], at: u64) -> Option<u64> {
-    let (from, image, _) = extents.iter().find(|(from, _, len)| (*from..from + len).contains(&at))?;
+    let (from, image, _) =
+        extents.iter().find(|(from, _, len)| (*from..from + len).contains(&at))?;
     Some(image + (at - from))
 }
 
@@ -71,7 +72,8 @@ pub fn at_rest(_: &Path, seed: u64) -> Result<Seen, Skip> {
                 }
                 // An earlier content of the block.
                 1 if !old.is_empty() => {
-                    let (at, earlier): &(u64, [u8; 4096]) = &old[rng.below(old.len() as u64) as usize];
+                    let (at, earlier): &(u64, [u8; 4096]) =
+                        &old[rng.below(old.len() as u64) as usize];
                     write(&image, *at, earlier)?;
                     injected += 1;
                     continue;
@@ -166,7 +168,8 @@ pub fn manifest_at_rest(_: &Path, seed: u64) -> Result<Seen, Skip> {
     let mut injected = 0;
     for _ in 0..6 {
         // One valid copy suffices to open the store.
-        let names = [["manifest.0", "checkpoint.0"], ["manifest.1", "checkpoint.1"]][rng.below(2) as usize];
+        let names =
+            [["manifest.0", "checkpoint.0"], ["manifest.1", "checkpoint.1"]][rng.below(2) as usize];
         for name in names {
             let extents = fs.extents(&life.plan.dir.join(name));
             let len: u64 = extents.iter().map(|(_, _, len)| len).sum();

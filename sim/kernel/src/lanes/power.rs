@@ -97,7 +97,8 @@ pub fn kill_and_cut(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     life.plan = Plan { ssd_mib: 64, pages: 600, budget: 6 << 20, ..life.plan };
     for round in 0..3 {
         // At a named point, where most data is unsynced, or at any moment.
-        let aimed = Aim { point: life.below(POINTS.len() as u64) as usize, nth: 1 + life.below(3) as u32 };
+        let aimed =
+            Aim { point: life.below(POINTS.len() as u64) as usize, nth: 1 + life.below(3) as u32 };
         let aim = (life.below(3) > 0).then_some(aimed);
         let plan = Plan { seed: (seed * 3 + round) & 0xffff_ffff, aim, ..life.plan.clone() };
         let mut victim = Victim::start(&plan, None);
@@ -135,6 +136,9 @@ pub fn kill_and_cut(dir: &Path, seed: u64) -> Result<Seen, Skip> {
 }
 
 fn wait_until_free(dir: &Path) {
-    let Ok(file) = std::fs::File::options().read(true).write(true).open(dir.join("segments")) else { return };
+    let Ok(file) = std::fs::File::options().read(true).write(true).open(dir.join("segments"))
+    else {
+        return;
+    };
     file.lock().expect("a lock");
 }

@@ -48,7 +48,12 @@ fn kept_point_equals_disk_after_stop() {
         let process = disk.connect();
         if let Ok(file) = process.create(0, "f", 16 * 4096) {
             let mut queue = process.queue(4).ok();
-            for op in [write(file, 0, 2, 1), Op::Sync { file }, write(file, 1, 2, 2), write(file, 0, 1, 3)] {
+            for op in [
+                write(file, 0, 2, 1),
+                Op::Sync { file },
+                write(file, 1, 2, 2),
+                write(file, 0, 1, 3),
+            ] {
                 let Some(queue) = queue.as_mut() else { break };
                 queue.submit(0, op).expect("room in the queue");
                 drain(queue.as_mut());

@@ -107,7 +107,12 @@ fn damage_at_rest_changes_live_and_durable_bytes() {
 #[test]
 #[should_panic(expected = "missing file file=sim0/g")]
 fn damage_to_absent_file_panics() {
-    Fixture::new(1).disk.inject(FaultPlan::FlipBit { dir: 0, name: "g".to_string(), offset: 0, bit: 0 });
+    Fixture::new(1).disk.inject(FaultPlan::FlipBit {
+        dir: 0,
+        name: "g".to_string(),
+        offset: 0,
+        bit: 0,
+    });
 }
 
 #[test]

@@ -29,8 +29,14 @@ fn misaligned_operation_is_invalid_and_changes_nothing() {
     let mut b = Fixture::new(1);
     let (file, before) = (b.file, b.disk.ops_done());
     let odd = |len| AlignedBuf::new(len).expect("memory").into_part();
-    assert_eq!(b.run(Op::Write { file, offset: 512, parts: vec![part(1, 1)] }), Err(FaultKind::Invalid));
-    assert_eq!(b.run(Op::Write { file, offset: 0, parts: vec![odd(4000)] }), Err(FaultKind::Invalid));
+    assert_eq!(
+        b.run(Op::Write { file, offset: 512, parts: vec![part(1, 1)] }),
+        Err(FaultKind::Invalid)
+    );
+    assert_eq!(
+        b.run(Op::Write { file, offset: 0, parts: vec![odd(4000)] }),
+        Err(FaultKind::Invalid)
+    );
     // The sum is aligned, the parts are not.
     assert_eq!(
         b.run(Op::Write { file, offset: 0, parts: vec![odd(1024), odd(3072)] }),
@@ -50,10 +56,17 @@ fn misaligned_or_shared_read_memory_is_invalid() {
     let mut memory = AlignedBuf::new(3 * 4096).expect("memory");
     memory.fill(5);
     let at = |offset: usize| NonNull::from(&memory[offset]);
-    // SAFETY: `memory` outlives the operations, which end inside `run`, and nothing writes it meanwhile.
+    // SAFETY: `memory` outlives the operations, which end inside `run`, and nothing writes it
+    // meanwhile.
     let shared = |offset| unsafe { Part::shared(at(offset), 4096, None) };
-    assert_eq!(b.run(Op::Read { file, offset: 0, parts: vec![shared(0)] }), Err(FaultKind::Invalid));
-    assert_eq!(b.run(Op::Write { file, offset: 0, parts: vec![shared(512)] }), Err(FaultKind::Invalid));
+    assert_eq!(
+        b.run(Op::Read { file, offset: 0, parts: vec![shared(0)] }),
+        Err(FaultKind::Invalid)
+    );
+    assert_eq!(
+        b.run(Op::Write { file, offset: 0, parts: vec![shared(512)] }),
+        Err(FaultKind::Invalid)
+    );
     assert_eq!(b.run(Op::Write { file, offset: 0, parts: vec![shared(4096)] }), Ok(()));
     assert_eq!(b.block(0), 5);
 }
@@ -71,12 +84,15 @@ fn read_beyond_end_is_short_and_write_is_invalid() {
     // A file number of another process is invalid in this one.
     let mut other = b.disk.connect().queue(1).expect("a live process");
     other.submit(0, read(file, 0, 1)).expect("room");
-    let kinds: Vec<_> = drain(other.as_mut()).into_iter().map(|c| c.result.map_err(|f| f.kind)).collect();
+    let kinds: Vec<_> =
+        drain(other.as_mut()).into_iter().map(|c| c.result.map_err(|f| f.kind)).collect();
     assert_eq!(kinds, [Err(FaultKind::Invalid)]);
 }
 
 #[test]
-#[should_panic(expected = "write token=2 offset=8192 len=4096 and write token=1 offset=4096 len=8192")]
+#[should_panic(
+    expected = "write token=2 offset=8192 len=4096 and write token=1 offset=4096 len=8192"
+)]
 fn overlapping_writes_in_flight_panic_with_both_named() {
     let mut b = Fixture::new(1);
     let file = b.file;
@@ -126,7 +142,11 @@ fn file_stays_locked_until_last_queue_is_dropped() {
     let second = disk.connect();
     let open = || second.open(0, "f").map(|(_, len)| len).map_err(|f| f.kind);
     assert_eq!(open(), Err(FaultKind::Locked));
-    assert_eq!(process.open(0, "f").map_err(|f| f.kind), Err(FaultKind::Locked), "even by its holder");
+    assert_eq!(
+        process.open(0, "f").map_err(|f| f.kind),
+        Err(FaultKind::Locked),
+        "even by its holder"
+    );
     assert_eq!(second.remove(0, "f").map_err(|f| f.kind), Err(FaultKind::Locked));
     drop(process);
     assert_eq!(open(), Err(FaultKind::Locked), "a queue keeps its process's locks");
@@ -140,7 +160,10 @@ fn killed_process_fails_and_releases_locks() {
     let file = b.file;
     b.submit(1, read(file, 0, 1));
     b.process.kill();
-    assert_eq!(b.finish().pop().map(|c| c.result.map_err(|f| f.kind)), Some(Err(FaultKind::Device)));
+    assert_eq!(
+        b.finish().pop().map(|c| c.result.map_err(|f| f.kind)),
+        Some(Err(FaultKind::Device))
+    );
     assert_eq!(b.run(write(file, 0, 1, 1)), Err(FaultKind::Device));
     assert_eq!(b.block(0), 0);
     assert_eq!(b.process.create(0, "g", 4096).map_err(|f| f.kind), Err(FaultKind::Device));
@@ -172,7 +195,10 @@ fn control_operations_fail_with_specific_kinds() {
     let file = b.file;
     b.submit(1, read(file, 0, 1));
     b.process.remove(0, "f").expect("own file");
-    assert_eq!(b.finish().pop().map(|c| c.result.map_err(|f| f.kind)), Some(Err(FaultKind::NotFound)));
+    assert_eq!(
+        b.finish().pop().map(|c| c.result.map_err(|f| f.kind)),
+        Some(Err(FaultKind::NotFound))
+    );
     assert_eq!(b.run(read(file, 0, 1)), Err(FaultKind::Invalid));
     assert_eq!((b.process.dirs(), b.process.dir_name(0)), (1, "sim0".to_string()));
 }

@@ -37,7 +37,8 @@ fn stop_after_works_for_every_number_of_changes() {
         let mut b = Fixture::new(1);
         b.disk.stop_after(n);
         let done = plan(&mut b);
-        let changes = [done[0], done[1], done[3], done[4], done[5]].iter().filter(|ok| **ok).count() as u64;
+        let changes =
+            [done[0], done[1], done[3], done[4], done[5]].iter().filter(|ok| **ok).count() as u64;
         assert_eq!((changes, b.disk.ops_done() - start, b.disk.stopped()), (n, n, true));
         let i = n as usize;
         assert_eq!(b.disk.names(0).len(), names[i], "n={n}");
@@ -105,7 +106,11 @@ fn wait_advances_time_to_completion_latency() {
     b.queue.wait(&mut done, Duration::from_millis(2));
     assert_eq!((done.len(), b.clock.now()), (0, Mono(2_000_000)));
     b.queue.wait(&mut done, Duration::from_millis(10));
-    assert_eq!((done.len(), b.clock.now()), (1, Mono(5_000_000)), "the wait ends with the operation");
+    assert_eq!(
+        (done.len(), b.clock.now()),
+        (1, Mono(5_000_000)),
+        "the wait ends with the operation"
+    );
     b.queue.wait(&mut done, LONG);
     assert_eq!(b.clock.now(), Mono(5_000_000), "nothing in flight, nothing to wait for");
     // A loop that only polls ends too.
@@ -130,7 +135,8 @@ fn hold_keeps_matching_completions_until_release() {
     let mut done = Vec::new();
     b.queue.wait(&mut done, LONG);
     b.queue.wait(&mut done, LONG);
-    let tokens = |done: &[pagelith_io::disk::Completion]| done.iter().map(|c| c.token).collect::<Vec<_>>();
+    let tokens =
+        |done: &[pagelith_io::disk::Completion]| done.iter().map(|c| c.token).collect::<Vec<_>>();
     assert_eq!((tokens(&done), b.disk.held(), b.queue.in_flight()), (vec![2, 3], 1, 1));
     b.disk.release();
     b.queue.poll(&mut done);
@@ -143,7 +149,8 @@ fn shuffled_operations_complete_out_of_order() {
     let file = b.file;
     b.disk.shuffle(1);
     let submitted: Vec<u64> = (0..12).collect();
-    let tokens = |done: Vec<pagelith_io::disk::Completion>| done.iter().map(|c| c.token).collect::<Vec<_>>();
+    let tokens =
+        |done: Vec<pagelith_io::disk::Completion>| done.iter().map(|c| c.token).collect::<Vec<_>>();
     submitted.iter().for_each(|n| b.submit(*n, read(file, *n, 1)));
     assert_ne!(tokens(b.finish()), submitted, "each has a latency of its own");
     submitted.iter().for_each(|n| b.submit(*n, read(file, *n, 1)));
@@ -180,7 +187,11 @@ fn disk_same_seed_gives_same_run() {
         assert!(first == second, "two runs of one seed differ seed={seed}");
         let mut sorted = first.1.clone();
         sorted.sort_unstable();
-        assert_eq!(sorted, (0..=12).collect::<Vec<u64>>(), "each operation completes once seed={seed}");
+        assert_eq!(
+            sorted,
+            (0..=12).collect::<Vec<u64>>(),
+            "each operation completes once seed={seed}"
+        );
         orders.insert(first.1);
     }
     assert_eq!(orders.len(), 20, "every seed has an order of its own");

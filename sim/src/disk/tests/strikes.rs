@@ -54,7 +54,11 @@ fn struck_reads_and_writes_fail_like_real_disk() {
     for (fault, kind) in [(ReadError, FaultKind::Device), (ShortRead, FaultKind::Short)] {
         let mut b = full(1);
         strike(&b, fault);
-        assert_eq!((see(&mut b, 3, 2), see(&mut b, 3, 1)), (Err(kind), Ok(vec![4; 4096])), "{fault}");
+        assert_eq!(
+            (see(&mut b, 3, 2), see(&mut b, 3, 1)),
+            (Err(kind), Ok(vec![4; 4096])),
+            "{fault}"
+        );
         assert_eq!((only(&b).fault, only_failed(&b)), (fault, kind));
     }
     let mut shapes = BTreeMap::<_, usize>::new();
@@ -65,8 +69,12 @@ fn struck_reads_and_writes_fail_like_real_disk() {
             let file = b.file;
             assert_eq!(b.run(write(file, 4, 2, 99)), Err(kind));
             let after = bytes(&b);
-            let new: Vec<bool> = after[4 * 4096..6 * 4096].chunks(512).map(|s| *s == [99; 512]).collect();
-            assert_eq!(after.iter().filter(|b| **b == 99).count(), 512 * new.iter().filter(|n| **n).count());
+            let new: Vec<bool> =
+                after[4 * 4096..6 * 4096].chunks(512).map(|s| *s == [99; 512]).collect();
+            assert_eq!(
+                after.iter().filter(|b| **b == 99).count(),
+                512 * new.iter().filter(|n| **n).count()
+            );
             let prefix = new.is_sorted_by(|a, b| a >= b);
             *shapes.entry((fault, prefix)).or_default() += 1;
             assert_eq!((only(&b).len, only_failed(&b)), (8192, kind));
@@ -92,8 +100,9 @@ fn bad_block_stays_bad_until_written() {
     let struck = only(&b);
     let bad = block_of(&struck.hit);
     assert!((3..7).contains(&bad), "{struck}");
-    let b2 =
-        |b: &mut Fixture| (see(b, bad, 1).is_ok(), see(b, bad - 1, 1).is_ok(), see(b, bad + 1, 1).is_ok());
+    let b2 = |b: &mut Fixture| {
+        (see(b, bad, 1).is_ok(), see(b, bad - 1, 1).is_ok(), see(b, bad + 1, 1).is_ok())
+    };
     assert_eq!(b2(&mut b), (false, true, true));
     b.disk.crash(CrashMode::DropAll, 1);
     b.disk.clear_faults();
@@ -115,7 +124,10 @@ fn lost_write_is_acknowledged_and_changes_nothing() {
     b.disk.crash(CrashMode::KeepAll, 1);
     assert!(bytes(&b) == before);
     let struck = only(&b);
-    assert_eq!((struck.op, struck.offset, struck.len, struck.effective), (FaultOp::Write, 20480, 8192, true));
+    assert_eq!(
+        (struck.op, struck.offset, struck.len, struck.effective),
+        (FaultOp::Write, 20480, 8192, true)
+    );
     let mut b = b.reopen();
     strike(&b, DiskFault::LostWrite);
     b.write(5, 1, 6);
@@ -135,12 +147,18 @@ fn torn_write_leaves_prefix_suffix_or_any_sectors() {
         let written = &after[7 * 4096..(8 + seed as usize % 2) * 4096];
         let new: Vec<bool> = written.chunks(512).map(|s| *s == [99; 512]).collect();
         assert!(new.contains(&true) && new.contains(&false), "seed={seed}");
-        assert_eq!(after.iter().filter(|b| **b == 99).count(), 512 * new.iter().filter(|n| **n).count());
+        assert_eq!(
+            after.iter().filter(|b| **b == 99).count(),
+            512 * new.iter().filter(|n| **n).count()
+        );
         let shape = (new.is_sorted_by(|a, b| a >= b), new.is_sorted());
         *shapes.entry(shape).or_default() += 1;
         assert!(only(&b).effective);
     }
-    assert!(shapes.len() == 3 && shapes.values().all(|n| *n > 30), "prefix, suffix, any: {shapes:?}");
+    assert!(
+        shapes.len() == 3 && shapes.values().all(|n| *n > 30),
+        "prefix, suffix, any: {shapes:?}"
+    );
     // Never none and never all of eight sectors, which chance alone would give once in 128 times.
     let mut b = full(1);
     b.disk.set_faults(FaultRates::new(2).with(DiskFault::TornWrite, 1_000_000));
@@ -149,10 +167,17 @@ fn torn_write_leaves_prefix_suffix_or_any_sectors() {
         let before = b.disk.peek(0, "f", 0, 4096).expect("a block");
         b.write(0, 1, byte);
         let after = b.disk.peek(0, "f", 0, 4096).expect("a block");
-        let old = after.chunks(512).zip(before.chunks(512)).filter(|(a, b)| a == b && a[0] != byte).count();
+        let old = after
+            .chunks(512)
+            .zip(before.chunks(512))
+            .filter(|(a, b)| a == b && a[0] != byte)
+            .count();
         let new = after.chunks(512).filter(|s| **s == [byte; 512]).count();
         let same = before.chunks(512).filter(|s| **s == [byte; 512]).count();
-        assert!(old + new == 8 && old < 8 && (old > 0 || same > 0), "i={i} old={old} new={new} same={same}");
+        assert!(
+            old + new == 8 && old < 8 && (old > 0 || same > 0),
+            "i={i} old={old} new={new} same={same}"
+        );
     }
 }
 
@@ -219,10 +244,16 @@ fn misdirection_stays_within_files_of_same_kind() {
         assert_eq!(disk.peek(0, "manifest.0", 0, 1), Some(vec![0]));
         *hits.entry((dir, name, offset)).or_default() += 1;
     }
-    let hits: Vec<_> = hits.keys().map(|(dir, name, offset)| (*dir, name.as_str(), *offset)).collect();
+    let hits: Vec<_> =
+        hits.keys().map(|(dir, name, offset)| (*dir, name.as_str(), *offset)).collect();
     assert_eq!(
         hits,
-        [(0, "manifest.0", 4096), (1, "manifest.1", 0), (1, "manifest.1", 4096), (1, "manifest.1", 8192)]
+        [
+            (0, "manifest.0", 4096),
+            (1, "manifest.1", 0),
+            (1, "manifest.1", 4096),
+            (1, "manifest.1", 8192)
+        ]
     );
 }
 
@@ -265,7 +296,10 @@ fn stale_read_returns_content_before_last_write() {
     let two = see(&mut b, 3, 2).expect("a read");
     assert_eq!((two[0], two[4096]), (4, 50));
     let struck = only(&b);
-    assert_eq!((struck.fault, struck.hit.clone(), struck.effective), (DiskFault::StaleRead, None, true));
+    assert_eq!(
+        (struck.fault, struck.hit.clone(), struck.effective),
+        (DiskFault::StaleRead, None, true)
+    );
     // A lost write never was in its place.
     b.disk.crash(CrashMode::DropAll, 0);
     let mut b = b.reopen();
@@ -307,7 +341,9 @@ fn struck_create_fails_with_no_space_and_leaves_nothing() {
 
 #[test]
 fn delayed_operation_is_late_and_executes_once() {
-    for (fault, late) in [(DiskFault::Slow, 100 * 100_000), (DiskFault::Stuck, 7_000_000_000 + 100_000)] {
+    for (fault, late) in
+        [(DiskFault::Slow, 100 * 100_000), (DiskFault::Stuck, 7_000_000_000 + 100_000)]
+    {
         let mut b = full(1);
         b.disk.set_faults(FaultRates::new(1).stuck_for(Duration::from_secs(7)));
         strike(&b, fault);
@@ -351,7 +387,8 @@ fn fault_rates_apply_only_to_named_files() {
     };
     let (struck, trace) = run(rates(1), "segments");
     let count = |fault| struck.iter().filter(|s| s.fault == fault).count();
-    let [lost, torn, slow] = [DiskFault::LostWrite, DiskFault::TornWrite, DiskFault::Slow].map(count);
+    let [lost, torn, slow] =
+        [DiskFault::LostWrite, DiskFault::TornWrite, DiskFault::Slow].map(count);
     assert!((320..480).contains(&lost), "lost={lost}");
     assert!((150..250).contains(&torn), "torn={torn}");
     assert!((50..110).contains(&slow), "slow={slow}");
@@ -373,7 +410,10 @@ fn faults_and_log_survive_crash_but_not_restore() {
     b.write(0, 1, 99);
     assert_eq!((b.block(0), b.disk.struck().len()), (1, 2));
     let line = b.disk.struck()[0].to_string();
-    assert!(line.contains("lost_write write file=sim0/f offset=0 len=4096 effective=true"), "{line}");
+    assert!(
+        line.contains("lost_write write file=sim0/f offset=0 len=4096 effective=true"),
+        "{line}"
+    );
     assert!(b.disk.log_tail(9).contains("len=4096 struck=lost_write\n"), "{}", b.disk.log_tail(9));
     b.disk.restore(&copy);
     let mut b = b.reopen();
@@ -392,7 +432,11 @@ fn planned_strike_counts_only_eligible_operations() {
         b.sync();
     }
     let struck: Vec<_> = b.disk.struck().iter().map(|s| (s.fault, s.offset / 4096)).collect();
-    assert_eq!(struck, [(DiskFault::LostWrite, 2), (DiskFault::BitFlipAtRest, 3)], "one an operation");
+    assert_eq!(
+        struck,
+        [(DiskFault::LostWrite, 2), (DiskFault::BitFlipAtRest, 3)],
+        "one an operation"
+    );
     strike(&b, DiskFault::LostWrite);
     b.disk.clear_faults();
     b.write(9, 1, 99);

@@ -229,7 +229,8 @@ fn short_hit_does_not_identify_its_put() {
     };
     (0..600).for_each(|no| one(&mut oracle, no));
     let start = oracle.tick();
-    let seen = oracle.hit(A, start, std::iter::once((0, &[7u8][..])), Some(1)).expect("one of 600 has it");
+    let seen =
+        oracle.hit(A, start, std::iter::once((0, &[7u8][..])), Some(1)).expect("one of 600 has it");
     assert!(!seen.sure);
 }
 

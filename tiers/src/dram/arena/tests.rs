@@ -6,7 +6,10 @@ use super::*;
 const BLOCK: u32 = 32 * 1024;
 
 /// Size and resident bytes of the mapping that contains `address`, from `/proc/self/smaps`.
-#[allow(clippy::disallowed_methods, reason = "reads the system's view of this process's memory, not a store")]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "reads the system's view of this process's memory, not a store"
+)]
 fn resident(address: usize) -> (u64, u64) {
     let maps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
     let mut own = false;
@@ -89,7 +92,11 @@ fn padding_of_reused_extent_is_zero() {
         let part = padded(&memory, extent);
         assert_eq!((part.len() as u64, part.addr() % 4096), (extent.padded_bytes(), 0));
         assert_eq!(part.bytes()[..len as usize], pattern(len as usize, 1));
-        assert_eq!(part.bytes().iter().skip(len as usize).find(|byte| **byte != 0), None, "len={len}");
+        assert_eq!(
+            part.bytes().iter().skip(len as usize).find(|byte| **byte != 0),
+            None,
+            "len={len}"
+        );
         space.free(extent);
     }
 }

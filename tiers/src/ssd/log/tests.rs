@@ -78,7 +78,8 @@ impl Queue for Device {
             over
         });
         for (token, op) in over {
-            let fault = IoFault::found(FaultKind::Device, FaultOp::Write, "segments", 0, "as planted");
+            let fault =
+                IoFault::found(FaultKind::Device, FaultOp::Write, "segments", 0, "as planted");
             let result = if *fails && of_segments(&op) { Err(fault) } else { Ok(()) };
             done.push(Completion { token, result, op });
         }
@@ -154,7 +155,8 @@ impl Rig {
         };
         let manifest = Manifest::new(store, geometry.superblock([2; 192]));
         let config = LogConfig { write_bytes: RECORD, write_depth: DEPTH };
-        let mut rig = Rig { log: Log::new(Arc::new(volume), manifest, config).expect("a queue"), device };
+        let mut rig =
+            Rig { log: Log::new(Arc::new(volume), manifest, config).expect("a queue"), device };
         rig.prepare(0);
         rig
     }
@@ -333,7 +335,10 @@ fn newest_written_survives_sealing_of_its_segment() {
         assert_eq!(rig.log.newest_written(), Some(SegmentOrder(1)));
         rig.end(1, true);
     }
-    assert_eq!((rig.log.oldest_unsealed(), rig.log.newest_written()), (None, Some(SegmentOrder(1))));
+    assert_eq!(
+        (rig.log.oldest_unsealed(), rig.log.newest_written()),
+        (None, Some(SegmentOrder(1)))
+    );
     // The spare segment has no record yet.
     rig.prepare(1);
     assert_eq!(rig.log.newest_written(), Some(SegmentOrder(1)));

@@ -29,13 +29,16 @@ fn longest(max: usize, allowed: impl Fn(usize) -> bool) -> usize {
 
 fn reference(pages: usize, policies: &[HitPolicy<'_>], present: &Objects) -> PagesFound {
     let anchor = |length: usize| demanded(0, &HitPolicy::AllPages, length).is_subset(present);
-    let allows = |pool: usize, length| demanded(pool + 1, &policies[pool], length).is_subset(present);
+    let allows =
+        |pool: usize, length| demanded(pool + 1, &policies[pool], length).is_subset(present);
     let anchor_pages = longest(pages, anchor);
     let own = |pool: usize| match policies[pool] {
         HitPolicy::BlockGroups { block_pages, group_pages, .. } => {
             let keys = |blocks: usize| (0..blocks * group_pages).map(|key| (pool + 1, key));
             block_pages
-                * longest(pages / block_pages, |blocks| keys(blocks).all(|key| present.contains(&key)))
+                * longest(pages / block_pages, |blocks| {
+                    keys(blocks).all(|key| present.contains(&key))
+                })
         }
         _ => longest(anchor_pages, |length| allows(pool, length)),
     };
@@ -51,10 +54,9 @@ fn reference(pages: usize, policies: &[HitPolicy<'_>], present: &Objects) -> Pag
 }
 
 fn policy() -> impl Strategy<Value = HitPolicy<'static>> {
-    let groups =
-        (1..6usize).prop_flat_map(|block| (Just(block), 1..=block)).prop_map(|(block_pages, group_pages)| {
-            HitPolicy::BlockGroups { block_pages, group_pages, keys: &[] }
-        });
+    let groups = (1..6usize).prop_flat_map(|block| (Just(block), 1..=block)).prop_map(
+        |(block_pages, group_pages)| HitPolicy::BlockGroups { block_pages, group_pages, keys: &[] },
+    );
     let windows = prop_oneof![0..5usize, Just(usize::MAX)];
     prop_oneof![2 => Just(HitPolicy::AllPages), 4 => windows.prop_map(HitPolicy::TrailingPages), 1 => groups]
 }
@@ -74,12 +76,15 @@ fn list(len: usize) -> impl Strategy<Value = Vec<bool>> {
 fn case() -> impl Strategy<Value = (usize, Vec<HitPolicy<'static>>, Residency)> {
     (0..=40usize, prop::collection::vec(policy(), 0..=4)).prop_flat_map(|(pages, policies)| {
         let len = |policy: &HitPolicy<'_>| match *policy {
-            HitPolicy::BlockGroups { block_pages, group_pages, .. } => pages / block_pages * group_pages,
+            HitPolicy::BlockGroups { block_pages, group_pages, .. } => {
+                pages / block_pages * group_pages
+            }
             _ => pages,
         };
         let pools: Vec<_> = policies.iter().map(|policy| list(len(policy))).collect();
-        (Just(pages), Just(policies), list(pages), pools)
-            .prop_map(|(pages, policies, anchor, pools)| (pages, policies, Residency { anchor, pools }))
+        (Just(pages), Just(policies), list(pages), pools).prop_map(
+            |(pages, policies, anchor, pools)| (pages, policies, Residency { anchor, pools }),
+        )
     })
 }
 
@@ -117,10 +122,14 @@ const MAMBA: HitPolicy<'_> = HitPolicy::TrailingPages(1);
 
 #[test]
 fn anchor_alone_allows_every_length() {
-    let expected = PagesFound { usable_pages: 3, anchor_pages: 3, pool_pages: vec![], stops: vec![1, 2, 3] };
+    let expected =
+        PagesFound { usable_pages: 3, anchor_pages: 3, pool_pages: vec![], stops: vec![1, 2, 3] };
     assert_eq!(found("xxx-xx", &[]), expected);
     assert_eq!(found("", &[]), PagesFound::default());
-    assert_eq!(found("-xx", &[(MAMBA, "xxx")]), PagesFound { pool_pages: vec![0], ..PagesFound::default() });
+    assert_eq!(
+        found("-xx", &[(MAMBA, "xxx")]),
+        PagesFound { pool_pages: vec![0], ..PagesFound::default() }
+    );
 }
 
 #[test]
@@ -144,12 +153,16 @@ fn mamba_and_window_pools_share_only_some_stops() {
     assert_eq!(both.stops, [4, 8]);
     // Each pool has its own longest length; the shorter one is not allowed by the other pool.
     let apart = found("xxxxxxxx", &[(MAMBA, "-x-xx--x"), (swa, "-xx--xx-")]);
-    assert_eq!((&apart.pool_pages[..], apart.usable_pages, &apart.stops[..]), (&[8, 7][..], 0, &[][..]));
+    assert_eq!(
+        (&apart.pool_pages[..], apart.usable_pages, &apart.stops[..]),
+        (&[8, 7][..], 0, &[][..])
+    );
 }
 
 #[test]
 fn pool_boundary_is_independent_of_other_pools() {
-    let pools = [(HitPolicy::AllPages, "xx-xxx"), (MAMBA, "xxxxxx"), (HitPolicy::AllPages, "xxxxxx")];
+    let pools =
+        [(HitPolicy::AllPages, "xx-xxx"), (MAMBA, "xxxxxx"), (HitPolicy::AllPages, "xxxxxx")];
     let all = found("xxxx-x", &pools);
     assert_eq!((all.usable_pages, all.anchor_pages, &all.pool_pages[..]), (2, 4, &[2, 4, 4][..]));
     assert_eq!(all.stops, [1, 2]);
