@@ -3,7 +3,6 @@
 //! Invariants:
 //! - At most one fault strikes an operation when it executes, and at most one delays it.
 //! - Which operations are struck follows from the seed of the rates and the operations alone.
-//! Which operations are struck depends only on the seed of the rates and on the operations.
 
 use std::fmt;
 use std::time::Duration;

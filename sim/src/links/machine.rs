@@ -325,7 +325,7 @@ impl Dial for LocalProcess {
 fn regions(own: &[(Arc<Region>, Arc<View>)], theirs: &[(Arc<Region>, Arc<View>)]) -> LinkRegions {
     let own = own.iter().map(|(region, _)| region.clone()).collect();
     let theirs = theirs.iter().map(|(_, view)| view.clone()).collect();
-    LinkRegions { own, theirs, ..LinkRegions::default() }
+    LinkRegions { own, theirs }
 }
 
 impl Machine {
