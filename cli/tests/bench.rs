@@ -27,7 +27,7 @@ fn every_tier_and_operation_is_measured_with_its_limit() {
         ("dram", "mixed", "copy and checksum, then memcpy"),
         ("ssd", "get", "bare reads of the same extents"),
         ("ssd", "put", "bare writes and a sync"),
-        ("ssd", "mixed", "bare reads beside bare writes, and a sync"),
+        ("ssd", "mixed", "bare reads and bare writes at once, and a sync"),
         ("dram", "exists", "a line of memory for each key"),
         ("ssd", "open", "a bare read of as many entries of the checkpoint"),
         ("ssd", "open-clean", "a bare read of as many entries of the checkpoint"),

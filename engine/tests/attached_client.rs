@@ -437,5 +437,5 @@ fn store_without_events_says_so() {
         Process::offering(&anywhere(), Offer::of_this_build([1; 16]).without(Feature::Events));
     let refused = old.client(PATIENCE).take_events(1, Options::default()).expect_err("no events");
     assert_eq!(refused.kind, ErrorKind::Incompatible);
-    assert_eq!(refused.message, "the store tells nobody what comes and goes");
+    assert_eq!(refused.message, "the store keeps no events: set events.max on it");
 }

@@ -19,3 +19,5 @@ mod layers;
 mod rendered;
 #[path = "house/source.rs"]
 mod source;
+#[path = "house/vocabulary.rs"]
+mod vocabulary;

@@ -90,6 +90,6 @@ mod tests {
                 "{field}"
             );
         }
-        assert!(!has_ended("somebody") && !has_ended(""));
+        assert!(!has_ended("another") && !has_ended(""));
     }
 }

@@ -78,7 +78,7 @@ pub fn read_secret(path: &Path) -> std::io::Result<String> {
     if stat.st_uid != user && stat.st_uid != 0 {
         let owner = stat.st_uid;
         return denied(format!(
-            "the keys are another user's, who can change them (chown) owner={owner} user={user}"
+            "the keys are another user's, which can change them (chown) owner={owner} user={user}"
         ));
     }
     if stat.st_mode & 0o077 != 0 {

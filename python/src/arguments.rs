@@ -88,7 +88,7 @@ fn number(arg_name: &str, arg: &Bound<'_, PyAny>) -> PyResult<f64> {
     Duration::try_from_secs_f64(number).map(|_| number).map_err(|_| invalid_seconds(arg_name, arg))
 }
 
-/// The entries of a list. Strings, bytes and memoryviews are refused: a caller who forgot the list
+/// The entries of a list. Strings, bytes and memoryviews are refused: a caller that forgot the list
 /// would otherwise pass their characters or bytes as entries.
 fn list<'py>(
     arg_name: &str,

@@ -59,7 +59,7 @@ impl Limit {
             Limit::File(file) => match (file.baseline, file.shape.op) {
                 (Some(baseline), _) => baseline.what(),
                 (None, Op::Put) => "bare writes and a sync",
-                (None, Op::Mixed) => "bare reads beside bare writes, and a sync",
+                (None, Op::Mixed) => "bare reads and bare writes at once, and a sync",
                 (None, Op::Get | Op::Exists | Op::Open | Op::OpenClean) => {
                     "bare reads of the same extents"
                 }

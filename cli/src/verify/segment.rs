@@ -2,8 +2,8 @@
 //!
 //! Damage is *wrong* if the bytes were durable before: in a segment with an intact footer (which is
 //! written after a sync of the records that it lists), and in one that the log has provably synced
-//! later ([`Context::covered`]). In any other segment a flipped bit cannot be told from a write
-//! that a crash cut short, and the damage is a *torn tail*. Remains of older incarnations are
+//! later ([`Context::covered`]). In any other segment a flipped bit cannot be distinguished from a
+//! write that a crash cut short, and the damage is a *torn tail*. Remains of older incarnations are
 //! neither.
 
 use std::collections::BTreeMap;

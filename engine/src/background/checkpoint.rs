@@ -43,7 +43,7 @@ impl Checkpointing {
 impl Flusher {
     /// Begin a checkpoint unless one is under way.
     pub(crate) fn begin_checkpoint(&mut self, clean: bool) {
-        // With constant fingerprints the entries of a snapshot could not be told apart.
+        // With constant fingerprints the entries of a snapshot could not be distinguished.
         if self.checkpoint.is_some() || self.shared.config.constant_fingerprint() {
             return;
         }

@@ -86,7 +86,9 @@ fn missing_feature(client: &RpcClient, ask: &RequestBody<'_>) -> Option<Error> {
         | RequestBody::Missing(_) => {
             (Feature::Begun, "the store lets no other process begin groups")
         }
-        RequestBody::Events(_) => (Feature::Events, "the store tells nobody what comes and goes"),
+        RequestBody::Events(_) => {
+            (Feature::Events, "the store keeps no events: set events.max on it")
+        }
         RequestBody::View(..) => (Feature::Views, "the store shares no memory with this process"),
         RequestBody::Prefetch(_) => {
             (Feature::Prefetch, "the store does not support prefetch by other processes")

@@ -174,7 +174,7 @@ mod tests {
             );
         }
         assert_eq!([counts.report(), counts.report()], [lost(8), lost(0)]);
-        assert_eq!(counts.report_to("nobody"), lost(0));
+        assert_eq!(counts.report_to("unknown"), lost(0));
     }
 
     #[test]

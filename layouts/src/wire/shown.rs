@@ -1,5 +1,5 @@
 //! Bytes that are not sent but shown: where they lie in memory that the sender handed over on the
-//! connection's socket. Whoever is shown them copies them, says that it is done, and compares
+//! connection's socket. The receiver copies them, releases the reference, and compares
 //! checksums: until then, and only until then, the sender keeps them as they are, for as long as it
 //! thinks right.
 

@@ -24,71 +24,71 @@ pub enum Mutant {
     TombstoneBeforeSync,
     /// A clear is answered before the manifest is synced.
     ClearBeforeSync,
-    /// A footer is written before what it vouches for is synced.
+    /// A footer is written before the sync of the records that it lists.
     FooterBeforeData,
-    /// A segment is freed before what was moved out of it is synced.
+    /// A segment is freed before the sync of the records moved out of it.
     FreeBeforeMoved,
-    /// A sync that failed is taken for one that was tried again and succeeded.
+    /// A failed sync counts as retried with success.
     SyncRetried,
-    /// Reclaim leaves pinned objects behind.
+    /// Reclaim drops pinned objects.
     PinIgnored,
-    /// Reclaim does not wait for those who read in the segment.
+    /// Reclaim does not wait for the readers of the segment.
     ReadersIgnored,
     /// A frame is freed while the flusher writes from it.
     HeldFrameFreed,
     /// A frame is freed twice.
     FrameFreedTwice,
-    /// Staging memory is not given back.
+    /// Staging memory is not released.
     StagingLeak,
-    /// An object above the staging budget is a hit once its first chunk has come.
+    /// An object above the staging budget is a hit after its first chunk.
     SkipAndComplete,
-    /// A block of the manifest that was torn is believed.
+    /// A torn block of the manifest is accepted.
     ManifestTorn,
-    /// A checkpoint's log position is behind the open segment: the records and tombstones in it are
+    /// A checkpoint's log position is after the open segment, whose records and tombstones are
     /// lost.
     CheckpointTooLate,
-    /// A checkpoint does not withdraw what was replaced or removed while it was taken.
+    /// A checkpoint keeps entries that were replaced or removed while it was taken.
     WithdrawalsLost,
     /// Reclaim does not carry tombstones forward.
     TombstoneDropped,
-    /// Recovery takes objects of a checkpoint whose segment has been used again since.
+    /// Recovery takes objects of a checkpoint whose segment was reused since.
     IncarnationUnchecked,
-    /// Recovery takes a group of which members are missing.
+    /// Recovery takes a group with missing members.
     PartialGroup,
-    /// What is attached is visible without its base.
+    /// An attached object is visible without its base.
     AttachedAlone,
-    /// A removal or clear is answered though peers were not told.
+    /// A removal or clear is acknowledged without a notification of the peers.
     PeersUntold,
-    /// Peers are told of a removal or clear while what was offered them before is on its way still,
-    /// and store that behind it.
+    /// Peers are notified of a removal or clear while an earlier offer is in flight, and store the
+    /// offer after it.
     ToldBeforeOffers,
-    /// What a peer sent is kept though it was removed meanwhile.
+    /// An object fetched from a peer is cached although it was removed in the meantime.
     KeptBehindRemoval,
-    /// A frame that a client is shown is let go before the client has taken it.
+    /// A frame is released before the client has copied the bytes that it got by reference.
     ShownLetGo,
-    /// What a client looks at is not held for it.
+    /// The frames of a client's view are not held.
     ViewLetGo,
-    /// What a client shows is put whatever its checksums.
+    /// A put out of a client's memory ignores the checksums.
     ShownUnchecked,
-    /// What a client looked at is held when its link has ended.
+    /// The frames of a client's view stay held after its link ended.
     HeldForTheGone,
-    /// What a store is asked by another it asks its own peers in turn.
+    /// A store forwards the request of another store to its own peers.
     PeersAskOn,
-    /// What a store is told to remove by another it keeps, and says that it is gone.
+    /// A store that is to remove an object for another store keeps it and acknowledges the removal.
     ToldAndKept,
-    /// Peers are not told of a removal or clear that a client asks for.
+    /// Peers are not notified of a removal or clear requested by a client.
     ServedUntold,
-    /// Of a removal the owners alone are told, and nobody holds.
+    /// Only the owners are notified of a removal, and no peer holds.
     ToldOwnerAlone,
-    /// What a store is to keep nothing during is over at once.
+    /// A hold during a removal ends at once.
     HoldDropped,
-    /// A removal is answered though a peer says that it did not hold.
+    /// A removal is acknowledged although a peer did not hold.
     HoldUnasked,
-    /// A store that is told of a removal answers while what it offered before is on its way still.
+    /// A store acknowledges a removal while its own earlier offers are in flight.
     AnsweredBeforeOffers,
-    /// A client's session goes while links have its callers' memory.
+    /// A client's session ends while links still have its callers' memory.
     SessionGoesAtOnce,
-    /// What a client cancels has no outcome.
+    /// A cancelled operation of a client has no outcome.
     CancelledUnanswered,
 }
 
