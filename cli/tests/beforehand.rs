@@ -129,7 +129,10 @@ fn output_beyond_the_file_size_limit_is_an_error_not_a_signal() {
     let home = tempfile::tempdir().expect("a directory");
     let output = std::fs::File::create(home.path().join("output")).expect("made");
     let mut shell = without_settings(Command::new("bash"));
-    shell.args(["-c", "ulimit -f 1; exec \"$0\" serve --help", env!("CARGO_BIN_EXE_pagelith")]);
+    // The limit is 1024 bytes, and so the directory has a long name.
+    let show =
+        format!("ulimit -f 1; exec \"$0\" config show --ssd 1GiB --dir /{}", "d".repeat(100));
+    shell.args(["-c", &show, env!("CARGO_BIN_EXE_pagelith")]);
     let ended = shell.stdout(output).stderr(Stdio::null()).status().expect("run");
     assert!(!ended.success() && ended.code().is_some(), "{ended:?}");
 }
