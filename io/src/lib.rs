@@ -4,6 +4,7 @@
 //! Everything the store takes from the outside world comes through this crate, so that a simulator
 //! can replace it. See `docs/architecture.md`.
 
+pub mod atomic_array;
 pub mod buffer;
 pub mod calls;
 pub mod clock;
@@ -12,23 +13,22 @@ pub mod disk;
 pub mod entropy;
 pub mod fault;
 pub mod forked;
-pub mod fused;
-pub mod huge;
-pub mod kept;
+pub mod hashed_copy;
+pub mod hugepage;
 pub mod limits;
+pub mod nontemporal;
 #[allow(clippy::disallowed_methods, reason = "the implementation for real processes: reads /proc")]
 pub mod owner;
+pub mod page_allocator;
 pub mod peer;
+pub mod pin_table;
 pub mod registered;
-pub mod runs;
 pub mod runtime;
+pub mod seqlock;
 pub mod shm;
 pub mod signal;
 pub mod staging;
-pub mod stream;
 pub mod sync;
-pub mod versions;
-pub mod words;
 
 #[allow(
     clippy::disallowed_methods,

@@ -10,7 +10,7 @@ use std::io;
 use std::ptr::NonNull;
 
 use crate::buffer::{AlignedBuf, Part};
-use crate::runs::{PAGE, Runs};
+use crate::page_allocator::{PAGE, Runs};
 use crate::shm;
 use crate::signal::Signal;
 use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -3,8 +3,9 @@
 //! and is either complete or absent.
 //!
 //! A header proves that the bytes after it belong to *this* key, were put under *this* generation
-//! and written to *this* offset of *this* incarnation of *this* segment of *this* store. FAULTS.md
-//! section 4 has the measurement that shows why every one of these is needed.
+//! and written to *this* offset of *this* incarnation of *this* segment of *this* store.
+//! `docs/faults.md` shows why each is needed: row 3 of its matrix (misdirected write or read), and
+//! its planted bugs `KeyUnchecked`, `GenerationUnchecked` and `IncarnationUnchecked`.
 
 mod check;
 mod encode;

@@ -1,5 +1,5 @@
 //! Flips every single bit of every header: each flip is detected, or (in the manifest) repaired
-//! from the other copy. Exhaustive, not sampled: FAULTS row 4.
+//! from the other copy. Exhaustive, not sampled: row 4 of docs/faults.md.
 
 mod common;
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pagelith_io::buffer::Part;
-use pagelith_io::fused::Piece;
+use pagelith_io::hashed_copy::Piece;
 use pagelith_io::shm::{Region, View};
 use pagelith_layouts::wire::shown::{ItemRange, ShownPiece};
 

@@ -9,7 +9,7 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use pagelith::io::fused::{Piece, StoreKind, copy_blocks};
+use pagelith::io::hashed_copy::{Piece, StoreKind, copy_blocks};
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::{ids::PrefixHash, namespace::Namespace, shard::Shard};
 use pagelith::{AlignedBuf, Config, Facts, GetSlice, Options, PutSlice, Size, Store};

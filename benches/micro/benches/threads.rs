@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use criterion::{
     BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main,
 };
-use pagelith::io::fused::{Piece, StoreKind, copy_blocks};
+use pagelith::io::hashed_copy::{Piece, StoreKind, copy_blocks};
 use pagelith::layouts::checksum::{BLOCK_BYTES, block_lengths};
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{AlignedBuf, Config, Facts, GetSlice, Options, PutSlice, Size, Store};

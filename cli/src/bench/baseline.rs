@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 
 use clap::ValueEnum;
 use pagelith::AlignedBuf;
-use pagelith::io::fused::{Copier, Piece, StoreKind};
+use pagelith::io::hashed_copy::{Copier, Piece, StoreKind};
 use pagelith::io::threads::thread_start_fault;
 use pagelith::layouts::checksum::{BLOCK_BYTES, block_lengths, checksum};
 

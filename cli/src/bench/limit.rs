@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::Context;
 use pagelith::AlignedBuf;
 use pagelith::config::SsdIo;
-use pagelith::io::fused::{Piece, StoreKind, copy_blocks};
+use pagelith::io::hashed_copy::{Piece, StoreKind, copy_blocks};
 use pagelith::layouts::align::align_up;
 use pagelith::layouts::checksum::{BLOCK_BYTES, block_lengths};
 

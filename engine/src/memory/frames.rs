@@ -12,8 +12,8 @@
 
 use std::sync::Arc;
 
-use pagelith_io::huge;
-use pagelith_io::kept::{Kept, PinTableOwner};
+use pagelith_io::hugepage;
+use pagelith_io::pin_table::{Kept, PinTableOwner};
 use pagelith_layouts::checksum::Checksums;
 use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
 use pagelith_layouts::key::ObjectKey;
@@ -160,7 +160,7 @@ impl Frames {
     /// the recency of each frame.
     pub fn with_capacity(most: usize, numbers: usize, touches: Arc<LastRequests>) -> Frames {
         let numbers = numbers.min(FRAME_MAX as usize + 1);
-        let slots = huge::table(most.min(numbers));
+        let slots = hugepage::table(most.min(numbers));
         Frames {
             slots,
             numbers,

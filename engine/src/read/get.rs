@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering;
 
 use pagelith_io::clock::Mono;
 use pagelith_io::disk::Completion;
-use pagelith_io::fused::{Copier, StoreKind};
+use pagelith_io::hashed_copy::{Copier, StoreKind};
 use pagelith_layouts::staging;
 use pagelith_tiers::policy::Recency;
 use rustc_hash::FxHashMap;
@@ -66,7 +66,7 @@ pub(crate) struct GetBatch {
 }
 
 impl GetBatch {
-    /// Steps 1 and 2, and the plan of step 3.
+    /// Locate the objects, copy those in DRAM, and plan the reads of those on SSD.
     pub fn begin(io: &mut SessionIo, gets: Vec<Get>, at: Recency, deadline: Mono) -> GetBatch {
         let _span = tracing::debug_span!("get", objects = gets.len()).entered();
         Self::begin_slots(io, gets.into_iter().map(Slot::new).collect(), at, deadline)

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use pagelith_io::buffer::Part;
-use pagelith_io::fused::{Copier, StoreKind};
+use pagelith_io::hashed_copy::{Copier, StoreKind};
 use pagelith_layouts::align::is_aligned;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, Checksums};
 use pagelith_layouts::key::ObjectKey;

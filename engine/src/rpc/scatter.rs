@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use pagelith_io::buffer::Part;
-use pagelith_io::fused::{Copier, Piece, StoreKind};
-use pagelith_io::stream::copy_non_temporal;
+use pagelith_io::hashed_copy::{Copier, Piece, StoreKind};
+use pagelith_io::nontemporal::copy_non_temporal;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, block_lengths};
 
 /// The part of the next piece that overlaps `want`: as a range in the piece and in the whole. The

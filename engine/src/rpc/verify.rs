@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use pagelith_io::buffer::Part;
-use pagelith_io::fused::{Copier, StoreKind, copy_blocks};
+use pagelith_io::hashed_copy::{Copier, StoreKind, copy_blocks};
 use pagelith_layouts::checksum::{
     BLOCK_BYTES, Checksums, StreamChecksum, block_lengths, blocks_in, checksum,
 };

@@ -10,8 +10,8 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use pagelith_io::buffer::{Keep, Part};
-use pagelith_io::fused::Copier;
-use pagelith_io::kept::PinnedRef;
+use pagelith_io::hashed_copy::Copier;
+use pagelith_io::pin_table::PinnedRef;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums};
 use pagelith_tiers::dram::arena::{ArenaMemory, Extent, ExtentWriter};
 

@@ -10,7 +10,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 use crossbeam_epoch::{Atomic, Guard, Owned};
-use pagelith_io::kept::Kept;
+use pagelith_io::pin_table::Kept;
 use pagelith_io::sync::{Arc, AtomicU64, MutexGuard};
 use pagelith_tiers::policy::LastRequests;
 use pagelith_tiers::ssd::guards::SegmentGuards;

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use pagelith_io::fused::{Copier, StoreKind};
+use pagelith_io::hashed_copy::{Copier, StoreKind};
 use pagelith_layouts::ids::{NamespaceId, PrefixHash};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_mutants::{self as mutant, Mutant};

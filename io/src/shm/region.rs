@@ -19,7 +19,7 @@ use super::mapping::Mapping;
 use super::shrinking::Watch;
 use super::trap;
 use crate::file_system::too_long;
-use crate::fused::BlockCopy;
+use crate::hashed_copy::BlockCopy;
 
 /// The `statfs` type of a memory file system (`TMPFS_MAGIC` of linux/magic.h); memfds are files of
 /// one.

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use memmap2::{Advice, MmapMut, MmapRaw};
 use pagelith_io::buffer::{Keep, Part};
-use pagelith_io::fused::{Copier, Piece, StoreKind};
+use pagelith_io::hashed_copy::{Copier, Piece, StoreKind};
 use pagelith_io::shm::Region;
 use pagelith_layouts::align::{ALIGN, is_aligned};
 use pagelith_layouts::checksum::{Checksum, Checksums, block_count, block_lengths};

@@ -15,7 +15,7 @@
 //!   to `free_bytes` is the measure.
 //! - Extents are never moved, because readers hold addresses.
 
-use pagelith_io::runs::Runs;
+use pagelith_io::page_allocator::Runs;
 use pagelith_layouts::align::{ALIGN, align_up};
 
 /// A run of whole pages of the arena with `bytes` bytes, padded with zeros to a multiple of 4096.

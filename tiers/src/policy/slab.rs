@@ -1,6 +1,6 @@
 //! A table by frame number.
 
-use pagelith_io::huge;
+use pagelith_io::hugepage;
 
 use super::FrameId;
 
@@ -18,7 +18,7 @@ impl<T> Slab<T> {
     /// There will be at most so many frames: room for all of them at once.
     pub(super) fn expect(&mut self, frames: usize) {
         if self.notes.is_empty() {
-            self.notes = huge::table(frames);
+            self.notes = hugepage::table(frames);
         }
     }
 

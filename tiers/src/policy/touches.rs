@@ -2,8 +2,8 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use pagelith_io::atomic_array::AtomicArray;
 use pagelith_io::prefetch;
-use pagelith_io::words::AtomicArray;
 
 use super::{FrameId, Recency};
 

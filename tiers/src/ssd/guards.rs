@@ -10,7 +10,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use pagelith_io::kept::Readers;
+use pagelith_io::pin_table::Readers;
 use pagelith_io::sync::AtomicU64;
 use pagelith_layouts::ids::{Incarnation, SegmentId};
 

@@ -34,8 +34,8 @@ impl Flusher {
                 return true;
             }
             r.stage = Stage::Syncing;
-            // Step 3, needed also when nothing was moved: newer records in other segments, to which
-            // the index lost this segment's entries, may not be durable yet.
+            // The sync is needed also when nothing was moved: newer records in other segments, to
+            // which the index lost this segment's entries, may not be durable yet.
             if mutant::on(Mutant::FreeBeforeMoved) {
                 self.reclaim_synced(true);
                 return true;

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
-use pagelith_io::versions::ReadStamp;
+use pagelith_io::seqlock::ReadStamp;
 
 use super::entry::{Entry, stored};
 use super::table::Table;

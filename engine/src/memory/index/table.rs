@@ -4,9 +4,9 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
+use pagelith_io::atomic_array::AtomicArray;
 use pagelith_io::prefetch;
-use pagelith_io::versions::{ReadStamp, SeqLocks};
-use pagelith_io::words::AtomicArray;
+use pagelith_io::seqlock::{ReadStamp, SeqLocks};
 
 use super::entry::{
     Entry, PackedEntry, SLOT_BYTES, SLOT_WORDS, fingerprint_of, link_of, name_of, stored,

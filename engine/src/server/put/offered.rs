@@ -2,7 +2,7 @@
 //! checksums.
 
 use pagelith_io::buffer::Part;
-use pagelith_io::fused::StoreKind;
+use pagelith_io::hashed_copy::StoreKind;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::ssd::read::Verifier;

@@ -1,4 +1,4 @@
-//! Step 1 of a put: determine which objects of the group are present, and reserve memory for the
+//! Admission of a put: determine which objects of the group are present, and reserve memory for the
 //! others.
 
 use std::borrow::Cow;

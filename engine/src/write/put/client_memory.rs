@@ -3,7 +3,7 @@
 //! Invariant: a published object has these checksums, computed from the copy. The client may
 //! abandon the put meanwhile and write other bytes to that memory.
 
-use pagelith_io::fused::Copier;
+use pagelith_io::hashed_copy::Copier;
 use pagelith_layouts::checksum::Checksums;
 use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::dram::arena::ArenaMemory;

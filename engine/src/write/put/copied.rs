@@ -1,4 +1,4 @@
-//! Step 2 of a put: one copy of each object into the arena, and the checksums of its blocks.
+//! The copy of a put: each object is copied once into the arena, with the checksums of its blocks.
 //!
 //! All groups of a run are [prepared](prepare) first, and then [filled](GroupCopy::fill) one after
 //! the other. The data of a group is built in its final place before its bytes are copied; after
@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use pagelith_io::buffer::Part;
-use pagelith_io::fused::Copier;
+use pagelith_io::hashed_copy::Copier;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums, block_count};
 use pagelith_layouts::ids::Sequence;
 use pagelith_layouts::key::ObjectKey;

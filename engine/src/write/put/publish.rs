@@ -1,4 +1,5 @@
-//! Step 3 of a put: a group becomes visible, together with the attached groups that waited for it.
+//! Publication, after the copy: a group becomes visible, together with the attached groups that
+//! waited for it.
 
 use std::sync::Arc;
 

@@ -8,7 +8,7 @@
 //! - A group that finds no memory after others of its run were admitted is tried again in the next
 //!   run.
 
-use pagelith_io::fused::{Copier, StoreKind};
+use pagelith_io::hashed_copy::{Copier, StoreKind};
 use pagelith_tiers::policy::Recency;
 
 use super::{BatchGroup, GroupSource, Needs, PutBatch};
@@ -165,9 +165,9 @@ impl PutBatch {
         new_keys::find_new(shared, &mut candidates.collect::<Vec<_>>());
     }
 
-    /// Step 1 for the next run. Returns the first group that was not tried, and whether a group
-    /// found no memory. A group is not tried if it finds no memory after another was admitted, or
-    /// if it follows a group that replaces present objects.
+    /// Admit the next run. Returns the first group that was not tried, and whether a group found no
+    /// memory. A group is not tried if it finds no memory after another was admitted, or if it
+    /// follows a group that replaces present objects.
     fn admit(
         &mut self,
         shared: &Shared,
@@ -236,7 +236,7 @@ impl PutBatch {
         }
     }
 
-    /// Step 2 for a run.
+    /// Copy the bytes of a run.
     fn copy_run(&self, shared: &Shared, run: &mut [CopyingGroup]) {
         let filling = |one| {
             let CopyingGroup { group, adopts, copied, .. }: &mut CopyingGroup = one;
@@ -249,7 +249,7 @@ impl PutBatch {
         }
     }
 
-    /// Step 3.
+    /// Make the groups of the copied run visible.
     fn publish(&mut self, shared: &Shared, core: &mut Core, run: &mut Vec<CopyingGroup>) {
         for CopyingGroup { group, adopts, bytes, copied } in run.drain(..) {
             let outcome = match copied {

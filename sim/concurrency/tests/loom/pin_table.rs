@@ -9,8 +9,8 @@ use loom::sync::Mutex;
 use loom::sync::atomic::AtomicU64;
 use loom::sync::atomic::Ordering::Relaxed;
 use loom::thread;
-use pagelith_io::kept::{Kept, PinTableOwner};
-use pagelith_io::versions::SeqLocks;
+use pagelith_io::pin_table::{Kept, PinTableOwner};
+use pagelith_io::seqlock::SeqLocks;
 
 use super::every_order;
 

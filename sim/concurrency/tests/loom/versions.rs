@@ -6,7 +6,7 @@ use std::sync::Arc;
 use loom::sync::atomic::AtomicU64;
 use loom::sync::atomic::Ordering::Relaxed;
 use loom::thread;
-use pagelith_io::versions::SeqLocks;
+use pagelith_io::seqlock::SeqLocks;
 
 use super::every_order;
 

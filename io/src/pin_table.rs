@@ -20,7 +20,7 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use crate::huge;
+use crate::hugepage;
 use crate::sync::{Arc, AtomicPtr, AtomicU32};
 
 /// The open bit; the other bits are the count.
@@ -173,7 +173,7 @@ impl<T> PinTableOwner<T> {
         }
         let chunk = self.table.chunks[at / CHUNK].get_or_init(|| {
             let count = (self.table.places - at / CHUNK * CHUNK).min(CHUNK);
-            let mut places = huge::table(count);
+            let mut places = hugepage::table(count);
             let place =
                 || Place { readers: Readers::default(), value: AtomicPtr::new(ptr::null_mut()) };
             places.resize_with(count, place);

@@ -14,9 +14,9 @@ use std::arch::x86_64::{
 use super::AHEAD;
 
 /// Bytes of a stripe.
-pub(super) const STRIPE: usize = 64;
+pub(crate) const STRIPE: usize = 64;
 /// Inputs up to this long use other forms of XXH3.
-pub(super) const SHORT_MAX: usize = 240;
+pub(crate) const SHORT_MAX: usize = 240;
 /// Stripes between two scrambles: the number of offsets in the secret, 8 bytes apart.
 const ROUND: usize = (SECRET.len() - STRIPE) / 8;
 
@@ -49,11 +49,11 @@ static SECRET: [u8; 192] = [
 
 /// The hash state: eight words, used as two vectors.
 #[derive(Clone, Copy)]
-pub(super) struct Accumulators([u64; 8]);
+pub(crate) struct Accumulators([u64; 8]);
 
 impl Accumulators {
     /// The initial state.
-    pub(super) const NEW: Accumulators = Accumulators([
+    pub(crate) const NEW: Accumulators = Accumulators([
         PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1,
     ]);
 
@@ -68,7 +68,7 @@ impl Accumulators {
     /// `PAST` is a multiple of 32; the two do not overlap. The bytes at `from` are not written
     /// meanwhile, except by other processes with `SHARED`.
     #[target_feature(enable = "avx2")]
-    pub(super) unsafe fn copy<const PAST: bool, const SHARED: bool>(
+    pub(crate) unsafe fn copy<const PAST: bool, const SHARED: bool>(
         &mut self,
         to: *mut u8,
         from: *const u8,
@@ -128,7 +128,7 @@ impl Accumulators {
 
     /// The hash of an input of `length` bytes whose last 64 are `last`, after all stripes before
     /// the last byte were hashed.
-    pub(super) fn finish(&self, last: &[u8; STRIPE], length: u64) -> u128 {
+    pub(crate) fn finish(&self, last: &[u8; STRIPE], length: u64) -> u128 {
         let secret = &SECRET[SECRET.len() - STRIPE - 7..];
         let lane = |lane: usize| {
             let key = word(last, lane) ^ word(secret, lane);
@@ -166,7 +166,7 @@ fn word(bytes: &[u8], at: usize) -> u64 {
 /// are not written meanwhile, except by other processes with `SHARED`.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) unsafe fn copy_partial<const SHARED: bool>(to: &mut [u8], from: *const u8) {
+pub(crate) unsafe fn copy_partial<const SHARED: bool>(to: &mut [u8], from: *const u8) {
     if !SHARED {
         // SAFETY: the caller's promise.
         return unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
@@ -190,7 +190,7 @@ pub(super) unsafe fn copy_partial<const SHARED: bool>(to: &mut [u8], from: *cons
 /// As [`Accumulators::copy`], for one stripe.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) unsafe fn copy_kept<const PAST: bool, const SHARED: bool>(
+pub(crate) unsafe fn copy_kept<const PAST: bool, const SHARED: bool>(
     to: &mut [u8; STRIPE],
     from: *const u8,
     kept: &mut [u8; STRIPE],
