@@ -2,8 +2,8 @@
 //! (<https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>). The index identifies a key
 //! by its keyed 128-bit fingerprint.
 //!
-//! Only this file names XXH3, except for `pagelith_io::hashed_copy`, which computes it while it copies
-//! and is tested against this file.
+//! Only this file names XXH3, except for `pagelith_io::hashed_copy`, which computes it while it
+//! copies and is tested against this file.
 //!
 //! Payload and one-block headers are hashed by `twox-hash`, which detects the vector width of the
 //! CPU at run time: a build for baseline x86-64 uses AVX2 where the CPU has it. Keys are short and
