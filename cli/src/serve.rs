@@ -2,8 +2,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread::Scope;
 use std::time::Duration;
 
@@ -41,6 +41,8 @@ use crate::settings::{Defaults, StoreFlags};
 /// Maximum single wait of the listener and of idle links; the delay after which a signal takes
 /// effect.
 const WAIT: Duration = Duration::from_millis(100);
+/// Longest wait for the listener to close, at the end of the process.
+const LISTENER_WAIT: Duration = Duration::from_secs(1);
 const TRANSFER_DEFAULT: Size = Size::mib(64);
 const TRANSFER_RANGE: (Size, Size) = (Size::kib(64), Size::gib(1024));
 
@@ -142,9 +144,16 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<RunStatus> {
     out!("{}", lines.join("\n")).unwrap_or_else(|error| log!("{error:#}"));
     let served = serve(&store, &mut listener, http.as_mut(), &serving, &stop, deadline);
     drop(http);
-    // Connections that were not accepted yet may bring descriptors whose close waits in the kernel.
-    let close = std::thread::Builder::new().name("pagelith-listener".to_owned());
-    let _ = close.spawn(move || drop(listener)).inspect_err(|error| log!("{error}"));
+    // On a thread, since the close of a pending connection with descriptors may block in the kernel.
+    let (closed_listener, listener_is_closed) = mpsc::channel();
+    let close_listener = move || {
+        drop(listener);
+        let _ = closed_listener.send(());
+    };
+    let thread = std::thread::Builder::new().name("pagelith-listener".to_owned());
+    if let Err(error) = thread.spawn(close_listener) {
+        log!("{}", thread_start_fault("listener", &error));
+    }
     let close_timeout = store.close_timeout();
     let closed = store.close_within(close_timeout);
     log!(
@@ -154,6 +163,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<RunStatus> {
         closed.unsaved_objects,
         closed.unsaved_bytes,
     );
+    // Then the socket's file is removed. It ends at once where no thread could be started.
+    let _ = listener_is_closed.recv_timeout(LISTENER_WAIT);
     served?;
     let is_whole = closed.unsaved_objects == 0 && closed.flushed.lost_objects == 0;
     match closed.error {
@@ -225,13 +236,13 @@ fn serve(
     })
 }
 
-/// End the process though threads of clients do not end: the kernel keeps a thread that closes a
-/// descriptor of a dead file system, or a socket that lingers. Everything is made durable first.
+/// Flush the store and end the process although client threads are blocked. The kernel blocks a
+/// thread that closes a descriptor of a dead file system, or a socket that lingers.
 fn end_without_clients(store: &Store, serving: &ServeState) -> ! {
     let options = Options { timeout: Some(store.close_timeout()), ..Options::default() };
     let flushed = store.flush(options);
     let links = serving.links();
-    log!("the process ends while clients' descriptors are still being closed links={links}");
+    log!("the process ends although clients' descriptors are still being closed links={links}");
     let code = match flushed {
         Ok(FlushReport { durable_objects, lost_objects, .. }) => {
             log!("flushed durable_objects={durable_objects} lost_objects={lost_objects}");

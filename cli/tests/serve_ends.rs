@@ -73,6 +73,17 @@ fn serve_under_nohup_ignores_sighup() {
 }
 
 #[test]
+fn socket_file_is_removed_at_the_end() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let socket = dir.path().join("socket");
+    let mut server = Serving::at(&format!("unix:{}", socket.display()));
+    assert!(socket.exists());
+    signal(&mut server, "-TERM");
+    assert_eq!(server.child.wait().expect("reaped").code(), Some(0));
+    assert!(!socket.exists());
+}
+
+#[test]
 fn soft_limit_of_descriptors_is_raised_to_the_hard_one() {
     let program = env!("CARGO_BIN_EXE_pagelith");
     let mut shell = common::without_settings(Command::new("sh"));

@@ -1,6 +1,7 @@
-//! What is shown beside what is embedded, in turns: ratios of which both sides are of the same
-//! tenth of a second, where a machine is not the same from one second to the next. A store of DRAM
-//! alone, its client and its server a thread each; batches of 32, one at a time and four in flight.
+//! A client over shared memory compared with the embedded store, in turns. Both sides of a ratio are
+//! measured within a tenth of a second, since a virtual machine's speed changes within seconds. The
+//! store has DRAM only; its client and its server have a thread each. Batches of 32 objects, one at
+//! a time and four in flight.
 //!
 //! `cargo bench -p pagelith-micro --bench turns [-- ROUNDS [unsealed|by-calls|tcp|looks]]`:
 //! `unsealed` puts out of memory that an engine mapped, which may become shorter, by a process that
