@@ -144,7 +144,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<RunStatus> {
     out!("{}", lines.join("\n")).unwrap_or_else(|error| log!("{error:#}"));
     let served = serve(&store, &mut listener, http.as_mut(), &serving, &stop, deadline);
     drop(http);
-    // On a thread, since the close of a pending connection with descriptors may block in the kernel.
+    // On a thread, since the close of a pending connection with descriptors may block in the
+    // kernel.
     let (closed_listener, listener_is_closed) = mpsc::channel();
     let close_listener = move || {
         drop(listener);

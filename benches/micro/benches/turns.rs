@@ -1,7 +1,7 @@
-//! A client over shared memory compared with the embedded store, in turns. Both sides of a ratio are
-//! measured within a tenth of a second, since a virtual machine's speed changes within seconds. The
-//! store has DRAM only; its client and its server have a thread each. Batches of 32 objects, one at
-//! a time and four in flight.
+//! A client over shared memory compared with the embedded store, in turns. Both sides of a ratio
+//! are measured within a tenth of a second, since a virtual machine's speed changes within seconds.
+//! The store has DRAM only; its client and its server have a thread each. Batches of 32 objects,
+//! one at a time and four in flight.
 //!
 //! `cargo bench -p pagelith-micro --bench turns [-- ROUNDS [unsealed|by-calls|tcp|looks]]`:
 //! `unsealed` puts out of memory that an engine mapped, which may become shorter, by a process that

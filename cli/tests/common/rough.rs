@@ -1,5 +1,4 @@
-//! A client that does what Pagelith's own never does: it stops reading, and hands over any
-//! descriptor.
+//! A hostile client: it stops reading, and passes any descriptors.
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,13 +25,13 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 /// Longest wait for bytes, at a time.
 const STEP: Duration = Duration::from_millis(1);
 /// The byte that a client's memory is handed over with.
-const HANDED: u8 = 1;
+const TAG_RINGS: u8 = 1;
 
-/// A socket that reads nothing while `deaf` is set, and hands over these descriptors as its memory.
+/// A socket that reads nothing while `stop_reading` is set, and passes `fds` as its memory.
 pub struct Rough {
     socket: UnixStream,
-    deaf: Arc<AtomicBool>,
-    hands: Vec<OwnedFd>,
+    stop_reading: Arc<AtomicBool>,
+    fds: Vec<OwnedFd>,
 }
 
 fn moved(result: std::io::Result<usize>, operation: &'static str) -> IoResult {
@@ -48,7 +47,7 @@ fn moved(result: std::io::Result<usize>, operation: &'static str) -> IoResult {
 
 impl Stream for Rough {
     fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> IoResult {
-        match self.deaf.load(Ordering::Relaxed) {
+        match self.stop_reading.load(Ordering::Relaxed) {
             true => IoResult::Blocked,
             false => moved(self.socket.read_vectored(parts), "read"),
         }
@@ -63,7 +62,7 @@ impl Stream for Rough {
     }
 
     fn go_over(&mut self, _: Side, _: u64) -> Result<bool, Closed> {
-        hand_over(&self.socket, &self.hands);
+        hand_over(&self.socket, &self.fds);
         Ok(true)
     }
 
@@ -74,12 +73,12 @@ impl Stream for Rough {
 }
 
 /// Send descriptors with one byte. The server may have closed the connection already.
-pub fn hand_over(socket: &UnixStream, hands: &[OwnedFd]) {
-    let fds: Vec<BorrowedFd<'_>> = hands.iter().map(AsFd::as_fd).collect();
+pub fn hand_over(socket: &UnixStream, fds: &[OwnedFd]) {
+    let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)), "too many descriptors");
-    let _ = sendmsg(socket, &[IoSlice::new(&[HANDED])], &mut ancillary, SendFlags::NOSIGNAL);
+    let _ = sendmsg(socket, &[IoSlice::new(&[TAG_RINGS])], &mut ancillary, SendFlags::NOSIGNAL);
 }
 
 /// A link to the server at `path`; `None` if it was refused. It has shared memory if descriptors
@@ -87,26 +86,26 @@ pub fn hand_over(socket: &UnixStream, hands: &[OwnedFd]) {
 pub fn link(
     path: &Path,
     key: Option<Key>,
-    hands: Vec<OwnedFd>,
-    deaf: &Arc<AtomicBool>,
+    fds: Vec<OwnedFd>,
+    stop_reading: &Arc<AtomicBool>,
 ) -> Option<Box<Conn<Rough>>> {
-    link_over(UnixStream::connect(path).ok()?, key, hands, deaf)
+    link_over(UnixStream::connect(path).ok()?, key, fds, stop_reading)
 }
 
 /// As [`link`], over this connection.
 pub fn link_over(
     socket: UnixStream,
     key: Option<Key>,
-    hands: Vec<OwnedFd>,
-    deaf: &Arc<AtomicBool>,
+    fds: Vec<OwnedFd>,
+    stop_reading: &Arc<AtomicBool>,
 ) -> Option<Box<Conn<Rough>>> {
     socket.set_nonblocking(true).expect("a mode");
     let offer = Offer::of_this_build(SystemEntropy.bytes16());
-    let offer = offer.without(Feature::Shown).without(Feature::Files);
-    let offer = if hands.is_empty() { offer.without(Feature::SharedMemory) } else { offer };
+    let offer = offer.without(Feature::Shown);
+    let offer = if fds.is_empty() { offer.without(Feature::SharedMemory) } else { offer };
     let handshake = Handshake::client(offer, key, &SystemEntropy);
     let limits = Limits { dead_after: Duration::from_secs(60), ..Limits::default() };
-    let stream = Rough { socket, deaf: deaf.clone(), hands };
+    let stream = Rough { socket, stop_reading: stop_reading.clone(), fds };
     let outside = (Arc::new(SystemClock::new()) as Arc<_>, limits);
     let pending = Pending::new(stream, "store".to_owned(), Side::Client, offer, handshake, outside);
     let mut progress = pending.poll();
