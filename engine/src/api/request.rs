@@ -9,9 +9,6 @@ use std::time::Duration;
 use pagelith_io::buffer::{AlignedBuf, Keep, Part};
 use pagelith_layouts::key::ObjectKey;
 
-use crate::state::reserve::FilledReservation;
-use crate::write::put::client_memory::ClientPayload;
-
 /// One request of a cache controller (for example one prompt): objects used under it count as
 /// equally recent, deeper pages before shallower ones. From [`crate::Store::begin_request`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,27 +33,11 @@ pub struct Options {
 #[derive(Debug)]
 pub struct Source {
     pub(crate) parts: Vec<Part>,
-    /// The payload of a put over a link; `parts` is empty then.
-    pub(crate) payload: Option<Payload>,
-}
-
-/// Payload of an object that a client or a peer put over a link.
-#[derive(Debug)]
-pub(crate) enum Payload {
-    /// Received into the arena.
-    Filled(FilledReservation),
-    /// In memory that the client shares.
-    Client(ClientPayload),
 }
 
 impl Source {
     pub(crate) fn of(parts: Vec<Part>) -> Source {
-        Source { parts, payload: None }
-    }
-
-    /// The payload of a put over a link.
-    pub(crate) fn from_payload(payload: Payload) -> Source {
-        Source { parts: Vec::new(), payload: Some(payload) }
+        Source { parts }
     }
 
     /// Store a buffer's bytes; the buffer is returned when the put is done.
@@ -91,13 +72,7 @@ impl Source {
 
     /// Sum of the pieces' lengths in bytes.
     pub fn len(&self) -> u64 {
-        let parts: u64 = self.parts.iter().map(|p| p.len() as u64).sum();
-        parts
-            + match &self.payload {
-                None => 0,
-                Some(Payload::Filled(filled)) => filled.length(),
-                Some(Payload::Client(payload)) => payload.length(),
-            }
+        self.parts.iter().map(|p| p.len() as u64).sum()
     }
 
     /// Whether the length is 0.

@@ -30,7 +30,7 @@ use super::op_outcome::{ItemVerdict, OpOutcome};
 use super::{CallContext, ServerCtx};
 use crate::api::error::{Error, Result};
 use crate::api::outcome::{PutDone, PutOutcome, Ticket};
-use crate::api::request::{Options, Payload, Put, PutGroup, Source};
+use crate::api::request::Options;
 use crate::memory::frames::FrameData;
 use crate::memory::index::{Entry, name_of};
 use crate::memory::visibility::VisibilityFilter;
@@ -45,6 +45,7 @@ use crate::write::groups;
 use crate::write::groups::JoinedGroup;
 use crate::write::put;
 use crate::write::put::new_keys;
+use crate::write::put::payload::{PayloadGroup, PayloadObject, PutPayload};
 
 /// Bytes of server state for an offered object that is a group of its own.
 pub(crate) const OFFERED_BYTES: usize = size_of::<OfferedObject>() + size_of::<OfferedGroup>();
@@ -290,17 +291,23 @@ impl PutOp {
             let group = &self.groups[*at];
             let mut objects = Vec::with_capacity(group.objects.len());
             objects.extend(self.offered[group.objects.clone()].iter_mut().filter_map(|o| {
-                let source = Source::from_payload(Payload::Client(o.client_payload()?));
-                Some(Put { key: o.key, source })
+                let payload = PutPayload::ClientMemory(o.client_payload()?);
+                Some(PayloadObject { key: o.key, payload })
             }));
-            PutGroup { objects, base: group.base }
+            PayloadGroup { objects, base: group.base }
         });
         let groups = groups.collect();
         self.submit(ctx, id, groups, run);
     }
 
     /// Submits groups to the store; `which` are their numbers in the put.
-    fn submit(&mut self, ctx: &mut ServerCtx, id: OpId, groups: Vec<PutGroup>, which: &[usize]) {
+    fn submit(
+        &mut self,
+        ctx: &mut ServerCtx,
+        id: OpId,
+        groups: Vec<PayloadGroup>,
+        which: &[usize],
+    ) {
         let Some(first) = which.first() else { return };
         let ticket =
             ctx.session.submit_put_as(groups, self.options(ctx.shared(), *first), self.call.origin);
@@ -452,13 +459,10 @@ impl PutOp {
                 }
             } else {
                 let put = |o: &mut OfferedObject| {
-                    Some(Put {
-                        key: o.key,
-                        source: Source::from_payload(Payload::Filled(o.take()?)),
-                    })
+                    Some(PayloadObject { key: o.key, payload: PutPayload::Reserved(o.take()?) })
                 };
                 let objects = objects.iter_mut().filter_map(put).collect();
-                groups.push(PutGroup { objects, base: self.groups[at].base });
+                groups.push(PayloadGroup { objects, base: self.groups[at].base });
                 batch.push(at);
             }
         }

@@ -32,6 +32,7 @@ use crate::state::session_io::{SessionIo, recency, release_segment};
 use crate::state::shared::Shared;
 use crate::write::cache_remote;
 use crate::write::groups::GroupId;
+use crate::write::put::payload::PayloadGroup;
 use crate::write::put_batch::PutBatch;
 
 /// Longest wait for the disk while responses of peers are pending too.
@@ -154,13 +155,14 @@ impl Session {
     /// the outcome is `Busy`. New objects are copied now, in this thread. A put reads from SSD
     /// first only if the same object may be there.
     pub fn submit_put(&mut self, groups: Vec<PutGroup>, options: Options) -> Ticket {
+        let groups = groups.into_iter().map(PayloadGroup::from).collect();
         self.submit_put_as(groups, options, PutOrigin::Put)
     }
 
     /// As [`Session::submit_put`], for groups of this origin.
     pub(crate) fn submit_put_as(
         &mut self,
-        groups: Vec<PutGroup>,
+        groups: Vec<PayloadGroup>,
         options: Options,
         origin: PutOrigin,
     ) -> Ticket {

@@ -22,6 +22,7 @@ pub(crate) mod admit;
 pub(crate) mod client_memory;
 pub(crate) mod copied;
 pub(crate) mod new_keys;
+pub(crate) mod payload;
 pub(crate) mod publish;
 
 use pagelith_layouts::align::align_up;

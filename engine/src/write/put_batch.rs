@@ -14,7 +14,7 @@ use pagelith_tiers::policy::Recency;
 
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::{PutDone, PutOutcome, Ticket};
-use crate::api::request::{Destination, Get, Payload, Put, PutGroup, Source};
+use crate::api::request::{Destination, Get, Source};
 use crate::memory::frames::{FrameMember, FrameRef};
 use crate::read::get::{GetBatch, Probed};
 use crate::state::core::Core;
@@ -25,11 +25,12 @@ use crate::write::put::Admitted;
 use crate::write::put::admit::StandaloneMember;
 use crate::write::put::copied;
 use crate::write::put::copied::{CopiedGroup, CopySource, MemberSource};
+use crate::write::put::payload::{PayloadGroup, PayloadObject, PutPayload};
 
 /// The source of a group's objects.
 enum GroupSource {
     /// The caller.
-    Caller(Vec<Put>),
+    Caller(Vec<PayloadObject>),
     /// An open group, and the objects that it requires.
     Open(u64, Arc<[ObjectKey]>),
 }
@@ -105,10 +106,10 @@ impl BatchGroup {
     fn sizes(&self, shared: &Shared) -> Option<Vec<ObjectSize>> {
         match &self.source {
             GroupSource::Caller(objects) => {
-                let size = |o: &Put| ObjectSize {
+                let size = |o: &PayloadObject| ObjectSize {
                     key: o.key,
-                    length: Some(o.source.len()),
-                    in_arena: matches!(o.source.payload, Some(Payload::Filled(_))),
+                    length: Some(o.payload.length()),
+                    in_arena: o.payload.is_in_arena(),
                 };
                 Some(objects.iter().map(size).collect())
             }
@@ -138,12 +139,14 @@ impl BatchGroup {
         match &mut self.source {
             GroupSource::Caller(objects) => {
                 let mut all: Vec<MemberSource> = Vec::with_capacity(objects.len());
-                for (i, Put { key, source }) in objects.iter_mut().enumerate() {
-                    let is_in_arena = |e: &Payload| matches!(e, Payload::Filled(_));
-                    let filled = source.payload.take_if(|e| is_in_arena(e) && adopted(i).is_none());
+                for (i, PayloadObject { key, payload }) in objects.iter_mut().enumerate() {
+                    let filled = match adopted(i) {
+                        None => payload.take_reserved(),
+                        Some(_) => None,
+                    };
                     all.push(match filled {
-                        Some(Payload::Filled(filled)) => MemberSource::Filled(*key, filled),
-                        _ => MemberSource::ToCopy(*key),
+                        Some(filled) => MemberSource::Filled(*key, filled),
+                        None => MemberSource::ToCopy(*key),
                     });
                 }
                 Ok(copied::prepare(kind, &page, all.into_iter(), admitted, at))
@@ -171,7 +174,7 @@ impl BatchGroup {
     /// The bytes of a member that is to be copied.
     fn member_bytes(&self, adopts: &[bool], member: usize) -> CopySource<'_> {
         adopted_bytes(&self.adopted, adopts, member).unwrap_or_else(|| match &self.source {
-            GroupSource::Caller(objects) => source_bytes(&objects[member].source),
+            GroupSource::Caller(objects) => payload_bytes(&objects[member].payload),
             // Objects that are not adopted are already in the arena.
             GroupSource::Open(..) => CopySource::Caller(&[]),
         })
@@ -198,11 +201,12 @@ impl BatchGroup {
     }
 }
 
-/// The bytes of a source that is not in the arena.
-fn source_bytes(source: &Source) -> CopySource<'_> {
-    match &source.payload {
-        Some(Payload::Client(payload)) => CopySource::Client(payload),
-        Some(Payload::Filled(_)) | None => CopySource::Caller(&source.parts),
+/// The bytes of a payload that is not in the arena.
+fn payload_bytes(payload: &PutPayload) -> CopySource<'_> {
+    match payload {
+        PutPayload::Caller(source) => CopySource::Caller(&source.parts),
+        PutPayload::Reserved(_) => CopySource::Caller(&[]),
+        PutPayload::ClientMemory(payload) => CopySource::Client(payload),
     }
 }
 
@@ -245,13 +249,13 @@ impl PutBatch {
     /// Store the groups that need no read, and begin the reads for the others.
     pub fn begin(
         io: &mut SessionIo,
-        groups: Vec<PutGroup>,
+        groups: Vec<PayloadGroup>,
         at: Recency,
         deadline: Mono,
         origin: PutOrigin,
     ) -> PutBatch {
         let _span = tracing::debug_span!("put", groups = groups.len()).entered();
-        let group = |g: PutGroup| BatchGroup::new(GroupSource::Caller(g.objects), g.base);
+        let group = |g: PayloadGroup| BatchGroup::new(GroupSource::Caller(g.objects), g.base);
         Self::begin_groups(io, groups.into_iter().map(group).collect(), at, deadline, origin)
     }
 
@@ -484,7 +488,7 @@ fn collect_results(group: BatchGroup, all: &mut Vec<PutDone>) {
     };
     match group.source {
         GroupSource::Caller(objects) => {
-            all.extend(objects.into_iter().map(|o| o.source).enumerate().map(one))
+            all.extend(objects.into_iter().map(|o| o.payload.into_source()).enumerate().map(one))
         }
         GroupSource::Open(_, required) => {
             all.extend(required.iter().map(|_| Source::of(Vec::new())).enumerate().map(one));
