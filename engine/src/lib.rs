@@ -53,7 +53,6 @@ pub use api::outcome::{
 pub use api::request::{
     Destination, Get, GetSlice, Options, Put, PutGroup, PutSlice, Request, Source,
 };
-pub use api::stats::Stats;
 pub use background::scrub::{ScrubOptions, ScrubReport};
 pub use config::{Config, ConfigError, Facts, Size, ValidConfig};
 pub use pagelith_io as io;
@@ -63,6 +62,7 @@ pub use pagelith_layouts as layouts;
 pub use pagelith_transport as transport;
 pub use read::pin::Pin;
 pub use read::view::View;
+pub use state::stats::Stats;
 pub use store::embedded::Store;
 pub use store::group::Group;
 pub use store::key_file;

@@ -1,4 +1,4 @@
-//! Types of the public API without state: requests, outcomes, errors, hit rules, events, counters.
+//! Types of the public API without state: requests, outcomes, errors, hit rules, events.
 
 pub(crate) mod borrowed;
 pub(crate) mod error;
@@ -6,6 +6,4 @@ pub(crate) mod events;
 pub(crate) mod group_info;
 pub(crate) mod hits;
 pub(crate) mod outcome;
-pub(crate) mod page_depth;
 pub(crate) mod request;
-pub(crate) mod stats;

@@ -17,7 +17,6 @@ use pagelith_io::runtime::{Runtime, Step, Task};
 use pagelith_io::signal::Signal;
 use pagelith_io::sync::{Arc, AtomicU64, Condvar, Mutex, PoisonError, wait_while};
 use pagelith_layouts::wire::request::RequestBody;
-use pagelith_tiers::policy::Recency;
 
 use super::control::control_once;
 use super::{STORE, is_unavailable};
@@ -151,10 +150,7 @@ impl LeaseConnection {
 
     /// The options of calls without a timeout of their own.
     pub fn default_options(&self) -> CallOptions {
-        CallOptions {
-            recency: Recency { epoch: 0, depth: 0 },
-            deadline: self.clock.now().after(self.timeout),
-        }
+        CallOptions { request: 0, depth: 0, deadline: self.clock.now().after(self.timeout) }
     }
 
     /// Use the link; waits while another caller uses it.

@@ -36,7 +36,6 @@ use pagelith_layouts::ids::{Generation, NamespaceId};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::request::RequestBody;
-use pagelith_tiers::policy::Recency;
 use pagelith_transport::address::Address;
 use pagelith_transport::auth::Key;
 use pagelith_transport::capability::Offer;
@@ -404,9 +403,9 @@ impl Attached {
     }
 
     fn call_options(&self, options: &Options) -> CallOptions {
-        let Request(epoch) = self.request(options);
+        let Request(request) = self.request(options);
         let deadline = self.clock.now().after(options.timeout.unwrap_or(self.timeout));
-        CallOptions { recency: Recency { epoch, depth: options.depth }, deadline }
+        CallOptions { request, depth: options.depth, deadline }
     }
 
     fn lock_idle(&self) -> pagelith_io::sync::MutexGuard<'_, IdleConnections> {

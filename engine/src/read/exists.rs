@@ -8,8 +8,8 @@ use pagelith_layouts::ids::{Generation, NamespaceId};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
 
-use crate::api::page_depth::PageDepths;
 use crate::memory::index::{PREFETCH_GROUP, TICK_MODULUS};
+use crate::read::page_depth::PageDepths;
 use crate::state::core::Core;
 use crate::state::read_view::{LOCK_FREE_TRIES, Snapshot};
 use crate::state::recency;

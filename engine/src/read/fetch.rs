@@ -8,7 +8,7 @@ use pagelith_layouts::align::ALIGN;
 
 use crate::api::outcome::Ticket;
 use crate::read::plan::{Fetch, Piece};
-use crate::rpc::tail::UnalignedTail;
+use crate::read::tail::UnalignedTail;
 use crate::state::scratch::Scratch;
 use crate::state::session_io::SessionIo;
 

@@ -9,26 +9,27 @@
 //! - A peer that does not respond costs misses: after three failures it gets no requests for a
 //!   while.
 
+mod breaker;
 pub(crate) mod call;
 mod capacity;
 pub(crate) mod client;
 pub(crate) mod connections;
 mod decode;
 pub(crate) mod exists;
+mod owners;
 pub(crate) mod pool;
 pub(crate) mod remote_get;
 pub(crate) mod removal_fence;
 pub(crate) mod scatter;
-pub(crate) mod tail;
 pub(crate) mod verify;
 
 use pagelith_io::signal::Signal;
 use pagelith_io::sync::{Arc, Mutex, PoisonError};
 use pagelith_layouts::key::ObjectKey;
-use pagelith_tiers::remote::breaker::Breaker;
-use pagelith_tiers::remote::owners::{Owner, owner_of};
 use pagelith_transport::dial::Dial;
 
+use self::breaker::Breaker;
+use self::owners::{Owner, owner_of};
 use crate::api::error::{Error, Result};
 
 pub(crate) use call::{ControlReply, PayloadFn, Response};

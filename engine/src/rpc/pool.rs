@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use pagelith_io::clock::Mono;
 use pagelith_io::sync::Arc;
-use pagelith_tiers::remote::breaker::Breaker;
 use pagelith_transport::closed::Closed;
 use pagelith_transport::dial::{DialProgress, Dialing};
 use pagelith_transport::link::Link;
 use rustc_hash::FxHashMap;
 
+use super::breaker::Breaker;
 use super::client::RpcClient;
 use super::{Peers, Response};
 

@@ -9,7 +9,6 @@ use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums, block_count};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::outcome::Base;
 use pagelith_layouts::wire::request::RequestOptions;
-use pagelith_tiers::policy::Recency;
 
 use super::Response;
 use super::call::ItemRequest;
@@ -18,7 +17,6 @@ use super::pool::ConnState;
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::group_info::GroupInfo;
 use crate::api::outcome::{GetDone, GetOutcome, MissCause, ObjectMeta, Tier};
-use crate::api::stats::Counters;
 use crate::rpc::removal_fence::FenceEpoch;
 
 /// Maximum keys of one request.
@@ -37,10 +35,13 @@ pub(crate) struct MissedItem {
     pub range: Option<Range<u64>>,
 }
 
-/// Recency and deadline of a call.
+/// Options of a call, as the wire protocol has them.
 #[derive(Clone, Copy)]
 pub(crate) struct CallOptions {
-    pub recency: Recency,
+    /// Number of the request to which the call belongs.
+    pub request: u64,
+    /// Position of the first key's page in its prefix chain.
+    pub depth: u32,
     pub deadline: Mono,
 }
 
@@ -49,8 +50,8 @@ impl CallOptions {
     pub fn terms(&self, now: Mono, depth: usize) -> RequestOptions {
         let left = self.deadline.since(now).max(Duration::from_millis(1));
         let deadline_ms = u32::try_from(left.as_millis()).unwrap_or(u32::MAX);
-        let depth = self.recency.depth.saturating_add(u32::try_from(depth).unwrap_or(u32::MAX));
-        RequestOptions { deadline_ms, depth, request: self.recency.epoch, of_store: false }
+        let depth = self.depth.saturating_add(u32::try_from(depth).unwrap_or(u32::MAX));
+        RequestOptions { deadline_ms, depth, request: self.request, of_store: false }
     }
 }
 
@@ -420,15 +421,9 @@ impl RemoteGet {
         }
     }
 
-    /// Add the hits and misses to the counters.
-    pub fn add_to_counters(&self, counters: &mut Counters) {
-        counters.hits_remote += self.hits;
-        counters.bytes_remote += self.bytes;
-        for done in &self.done {
-            if let Ok(GetOutcome::Miss(cause)) = &done.outcome {
-                counters.miss(*cause);
-            }
-        }
+    /// Objects that peers sent, and their bytes.
+    pub fn hits(&self) -> (u64, u64) {
+        (self.hits, self.bytes)
     }
 
     /// The whole objects that arrived.

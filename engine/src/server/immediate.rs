@@ -6,8 +6,8 @@ use pagelith_layouts::wire::request::{RequestBody, Verb};
 use super::Server;
 use super::op_outcome::OpOutcome;
 use crate::api::error::{Error, ErrorKind};
-use crate::api::events;
 use crate::api::request::Options;
+use crate::state::event_log;
 use crate::state::session_io::recency;
 use crate::state::shared::Shared;
 use crate::store::stats;
@@ -18,7 +18,7 @@ impl Server {
     pub(crate) fn events(&self, from: u64) -> OpOutcome {
         let facts = self.link.facts();
         let room = facts.control_bytes_max as usize - OutcomeHead::BYTES;
-        let most = (room / EventItem::BYTES).min(events::PIECE);
+        let most = (room / EventItem::BYTES).min(event_log::PIECE);
         let Some(since) = self.ctx.shared().lock().events.since_number(from, most) else {
             let detail = "the store keeps no events: its setting events.max is 0";
             return OpOutcome::failed(Verb::Events, Error::new(ErrorKind::Incompatible, detail));

@@ -23,7 +23,7 @@ use super::get::REQUESTED_OBJECT_BYTES;
 use super::outbox::OUTCOME_BYTES_MAX;
 use super::put::OFFERED_BYTES;
 use crate::api::error::{Error, Result};
-use crate::api::events;
+use crate::state::event_log;
 use crate::state::load_totals::ServedBytes;
 pub use crate::state::load_totals::{ALL_BYTES_MAX, CLIENT_BYTES_MAX};
 
@@ -134,7 +134,7 @@ pub(crate) fn cost(ask: &RequestBody<'_>, body: usize) -> u64 {
             (keys.len() * KEY) as u64
         }
         RequestBody::View(_, keys) => (keys.len() * (KEY + 3 * ViewItem::BYTES)) as u64,
-        RequestBody::Events(_) => (events::PIECE * (KEY + 3 * EventItem::BYTES)) as u64,
+        RequestBody::Events(_) => (event_log::PIECE * (KEY + 3 * EventItem::BYTES)) as u64,
         RequestBody::Clear(_)
         | RequestBody::Flush
         | RequestBody::Stats

@@ -12,21 +12,22 @@ use pagelith_tiers::policy::{FrameId, FramePolicy, Recency, SegmentPolicy};
 use pagelith_tiers::ssd::guards::SegmentGuards;
 use pagelith_tiers::ssd::segments::SegmentTable;
 
-use crate::api::events::{Event, EventLog};
+use crate::api::events::Event;
 use crate::api::outcome::{FlushReport, Tier};
-use crate::api::stats::Counters;
 use crate::memory::frames::{Frame, FrameData, FrameRef, FrameState, Frames};
 use crate::memory::index::{Entry, Index, SsdPlace, TICK_MODULUS, tick_age};
 use crate::memory::pins::Pins;
 use crate::memory::visibility::{Visibility, VisibilityFilter};
 use crate::state::busy::BusyPuts;
 use crate::state::damage::Damage;
+use crate::state::event_log::EventLog;
 use crate::state::flush_counts::FlushCounts;
 use crate::state::frame_access::FrameGuard;
 use crate::state::health::Health;
 use crate::state::peer_queue::RemoteQueue;
 use crate::state::pending_groups::PendingGroups;
 use crate::state::read_view::SnapshotVersion;
+use crate::state::stats::Counters;
 use crate::state::written_namespaces::WrittenNamespaces;
 
 /// Recency ticks per lap of the log. The tick counter of the index wraps after 2^20 ticks, 256

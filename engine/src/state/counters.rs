@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::api::outcome::MissCause;
-use crate::api::stats::Counters;
+use crate::state::stats::Counters;
 
 /// Number of stripes. If there are more sessions, some share a stripe.
 const STRIPES: usize = 32;

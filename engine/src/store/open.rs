@@ -25,8 +25,6 @@ use pagelith_tiers::ssd::serial::SerialQueue;
 use pagelith_tiers::ssd::volume::{Full, OpenedVolume, Volume, VolumeError, open_or_create};
 
 use crate::api::error::{Error, ErrorKind, Result};
-use crate::api::events::EventLog;
-use crate::api::stats::Counters;
 use crate::background::flusher::Flusher;
 use crate::background::peer_writer::PeerWriter;
 use crate::background::recovery::Collector;
@@ -42,6 +40,7 @@ use crate::state::busy::BusyPuts;
 use crate::state::core::{Core, Job, SsdCore};
 use crate::state::counters::StripedCounters;
 use crate::state::damage::Damage;
+use crate::state::event_log::EventLog;
 use crate::state::flush_counts::FlushCounts;
 use crate::state::header_cache::HeaderCache;
 use crate::state::health::{Health, Limits};
@@ -52,6 +51,7 @@ use crate::state::prefetch::Prefetch;
 use crate::state::read_latency::SlowReads;
 use crate::state::read_view::{ReadView, SnapshotVersion};
 use crate::state::shared::{NEVER_READ, Shared};
+use crate::state::stats::Counters;
 use crate::state::written_namespaces::WrittenNamespaces;
 use crate::store::configured_peers;
 

@@ -18,9 +18,9 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
 
 use self::reader::Reader;
-use crate::api::page_depth::PageDepths;
 use crate::api::request::Options;
 use crate::memory::visibility::VisibilityFilter;
+use crate::read::page_depth::PageDepths;
 use crate::state::core::Core;
 use crate::state::prefetch::Hint;
 use crate::state::session_io::recency;

@@ -202,7 +202,8 @@ impl Session {
             self.finished.push_back((ticket, Done::Exists(found)));
             return ticket;
         };
-        let call = CallOptions { recency: at, deadline: self.io.shared.deadline(options.timeout) };
+        let deadline = self.io.shared.deadline(options.timeout);
+        let call = CallOptions { request: at.epoch, depth: at.depth, deadline };
         let exists = RemoteExists::begin(connections, keys, found, call);
         self.batches.push((ticket, Batch::Exists(Box::new(exists))));
         self.drive();
@@ -396,7 +397,7 @@ impl Session {
                 Batch::Put(b) => Done::Put(b.finish(&mut self.io)),
                 Batch::Remote(mut b) => {
                     cache_remote::cache_fetched(&self.io.shared, &mut b);
-                    b.add_to_counters(&mut self.io.shared.lock().counters);
+                    self.io.shared.lock().counters.add_remote(&b);
                     Done::Get(b.finish())
                 }
                 Batch::Exists(b) => Done::Exists(b.finish()),

@@ -1,8 +1,8 @@
 //! Collects the counters of a store.
 
 use crate::api::outcome::MissCause;
-use crate::api::stats::Stats;
 use crate::state::shared::Shared;
+use crate::state::stats::Stats;
 
 /// The store's gauges and counters at this moment.
 pub(crate) fn of(shared: &Shared) -> Stats {

@@ -17,7 +17,7 @@ use pagelith_tiers::policy::Recency;
 use crate::api::outcome::GetDone;
 use crate::config::Promote;
 use crate::memory::frames::FrameRef;
-use crate::rpc::remote_get::{FetchedItem, RemoteGet};
+use crate::rpc::remote_get::{CallOptions, FetchedItem, RemoteGet};
 use crate::rpc::removal_fence::FenceEpoch;
 use crate::state::core::Core;
 use crate::state::put_types;
@@ -59,8 +59,8 @@ pub(crate) fn cache_fetched(shared: &Shared, batch: &mut RemoteGet) {
             None => PutKind::Base,
         };
         if page.iter().all(|object| object.members == page.len()) {
-            let at = batch.options().recency;
-            let at = Recency { depth: at.depth.saturating_add(page[0].index as u32), ..at };
+            let CallOptions { request: epoch, depth, .. } = batch.options();
+            let at = Recency { epoch, depth: depth.saturating_add(page[0].index as u32) };
             frames.extend(cache_page(shared, batch.done(), kind, &page, since, at));
         }
     }

@@ -14,7 +14,7 @@ const LEN: usize = 50_000;
 
 /// The fields of `Stats` that are documented as "now".
 fn gauges() -> Vec<&'static str> {
-    let source = include_str!("../../src/api/stats.rs");
+    let source = include_str!("../../src/state/stats.rs");
     let of = source
         .split_once("pub struct Stats {")
         .expect("the struct")

@@ -1,11 +1,13 @@
 //! The end of a batch of gets: counters, returned results, and misses to request from peers.
 
+use pagelith_tiers::policy::Recency;
+
 use super::GetBatch;
 use crate::api::outcome::{GetDone, GetOutcome, MissCause, Tier};
-use crate::api::stats::Counters;
 use crate::read::slot::Slot;
 use crate::rpc::remote_get::{CallOptions, MissedItem};
 use crate::state::session_io::SessionIo;
+use crate::state::stats::Counters;
 
 /// The result of a batch in this store.
 pub(crate) struct Finished {
@@ -52,7 +54,8 @@ impl GetBatch {
         if io.shared.config.batch_summary() {
             crate::read::summary::log_gets(&self.slots);
         }
-        let options = CallOptions { recency: self.at, deadline: self.deadline };
+        let Recency { epoch, depth } = self.at;
+        let options = CallOptions { request: epoch, depth, deadline: self.deadline };
         Finished { done: self.slots.iter_mut().map(Slot::take_done).collect(), missed, options }
     }
 

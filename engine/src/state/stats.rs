@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::api::outcome::MissCause;
+use crate::api::outcome::{GetOutcome, MissCause};
+use crate::rpc::remote_get::RemoteGet;
 
 /// Counted under the core's lock, except for the counts of gets
 /// ([`crate::state::counters::StripedCounters`]).
@@ -55,6 +56,18 @@ impl Counters {
             self.misses[at] += 1;
         }
         self.damaged += u64::from(cause == MissCause::Damaged);
+    }
+
+    /// Count the hits at peers of a batch, and the misses that remain.
+    pub fn add_remote(&mut self, batch: &RemoteGet) {
+        let (hits, bytes) = batch.hits();
+        self.hits_remote += hits;
+        self.bytes_remote += bytes;
+        for done in batch.done() {
+            if let Ok(GetOutcome::Miss(cause)) = &done.outcome {
+                self.miss(*cause);
+            }
+        }
     }
 }
 
