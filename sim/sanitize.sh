@@ -3,7 +3,7 @@
 # instrumented (that would need rust-src), so the sanitizer does not observe std: see sim/concurrency/README.md. Builds into
 # target/thread and target/address. Exits with an error if the sanitizer found something.
 #
-#   sim/sanitize.sh thread|address [NAME...]   NAME: layouts io tiers engine; default: all of them
+#   sim/sanitize.sh thread|address [NAME...]   NAME: layouts io tiers client engine; default: all of them
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,7 +21,7 @@ address)
     flags="-Zsanitizer=address"
     ;;
 *)
-    echo "usage: $0 thread|address [layouts|io|tiers|engine...]" >&2
+    echo "usage: $0 thread|address [layouts|io|tiers|client|engine...]" >&2
     exit 2
     ;;
 esac
@@ -51,6 +51,7 @@ wanted() {
 wanted layouts "$@" && tests layouts -p pagelith-layouts --lib
 wanted io "$@" && tests io -p pagelith-io --lib --test queue_behaviour --test disk_behaviour
 wanted tiers "$@" && tests tiers -p pagelith-tiers --lib
+wanted client "$@" && tests client -p pagelith-client --lib
 # Every behaviour test on every backend, but without the constant fingerprint: it finds the same races, slowly.
 wanted engine "$@" && tests engine -p pagelith --lib --test behaviour -- --skip sim --skip constant --skip object_of_75_mb_round_trips
 echo "== $sanitizer sanitizer: skipped: tests that kill or abort processes on purpose (kill_*, reopen_after_kill," \

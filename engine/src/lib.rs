@@ -24,17 +24,20 @@
 //! The write path begins in `write/put.rs`, the read path in `read/get.rs`. The store's promises
 //! are in `docs/promises.md`.
 
-mod api;
 mod background;
-pub mod client;
 pub mod config;
 mod memory;
 mod read;
-pub mod rpc;
 pub mod server;
 mod state;
 mod store;
 mod write;
+
+/// The stores of peers.
+pub mod rpc {
+    pub use pagelith_client::rpc::Peer;
+    pub(crate) use pagelith_client::rpc::*;
+}
 
 /// Parts of the store that benches measure separately. They may change at any time.
 #[cfg(feature = "internals")]
@@ -43,18 +46,15 @@ pub mod internals {
     pub use crate::memory::index::{Entry, Index, IndexError, SsdPlace};
 }
 
-pub use api::error::{Error, ErrorKind, Result};
-pub use api::events::{Event, Events};
-pub use api::hits::{HitPolicy, PagesFound, PagesQuery, PoolQuery};
-pub use api::outcome::{
-    CloseReport, Done, FlushReport, GetDone, GetOutcome, MissCause, PutDone, PutOutcome, Ticket,
-    Tier,
-};
-pub use api::request::{
-    Destination, Get, GetSlice, Options, Put, PutGroup, PutSlice, Request, Source,
-};
 pub use background::scrub::{ScrubOptions, ScrubReport};
 pub use config::{Config, ConfigError, Facts, Size, ValidConfig};
+pub(crate) use pagelith_client::api;
+pub use pagelith_client::client;
+pub use pagelith_client::{
+    CloseReport, Destination, Done, Error, ErrorKind, Event, Events, FlushReport, Get, GetDone,
+    GetOutcome, GetSlice, HitPolicy, MissCause, Options, PagesFound, PagesQuery, PoolQuery, Put,
+    PutDone, PutGroup, PutOutcome, PutSlice, Request, Result, Source, Ticket, Tier,
+};
 pub use pagelith_io as io;
 pub use pagelith_io::buffer::AlignedBuf;
 pub use pagelith_io::registered::Registration;

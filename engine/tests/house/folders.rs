@@ -1,31 +1,35 @@
-//! Which folder of `engine/src` may name which: a folder uses itself and those before it.
+//! Which folder of `client/src` and `engine/src` may name which: a folder uses itself and those
+//! before it. The engine names the folders of the client as its own.
 
 use std::collections::BTreeSet;
 
 use super::code::shipping;
 use super::source::{files, is_test_file, text};
 
-/// The folders, lowest first. A name may point to the left only.
-const FOLDERS: [&str; 11] = [
-    "api",
-    "config",
-    "rpc",
-    "client",
-    "memory",
-    "state",
-    "read",
-    "write",
-    "background",
-    "store",
-    "server",
+/// The folders and their crates, lowest first. A name may point to the left only.
+const FOLDERS: [(&str, &str); 11] = [
+    ("client", "api"),
+    ("client", "rpc"),
+    ("client", "client"),
+    ("engine", "config"),
+    ("engine", "memory"),
+    ("engine", "state"),
+    ("engine", "read"),
+    ("engine", "write"),
+    ("engine", "background"),
+    ("engine", "store"),
+    ("engine", "server"),
 ];
 
-const SRC: &str = "engine/src/";
+fn rust_files() -> impl Iterator<Item = String> {
+    ["client/src", "engine/src"].into_iter().flat_map(|dir| files(dir, ".rs"))
+}
 
 /// The folder of a path, and how many modules deep its file is.
 fn place(path: &str) -> Option<(usize, usize)> {
-    let inner = path.strip_prefix(SRC)?;
-    let folder = FOLDERS.iter().position(|folder| inner.split('/').next() == Some(*folder))?;
+    let (package, inner) = path.split_once("/src/")?;
+    let of = (package, inner.split('/').next()?);
+    let folder = FOLDERS.iter().position(|folder| *folder == of)?;
     let file = inner.trim_end_matches("/mod.rs").trim_end_matches(".rs");
     Some((folder, file.split('/').count()))
 }
@@ -45,7 +49,7 @@ fn upward(path: &str, rust: &str) -> BTreeSet<(String, String)> {
     for (at, word) in code.match_indices("crate::") {
         let module = module(&code[at + word.len()..]);
         let folder = module.split("::").next().unwrap_or_default();
-        match FOLDERS.iter().position(|name| *name == folder) {
+        match FOLDERS.iter().position(|(_, name)| *name == folder) {
             Some(named) if named <= own => {}
             Some(_) | None => {
                 found.insert((path.to_owned(), module));
@@ -62,22 +66,21 @@ fn upward(path: &str, rust: &str) -> BTreeSet<(String, String)> {
 
 #[test]
 fn each_folder_uses_itself_and_those_before_it() {
-    let sources = files("engine/src", ".rs").into_iter().filter(|path| !is_test_file(path));
+    let sources = rust_files().filter(|path| !is_test_file(path));
     let found: BTreeSet<_> = sources.flat_map(|path| upward(&path, &text(&path))).collect();
     assert_eq!(found, BTreeSet::new());
 }
 
 #[test]
 fn file_in_no_folder_is_the_root_alone() {
-    let elsewhere: Vec<_> =
-        files("engine/src", ".rs").into_iter().filter(|path| place(path).is_none()).collect();
-    assert_eq!(elsewhere, ["engine/src/lib.rs"]);
+    let elsewhere: Vec<_> = rust_files().filter(|path| place(path).is_none()).collect();
+    assert_eq!(elsewhere, ["client/src/lib.rs", "engine/src/lib.rs"]);
 }
 
 #[test]
 fn each_folder_says_in_one_sentence_what_lives_there() {
-    for folder in FOLDERS {
-        let head = text(&format!("{SRC}{folder}/mod.rs"));
+    for (package, folder) in FOLDERS {
+        let head = text(&format!("{package}/src/{folder}/mod.rs"));
         assert!(head.lines().next().is_some_and(|line| line.starts_with("//! ")), "{folder}");
     }
 }
@@ -89,6 +92,7 @@ fn name_of_a_later_folder_is_seen() {
     assert_eq!(found("use crate::store::session::Session;"), 1);
     assert_eq!(found("fn f() { crate::server::run() }"), 1);
     assert_eq!(found("use crate::Store;"), 1, "says no folder");
+    assert_eq!(upward("client/src/rpc/call.rs", "use crate::client::Attached;").len(), 1);
     assert_eq!(found("use super::super::server;"), 1, "leaves the folder");
     assert_eq!(found("// crate::server\n#[cfg(test)]\nmod tests {\n    use crate::store;\n}"), 0);
 }

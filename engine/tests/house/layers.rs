@@ -6,13 +6,19 @@ use std::collections::BTreeMap;
 use super::source::{CRATES, exists, files, text, words};
 
 /// Package, its directory, and the packages of the workspace that it may depend on.
-const ARROWS: [(&str, &str, &[&str]); 12] = [
+const ARROWS: [(&str, &str, &[&str]); 13] = [
     // Planted bugs: none in what ships.
     ("pagelith-mutants", "sim/mutants", &[]),
     ("pagelith-layouts", "layouts", &["pagelith-mutants"]),
     ("pagelith-io", "io", &["pagelith-mutants", "pagelith-layouts"]),
     ("pagelith-tiers", "tiers", &["pagelith-mutants", "pagelith-layouts", "pagelith-io"]),
     ("pagelith-transport", "transport", &["pagelith-layouts", "pagelith-io"]),
+    // A process without a store of its own links neither tiers nor index.
+    (
+        "pagelith-client",
+        "client",
+        &["pagelith-mutants", "pagelith-layouts", "pagelith-io", "pagelith-transport"],
+    ),
     (
         "pagelith",
         "engine",
@@ -22,6 +28,7 @@ const ARROWS: [(&str, &str, &[&str]); 12] = [
             "pagelith-io",
             "pagelith-tiers",
             "pagelith-transport",
+            "pagelith-client",
         ],
     ),
     ("pagelith-cli", "cli", &["pagelith-layouts", "pagelith-io", "pagelith-transport", "pagelith"]),
@@ -139,6 +146,7 @@ fn upward_dependency_is_detected() {
     let planted = [
         ("layouts", "pagelith-layouts", "[dependencies]\npagelith-io = {}"),
         ("tiers", "pagelith-tiers", "[dependencies]\npagelith-transport.workspace = true"),
+        ("client", "pagelith-client", "[dependencies]\npagelith-tiers.workspace = true"),
         ("engine", "pagelith", "[target.'cfg(unix)'.dependencies]\npagelith-sim = {}"),
         ("cli", "pagelith-cli", "[build-dependencies]\nhelper = { package = \"pagelith-sim\" }"),
         ("shed", "pagelith-shed", ""),

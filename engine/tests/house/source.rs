@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 /// Crates in directories of these names contain code that ships, or tests it.
-pub const CRATES: [&str; 9] =
-    ["layouts", "io", "tiers", "transport", "engine", "cli", "python", "sim", "benches"];
+pub const CRATES: [&str; 10] =
+    ["layouts", "io", "tiers", "transport", "client", "engine", "cli", "python", "sim", "benches"];
 
 /// The workspace's root.
 pub fn root() -> PathBuf {

@@ -15,7 +15,8 @@ const BANNED: [(&str, &str); 9] = [
     ("told", "notified, reported, distinguished"),
 ];
 /// The crates that ship.
-const CRATES: [&str; 7] = ["layouts", "io", "tiers", "transport", "engine", "cli", "python"];
+const CRATES: [&str; 8] =
+    ["layouts", "io", "tiers", "transport", "client", "engine", "cli", "python"];
 /// Texts that hold a banned word for a reason.
 const ALLOWED: [(&str, &str); 2] = [
     // The user's name.

@@ -1,0 +1,185 @@
+//! Results of calls: one outcome per object, never one for a whole batch.
+
+use std::fmt;
+
+use pagelith_layouts::checksum::{Checksum, Checksums};
+
+use crate::api::error::{Error, Result};
+use crate::api::group_info::GroupInfo;
+use crate::api::hits::PagesFound;
+use crate::api::request::{Destination, Source};
+
+/// Where an object's bytes came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Tier {
+    /// The arena.
+    Memory,
+    /// The segment log.
+    Ssd,
+    /// A peer.
+    Remote,
+}
+
+/// Why a get missed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum MissCause {
+    /// No entry: never put, or evicted, removed, cleared, or lost before it was durable.
+    Absent,
+    /// The stored bytes failed verification; the entry was dropped and counted.
+    Damaged,
+    /// The device failed the read, or was late; the entry of a failed read was dropped.
+    Unreadable,
+    /// It was removed, cleared or reclaimed while it was being read.
+    Gone,
+    /// The batch's deadline passed before the store reached the object.
+    Late,
+}
+
+impl MissCause {
+    /// All causes, for tables.
+    pub const ALL: [MissCause; 5] = [
+        MissCause::Absent,
+        MissCause::Damaged,
+        MissCause::Unreadable,
+        MissCause::Gone,
+        MissCause::Late,
+    ];
+}
+
+impl fmt::Display for MissCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            MissCause::Absent => "absent",
+            MissCause::Damaged => "damaged",
+            MissCause::Unreadable => "unreadable",
+            MissCause::Gone => "gone",
+            MissCause::Late => "late",
+        })
+    }
+}
+
+/// Outcome of a get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GetOutcome {
+    /// Every byte is in the destination, verified.
+    Hit {
+        /// Where it came from.
+        tier: Tier,
+        /// Bytes delivered.
+        bytes: u64,
+    },
+    /// No verified bytes were delivered.
+    Miss(MissCause),
+}
+
+impl GetOutcome {
+    /// Whether it is a hit.
+    pub fn is_hit(&self) -> bool {
+        match self {
+            GetOutcome::Hit { .. } => true,
+            GetOutcome::Miss(_) => false,
+        }
+    }
+}
+
+/// Outcome of a put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PutOutcome {
+    /// Stored: `get` hits until eviction, removal, clear or detected damage.
+    Stored,
+    /// The key was present already; the bytes of this put were not read.
+    AlreadyPresent,
+    /// Kept and not visible yet: its base is absent, or its group is incomplete. It is dropped at
+    /// the deadline of its group. No flush covers it.
+    Waiting,
+    /// Refused by policy: the index is full of objects that must not be dropped.
+    Refused,
+}
+
+/// Identifies a submitted batch on its session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(#[doc(hidden)] pub u64);
+
+/// A finished get: its outcome, and the caller's memory. `Err` stands for an invalid request
+/// (`Invalid`), for `Busy`, and for a closed store.
+#[derive(Debug)]
+pub struct GetDone {
+    /// The outcome.
+    pub outcome: Result<GetOutcome>,
+    /// The caller's memory.
+    pub destination: Destination,
+    /// The object's length in bytes, if it was found.
+    #[doc(hidden)]
+    pub length: u64,
+    /// Metadata of the object, if it was requested.
+    #[doc(hidden)]
+    pub meta: Option<Box<ObjectMeta>>,
+}
+
+impl GetDone {
+    /// The checksums of the object's blocks, and its group; empty unless requested.
+    #[doc(hidden)]
+    pub fn metadata(&self) -> (&[Checksum], GroupInfo) {
+        self.meta.as_ref().map(|meta| (&meta.checksums[..], meta.group.clone())).unwrap_or_default()
+    }
+}
+
+/// Metadata of a found object, for sessions that request it. Boxed in [`GetDone`], since other
+/// sessions do not need it.
+#[derive(Debug, Default)]
+pub struct ObjectMeta {
+    /// The checksums of all its blocks.
+    pub checksums: Checksums,
+    /// The group that it was put with.
+    pub group: GroupInfo,
+}
+
+/// A finished put: its outcome, and the caller's memory.
+#[derive(Debug)]
+pub struct PutDone {
+    /// The outcome. All objects of a group have the same one, except that an object that was stored
+    /// alone and now belongs to the group is `AlreadyPresent` while the others are `Stored`.
+    pub outcome: Result<PutOutcome>,
+    /// The caller's memory.
+    pub source: Source,
+}
+
+/// A finished batch, in the order of submission (groups flattened).
+#[derive(Debug)]
+pub enum Done {
+    /// Of `submit_put`.
+    Put(Vec<PutDone>),
+    /// Of `submit_get`.
+    Get(Vec<GetDone>),
+    /// Of `submit_exists`.
+    Exists(Vec<bool>),
+    /// Of `submit_exists_groups`: one answer for the whole query.
+    ExistsGroups(Result<PagesFound>),
+}
+
+/// Result of closing a store.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CloseReport {
+    /// Counts since the last flush.
+    pub flushed: FlushReport,
+    /// Objects that are not durable at the end; 0 without an SSD tier.
+    pub unsaved_objects: u64,
+    /// Their bytes.
+    pub unsaved_bytes: u64,
+    /// Why the close is incomplete: the timeout passed, or the tier accepts no writes.
+    pub error: Option<Error>,
+}
+
+/// Result of a flush.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlushReport {
+    /// Objects made durable since the last report.
+    pub durable_objects: u64,
+    /// Their bytes.
+    pub durable_bytes: u64,
+    /// Objects whose put was refused since the last report.
+    pub refused_objects: u64,
+    /// Objects that were acknowledged and could not be made durable: the device failed, or there is
+    /// no SSD tier. They are served from memory until evicted.
+    pub lost_objects: u64,
+}

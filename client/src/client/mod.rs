@@ -1,0 +1,508 @@
+//! A client of a store in another process, on this host or another: the calls of a `Store`, over a
+//! link.
+//!
+//! - The client verifies the bytes of a get in their destination before it returns `Hit`; the store
+//!   verifies the bytes of a put before it stores them.
+//! - Each calling thread has a link of its own, dialed on first use and kept for later calls. A
+//!   link that is idle for some seconds ends.
+//! - If the link ends during a call, the call is retried once over a new link, whichever call it
+//!   is. Only what belongs to one link (a pin, a view, an open group) is lost with it.
+//! - A caller with several batches in flight uses one link for all of them: [`Session`].
+//! - A restarted store process has lost all puts that no flush covered; the next flush reports this
+//!   once.
+
+mod batch;
+mod control;
+mod events;
+mod exists;
+mod group;
+mod instances;
+mod lease_connection;
+mod pin;
+mod put;
+mod session;
+mod view;
+
+use std::time::Duration;
+
+use pagelith_io::buffer::BorrowScope;
+use pagelith_io::clock::{Clock, Mono};
+use pagelith_io::entropy::Entropy;
+use pagelith_io::runtime::Runtime;
+use pagelith_io::shm::Region;
+use pagelith_io::sync::{Arc, Mutex, PoisonError};
+use pagelith_io::system::{SystemClock, SystemEntropy, Threads};
+use pagelith_layouts::ids::{Generation, NamespaceId};
+use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::wire::List;
+use pagelith_layouts::wire::request::RequestBody;
+use pagelith_transport::address::Address;
+use pagelith_transport::auth::Key;
+use pagelith_transport::capability::Offer;
+use pagelith_transport::closed::Closed;
+use pagelith_transport::dial::{Dial, DialProgress, SocketDial};
+use pagelith_transport::link::Link;
+use pagelith_transport::shown::{REGIONS_MAX, SharedRegions};
+
+use self::batch::{RemotePutBatch, begin_get};
+use self::events::EventCursor;
+use self::instances::UnflushedPuts;
+use self::lease_connection::LeaseConnection;
+use crate::api::borrowed::{self, BorrowedGroup};
+use crate::api::error::{Error, ErrorKind, Result};
+use crate::api::outcome::{FlushReport, GetDone, GetOutcome, PutDone, PutOutcome};
+use crate::api::request::{Get, GetSlice, Options, PutGroup, PutSlice, Request};
+use crate::rpc::client::RpcClient;
+use crate::rpc::connections::PeerConnections;
+use crate::rpc::remote_get::{CallOptions, LinkFailures, no_link};
+use crate::rpc::{ControlReply, Peer, Peers};
+
+pub use self::group::{Group, GroupId};
+pub use self::pin::Pin;
+pub use self::session::Session;
+pub use self::view::View;
+
+/// Longest single wait, so that a wait for several conditions checks each of them.
+const WAIT_STEP: Duration = Duration::from_millis(20);
+/// How long to wait before a busy store is tried again.
+const BUSY_RETRY: Duration = Duration::from_millis(2);
+
+/// The index of the only store in a [`PeerConnections`].
+const STORE: usize = 0;
+
+/// Links that no call uses.
+#[derive(Default)]
+struct IdleConnections {
+    connections: Vec<PeerConnections>,
+    /// How often memory was shared. Links that were established earlier do not have all regions.
+    share_count: u64,
+}
+
+/// A store in another process. Threads share it by reference.
+pub struct Attached {
+    remote: Arc<Peers>,
+    clock: Arc<dyn Clock>,
+    timeout: Duration,
+    idle: Mutex<IdleConnections>,
+    requests: Mutex<u64>,
+    unflushed: Mutex<UnflushedPuts>,
+    event_cursor: Mutex<EventCursor>,
+    shared_regions: SharedRegions,
+    leases: Arc<LeaseConnection>,
+    /// As `leases`, for open groups, whose payload may occupy the link for long.
+    group_leases: Arc<LeaseConnection>,
+}
+
+impl Attached {
+    /// Attach to the store that `dial` connects to. `timeout` limits this call, and later calls
+    /// that specify no timeout.
+    ///
+    /// # Errors
+    /// `Unavailable` if the store does not respond in time, `Denied` if it rejects this process,
+    /// `Incompatible` if the two have no common protocol; the message names the cause.
+    pub fn attach(
+        dial: Arc<dyn Dial>,
+        clock: Arc<dyn Clock>,
+        timeout: Duration,
+    ) -> Result<Attached> {
+        let link = first_link(&*dial, &*clock, timeout).map_err(|why| attach_error(&why))?;
+        Attached::with_link(dial, "store".to_owned(), clock, timeout, Some(link))
+    }
+
+    /// A client that uses `link`, or dials with the first call. Log lines name the store `name`.
+    fn with_link(
+        dial: Arc<dyn Dial>,
+        name: String,
+        clock: Arc<dyn Clock>,
+        timeout: Duration,
+        link: Option<Box<dyn Link>>,
+    ) -> Result<Attached> {
+        let peer = Peer { name, weight: 1.0, preferred: false, dial };
+        let remote = Arc::new(Peers::new(vec![peer])?);
+        let leases = Arc::new(LeaseConnection::new(remote.clone(), clock.clone(), timeout));
+        let group_leases = Arc::new(LeaseConnection::new(remote.clone(), clock.clone(), timeout));
+        let mut connections = PeerConnections::for_client(remote.clone());
+        link.into_iter().for_each(|link| connections.pool.adopt(STORE, link));
+        let idle = Mutex::new(IdleConnections {
+            connections: vec![connections],
+            ..IdleConnections::default()
+        });
+        let (requests, unflushed, shared_regions) =
+            (Mutex::new(0), Mutex::default(), SharedRegions::default());
+        let event_cursor = Mutex::default();
+        Ok(Attached {
+            remote,
+            clock,
+            timeout,
+            idle,
+            requests,
+            unflushed,
+            event_cursor,
+            shared_regions,
+            leases,
+            group_leases,
+        })
+    }
+
+    /// Attach to the store process at `address`, which identifies this process by `key`. As
+    /// [`Attached::attach`]. A host name is resolved again for each link.
+    pub fn to(address: &Address, key: Option<&Key>, timeout: Duration) -> Result<Attached> {
+        Attached::connect(address, key, timeout, false)
+    }
+
+    /// As [`Attached::to`], but succeeds also if no process responds there yet: calls fail as
+    /// `Unavailable` until it can be reached, and each call tries to connect, as after a restart.
+    /// If a process responds and rejects this one, that is an error here too.
+    pub fn expecting(address: &Address, key: Option<&Key>, timeout: Duration) -> Result<Attached> {
+        Attached::connect(address, key, timeout, true)
+    }
+
+    fn connect(
+        address: &Address,
+        key: Option<&Key>,
+        timeout: Duration,
+        may_be_down: bool,
+    ) -> Result<Attached> {
+        let clock = Arc::new(SystemClock::new());
+        let offer = Offer::of_this_build(SystemEntropy.bytes16());
+        let dial = SocketDial::new(address.clone(), key.cloned(), offer, clock.clone());
+        let shared_regions = dial.shows.clone();
+        let link = match first_link(&dial, &*clock, timeout).map_err(|why| attach_error(&why)) {
+            Ok(link) => Some(link),
+            Err(error) if may_be_down && error.kind == ErrorKind::Unavailable => {
+                tracing::warn!(%address, %error, "store process is down; calls fail as Unavailable until it is up");
+                None
+            }
+            Err(mut error) => {
+                error.message = format!("{} address={address}", error.message);
+                return Err(error);
+            }
+        };
+        let attached =
+            Attached::with_link(Arc::new(dial), address.to_string(), clock, timeout, link)?;
+        let attached = Attached { shared_regions, ..attached };
+        Ok(attached.with_runtime(Arc::new(Threads)))
+    }
+
+    /// Let a task of `runtime` keep the connections of leases alive. A store treats a process that
+    /// is silent for some seconds as dead, and releases its leases. Without the task only the calls
+    /// of this process keep the connections alive.
+    #[must_use]
+    pub fn with_runtime(self, runtime: Arc<dyn Runtime>) -> Attached {
+        self.leases.set_runtime(runtime.clone());
+        self.group_leases.set_runtime(runtime);
+        self
+    }
+
+    /// Share `region` with a store process on this host, so that puts from it are copied once and
+    /// not sent. Share only memory that lives as long as this client: a link of the store maps it
+    /// until the link ends.
+    ///
+    /// # Errors
+    /// `Invalid` if more than [`REGIONS_MAX`] regions are shared.
+    pub fn share(&self, region: Arc<Region>) -> Result<()> {
+        if !self.shared_regions.add(region) {
+            return Err(Error::invalid(format!(
+                "too many shared memory regions max={REGIONS_MAX}"
+            )));
+        }
+        // A link hands over its regions when it is established.
+        let mut idle = self.lock_idle();
+        idle.share_count += 1;
+        idle.connections.clear();
+        Ok(())
+    }
+
+    /// As `Store::begin_request`.
+    pub fn begin_request(&self) -> Request {
+        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        *requests += 1;
+        Request(*requests)
+    }
+
+    /// As `Store::put_batch`. `Unavailable` if the store cannot be reached.
+    pub fn put_batch(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
+        let groups: Vec<_> = objects.chunks(1).map(|object| (None, object)).collect();
+        self.put_borrowed(&groups, &[], options)
+    }
+
+    /// As `Store::put_groups`.
+    pub fn put_groups(
+        &self,
+        groups: &[&[PutSlice<'_>]],
+        options: Options,
+    ) -> Vec<Result<PutOutcome>> {
+        let groups: Vec<_> = groups.iter().map(|group| (None, *group)).collect();
+        self.put_borrowed(&groups, &[], options)
+    }
+
+    /// As `Store::put_attached`.
+    pub fn put_attached(
+        &self,
+        groups: &[(ObjectKey, &[PutSlice<'_>])],
+        options: Options,
+    ) -> Vec<Result<PutOutcome>> {
+        let groups: Vec<_> = groups.iter().map(|(base, group)| (Some(*base), *group)).collect();
+        self.put_borrowed(&groups, &[], options)
+    }
+
+    /// As `Store::put_parts`. `Incompatible` if the store is of a version that accepts
+    /// only whole groups.
+    pub fn put_parts(
+        &self,
+        required: &[ObjectKey],
+        parts: &[&[PutSlice<'_>]],
+        options: Options,
+    ) -> Vec<Result<PutOutcome>> {
+        if required.is_empty() {
+            return parts
+                .iter()
+                .map(|_| Err(Error::invalid("a group requires no object")))
+                .collect();
+        }
+        let parts: Vec<_> = parts.iter().map(|part| (None, *part)).collect();
+        self.put_borrowed(&parts, required, options)
+    }
+
+    fn put_borrowed(
+        &self,
+        groups: &[BorrowedGroup<'_>],
+        required: &[ObjectKey],
+        options: Options,
+    ) -> Vec<Result<PutOutcome>> {
+        let options = Options { request: Some(self.request(&options)), ..options };
+        let deadline = self.clock.now().after(options.timeout.unwrap_or(self.timeout));
+        let attempt = |groups: &[BorrowedGroup<'_>], options| {
+            BorrowScope::scope(|lender| {
+                let done = self.put_owned(borrowed::lend_groups(lender, groups), required, options);
+                borrowed::outcomes_of_groups(groups, done)
+            })
+        };
+        let wait = |left: Duration| {
+            self.with_connections(|connections| {
+                connections.wait_for_peer(STORE, self.clock.now(), left.min(BUSY_RETRY))
+            });
+        };
+        borrowed::while_busy(groups, options, || deadline.since(self.clock.now()), attempt, wait)
+    }
+
+    /// Put groups; returns one outcome for each object, with its memory. Without capacity at the
+    /// store the outcome is `Busy` at once.
+    pub fn put(&self, groups: Vec<PutGroup>, options: Options) -> Vec<PutDone> {
+        self.put_owned(groups, &[], options)
+    }
+
+    /// Put groups, or parts of a group that consists of the objects `required` if that is not
+    /// empty.
+    fn put_owned(
+        &self,
+        groups: Vec<PutGroup>,
+        required: &[ObjectKey],
+        options: Options,
+    ) -> Vec<PutDone> {
+        let call = self.call_options(&options);
+        self.with_connections(|connections| {
+            let mut puts = RemotePutBatch::begin(connections, groups, required, call);
+            self.drive(connections, |connections, now| {
+                let mut failures = LinkFailures::default();
+                let all_done = puts.advance(connections, now, &mut failures);
+                failures.apply(connections, now);
+                all_done
+            });
+            self.unflushed().note(puts.take_acknowledgements());
+            puts.finish()
+        })
+    }
+
+    /// As `Store::get_batch`; the tier of a hit is the store's tier. `Unavailable` if the
+    /// store cannot be reached.
+    pub fn get_batch(
+        &self,
+        gets: &mut [GetSlice<'_, '_>],
+        options: Options,
+    ) -> Vec<Result<GetOutcome>> {
+        BorrowScope::scope(|lender| {
+            let done = self.get(borrowed::lend_gets(lender, gets), options);
+            done.into_iter().map(|done| done.outcome).collect()
+        })
+    }
+
+    /// Get objects; returns all memory once each object has its outcome.
+    pub fn get(&self, gets: Vec<Get>, options: Options) -> Vec<GetDone> {
+        let call = self.call_options(&options);
+        self.with_connections(|connections| {
+            let mut get = begin_get(connections, gets, call);
+            self.drive(connections, |connections, now| get.advance(connections, now));
+            get.finish()
+        })
+    }
+
+    /// As `Store::remove`. If the link ended during the call, the removal was requested
+    /// twice, and the result counts what the second request found.
+    pub fn remove(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
+        if keys.is_empty() {
+            return Ok(0);
+        }
+        let removed = self.number(&RequestBody::Remove(List::of(keys)), &options)?;
+        Ok(usize::try_from(removed).unwrap_or(usize::MAX))
+    }
+
+    /// As `Store::clear`. If the link ended during the call, the clear may have been
+    /// executed twice, which raises the generation twice. Clearing a namespace without objects does
+    /// not raise it.
+    pub fn clear(&self, namespace: NamespaceId, options: Options) -> Result<Generation> {
+        self.number(&RequestBody::Clear(namespace), &options).map(Generation)
+    }
+
+    /// As `Store::flush`: it covers the puts of all clients. The report counts what was
+    /// not yet reported to this process, in the namespaces of its key.
+    ///
+    /// # Errors
+    /// `Unavailable` also, once, if the store process was restarted after a put of this client that
+    /// no flush covered: the put may be lost.
+    pub fn flush(&self, options: Options) -> Result<FlushReport> {
+        let before = *self.unflushed();
+        let (reply, instance) = self.control(&RequestBody::Flush, &options)?;
+        let ControlReply::Flushed(report) = reply else { return Err(no_link()) };
+        self.unflushed().record_flush(before, instance)?;
+        Ok(report)
+    }
+
+    /// The store's counters, as a JSON object.
+    pub fn stats(&self, options: Options) -> Result<String> {
+        match self.control(&RequestBody::Stats, &options)? {
+            (ControlReply::Text(text), _) => Ok(text),
+            (
+                ControlReply::Number(_)
+                | ControlReply::Flushed(_)
+                | ControlReply::Bits(_)
+                | ControlReply::Events(_)
+                | ControlReply::Views(_),
+                _,
+            ) => Err(no_link()),
+        }
+    }
+
+    /// Check that the store responds.
+    pub fn ping(&self, options: Options) -> Result<()> {
+        self.control(&RequestBody::Ping, &options).map(|_| ())
+    }
+
+    fn unflushed(&self) -> pagelith_io::sync::MutexGuard<'_, UnflushedPuts> {
+        self.unflushed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Poll the connections of leases, so that the store does not treat this process as dead.
+    fn keep_alive(&self) {
+        self.leases.keep_alive();
+        self.group_leases.keep_alive();
+    }
+
+    fn request(&self, options: &Options) -> Request {
+        options.request.unwrap_or_else(|| self.begin_request())
+    }
+
+    fn call_options(&self, options: &Options) -> CallOptions {
+        let Request(request) = self.request(options);
+        let deadline = self.clock.now().after(options.timeout.unwrap_or(self.timeout));
+        CallOptions { request, depth: options.depth, deadline }
+    }
+
+    fn lock_idle(&self) -> pagelith_io::sync::MutexGuard<'_, IdleConnections> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Take connections for exclusive use, with the share count at that moment.
+    fn checkout(&self) -> (PeerConnections, u64) {
+        let mut idle = self.lock_idle();
+        let (reused, share_count) = (idle.connections.pop(), idle.share_count);
+        drop(idle);
+        let mut connections =
+            reused.unwrap_or_else(|| PeerConnections::for_client(self.remote.clone()));
+        // Detect a link that ended since its last use before a request is sent over it.
+        connections.poll(self.clock.now());
+        (connections, share_count)
+    }
+
+    /// Keep connections for later calls, unless regions that they lack were shared meanwhile.
+    fn checkin(&self, connections: PeerConnections, share_count: u64) {
+        let mut idle = self.lock_idle();
+        if idle.share_count == share_count {
+            idle.connections.push(connections);
+        }
+    }
+
+    /// Run `body` with exclusive connections.
+    fn with_connections<R>(&self, body: impl FnOnce(&mut PeerConnections) -> R) -> R {
+        let (mut connections, share_count) = self.checkout();
+        let result = body(&mut connections);
+        self.checkin(connections, share_count);
+        result
+    }
+
+    /// Make progress until `advance` returns true.
+    fn drive(
+        &self,
+        connections: &mut PeerConnections,
+        advance: impl FnMut(&mut PeerConnections, Mono) -> bool,
+    ) {
+        control::drive(&*self.clock, connections, advance, &|| self.keep_alive());
+    }
+}
+
+/// How often to try an idempotent request: twice if a link is up, since that link may end during
+/// the request.
+fn attempts(connections: &PeerConnections) -> usize {
+    1 + usize::from(connections.pool.live(STORE).is_some())
+}
+
+/// Wake the store before a request arrives.
+fn wake_store(connections: &mut PeerConnections) {
+    connections.pool.live_mut(STORE).into_iter().for_each(RpcClient::wake_peer);
+}
+
+fn is_unavailable<T>(outcome: &Result<T>) -> bool {
+    outcome.as_ref().is_err_and(|error| error.kind == ErrorKind::Unavailable)
+}
+
+fn first_link(
+    dial: &dyn Dial,
+    clock: &dyn Clock,
+    timeout: Duration,
+) -> std::result::Result<Box<dyn Link>, Closed> {
+    let deadline = clock.now().after(timeout);
+    let mut dialing = dial.begin()?;
+    loop {
+        let left = deadline.since(clock.now());
+        match dialing.wait(left.min(WAIT_STEP)) {
+            DialProgress::Ready(link) => return Ok(link),
+            DialProgress::Over(why) => return Err(why),
+            DialProgress::Waiting(_) if left.is_zero() => {
+                let limit_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+                return Err(Closed::Late { limit_ms });
+            }
+            DialProgress::Waiting(waiting) => dialing = waiting,
+        }
+    }
+}
+
+fn attach_error(why: &Closed) -> Error {
+    use pagelith_layouts::wire::greeting::Reason;
+    let kind = match why {
+        Closed::NotAuthentic { .. } => ErrorKind::Denied,
+        Closed::Misfit(_) => ErrorKind::Incompatible,
+        Closed::Refused(refusal) => match refusal.reason {
+            Reason::Denied => ErrorKind::Denied,
+            Reason::Version | Reason::Feature => ErrorKind::Incompatible,
+            Reason::Busy | Reason::Malformed | Reason::Late => ErrorKind::Unavailable,
+        },
+        _ => ErrorKind::Unavailable,
+    };
+    Error::new(kind, format!("cannot attach to the store: {why}"))
+}
+
+impl std::fmt::Debug for Attached {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Attached").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,152 @@
+//! Pins, leases and prefetches over a link.
+
+use std::sync::Weak;
+use std::time::Duration;
+
+use pagelith_io::sync::Arc;
+use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::wire::List;
+use pagelith_layouts::wire::request::RequestBody;
+
+use super::Attached;
+use super::lease_connection::{LeaseConnection, LeaseLink};
+use crate::api::error::{Error, ErrorKind, Result};
+use crate::api::request::Options;
+use crate::rpc::remote_get::CallOptions;
+
+/// Maximum keys of one pin or lease request.
+const KEYS_MAX: usize = 4096;
+
+/// Keeps objects of a store in another process from being evicted or reclaimed. It ends when it is
+/// dropped, when its link ends ([`Pin::is_held`]), or when its client is dropped. Removals and
+/// clears ignore pins.
+pub struct Pin {
+    leases: Weak<LeaseConnection>,
+    link: u64,
+    names: Vec<u64>,
+    pinned: usize,
+}
+
+impl Pin {
+    /// The number of objects that were found and pinned.
+    pub fn pinned(&self) -> usize {
+        self.pinned
+    }
+
+    /// Whether the objects are still pinned, as far as this side knows. They are not once the link
+    /// has ended, which releases them at the store, or the store process was restarted. An
+    /// unreachable store is detected after
+    /// [`Limits::dead_after`](pagelith_transport::limits::Limits::dead_after).
+    pub fn is_held(&self) -> bool {
+        self.leases.upgrade().is_some_and(|leases| leases.is_connected(self.link))
+    }
+}
+
+impl Drop for Pin {
+    /// Waits until the store has released the pins, at most the timeout of calls.
+    fn drop(&mut self) {
+        let Some(leases) = self.leases.upgrade() else { return };
+        leases.release();
+        leases.unpin(self.link, &self.names);
+    }
+}
+
+impl std::fmt::Debug for Pin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pin").field("pinned", &self.pinned).finish_non_exhaustive()
+    }
+}
+
+/// The names of pins, and their link.
+#[derive(Default)]
+struct PinnedKeys {
+    link: u64,
+    names: Vec<u64>,
+    pinned: usize,
+}
+
+impl Attached {
+    /// As `Store::pin`, for the life of the link: [`Pin::is_held`]. The link must be kept
+    /// alive meanwhile: see [`Attached::with_runtime`].
+    ///
+    /// # Errors
+    /// `Busy` if this client, or all clients together, would have too much pinned; `Unavailable` if
+    /// the store cannot be reached; `Incompatible` if it is of a version without pins of clients.
+    pub fn pin(&self, keys: &[ObjectKey], options: Options) -> Result<Pin> {
+        let call = self.call_options(&options);
+        let PinnedKeys { link, names, pinned } = self
+            .leases
+            .acquire(call.deadline, |lease_link| self.pin_once(lease_link, keys, call))?;
+        Ok(Pin { leases: Arc::downgrade(&self.leases), link, names, pinned })
+    }
+
+    /// Pin all keys over one link, or none.
+    fn pin_once(
+        &self,
+        lease_link: &mut LeaseLink,
+        keys: &[ObjectKey],
+        call: CallOptions,
+    ) -> Result<PinnedKeys> {
+        let mut pinned_keys = PinnedKeys::default();
+        for chunk in keys.chunks(KEYS_MAX) {
+            let name = lease_link.next_name();
+            let reply = lease_link.request_number(
+                &*self.clock,
+                &RequestBody::Pin(name, List::of(chunk)),
+                call,
+            );
+            let first = pinned_keys.names.is_empty();
+            pinned_keys.names.push(name);
+            let error = match reply {
+                Ok((pinned, link)) if first || link == pinned_keys.link => {
+                    pinned_keys.pinned +=
+                        usize::try_from(pinned).map_or(chunk.len(), |n| n.min(chunk.len()));
+                    pinned_keys.link = link;
+                    continue;
+                }
+                Ok(_) => Error::new(
+                    ErrorKind::Unavailable,
+                    "the link to the store ended, which released the pins",
+                ),
+                Err(error) => error,
+            };
+            // A request without a reply may have been executed.
+            let (link, now) = (lease_link.connections.pool.generation(), self.clock.now());
+            pinned_keys.names.iter().for_each(|name| {
+                lease_link.send_without_reply(link, &RequestBody::Unpin(*name), call, now)
+            });
+            return Err(error);
+        }
+        Ok(pinned_keys)
+    }
+
+    /// As `Store::lease`, independent of the link; in whole milliseconds, rounded up.
+    ///
+    /// # Errors
+    /// `Invalid` if `duration` is more than a day; otherwise as [`Attached::pin`].
+    pub fn lease(&self, keys: &[ObjectKey], duration: Duration, options: Options) -> Result<usize> {
+        let ms = u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX).max(1);
+        let mut leased = 0;
+        for chunk in keys.chunks(KEYS_MAX) {
+            let present = self.number(&RequestBody::Lease(ms, List::of(chunk)), &options)?;
+            leased +=
+                usize::try_from(present).map_or(chunk.len(), |present| present.min(chunk.len()));
+        }
+        Ok(leased)
+    }
+
+    /// As `Store::prefetch`.
+    ///
+    /// # Errors
+    /// As [`Attached::exists_batch`]; `Incompatible` if the store is of a version without prefetch.
+    pub fn prefetch(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
+        let mut total = 0;
+        for (at, chunk) in (0..).step_by(KEYS_MAX).zip(keys.chunks(KEYS_MAX)) {
+            let options = Options { depth: options.depth.saturating_add(at), ..options };
+            let accepted = self.number(&RequestBody::Prefetch(List::of(chunk)), &options)?;
+            total +=
+                usize::try_from(accepted).map_or(chunk.len(), |accepted| accepted.min(chunk.len()));
+        }
+        Ok(total)
+    }
+}

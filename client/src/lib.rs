@@ -1,0 +1,26 @@
+//! The client side of Pagelith: the types of its calls, and a store in another process.
+//!
+//! This crate links neither tiers nor index. A process without a store of its own needs no other
+//! crate of Pagelith than this one and those that it depends on. The crate `pagelith`, with the
+//! embedded `Store`, exports all that is public here under the same names.
+//!
+//! The modules `api` and `rpc`, and what is hidden in public types, are for the crate `pagelith`
+//! only: they may change at any time.
+
+#[doc(hidden)]
+pub mod api;
+pub mod client;
+#[doc(hidden)]
+pub mod rpc;
+
+pub use api::error::{Error, ErrorKind, Result};
+pub use api::events::{Event, Events};
+pub use api::hits::{HitPolicy, PagesFound, PagesQuery, PoolQuery};
+pub use api::outcome::{
+    CloseReport, Done, FlushReport, GetDone, GetOutcome, MissCause, PutDone, PutOutcome, Ticket,
+    Tier,
+};
+pub use api::request::{
+    Destination, Get, GetSlice, Options, Put, PutGroup, PutSlice, Request, Source,
+};
+pub use rpc::Peer;

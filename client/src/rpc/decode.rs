@@ -1,0 +1,88 @@
+//! Converts outcomes of the wire protocol into types of the API. The server of the engine has the
+//! reverse.
+
+use pagelith_layouts::wire::outcome::{
+    Answer, CauseTag, ErrorTag, Failure, Flushed, Happened, TierTag, Verdict,
+};
+use pagelith_layouts::wire::printable::Printable;
+
+use super::call::{ControlReply, no_answer};
+use crate::api::error::{Error, ErrorKind, Result};
+use crate::api::events::{Event, Since};
+use crate::api::outcome::{FlushReport, MissCause, PutOutcome, Tier};
+
+pub(crate) fn decode_put_outcome(verdict: &Verdict<'_>) -> Result<PutOutcome> {
+    match verdict {
+        Verdict::Stored => Ok(PutOutcome::Stored),
+        Verdict::AlreadyPresent => Ok(PutOutcome::AlreadyPresent),
+        Verdict::Waiting => Ok(PutOutcome::Waiting),
+        Verdict::Refused => Ok(PutOutcome::Refused),
+        Verdict::Failed(failure) => Err(decode_error(failure)),
+        Verdict::Hit { .. } | Verdict::Miss(_) => Err(no_answer()),
+    }
+}
+
+pub(crate) fn decode_control(answer: &Answer<'_>) -> Option<ControlReply> {
+    match answer {
+        Answer::Number(number) => Some(ControlReply::Number(*number)),
+        Answer::Flushed(said) => {
+            let Flushed { durable_objects, durable_bytes, refused_objects, lost_objects } = *said;
+            let report =
+                FlushReport { durable_objects, durable_bytes, refused_objects, lost_objects };
+            Some(ControlReply::Flushed(report))
+        }
+        Answer::Text(text) => Some(ControlReply::Text((*text).to_owned())),
+        Answer::Bits(bits) => Some(ControlReply::Bits(bits.iter().collect())),
+        Answer::Events(said) => {
+            let events = said.iter().map(decode_event).collect();
+            Some(ControlReply::Events(Since { events, next: said.next, lost: said.lost }))
+        }
+        Answer::Views(views) => Some(ControlReply::Views(
+            views.iter().map(|view| (view.key_hash(), view.lies())).collect(),
+        )),
+        Answer::Items(_) | Answer::Failed(_) => None,
+    }
+}
+
+fn decode_event(said: Happened) -> Event {
+    match said {
+        Happened::Stored(tier, key, new) => Event::Stored { tier: decode_tier(tier), key, new },
+        Happened::Removed(tier, key, gone) => Event::Removed { tier: decode_tier(tier), key, gone },
+        Happened::Cleared(namespace) => Event::Cleared { namespace },
+        Happened::Forgot(tier) => Event::Forgot { tier: decode_tier(tier) },
+    }
+}
+
+pub(crate) fn decode_tier(tier: TierTag) -> Tier {
+    match tier {
+        TierTag::Memory => Tier::Memory,
+        TierTag::Ssd => Tier::Ssd,
+        TierTag::Remote => Tier::Remote,
+    }
+}
+
+pub(crate) fn decode_miss(cause: CauseTag) -> MissCause {
+    match cause {
+        CauseTag::Absent => MissCause::Absent,
+        CauseTag::Damaged => MissCause::Damaged,
+        CauseTag::Unreadable => MissCause::Unreadable,
+        CauseTag::Gone => MissCause::Gone,
+        CauseTag::Late => MissCause::Late,
+    }
+}
+
+pub(crate) fn decode_error(failure: &Failure<'_>) -> Error {
+    let kind = match failure.error {
+        ErrorTag::Invalid => ErrorKind::Invalid,
+        ErrorTag::Busy => ErrorKind::Busy,
+        ErrorTag::NoSpace => ErrorKind::NoSpace,
+        ErrorTag::Unavailable => ErrorKind::Unavailable,
+        ErrorTag::Damaged => ErrorKind::Damaged,
+        ErrorTag::Incompatible => ErrorKind::Incompatible,
+        ErrorTag::Closed => ErrorKind::Closed,
+        ErrorTag::Denied => ErrorKind::Denied,
+        ErrorTag::Internal => ErrorKind::Internal,
+    };
+    let errno = (failure.errno != 0).then_some(failure.errno);
+    Error { errno, ..Error::new(kind, Printable(failure.text).to_string()) }
+}
