@@ -29,7 +29,7 @@ const PLAIN_BYTES: usize = 192;
 
 /// Copies from this total size on bypass the cache: most of the bytes would be evicted again before
 /// they are read. At 8 MiB both kinds of store were equally fast on one kind of CPU
-/// (`docs/decisions/0048-copied-and-hashed-in-one-pass.md`).
+/// (`docs/decisions/0006-hashing-and-copying.md`).
 const WIDE_BYTES: u64 = 8 << 20;
 
 /// The kind of store that a copy uses.

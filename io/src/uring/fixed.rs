@@ -17,7 +17,8 @@ use crate::limits;
 use crate::registered::{Registered, Span};
 
 /// Bytes from which a registered part gets an entry of its own in an operation with several parts.
-/// This saves the page look-up and costs another entry (docs/decisions/0029).
+/// This saves the page look-up and costs another entry
+/// (docs/decisions/0008-read-path-from-ssd.md).
 const SEPARATE_ENTRY_BYTES_MIN: usize = 128 << 10;
 
 /// The registered buffers of one ring.

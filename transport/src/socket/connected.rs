@@ -23,8 +23,8 @@ use crate::shown::{LinkRegions, REGIONS_MAX};
 use crate::stream::{IoResult, Stream};
 
 /// Time that an end polls its socket before it sleeps: bytes in flight arrive sooner than the
-/// kernel puts a core to sleep and wakes it again (decision 0032 has the results of gets with 0, 20
-/// and 50 us).
+/// kernel puts a core to sleep and wakes it again (benches/results/link-waits.md has gets with 0,
+/// 20 and 50 us).
 const SPIN: Duration = Duration::from_micros(50);
 /// Memory that a socket maps before its peer is identified: none.
 const NOTHING: MapLimits = MapLimits { all: 0, of_peer: 0, peer: 0 };

@@ -5,7 +5,7 @@
 //! the copy only its checksums are written. Reason: non-temporal stores stay queued for a while
 //! after a copy. A load that spans several smaller earlier stores, or an atomic read-modify-write,
 //! waits until that queue is empty
-//! ([0065](../../../docs/decisions/0065-what-is-moved-behind-a-copy.md)).
+//! ([0006](../../../docs/decisions/0006-hashing-and-copying.md)).
 
 use std::sync::Arc;
 
