@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use self::dir::ProbeDir;
-pub(crate) use self::dir::owner_of_new_files;
 use crate::blocking::{BlockingQueue, Pool};
 use crate::check::Align;
 use crate::disk::{Disk, Queue, Side};

@@ -8,7 +8,7 @@ use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, opcode, squeue};
 use rustix::io::Errno;
 
-use super::fixed::EntryRange;
+use super::entries::EntryRange;
 use super::slots::{InFlightOp, IoVec};
 use crate::buffer::Part;
 use crate::calls;
