@@ -13,7 +13,7 @@ use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::ids::{Incarnation, SegmentId, Sequence};
 use pagelith_layouts::manifest::Manifest;
 
-use super::recover::{Recovered, UNREADABLE_SEQUENCES};
+use super::recovered::{Recovered, UNREADABLE_SEQUENCES};
 use super::serial::SerialQueue;
 use super::volume::{Full, Volume};
 

@@ -17,6 +17,7 @@
 pub mod append;
 pub mod checkpoint;
 mod dir_check;
+mod footer;
 pub mod guards;
 mod headless;
 pub mod log;
@@ -24,6 +25,7 @@ pub mod manifest_writer;
 mod pump;
 pub mod read;
 pub mod recover;
+mod recovered;
 mod scan_result;
 pub mod segments;
 pub mod serial;
