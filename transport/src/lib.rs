@@ -27,7 +27,6 @@ pub mod shown;
 pub mod socket;
 pub mod stream;
 
-mod dial_name;
 mod exposures;
 mod heartbeat;
 mod inbound;
