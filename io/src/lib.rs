@@ -56,9 +56,9 @@ pub mod system;
 )]
 mod blocking;
 mod buffer_cache;
-mod check;
 mod create;
 mod files;
+mod op_check;
 mod real;
 #[allow(clippy::disallowed_methods, reason = "the runtime for real threads starts them")]
 pub mod threads;

@@ -10,7 +10,6 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
 use crate::blocking::{BlockingQueue, Pool};
-use crate::check::{Align, PARTS_MAX};
 use crate::cow;
 use crate::create::{check_name, create, lock, make_dirs, remove_dirs, set_direct, sync_dir};
 use crate::disk::{Disk, DiskFacts, FileId, Queue, Side};
@@ -18,6 +17,7 @@ use crate::fault::{FaultKind, FaultOp, IoFault, show};
 use crate::file_system::check_length;
 use crate::files::{DataFile, Files};
 use crate::forked;
+use crate::op_check::{Align, PARTS_MAX};
 use crate::registered::{Registered, Registration, Span};
 use crate::regular_file::{Access, lstat_name, open_store_file};
 use crate::sync::{Mutex, PoisonError};

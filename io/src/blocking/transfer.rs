@@ -5,10 +5,10 @@ use std::io::{IoSlice, IoSliceMut};
 use rustix::io::{Errno, preadv, pwritev, retry_on_intr};
 
 use crate::calls;
-use crate::check::verdict;
 use crate::disk::Op;
 use crate::fault::IoFault;
 use crate::files::DataFile;
+use crate::op_check::verdict;
 
 /// Perform `op`. A transfer that ends early is not resumed: on a regular file it means the end of
 /// the file or of the device, and the rest may no longer be aligned.

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, StatxFlags};
 use rustix::io::{Errno, retry_on_intr};
 
-use crate::check::Align;
 use crate::create::{scratch, set_direct};
 use crate::fault::{FaultKind, FaultOp, IoFault, show};
 use crate::file_system::nearest;
 pub(super) use crate::file_system::{RAMFS, TMPFS};
 use crate::files::DataFile;
+use crate::op_check::Align;
 use crate::real::list;
 use crate::regular_file::{Access, open_store_file};
 

@@ -15,10 +15,10 @@ use std::sync::atomic::AtomicBool;
 
 use self::dir::ProbeDir;
 use crate::blocking::{BlockingQueue, Pool};
-use crate::check::Align;
 use crate::disk::{Disk, Queue, Side};
 use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::files::Files;
+use crate::op_check::Align;
 use crate::real::{Mover, RealDisk};
 use crate::uring::{Common, UringQueue, try_two};
 

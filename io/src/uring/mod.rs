@@ -46,10 +46,10 @@ use self::fixed::FixedBuffers;
 pub(crate) use self::fixed::may_register;
 use self::slots::{InFlightOp, Slots};
 use crate::blocking::{HelperOps, Pool};
-use crate::check::{Align, check, refused, verdict};
 use crate::disk::{Completion, Op, Queue};
 use crate::fault::IoFault;
 use crate::files::{FileCache, Files};
+use crate::op_check::{Align, check, refused, verdict};
 use crate::registered::Registered;
 
 /// How long a dropped queue waits for its operations before it leaks them. Waiting longer than the
