@@ -59,7 +59,7 @@ mod buffer_cache;
 mod create;
 mod files;
 mod op_check;
-mod real;
+mod real_disk;
 #[allow(clippy::disallowed_methods, reason = "the runtime for real threads starts them")]
 pub mod threads;
 #[allow(clippy::disallowed_methods, reason = "waits for the kernel with a deadline")]

@@ -12,7 +12,7 @@ use crate::file_system::nearest;
 pub(super) use crate::file_system::{RAMFS, TMPFS};
 use crate::files::DataFile;
 use crate::op_check::Align;
-use crate::real::list;
+use crate::real_disk::list;
 use crate::regular_file::{Access, open_store_file};
 
 /// Bytes of the temporary file: two blocks of the largest accepted alignment.

@@ -19,7 +19,7 @@ use crate::disk::{Disk, Queue, Side};
 use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::files::Files;
 use crate::op_check::Align;
-use crate::real::{Mover, RealDisk};
+use crate::real_disk::{Mover, RealDisk};
 use crate::uring::{Common, UringQueue, try_two};
 
 /// The side that the configuration requests.
