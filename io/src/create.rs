@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, flock};
 use rustix::io::{Errno, retry_on_intr};
 
-use crate::cow;
+use crate::copy_on_write;
 use crate::fault::{FaultKind, FaultOp, IoFault, show};
 use crate::file_system::check_length;
 
@@ -45,7 +45,7 @@ pub(crate) fn create(
     let fd =
         retry_on_intr(|| rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)).map_err(fault)?;
     let filled = lock(&fd, &path, FaultOp::Create).and_then(|()| {
-        cow::write_in_place(&fd);
+        copy_on_write::write_in_place(&fd);
         allocate(&fd, len, &path, stop).map_err(|e| match e {
             Errno::CANCELED => {
                 let detail = "stop requested before the file was fully allocated";

@@ -8,7 +8,7 @@ pub mod atomic_array;
 pub mod buffer;
 pub mod calls;
 pub mod clock;
-pub mod cow;
+pub mod copy_on_write;
 pub mod disk;
 pub mod entropy;
 pub mod fault;

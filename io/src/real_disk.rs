@@ -10,7 +10,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
 use crate::blocking::{BlockingQueue, Pool};
-use crate::cow;
+use crate::copy_on_write;
 use crate::create::{check_name, create, lock, make_dirs, remove_dirs, set_direct, sync_dir};
 use crate::disk::{Disk, DiskFacts, FileId, Queue, Side};
 use crate::fault::{FaultKind, FaultOp, IoFault, show};
@@ -95,7 +95,7 @@ impl RealDisk {
 
     /// Add an open file to the table.
     fn insert(&self, file: DataFile) -> FileId {
-        if cow::copies(&file.fd) {
+        if copy_on_write::copies(&file.fd) {
             self.cow_warning.call_once(|| {
                 tracing::warn!(
                     path = file.path,
