@@ -6,7 +6,6 @@
 
 pub mod atomic_array;
 pub mod buffer;
-pub mod calls;
 pub mod clock;
 pub mod copy_on_write;
 pub mod disk;
@@ -29,6 +28,7 @@ pub mod shm;
 pub mod signal;
 pub mod staging;
 pub mod sync;
+pub mod syscall_count;
 
 #[allow(
     clippy::disallowed_methods,
