@@ -3,5 +3,5 @@
 
 pub(crate) use pagelith::io::copy_on_write::write_in_place;
 pub(crate) use pagelith::io::fault::FaultKind;
-pub(crate) use pagelith::io::owner::has_ended;
+pub(crate) use pagelith::io::lock_owner::has_ended;
 pub(crate) use pagelith::io::regular_file::{Access, open_store_file};

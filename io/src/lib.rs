@@ -15,9 +15,9 @@ pub mod forked;
 pub mod hashed_copy;
 pub mod hugepage;
 pub mod limits;
-pub mod nontemporal;
 #[allow(clippy::disallowed_methods, reason = "the implementation for real processes: reads /proc")]
-pub mod owner;
+pub mod lock_owner;
+pub mod nontemporal;
 pub mod page_allocator;
 pub mod peer;
 pub mod pin_table;

@@ -324,7 +324,7 @@ fn open_volume(config: &ValidConfig, env: &Env) -> Result<OpenedVolume> {
     let geometry = config.geometry(dirs);
     let geometry =
         geometry.ok_or_else(|| Error::invalid(format!("ssd.bytes: too small dirs={dirs}")))?;
-    let owner = pagelith_io::owner::this_process();
+    let owner = pagelith_io::lock_owner::this_process();
     let opened = open_or_create(disk.clone(), geometry, &*env.entropy, &owner, io_timeout(config));
     opened.map_err(|error| {
         let mut error = volume_error(error);
