@@ -11,7 +11,7 @@ pub mod copy_on_write;
 pub mod disk;
 pub mod entropy;
 pub mod fault;
-pub mod forked;
+pub mod fork;
 pub mod hashed_copy;
 pub mod hugepage;
 pub mod limits;

@@ -16,7 +16,7 @@ use crate::disk::{Disk, DiskFacts, FileId, Queue, Side};
 use crate::fault::{FaultKind, FaultOp, IoFault, show};
 use crate::file_system::check_length;
 use crate::files::{DataFile, Files};
-use crate::forked;
+use crate::fork;
 use crate::op_check::{Align, PARTS_MAX};
 use crate::registered::{Registered, Registration, Span};
 use crate::regular_file::{Access, lstat_name, open_store_file};
@@ -67,7 +67,7 @@ impl RealDisk {
     ) -> RealDisk {
         let made = Mutex::default();
         let (files, registered) = (Arc::default(), Arc::default());
-        forked::track(&files);
+        fork::track(&files);
         // The process may change its working directory while files are open.
         let dirs =
             dirs.iter().map(|d| std::path::absolute(d).unwrap_or_else(|_| d.clone())).collect();
