@@ -32,14 +32,14 @@ pub mod syscall_count;
 
 #[allow(
     clippy::disallowed_methods,
-    reason = "the implementation for real files: reads /proc and the cgroup file systems"
-)]
-pub mod facts;
-#[allow(
-    clippy::disallowed_methods,
     reason = "the implementation for real files: looks up file systems"
 )]
 pub mod file_system;
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the implementation for real files: reads /proc and the cgroup file systems"
+)]
+pub mod memory_facts;
 pub mod prefetch;
 pub mod probe;
 #[allow(
