@@ -19,7 +19,7 @@ pub mod checkpoint;
 mod dir_check;
 mod footer;
 pub mod guards;
-mod headless;
+mod incarnations;
 pub mod log;
 pub mod manifest_writer;
 mod pump;

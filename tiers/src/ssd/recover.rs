@@ -18,7 +18,7 @@ use pagelith_layouts::segment::{self, SegmentIdentity};
 use pagelith_mutants::{self as mutant, Mutant};
 
 use super::footer::{Footer, read_footer};
-use super::headless::{keep_incarnations, raise_incarnations};
+use super::incarnations::{keep_incarnations, raise_incarnations};
 pub use super::recovered::Recovered;
 use super::recovered::UNREADABLE_SEQUENCES;
 use super::scan_result::ScanResult;
