@@ -21,7 +21,7 @@ use pagelith_tiers::policy::{LastRequests, frame_policy, segment_policy};
 use pagelith_tiers::ssd::guards::SegmentGuards;
 use pagelith_tiers::ssd::log::{Log, LogConfig};
 use pagelith_tiers::ssd::recover::{Recovered, recover};
-use pagelith_tiers::ssd::serial::SerialQueue;
+use pagelith_tiers::ssd::serial_queue::SerialQueue;
 use pagelith_tiers::ssd::volume::{Full, OpenedVolume, Volume, VolumeError, open_or_create};
 
 use crate::api::error::{Error, ErrorKind, Result};

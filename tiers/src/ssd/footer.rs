@@ -5,7 +5,7 @@ use pagelith_layouts::error::FormatError;
 use pagelith_layouts::footer::{self, FooterEntry, FooterFacts};
 use pagelith_layouts::segment::SegmentIdentity;
 
-use super::serial::SerialQueue;
+use super::serial_queue::SerialQueue;
 use super::volume::Volume;
 
 /// A segment's footer, as returned by [`footer::decode`].

@@ -14,7 +14,7 @@ use pagelith_layouts::ids::{Incarnation, SegmentId, Sequence};
 use pagelith_layouts::manifest::Manifest;
 
 use super::recovered::{Recovered, UNREADABLE_SEQUENCES};
-use super::serial::SerialQueue;
+use super::serial_queue::SerialQueue;
 use super::volume::{Full, Volume};
 
 /// Raise the incarnation of free segments that may have records of their current incarnation.

@@ -28,7 +28,7 @@ pub mod recover;
 mod recovered;
 mod scan_result;
 pub mod segments;
-pub mod serial;
+pub mod serial_queue;
 pub mod sync;
 pub mod volume;
 mod volume_error;

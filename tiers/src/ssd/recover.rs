@@ -23,7 +23,7 @@ pub use super::recovered::Recovered;
 use super::recovered::UNREADABLE_SEQUENCES;
 use super::scan_result::ScanResult;
 use super::segments::{Segment, SegmentState, SegmentTable};
-use super::serial::{SerialQueue, no_memory};
+use super::serial_queue::{SerialQueue, no_memory};
 use super::volume::Volume;
 
 /// Most scans of a segment whose reads may have returned wrong data. A crash leaves the same signs,
