@@ -16,13 +16,13 @@
 
 pub mod append;
 pub mod checkpoint;
+mod completions;
 mod dir_check;
 mod footer;
 pub mod guards;
 mod incarnations;
 pub mod log;
 pub mod manifest_writer;
-mod pump;
 pub mod read;
 pub mod recover;
 mod recovered;
