@@ -30,6 +30,6 @@ pub mod stream;
 mod exposures;
 mod heartbeat;
 mod inbound;
+mod link_permits;
 mod outbound;
-mod permits;
 mod push_cursor;

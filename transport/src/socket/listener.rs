@@ -22,8 +22,8 @@ use crate::capability::Offer;
 use crate::closed::Closed;
 use crate::handshake::{Admission, Handshake};
 use crate::limits::Limits;
+use crate::link_permits::LinkPermits;
 use crate::pending::{Pending, Progress};
-use crate::permits::LinkPermits;
 use crate::resolve::Resolver;
 use crate::rights::Namespaces;
 
