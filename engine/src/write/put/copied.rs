@@ -18,8 +18,8 @@ use pagelith_layouts::record::GroupKind;
 use pagelith_tiers::dram::arena::ArenaMemory;
 use pagelith_tiers::policy::Recency;
 
-use super::Admitted;
 use super::client_memory::ClientPayload;
+use super::{AdmittedGroup, ReturnedGroup};
 use crate::api::error::{Error, ErrorKind};
 use crate::memory::frames::{FrameData, FrameMember, FrameNumber, Members};
 use crate::state::core::Core;
@@ -44,65 +44,77 @@ pub(crate) enum CopySource<'a> {
     Caller(&'a [Part]),
     /// Read from the location of the single object that the group adopts.
     Adopted(&'a [u8]),
-    /// In a client's shared memory.
+    /// In a client's shared memory. The copy must have the checksums that the client sent.
     Client(&'a ClientPayload),
+    /// Received from a peer, with the checksums that the copy must have.
+    Fetched(&'a [Part], &'a Checksums),
 }
 
-/// A group whose bytes are in the arena, or about to be copied there. It is not visible yet.
-pub(crate) struct CopiedGroup {
+/// Progress of the copy of a group.
+#[derive(Clone, Copy)]
+enum CopyState {
+    /// Each object has memory in the arena. Objects without checksums are still to be copied: every
+    /// object has at least one block.
+    Prepared,
+    /// An object has no memory, or a copy has another length than its object.
+    Incomplete,
+    /// The copy of the object with this index has other checksums than were sent with the object.
+    Mismatch(usize),
+    /// Every object is in the arena, with its checksums.
+    Copied,
+}
+
+/// A group with memory in the arena, to which its objects are being copied. It is not visible.
+pub(crate) struct PreparedGroup {
     /// The data of the future frame, except its sequence number and its base.
-    pub(crate) data: Arc<FrameData>,
-    pub(crate) number: Option<FrameNumber>,
-    /// From [`Admitted`].
-    pub(crate) existing: Vec<Option<Location>>,
-    pub(crate) open_group: Option<u64>,
-    /// From [`Admitted`].
-    pub(crate) origin: PutOrigin,
-    /// All objects are in the arena, or have memory there to be copied to.
-    pub(crate) complete: bool,
-    /// Index of an object whose copy does not have the client's checksums.
-    pub(crate) mismatch: Option<usize>,
+    data: Arc<FrameData>,
+    number: Option<FrameNumber>,
+    existing: Vec<Option<Location>>,
+    open_group: Option<u64>,
+    origin: PutOrigin,
+    state: CopyState,
 }
 
-/// The copy of a group's objects. Objects without checksums are still to be copied: every object
-/// has at least one block.
+/// A group that was copied completely. Each object has the checksums of its bytes in the arena, and
+/// they equal those that were sent with it, if any were. Only such a group is published.
+pub(crate) struct ConfirmedGroup {
+    pub(super) data: Arc<FrameData>,
+    /// From [`AdmittedGroup`].
+    pub(super) existing: Vec<Option<Location>>,
+    /// From [`AdmittedGroup`].
+    pub(super) open_group: Option<u64>,
+    /// From [`AdmittedGroup`].
+    pub(super) origin: PutOrigin,
+}
+
+/// The copy of a prepared group's objects.
 pub(crate) struct GroupCopy<'a> {
     members: &'a mut Members,
-    complete: &'a mut bool,
-    mismatch: &'a mut Option<usize>,
+    state: &'a mut CopyState,
 }
 
-impl CopiedGroup {
-    /// The objects to be copied. `None` if a part of the group is missing, or if its data is
-    /// shared: nothing is stored then, see [`CopiedGroup::is_complete`].
+impl PreparedGroup {
+    /// The objects to be copied. `None` if an object has no memory, or if the data is shared: the
+    /// group is not confirmed then.
     pub fn begin_copy(&mut self) -> Option<GroupCopy<'_>> {
-        let CopiedGroup { data, complete, mismatch, .. } = self;
+        let PreparedGroup { data, state, .. } = self;
         let members = &mut Arc::get_mut(data)?.members;
-        complete.then_some(GroupCopy { members, complete, mismatch })
+        matches!(state, CopyState::Prepared).then_some(GroupCopy { members, state })
     }
 
-    /// Whether the checksums of the objects are `sums`, in this order.
-    pub fn has_checksums<'a>(&self, mut sums: impl Iterator<Item = &'a Checksums>) -> bool {
-        self.is_complete()
-            && self.matches_checksums()
-            && self.data.members.iter().all(|m| sums.next() == Some(&m.checksums))
-    }
-
-    /// Whether all objects are in the arena. An object that was not copied has no checksums.
-    pub fn is_complete(&self) -> bool {
-        self.complete && self.data.members.iter().all(|m| !m.checksums.is_empty())
-    }
-
-    /// Whether each object has the checksums that its client sent.
-    pub fn matches_checksums(&self) -> bool {
-        self.mismatch.is_none()
-    }
-
-    /// The error for the object with wrong checksums, if there is one.
-    pub fn mismatch_error(&self) -> Option<Error> {
-        let member = self.data.members.get(self.mismatch?);
-        let no_member = || Error::new(ErrorKind::Internal, "a group without objects");
-        Some(member.map_or_else(no_member, |m| super::checksum_mismatch(&m.key)))
+    /// End the copy, after the copier is dropped. A group that was not copied completely is
+    /// returned with the reason.
+    pub fn confirm(self, core: &mut Core) -> Result<ConfirmedGroup, ReturnedGroup> {
+        let PreparedGroup { data, number, existing, open_group, origin, state } = self;
+        core.frames.give_back(number);
+        let error = match state {
+            CopyState::Copied => return Ok(ConfirmedGroup { data, existing, open_group, origin }),
+            CopyState::Mismatch(member) => super::checksum_mismatch(&data.members[member].key),
+            CopyState::Prepared | CopyState::Incomplete => {
+                Error::new(ErrorKind::Internal, "group was not copied completely")
+            }
+        };
+        Err(ReturnedGroup::new(error, data))
     }
 
     /// Free its memory: the group is not published.
@@ -113,20 +125,21 @@ impl CopiedGroup {
 }
 
 /// Build the data of a group of the page of this object, to be filled by
-/// [`CopiedGroup::begin_copy`]. `kind` is single or base; an attached group becomes attached when
+/// [`PreparedGroup::begin_copy`]. `kind` is single or base; an attached group becomes attached when
 /// it is published.
 pub(crate) fn prepare(
     kind: GroupKind,
     page: &ObjectKey,
     group: impl ExactSizeIterator<Item = MemberSource>,
-    admitted: Admitted,
+    admitted: AdmittedGroup,
     at: Recency,
-) -> CopiedGroup {
-    let Admitted { generation, fingerprints, reservation, existing, open_group, origin, .. } =
-        admitted;
+) -> PreparedGroup {
+    let AdmittedGroup {
+        generation, fingerprints, reservation, existing, open_group, origin, ..
+    } = admitted;
     let Reservation { extents, number } = reservation;
-    let mut members = Members::with_capacity(group.len());
-    let mut complete = true;
+    let objects = fingerprints.len();
+    let mut members = Members::with_capacity(objects);
     for ((object, extent), fingerprint) in group.zip(extents).zip(fingerprints) {
         let member = match (object, extent) {
             (MemberSource::InArena(member), _) => Some(*member),
@@ -138,11 +151,14 @@ pub(crate) fn prepare(
             }
             (MemberSource::ToCopy(_), None) => None,
         };
-        match member {
-            Some(member) => members.push(member),
-            None => complete = false,
+        if let Some(member) = member {
+            members.push(member);
         }
     }
+    let state = match members.len() == objects {
+        true => CopyState::Prepared,
+        false => CopyState::Incomplete,
+    };
     let data = FrameData {
         namespace: page.namespace(),
         generation,
@@ -153,99 +169,138 @@ pub(crate) fn prepare(
         depth: at.depth,
         members,
     };
-    CopiedGroup {
-        data: Arc::new(data),
-        number,
-        existing,
-        open_group,
-        origin,
-        complete,
-        mismatch: None,
-    }
+    PreparedGroup { data: Arc::new(data), number, existing, open_group, origin, state }
 }
 
 impl GroupCopy<'_> {
-    /// Copy the objects without checksums. `bytes` returns the source of an object by its index.
-    /// The group may be published only after the copier is dropped.
+    /// Copy the objects without checksums, up to the first one that fails. `bytes` returns the
+    /// source of an object by its index.
     pub fn fill<'b>(
-        &mut self,
+        self,
         memory: &ArenaMemory,
         copier: &mut Copier,
         mut bytes: impl FnMut(usize) -> CopySource<'b>,
     ) {
-        let GroupCopy { members, complete, mismatch } = self;
+        let GroupCopy { members, state } = self;
         for (at, member) in members.iter_mut().enumerate().filter(|(_, m)| m.checksums.is_empty()) {
             let (to, sums) = (Unpublished::new(member.extent), &mut member.checksums);
-            match bytes(at) {
-                CopySource::Client(payload) => {
-                    if !payload.copy(&to, memory, copier, sums) {
-                        **mismatch = Some(at);
-                    }
-                }
-                CopySource::Caller(parts) => {
-                    let slices: Vec<&[u8]> = parts.iter().map(Part::bytes).collect();
-                    **complete &= to.fill_by(memory, copier, &slices, sums);
-                }
-                CopySource::Adopted(bytes) => {
-                    **complete &= to.fill_by(memory, copier, &[bytes], sums)
-                }
+            let mut copy = |parts: &[Part]| {
+                let slices: Vec<&[u8]> = parts.iter().map(Part::bytes).collect();
+                to.fill_by(memory, copier, &slices, sums)
+            };
+            let (is_whole, matches) = match bytes(at) {
+                CopySource::Caller(parts) => (copy(parts), true),
+                CopySource::Fetched(parts, sent) => (copy(parts), sums == sent),
+                CopySource::Adopted(bytes) => (to.fill_by(memory, copier, &[bytes], sums), true),
+                CopySource::Client(payload) => (true, payload.copy(&to, memory, copier, sums)),
+            };
+            match (is_whole, matches) {
+                (true, true) => {}
+                (true, false) => return *state = CopyState::Mismatch(at),
+                (false, _) => return *state = CopyState::Incomplete,
             }
         }
+        *state = CopyState::Copied;
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use pagelith_io::buffer::AlignedBuf;
+    use pagelith_io::hashed_copy::StoreKind;
+    use pagelith_layouts::checksum::checksum;
     use pagelith_layouts::ids::{Generation, NamespaceId, PrefixHash};
     use pagelith_layouts::key::Role;
     use pagelith_layouts::shard::Shard;
-    use pagelith_tiers::dram::arena::Extent;
 
     use super::*;
+    use crate::config::{Config, Facts};
+    use crate::store::embedded::Store;
 
-    /// A prepared group of one object.
-    fn prepared() -> CopiedGroup {
-        let key = ObjectKey::new(
-            NamespaceId([7; 16]),
-            PrefixHash([7; 32]),
-            Role::Target,
-            "kv",
-            "k",
-            Shard::Whole,
-        );
-        let mut members = Members::new();
-        let (extent, checksums) = (Extent { first_page: 0, bytes: 9 }, Checksums::new());
-        members.push(FrameMember { key: key.expect("a key"), fingerprint: 7, extent, checksums });
-        let data = Arc::new(FrameData {
-            namespace: NamespaceId([7; 16]),
+    const LENGTH: usize = 9000;
+
+    fn store() -> Store {
+        let mut config = Config::default();
+        config.dram.bytes = crate::Size::mib(4);
+        config.index.max_objects = Some(1000);
+        let facts = Facts::of_this_machine().expect("facts");
+        Store::open(config.validate(&facts).expect("valid")).expect("opened")
+    }
+
+    /// A prepared group of one object; without memory if the arena has less than its length.
+    fn prepared(store: &Store, length: u64) -> PreparedGroup {
+        let namespace = NamespaceId([7; 16]);
+        let key =
+            ObjectKey::new(namespace, PrefixHash([7; 32]), Role::Target, "kv", "k", Shard::Whole);
+        let key = key.expect("a key");
+        let extents = vec![store.shared.lock().space.alloc(length)];
+        let admitted = AdmittedGroup {
             generation: Generation(1),
-            sequence: Sequence(0),
-            group_kind: GroupKind::Single,
-            base_group: 0,
-            base: None,
-            depth: 0,
-            members,
-        });
-        let (number, existing, open_group, origin) = (None, Vec::new(), None, PutOrigin::Put);
-        CopiedGroup { data, number, existing, open_group, origin, complete: true, mismatch: None }
+            fingerprints: vec![7],
+            reservation: Reservation { extents, number: None },
+            existing: Vec::new(),
+            adopts: Vec::new(),
+            open_group: None,
+            origin: PutOrigin::Put,
+        };
+        let group = [MemberSource::ToCopy(key)].into_iter();
+        prepare(GroupKind::Single, &key, group, admitted, Recency { epoch: 0, depth: 0 })
+    }
+
+    fn part() -> Part {
+        let mut buffer = AlignedBuf::new(LENGTH).expect("memory");
+        buffer.fill(5);
+        buffer.into_part()
+    }
+
+    /// The error for a group of one object that was copied from `source`, if there is one.
+    fn error_of(store: &Store, length: usize, source: CopySource<'_>) -> Option<ErrorKind> {
+        let mut group = prepared(store, length as u64);
+        let mut copier = Copier::new(StoreKind::PastCache);
+        let copy = group.begin_copy().expect("memory for every object");
+        copy.fill(&store.shared.memory, &mut copier, |_| source);
+        drop(copier);
+        match group.confirm(&mut store.shared.lock()) {
+            Ok(group) => {
+                assert_eq!(group.data.members[0].checksums[..], [checksum(&[5; LENGTH])]);
+                None
+            }
+            Err(returned) => {
+                assert_eq!(returned.members.len(), 1);
+                Some(returned.error.kind)
+            }
+        }
     }
 
     #[test]
-    fn group_without_checksums_is_incomplete() {
-        let mut copied = prepared();
-        let other = copied.data.clone();
-        assert!(copied.begin_copy().is_none(), "another reference exists");
-        assert!(!copied.is_complete() && !copied.has_checksums([Checksums::new()].iter()));
+    fn group_is_confirmed_only_after_it_was_copied_completely() {
+        let (store, parts) = (store(), [part()]);
+        assert_eq!(error_of(&store, LENGTH, CopySource::Caller(&parts)), None);
+        let short = CopySource::Caller(&[]);
+        assert_eq!(error_of(&store, LENGTH, short), Some(ErrorKind::Internal));
+        let uncopied = prepared(&store, 9).confirm(&mut store.shared.lock());
+        assert_eq!(uncopied.err().map(|returned| returned.error.kind), Some(ErrorKind::Internal));
+    }
+
+    #[test]
+    fn group_without_memory_or_with_shared_data_is_not_copied() {
+        let store = store();
+        let mut group = prepared(&store, 9);
+        let other = group.data.clone();
+        assert!(group.begin_copy().is_none(), "another reference exists");
         drop(other);
-        copied.begin_copy().expect("the only reference").members[0].checksums.push([1; 16]);
-        assert!(copied.is_complete() && copied.mismatch_error().is_none());
+        assert!(group.begin_copy().is_some());
+        let mut group = prepared(&store, 2 * Config::default().dram.bytes.0);
+        assert!(group.begin_copy().is_none(), "no memory");
     }
 
     #[test]
-    fn checksum_mismatch_is_an_error_for_any_member_index() {
-        for mismatch in [0, 5] {
-            let copied = CopiedGroup { mismatch: Some(mismatch), ..prepared() };
-            assert!(!copied.matches_checksums() && copied.mismatch_error().is_some());
+    fn fetched_object_with_other_checksums_is_not_confirmed() {
+        let (store, parts) = (store(), [part()]);
+        let (sent, other) = (checksum(&[5; LENGTH]), checksum(&[6; LENGTH]));
+        for (sums, error) in [(sent, None), (other, Some(ErrorKind::Unavailable))] {
+            let sums = Checksums::from_iter([sums]);
+            assert_eq!(error_of(&store, LENGTH, CopySource::Fetched(&parts, &sums)), error);
         }
     }
 }
