@@ -41,8 +41,8 @@ use crate::state::reserve;
 use crate::state::reserve::ReserveResult;
 use crate::state::session_io::recency;
 use crate::state::shared::Shared;
-use crate::write::groups;
-use crate::write::groups::JoinedGroup;
+use crate::write::open_group;
+use crate::write::open_group::JoinedGroup;
 use crate::write::put;
 use crate::write::put::new_keys;
 
@@ -473,7 +473,7 @@ impl PutOp {
         let page = self.objects[self.groups[at].objects.start].key.hash();
         let required: Vec<ObjectKey> =
             self.required.iter().flatten().map(|key| key.on_page(page)).collect();
-        let joined = groups::join(shared, &required, &options, false)?;
+        let joined = open_group::join(shared, &required, &options, false)?;
         for object in &mut self.objects[self.groups[at].objects.clone()] {
             let Some(filled) = object.take_verified() else { continue };
             joined.put_filled(shared, &object.key, filled)?;

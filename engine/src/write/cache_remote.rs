@@ -25,7 +25,7 @@ use crate::state::put_types::{ObjectSize, PutKind, PutOrigin};
 use crate::state::shared::Shared;
 use crate::write::put;
 use crate::write::put::admit::{Admission, admit};
-use crate::write::put::copied::{CopySource, MemberSource, prepare};
+use crate::write::put::copy::{CopySource, MemberSource, prepare};
 use crate::write::put::publish::publish;
 
 /// Cache the objects that a batch received. A page that does not fit into DRAM is skipped: a

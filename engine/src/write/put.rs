@@ -3,9 +3,9 @@
 //! 1. [`admit`](admit::admit): under the lock, separate present objects from new ones, and reserve
 //!    memory, with eviction if necessary. If the arena is full, the outcome is `Busy`; nothing
 //!    waits and nothing grows.
-//! 2. [`prepare`](copied::prepare) and [`fill`](copied::GroupCopy::fill): without the lock, in the
+//! 2. [`prepare`](copy::prepare) and [`fill`](copy::GroupCopy::fill): without the lock, in the
 //!    caller's thread, copy the bytes into the arena once and compute the block checksums.
-//! 3. [`confirm`](copied::PreparedGroup::confirm) and [`publish`](publish::publish): under the lock,
+//! 3. [`confirm`](copy::PreparedGroup::confirm) and [`publish`](publish::publish): under the lock,
 //!    make a group that was copied completely visible, and queue it for the flusher. It is not
 //!    published if its namespace was cleared, or if another thread published the objects first.
 //!
@@ -20,7 +20,7 @@
 
 pub(crate) mod admit;
 pub(crate) mod client_memory;
-pub(crate) mod copied;
+pub(crate) mod copy;
 pub(crate) mod new_keys;
 pub(crate) mod publish;
 

@@ -25,8 +25,8 @@ use crate::state::session_io::SessionIo;
 use crate::state::shared::Shared;
 use crate::write::put::AdmittedGroup;
 use crate::write::put::admit::StandaloneMember;
-use crate::write::put::copied;
-use crate::write::put::copied::{CopySource, MemberSource, PreparedGroup};
+use crate::write::put::copy;
+use crate::write::put::copy::{CopySource, MemberSource, PreparedGroup};
 
 /// The source of a group's objects.
 enum GroupSource {
@@ -125,7 +125,7 @@ impl BatchGroup {
                         _ => MemberSource::ToCopy(*key),
                     });
                 }
-                Ok(copied::prepare(kind, &page, all.into_iter(), admitted, at))
+                Ok(copy::prepare(kind, &page, all.into_iter(), admitted, at))
             }
             GroupSource::Open { id, required, .. } => {
                 let mut core = shared.lock();
@@ -141,7 +141,7 @@ impl BatchGroup {
                 };
                 let all: Vec<_> = required.iter().enumerate().filter_map(one).collect();
                 drop(core);
-                Ok(copied::prepare(kind, &page, all.into_iter(), admitted, at))
+                Ok(copy::prepare(kind, &page, all.into_iter(), admitted, at))
             }
         }
     }

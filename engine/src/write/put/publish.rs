@@ -9,7 +9,7 @@ use pagelith_layouts::record::GroupKind;
 use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::policy::{FrameId, Recency};
 
-use super::copied::ConfirmedGroup;
+use super::copy::ConfirmedGroup;
 use super::{Published, ReturnedGroup, into_members};
 use crate::api::error::Error;
 use crate::api::outcome::{FlushReport, PutOutcome, Tier};
@@ -136,7 +136,7 @@ fn publish_waiting(
 /// it were removed during the commit. Removed objects must not reappear with the group.
 fn commit_error(core: &Core, id: u64) -> Option<Error> {
     match core.pending_groups.get(id) {
-        None => Some(crate::write::groups::not_open()),
+        None => Some(crate::write::open_group::not_open()),
         Some(open) if open.lost_members => Some(Error::busy(format!(
             "an object of the group was removed key={}",
             open.required[0]

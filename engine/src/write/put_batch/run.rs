@@ -20,7 +20,7 @@ use crate::state::put_types::ObjectSize;
 use crate::state::shared::Shared;
 use crate::write::put;
 use crate::write::put::admit::{Admission, admit};
-use crate::write::put::copied::PreparedGroup;
+use crate::write::put::copy::PreparedGroup;
 use crate::write::put::new_keys;
 use crate::write::put::new_keys::NewKeys;
 use crate::write::put::publish::publish;
@@ -126,7 +126,7 @@ impl PutBatch {
                 return i;
             }
             let Some(sizes) = group.sizes(shared) else {
-                self.set_outcome(i, Err(crate::write::groups::not_open()), Vec::new());
+                self.set_outcome(i, Err(crate::write::open_group::not_open()), Vec::new());
                 continue;
             };
             if let Err(error) =
