@@ -290,7 +290,7 @@ mod tests {
         assert!(group.begin_copy().is_none(), "another reference exists");
         drop(other);
         assert!(group.begin_copy().is_some());
-        let mut group = prepared(&store, 2 * Config::default().dram.bytes.0);
+        let mut group = prepared(&store, 8 << 20);
         assert!(group.begin_copy().is_none(), "no memory");
     }
 
