@@ -4,10 +4,11 @@ use std::sync::atomic::Ordering;
 
 use super::GetBatch;
 use crate::api::error::Error;
-use crate::api::outcome::{GetOutcome, MissCause};
+use crate::api::outcome::MissCause;
 use crate::read::fetch::InFlightRead;
 use crate::read::locate;
 use crate::read::plan::Piece;
+use crate::read::slot::Settled;
 use crate::state::session_io::{SessionIo, release_segment};
 
 impl GetBatch {
@@ -36,18 +37,18 @@ impl GetBatch {
     /// a read. Called repeatedly: the header that a late read brings may have been given up.
     pub(crate) fn settle_late(&mut self, io: &mut SessionIo) {
         for i in 0..self.slots.len() {
-            if self.slots[i].outcome.is_none() && !self.slots[i].has_parts_in_read() {
-                let busy = self.slots[i].stage > 0 && !self.slots[i].submitted;
-                let outcome = if busy {
-                    Err(Error::busy(format!(
-                        "no staging memory in time key={}",
-                        self.slots[i].get.key
-                    )))
-                } else {
-                    Ok(GetOutcome::Miss(MissCause::Late))
-                };
-                self.settle(io, i, outcome);
+            let slot = &self.slots[i];
+            if slot.is_done() || slot.destination.is_none() {
+                continue;
             }
+            let staged = slot.reading().is_some_and(|read| read.claims().stage.is_some());
+            let settled = if staged && !slot.attempts.submitted {
+                let detail = format!("no staging memory in time key={}", slot.key);
+                Settled::Failed(Error::busy(detail))
+            } else {
+                Settled::Miss(MissCause::Late)
+            };
+            self.settle(io, i, settled);
         }
     }
 

@@ -9,9 +9,8 @@ use pagelith_layouts::record::GroupKind;
 use pagelith_tiers::policy::Recency;
 
 use super::GetBatch;
-use crate::api::outcome::GetOutcome;
 use crate::memory::index::SsdPlace;
-use crate::read::slot::{Slot, SlotCold};
+use crate::read::slot::{Hit, HitSource, ProbedHeader, Settled, Slot};
 use crate::state::reserve::ArenaReservation;
 use crate::state::session_io::SessionIo;
 
@@ -49,22 +48,28 @@ impl GetBatch {
 
     /// The result of each probe; `None` for an absent object.
     pub fn into_probed(self) -> Vec<Option<Probed>> {
-        let probed = |s: Slot| match s.outcome {
-            Some(Ok(GetOutcome::Hit { bytes, .. })) => {
-                let generation = s.expected.map(|expected| expected.generation);
-                let SlotCold { members, kind, .. } = s.cold.map(|cold| *cold).unwrap_or_default();
-                Some(Probed { length: bytes, members, kind, generation })
-            }
-            Some(Ok(GetOutcome::Miss(_)) | Err(_)) | None => None,
+        let probed = |mut slot: Slot| {
+            let Settled::Hit(Hit { length, source, .. }) = slot.take_settled()? else {
+                return None;
+            };
+            Some(match source {
+                HitSource::Header(header) => {
+                    let ProbedHeader { members, kind, generation } = *header;
+                    Probed { length, members, kind: Some(kind), generation: Some(generation) }
+                }
+                HitSource::Memory { .. } | HitSource::Ssd { .. } => {
+                    Probed { length, members: Vec::new(), kind: None, generation: None }
+                }
+            })
         };
         self.slots.into_iter().map(probed).collect()
     }
 
     /// The buffer of each object that was read; not counted as hits.
     pub fn into_buffers(self) -> Vec<Option<AlignedBuf>> {
-        let buffer = |s: Slot| match s.outcome {
-            Some(Ok(GetOutcome::Hit { .. })) => s.get.destination.into_buffer(),
-            Some(Ok(GetOutcome::Miss(_)) | Err(_)) | None => None,
+        let buffer = |mut slot: Slot| match slot.settled()? {
+            Settled::Hit(_) => slot.destination.take()?.into_buffer(),
+            Settled::Miss(_) | Settled::Failed(_) => None,
         };
         self.slots.into_iter().map(buffer).collect()
     }

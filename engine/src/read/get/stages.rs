@@ -20,15 +20,7 @@ impl GetBatch {
             self.stage_unsettled.push(range.len());
             for (target, _) in &staged[range] {
                 targets[*target].stage = self.stage_unsettled.len();
-                self.slots[targets[*target].slot].stage = self.stage_unsettled.len();
             }
-        }
-    }
-
-    pub(crate) fn leave_stage(&mut self, i: usize) {
-        let stage = std::mem::take(&mut self.slots[i].stage);
-        if stage > 0 {
-            self.stage_unsettled[stage - 1] -= 1;
         }
     }
 
@@ -38,17 +30,12 @@ impl GetBatch {
         let mut which = Vec::new();
         for piece in &fetch.pieces {
             if let Piece::Direct { slot, round, .. } = piece
-                && self.slots[*slot].outcome.is_none()
-                && self.slots[*slot].round == *round
+                && self.slots[*slot].needs_round(*round)
             {
                 which.push(*slot);
             }
         }
-        for &slot in &which {
-            self.leave_stage(slot);
-            self.release_header(io, slot);
-            self.slots[slot].reset_for_retry();
-        }
+        which.iter().for_each(|&slot| self.discard_read(io, slot));
         if let Some(Piece::Header { header, bytes }) = fetch.pieces.first()
             && self.headers[*header].users > 0
         {
