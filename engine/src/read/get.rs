@@ -10,39 +10,38 @@
 
 #[cfg(test)]
 mod damaged_arena_test;
+mod deadline;
 mod finish;
-mod give_up;
 mod header;
-mod internal;
-mod stages;
+mod planning;
+mod probe;
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
+use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
 use pagelith_io::disk::Completion;
 use pagelith_io::hashed_copy::{Copier, StoreKind};
-use pagelith_layouts::staging;
+use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
 use rustc_hash::FxHashMap;
 
 pub(crate) use self::finish::Finished;
 pub(crate) use self::header::{Header, HeaderBytes};
-pub(crate) use self::internal::Probed;
+pub(crate) use self::probe::Probed;
 use crate::api::outcome::{MissCause, Ticket};
 use crate::api::page_depth::PageDepths;
 use crate::api::request::Get;
-use crate::read::fetch;
-use crate::read::fetch::{Blocked, InFlightRead, ReadPiece};
+use crate::read::disk_read;
+use crate::read::disk_read::{Blocked, CompletedPiece, InFlightRead};
 use crate::read::locate;
 use crate::read::locate::{Located, LocatedMember};
-use crate::read::plan;
-use crate::read::plan::{Fetch, HeaderPlace, Piece, ReadTarget};
+use crate::read::plan::{HeaderPlace, Piece, PlannedRead};
 use crate::read::promote;
-use crate::read::slot::{
-    GetWants, NextStep, PayloadRead, ReadClaims, Settled, Slot, SsdObject, StagedRead,
-};
+use crate::read::slot::{GetWants, NextStep, ReadClaims, Settled, Slot, SsdObject};
 use crate::state::group_info;
+use crate::state::reserve::ArenaReservation;
 use crate::state::session_io::{SessionIo, release_segment};
 
 /// Attempts at an object whose read failed on the device.
@@ -52,7 +51,7 @@ const ATTEMPTS: u32 = 2;
 pub(crate) struct GetBatch {
     slots: Vec<Slot>,
     headers: Vec<Header>,
-    waiting: VecDeque<Fetch>,
+    waiting: VecDeque<PlannedRead>,
     in_flight: FxHashMap<u64, InFlightRead>,
     /// Objects without an outcome.
     unsettled: usize,
@@ -71,6 +70,17 @@ impl GetBatch {
     pub fn begin(io: &mut SessionIo, gets: Vec<Get>, at: Recency, deadline: Mono) -> GetBatch {
         let _span = tracing::debug_span!("get", objects = gets.len()).entered();
         Self::begin_slots(io, gets.into_iter().map(Slot::new).collect(), at, deadline)
+    }
+
+    /// Read these objects into arena memory that is reserved for them, and keep them there.
+    pub fn prefetch(
+        io: &mut SessionIo,
+        objects: Vec<(ObjectKey, (ArenaReservation, Part))>,
+        at: Recency,
+        deadline: Mono,
+    ) -> GetBatch {
+        let slot = |(key, (reservation, part))| Slot::prefetch(key, reservation, part);
+        Self::begin_slots(io, objects.into_iter().map(slot).collect(), at, deadline)
     }
 
     /// The same batch, without requests to peers.
@@ -150,48 +160,6 @@ impl GetBatch {
         self.plan(io, &from_ssd);
     }
 
-    fn plan(&mut self, io: &SessionIo, which: &[usize]) {
-        let Some(facts) = &io.facts else { return };
-        let align = facts.memory_align.max(facts.offset_align);
-        let budget = io.shared.config.staging_budget();
-        let late = io.shared.slow_reads.may_outlast(self.deadline, io.shared.now());
-        let stages = late || io.shared.direct_reads_suspended.load(Ordering::Relaxed);
-        let mut targets = Vec::with_capacity(which.len());
-        let mut cached_headers = Vec::with_capacity(which.len());
-        let mut staged = Vec::new();
-        io.shared.headers.prefetch(which.iter().filter_map(|&i| self.slots[i].header_place()));
-        for &i in which {
-            let Some(mut target) = self.slots[i].target(i, align, facts.parts_max, stages) else {
-                continue;
-            };
-            if target.direct_parts.is_none() {
-                let stretch = target.chunks[0].clone();
-                let cost = staging::cost(stretch.end - stretch.start);
-                if cost > budget {
-                    // Above the whole budget: streamed alone, in chunks.
-                    target.chunks =
-                        plan::split_chunks(stretch, io.shared.config.staging_chunk_bytes());
-                }
-                staged.push((targets.len(), cost));
-            }
-            let cached = self.slots[i].find_cached_header(&io.shared);
-            target.header_cached = cached.is_some();
-            cached_headers.push(cached);
-            targets.push(target);
-        }
-        self.assign_stages(&mut targets, &staged, budget);
-        let (fetches, headers, header_of) =
-            plan::plan(&targets, self.headers.len(), facts.parts_max);
-        self.headers.extend(headers.into_iter().map(Header::new));
-        for ((target, number), cached) in targets.iter().zip(header_of).zip(cached_headers) {
-            let header = &mut self.headers[number];
-            header.users += 1;
-            header.bytes = cached.map(HeaderBytes::Cached).or(header.bytes.take());
-            self.slots[target.slot].begin_read(number, payload_read(target));
-        }
-        self.waiting.extend(fetches);
-    }
-
     /// Progress without waiting; true once every object has its outcome.
     pub fn advance(&mut self, io: &mut SessionIo, ticket: Ticket) -> bool {
         let now = io.shared.now();
@@ -225,24 +193,24 @@ impl GetBatch {
         }
         let mut held_back = VecDeque::new();
         let mut staging_full = false;
-        while let Some(fetch) = self.waiting.pop_front() {
-            if self.is_obsolete(&fetch) {
+        while let Some(read) = self.waiting.pop_front() {
+            if self.is_obsolete(&read) {
                 continue;
             }
-            let direct = fetch.pieces.iter().any(Piece::is_direct);
+            let direct = read.pieces.iter().any(Piece::is_direct);
             if direct && io.shared.slow_reads.may_outlast(self.deadline, io.shared.now()) {
-                self.stage_instead(io, &fetch);
+                self.stage_instead(io, &read);
                 continue;
             }
-            let staged = fetch.pieces.iter().any(Piece::is_staged);
-            if staged && (fetch.stage > self.current_stage || staging_full) {
-                held_back.push_back(fetch);
+            let staged = read.pieces.iter().any(Piece::is_staged);
+            if staged && (read.stage > self.current_stage || staging_full) {
+                held_back.push_back(read);
                 continue;
             }
             let slots = &mut self.slots;
-            match fetch::submit(io, ticket, fetch, |slot| slots[slot].take_parts()) {
+            match disk_read::submit(io, ticket, read, |slot| slots[slot].take_parts()) {
                 Ok((token, flight)) => {
-                    for piece in &flight.fetch.pieces {
+                    for piece in &flight.read.pieces {
                         if let Piece::Staged { slot, .. } = piece {
                             slots[*slot].attempts.submitted = true;
                         }
@@ -251,17 +219,17 @@ impl GetBatch {
                     // move to another candidate or get an outcome. At this point one of them is
                     // still in the segment.
                     if let Some(guards) = &io.shared.read_view.guards {
-                        guards.enter_again(flight.fetch.segment);
+                        guards.enter_again(flight.read.segment);
                     }
                     self.in_flight.insert(token, flight);
                 }
-                Err((Blocked::Staging, fetch)) => {
+                Err((Blocked::Staging, read)) => {
                     staging_full = true;
-                    held_back.push_back(fetch);
+                    held_back.push_back(read);
                 }
-                Err((Blocked::Scratch, fetch)) => held_back.push_back(fetch),
-                Err((Blocked::Queue, fetch)) => {
-                    held_back.push_back(fetch);
+                Err((Blocked::Scratch, read)) => held_back.push_back(read),
+                Err((Blocked::Queue, read)) => {
+                    held_back.push_back(read);
                     break;
                 }
             }
@@ -270,41 +238,44 @@ impl GetBatch {
         self.waiting = held_back;
     }
 
-    /// Whether no object needs the fetch any more.
-    fn is_obsolete(&self, fetch: &Fetch) -> bool {
+    /// Whether no object needs the read any more.
+    fn is_obsolete(&self, read: &PlannedRead) -> bool {
         let wanted = |p: &Piece| match p {
             Piece::Header { header, .. } => self.headers[*header].users > 0,
             Piece::Direct { slot, round, .. } | Piece::Staged { slot, round, .. } => {
                 self.slots[*slot].needs_round(*round)
             }
         };
-        !fetch.pieces.iter().any(wanted)
+        !read.pieces.iter().any(wanted)
     }
 
     /// Handle the completion of a read.
     pub fn completed(&mut self, io: &mut SessionIo, completion: Completion) {
         let Some(flight) = self.in_flight.remove(&completion.token) else { return };
-        release_segment(&io.shared, flight.fetch.segment);
+        release_segment(&io.shared, flight.read.segment);
         io.shared.slow_reads.note(io.completed_at.since(flight.submitted_at), io.completed_at);
         if self.late {
             // After the deadline, only direct reads are still awaited.
             io.shared.late_reads.fetch_sub(1, Ordering::Relaxed);
         }
-        let (pieces, result, fetch) = fetch::complete(&mut io.scratch, flight, completion);
+        let (pieces, result, read) = disk_read::complete(&mut io.scratch, flight, completion);
         let mut touched: Vec<usize> = Vec::new();
         for piece in pieces {
             match piece {
-                ReadPiece::Direct { slot, parts } => {
+                CompletedPiece::Direct { slot, parts } => {
                     self.slots[slot].return_parts(parts, result.is_ok());
                     touched.push(slot);
                 }
-                ReadPiece::Header { header, part } => {
+                CompletedPiece::Header { header, part } => {
                     match result.is_ok() && self.headers[header].users > 0 {
-                        true => self.headers[header].bytes = Some(HeaderBytes::Read(part)),
+                        true => {
+                            let read = HeaderBytes::Read { part, inserted: false };
+                            self.headers[header].bytes = Some(read);
+                        }
                         false => io.scratch.give_back(part),
                     }
                 }
-                ReadPiece::Staged { slot, round, chunk, part } => {
+                CompletedPiece::Staged { slot, round, chunk, part } => {
                     // Chunks of an earlier attempt are not used. A chunk that completes after the
                     // outcome must not occupy staging memory until the batch ends.
                     if !self.slots[slot].needs_round(round) {
@@ -319,7 +290,7 @@ impl GetBatch {
         }
         touched.sort_unstable();
         touched.dedup();
-        for piece in &fetch.pieces {
+        for piece in &read.pieces {
             if let Piece::Header { header, .. } = piece {
                 self.add_header_users(*header, &mut touched);
             }
@@ -405,9 +376,9 @@ impl GetBatch {
                 self.headers[header].bytes = None;
                 let pieces = [Piece::Header { header, bytes }].into();
                 let requested = self.waiting.iter().any(|f| f.pieces == pieces)
-                    || self.in_flight.values().any(|f| f.fetch.pieces == pieces);
+                    || self.in_flight.values().any(|f| f.read.pieces == pieces);
                 if !requested {
-                    self.waiting.push_front(Fetch {
+                    self.waiting.push_front(PlannedRead {
                         segment,
                         offset: record,
                         bytes,
@@ -431,7 +402,7 @@ impl GetBatch {
             }
             NextStep::Settle(settled) => {
                 if let Settled::Hit(_) = &settled {
-                    self.headers[header].cache(&io.shared);
+                    self.headers[header].insert_into_cache(&io.shared);
                 }
                 self.settle(io, i, settled);
             }
@@ -492,18 +463,5 @@ impl GetBatch {
         let (segment, claims) = self.slots[i].settle(settled);
         segment.into_iter().for_each(|segment| release_segment(&io.shared, segment));
         claims.into_iter().for_each(|claims| self.release_claims(io, &claims));
-    }
-}
-
-/// The read of a target's payload, not begun.
-fn payload_read(target: &ReadTarget) -> PayloadRead {
-    match target.direct_parts {
-        None => PayloadRead::Staged(StagedRead {
-            stage: target.stage,
-            left: target.chunks.len(),
-            arrived: Vec::new(),
-        }),
-        Some(_) if target.chunks.is_empty() => PayloadRead::Skipped,
-        Some(_) => PayloadRead::Direct { arrived: false },
     }
 }

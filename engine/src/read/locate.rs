@@ -63,11 +63,11 @@ pub(crate) fn locate<'a>(
     // A policy that counts every access needs the lock anyway.
     for _ in 0..if shared.read_view.counts_touches { 0 } else { LOCK_FREE_TRIES } {
         let pin = crossbeam_epoch::pin();
-        let reading = shared.read_view.read(&pin);
-        let mut attempt = LocateAttempt::new(shared, &reading, which.len());
+        let snapshot = shared.read_view.read(&pin);
+        let mut attempt = LocateAttempt::new(shared, &snapshot, which.len());
         attempt.locate_all(slots, which, at);
         let LocateAttempt { located, touched, dropped_frames, torn, .. } = attempt;
-        let holds = !torn && reading.validate(&pin);
+        let holds = !torn && snapshot.validate(&pin);
         drop(pin);
         free_dropped(shared, &dropped_frames);
         if holds {
@@ -78,8 +78,8 @@ pub(crate) fn locate<'a>(
     }
     let mut core = shared.lock();
     let pin = crossbeam_epoch::pin();
-    let reading = shared.read_view.read(&pin);
-    let mut attempt = LocateAttempt::new(shared, &reading, which.len());
+    let snapshot = shared.read_view.read(&pin);
+    let mut attempt = LocateAttempt::new(shared, &snapshot, which.len());
     attempt.locate_all(slots, which, at);
     let LocateAttempt { located, touched, dropped_frames, .. } = attempt;
     dropped_frames.into_iter().for_each(|frame| core.free_if_unread(frame));
@@ -113,7 +113,7 @@ fn free_dropped(shared: &Shared, dropped_frames: &[FrameId]) {
 /// One attempt to locate the objects of some slots.
 struct LocateAttempt<'a, 'r> {
     shared: &'a Shared,
-    reading: &'r Snapshot<'r>,
+    snapshot: &'r Snapshot<'r>,
     /// The current tick, in the form that the index stores.
     tick: u32,
     located: Vec<(usize, Located<'a>)>,
@@ -125,13 +125,13 @@ struct LocateAttempt<'a, 'r> {
 }
 
 impl<'a, 'r> LocateAttempt<'a, 'r> {
-    fn new(shared: &'a Shared, reading: &'r Snapshot<'r>, count: usize) -> LocateAttempt<'a, 'r> {
+    fn new(shared: &'a Shared, snapshot: &'r Snapshot<'r>, count: usize) -> LocateAttempt<'a, 'r> {
         let tick = (shared.read_view.tick.load(Relaxed) % u64::from(TICK_MODULUS)) as u32;
-        reading.reserve(count);
+        snapshot.reserve(count);
         let (located, touched) = (Vec::with_capacity(count), Vec::with_capacity(count));
         LocateAttempt {
             shared,
-            reading,
+            snapshot,
             tick,
             located,
             touched,
@@ -153,7 +153,7 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
                 let slot = &mut slots[i];
                 let namespace = slot.key.namespace();
                 let known = last_namespace.filter(|known| known.0 == namespace);
-                let generation = || self.reading.visibility.generation(namespace);
+                let generation = || self.snapshot.visibility.generation(namespace);
                 let (_, generation) =
                     *last_namespace.insert(known.unwrap_or_else(|| (namespace, generation())));
                 slot.fingerprint = self.shared.fingerprint(&slot.key, generation);
@@ -165,7 +165,7 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
                 let slot = &mut slots[i];
                 let depth = at.depth.saturating_add(slot.depth_offset);
                 entries.clear();
-                entries.extend(self.reading.entries(slot.fingerprint));
+                entries.extend(self.snapshot.entries(slot.fingerprint));
                 let found = self.locate_one(slot, &entries, *generation, depth);
                 self.located.push((i, found));
             }
@@ -185,7 +185,7 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
         depth: u32,
     ) -> Located<'a> {
         // A probe also finds objects that are not visible.
-        if !slot.is_probe() && entries.iter().any(|e| e.attached && !self.reading.is_visible(e)) {
+        if !slot.is_probe() && entries.iter().any(|e| e.attached && !self.snapshot.is_visible(e)) {
             return Located::Absent;
         }
         for (entry, frame) in entries.iter().filter_map(|e| Some((e, e.frame?))) {
@@ -219,7 +219,7 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
     ) -> Located<'a> {
         let mut misfit = None;
         // An entry with a frame was compared above: its object is another one.
-        for entry in entries.iter().filter(|e| e.frame.is_none() && !self.reading.is_hidden(e)) {
+        for entry in entries.iter().filter(|e| e.frame.is_none() && !self.snapshot.is_hidden(e)) {
             let Some(place) = entry.ssd.filter(|place| !slot.attempts.tried.contains(place)) else {
                 continue;
             };

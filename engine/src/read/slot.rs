@@ -348,11 +348,11 @@ impl Slot {
         slot: usize,
         align: usize,
         parts_max: usize,
-        stages: bool,
+        staged_only: bool,
     ) -> Option<ReadTarget> {
         let SsdObject { expected, want } = self.on_ssd()?;
         let (parts, probe) = (&self.destination.as_ref()?.0, self.is_probe());
-        let direct = !stages
+        let direct = !staged_only
             && plan::is_whole_blocks(want, expected.length)
             && are_parts_aligned(parts, align);
         let unaligned_tail = !is_aligned(want.end - want.start);

@@ -1,5 +1,7 @@
 //! The end of a batch of gets: counters, returned results, and misses to request from peers.
 
+use pagelith_io::buffer::AlignedBuf;
+
 use super::GetBatch;
 use crate::api::outcome::{GetDone, MissCause};
 use crate::api::stats::Counters;
@@ -43,6 +45,15 @@ impl GetBatch {
         }
         let options = CallOptions { recency: self.at, deadline: self.deadline };
         Finished { done: self.slots.iter_mut().map(Slot::take_done).collect(), missed, options }
+    }
+
+    /// The buffer of each object that was read; not counted as hits.
+    pub fn into_buffers(self) -> Vec<Option<AlignedBuf>> {
+        let buffer = |mut slot: Slot| match slot.settled()? {
+            Settled::Hit(_) => slot.destination.take()?.into_buffer(),
+            Settled::Miss(_) | Settled::Failed(_) => None,
+        };
+        self.slots.into_iter().map(buffer).collect()
     }
 
     /// Misses that peers may have.

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use super::GetBatch;
 use crate::api::error::Error;
 use crate::api::outcome::MissCause;
-use crate::read::fetch::InFlightRead;
+use crate::read::disk_read::InFlightRead;
 use crate::read::locate;
 use crate::read::plan::Piece;
 use crate::read::slot::Settled;
@@ -17,7 +17,7 @@ impl GetBatch {
     /// write into the caller's memory; they mark the device as sick.
     pub(crate) fn give_up(&mut self, io: &mut SessionIo) {
         self.late = true;
-        let direct = |f: &InFlightRead| f.fetch.pieces.iter().any(Piece::is_direct);
+        let direct = |f: &InFlightRead| f.read.pieces.iter().any(Piece::is_direct);
         let mut tokens: Vec<u64> = self.in_flight.keys().copied().collect();
         tokens.sort_unstable();
         for token in tokens {
@@ -28,7 +28,7 @@ impl GetBatch {
                 io.shared.lock().counters.late_direct += 1;
             } else if let Some(flight) = self.in_flight.remove(&token) {
                 // The segment cannot be reused until the kernel has completed the read.
-                io.orphans.insert(token, (flight.fetch.segment, flight.submitted_at));
+                io.orphans.insert(token, (flight.read.segment, flight.submitted_at));
             }
         }
     }
@@ -59,7 +59,7 @@ impl GetBatch {
         }
         self.in_flight
             .drain()
-            .for_each(|(_, flight)| release_segment(&io.shared, flight.fetch.segment));
+            .for_each(|(_, flight)| release_segment(&io.shared, flight.read.segment));
         self.slots.iter_mut().for_each(|slot| locate::leave_segment(&io.shared, slot));
     }
 }

@@ -1,7 +1,5 @@
-//! Gets for the store's own use: probes for headers, bytes of objects that are stored again, and
-//! prefetches. None counts as a hit.
+//! Probes: whether objects are present, by their record headers. They do not count as hits.
 
-use pagelith_io::buffer::{AlignedBuf, Part};
 use pagelith_io::clock::Mono;
 use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
@@ -11,7 +9,6 @@ use pagelith_tiers::policy::Recency;
 use super::GetBatch;
 use crate::memory::index::SsdPlace;
 use crate::read::slot::{Hit, HitSource, ProbedHeader, Settled, Slot};
-use crate::state::reserve::ArenaReservation;
 use crate::state::session_io::SessionIo;
 
 /// An object that a probe found.
@@ -30,17 +27,6 @@ pub(crate) struct Probed {
 }
 
 impl GetBatch {
-    /// Read these objects into arena memory that is reserved for them, and keep them there.
-    pub fn prefetch(
-        io: &mut SessionIo,
-        objects: Vec<(ObjectKey, (ArenaReservation, Part))>,
-        at: Recency,
-        deadline: Mono,
-    ) -> GetBatch {
-        let slot = |(key, (reservation, part))| Slot::prefetch(key, reservation, part);
-        Self::begin_slots(io, objects.into_iter().map(slot).collect(), at, deadline)
-    }
-
     /// Probe by their headers whether these objects are present.
     pub fn probe(io: &mut SessionIo, keys: &[ObjectKey], at: Recency, deadline: Mono) -> GetBatch {
         Self::begin_slots(io, keys.iter().map(|k| Slot::probe(*k)).collect(), at, deadline)
@@ -63,14 +49,5 @@ impl GetBatch {
             })
         };
         self.slots.into_iter().map(probed).collect()
-    }
-
-    /// The buffer of each object that was read; not counted as hits.
-    pub fn into_buffers(self) -> Vec<Option<AlignedBuf>> {
-        let buffer = |mut slot: Slot| match slot.settled()? {
-            Settled::Hit(_) => slot.destination.take()?.into_buffer(),
-            Settled::Miss(_) | Settled::Failed(_) => None,
-        };
-        self.slots.into_iter().map(buffer).collect()
     }
 }
