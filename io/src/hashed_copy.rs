@@ -16,12 +16,6 @@ mod blocks;
 #[cfg(target_arch = "x86_64")]
 mod stripes;
 
-/// Prefetch distance of a copy in bytes: these bytes are on their way from memory during the
-/// multiplications for the previous lines. Any distance from 0 to 8192 was equally good on one kind
-/// of CPU.
-#[cfg(target_arch = "x86_64")]
-const AHEAD: usize = 4096;
-
 /// Runs of stripes up to this long are copied with ordinary stores: most of their lines are only
 /// partly covered.
 #[cfg(target_arch = "x86_64")]

@@ -11,6 +11,7 @@ use pagelith_tiers::ssd::sync::SyncId;
 use crate::api::error::{Error, ErrorKind};
 use crate::api::outcome::FlushReport;
 use crate::background::flusher::{Flusher, PendingUnit, SyncPurpose};
+use crate::memory::frames::Frame;
 use crate::memory::index::{Entry, SsdPlace};
 use crate::state::core::{Core, Job, JobResult, SsdCore};
 use crate::state::frame_access::FrameGuard;
@@ -26,7 +27,7 @@ fn frame_written(core: &mut Core, held: &FrameGuard, place: &RecordPlace) -> Opt
     let data = &held.data;
     let blocks = data.members.iter().map(|m| m.checksums.len() as u64).sum();
     let mut offset = record::header_bytes(data.members.len() as u64, blocks);
-    let dead = core.frames.get(held.frame.id).is_none_or(|f| f.dead);
+    let dead = core.frames.get(held.frame.id).is_none_or(Frame::is_dead);
     let unread = |s: &SsdCore| !s.health.reads() || s.health.is_quarantined(place.identity.segment);
     if !dead && core.ssd.as_ref().is_some_and(unread) {
         // The purge of the index may have passed some of this group's entries. The remaining ones
@@ -215,7 +216,7 @@ impl Flusher {
         match self.units.remove(&id) {
             Some(PendingUnit::Frame(held)) => {
                 let mut core = self.shared.lock();
-                let alive = core.frames.get_ref(held.frame).is_some_and(|f| !f.dead);
+                let alive = core.frames.get_live(held.frame).is_some();
                 if !(alive && give_up) {
                     core.requeue_front(&held);
                     return;

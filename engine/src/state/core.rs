@@ -172,7 +172,7 @@ impl Core {
         let generation = Generation(self.generation(namespace).0 + 1);
         self.visibility.set_generation(namespace, generation);
         self.clear_pending_groups(namespace);
-        let in_namespace = |f: &Frame| !f.dead && f.data.namespace == namespace;
+        let in_namespace = |f: &Frame| !f.is_dead() && f.data.namespace == namespace;
         let frames: Vec<_> =
             self.frames.iter().filter(|(_, f)| in_namespace(f)).map(|(id, _)| id).collect();
         frames.into_iter().for_each(|id| self.drop_frame(id, true));
@@ -208,7 +208,7 @@ impl Core {
     ) -> Option<(FrameRef, usize)> {
         self.index.find(fingerprint).filter_map(|e| e.frame).find_map(|id| {
             let id = FrameId(id);
-            let frame = self.frames.get(id).filter(|f| !f.dead)?;
+            let frame = self.frames.get(id).filter(|f| !f.is_dead())?;
             let member = frame.data.find(key, generation)?;
             Some((FrameRef { id, serial: frame.serial }, member))
         })
@@ -382,8 +382,8 @@ impl Core {
     /// Return a frame that was taken for a write to the front of the queue. A frame that was
     /// dropped meanwhile is released instead.
     pub fn requeue_front(&mut self, held: &FrameGuard) {
-        let alive = self.frames.get_ref(held.frame).filter(|f| !f.dead);
-        let queued = alive.map(|f| f.state = FrameState::Queued).is_some();
+        let live = self.frames.get_live(held.frame);
+        let queued = live.map(|f| f.state = FrameState::Queued).is_some();
         if let Some(ssd) = self.ssd.as_mut() {
             match queued {
                 true => ssd.queue.push_front(Job::Frame(held.frame)),
@@ -399,11 +399,8 @@ impl Core {
     /// is only a write buffer the frame is dropped at once, even while it has readers, because no
     /// later step would drop it. Its last reader then frees it.
     pub fn mark_frame_clean(&mut self, frame: FrameRef) {
-        let Some(f) = self.frames.get_ref(frame) else { return };
+        let Some(f) = self.frames.get_live(frame) else { return };
         f.state = FrameState::Clean;
-        if f.dead {
-            return;
-        }
         let bytes = f.data.bytes();
         let fingerprint = f.data.members.first().map_or(0, |m| m.fingerprint);
         let pinned = f.any_fingerprint(|fingerprint| self.pins.is_pinned(fingerprint));
@@ -421,8 +418,7 @@ impl Core {
         if !self.ssd.as_ref().is_some_and(|s| s.health.writes()) || self.write_buffer_only {
             return false;
         }
-        let Some(f) = self.frames.get(id).filter(|f| !f.dead && f.state == FrameState::Clean)
-        else {
+        let Some(f) = self.frames.get(id).filter(|f| f.state == FrameState::Clean) else {
             return false;
         };
         let (data, serial) = (f.data.clone(), f.serial);

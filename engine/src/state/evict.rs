@@ -5,7 +5,7 @@ use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::policy::FrameId;
 
 use crate::api::outcome::Tier;
-use crate::memory::frames::{FrameRef, FrameState, FreedFrame};
+use crate::memory::frames::{Frame, FrameRef, FrameState, FreedFrame};
 use crate::memory::index::Entry;
 use crate::state::core::Core;
 
@@ -63,9 +63,8 @@ impl Core {
     ) -> Option<FreedFrame> {
         self.unlink_frame(id, everywhere);
         let frame = self.frames.get_mut(id)?;
-        frame.dead = true;
-        if frame.state == FrameState::Queued {
-            frame.state = FrameState::Clean;
+        // A frame that is being written stays counted until its write ends.
+        if std::mem::replace(&mut frame.state, FrameState::Dead) == FrameState::Queued {
             let bytes = frame.data.bytes();
             if let Some(ssd) = self.ssd.as_mut() {
                 ssd.unflushed_bytes = ssd.unflushed_bytes.saturating_sub(bytes);
@@ -82,7 +81,7 @@ impl Core {
     /// Free a frame that was dropped and has no readers. Nothing happens if its number belongs to a
     /// live frame by now.
     pub fn free_if_unread(&mut self, id: FrameId) {
-        if self.frames.get(id).is_some_and(|f| f.dead) && !self.frames.is_read(id) {
+        if self.frames.get(id).is_some_and(Frame::is_dead) && !self.frames.is_read(id) {
             self.frames.free(id, &mut self.space, None);
         }
     }

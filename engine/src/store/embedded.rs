@@ -33,7 +33,7 @@ use crate::store::parts;
 use crate::store::session::Session;
 use crate::store::stats;
 use crate::store::{close, flush, open, pooled, prefetch, registered, remove};
-use crate::write::groups::GroupId;
+use crate::write::open_group::GroupId;
 
 /// An open store. Threads share it by reference; a thread with many gets or puts should have its
 /// own [`Session`].

@@ -31,7 +31,7 @@ use crate::state::scratch::Scratch;
 use crate::state::session_io::{SessionIo, recency, release_segment};
 use crate::state::shared::Shared;
 use crate::write::cache_remote;
-use crate::write::groups::GroupId;
+use crate::write::open_group::GroupId;
 use crate::write::put::payload::PayloadGroup;
 use crate::write::put_batch::PutBatch;
 

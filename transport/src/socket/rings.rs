@@ -20,8 +20,8 @@ use pagelith_io::system::SystemClock;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-use super::connected::wait_for;
 use super::fd_passing;
+use super::poll::wait_for;
 use crate::closed::Closed;
 use crate::stream::IoResult;
 

@@ -12,7 +12,7 @@ use pagelith_tiers::ssd::segments::SegmentState;
 use super::{Flusher, PendingUnit, SyncPurpose};
 use crate::api::error::{Error, ErrorKind};
 use crate::background::reclaim::Reclaim;
-use crate::memory::frames::FrameState;
+use crate::memory::frames::{Frame, FrameState};
 use crate::state::core::{Core, Job, JobResult, SsdCore};
 use crate::state::frame_access::FrameGuard;
 
@@ -111,8 +111,7 @@ impl Flusher {
             }
             let Some(job) = core.ssd.as_mut()?.next_job() else { break };
             let Job::Frame(frame) = job else { return Some(Next::Other(job)) };
-            let queued =
-                core.frames.get_ref(frame).filter(|f| !f.dead && f.state == FrameState::Queued);
+            let queued = core.frames.get_ref(frame).filter(|f| f.state == FrameState::Queued);
             if queued.map(|f| f.state = FrameState::Writing).is_none() {
                 continue;
             }
@@ -129,7 +128,7 @@ impl Flusher {
     /// long, and the frame's memory is needed.
     fn is_dead(&self, id: u64) -> bool {
         let Some(PendingUnit::Frame(held)) = self.units.get(&id) else { return false };
-        self.shared.lock().frames.get(held.frame.id).is_none_or(|f| f.dead)
+        self.shared.lock().frames.get(held.frame.id).is_none_or(Frame::is_dead)
     }
 
     /// Append a unit of a job; false if it was kept to wait for a segment.

@@ -4,7 +4,7 @@ use pagelith_io::buffer::AlignedBuf;
 use pagelith_io::disk::{Completion, Op};
 use pagelith_layouts::footer::{self, FooterEntry};
 use pagelith_layouts::ids::SegmentId;
-use pagelith_tiers::ssd::walk::Walk;
+use pagelith_tiers::ssd::segment_walk::Walk;
 
 use super::Stage;
 use crate::background::flusher::{Flusher, TAG_SCAN};

@@ -15,8 +15,8 @@ use pagelith_layouts::record::{Record, RecordKind};
 use pagelith_layouts::segment::SegmentIdentity;
 use pagelith_tiers::policy::FrameId;
 use pagelith_tiers::ssd::read::Verifier;
+use pagelith_tiers::ssd::segment_walk::Walk;
 use pagelith_tiers::ssd::segments::SegmentState;
-use pagelith_tiers::ssd::walk::Walk;
 
 use super::ScrubReport;
 use crate::memory::index::{SsdPlace, Visited};

@@ -1,16 +1,48 @@
-//! The rules for a record header whose checksum matches. A header that breaks one was written by a
-//! defect or an attacker, and neither it nor its payload is used.
+//! Decoding of a record's header, and the rules for one whose checksum matches.
+//!
+//! A header that breaks a rule was written by a defect or an attacker, and neither it nor its
+//! payload is used.
 
 use super::{
-    FLAG_MOVED, GroupKind, MEMBERS_MAX, OBJECT_BYTES_MAX, Record, RecordHead, RecordKind, WHAT,
-    header_bytes,
+    CHECKSUM_AT, FLAG_MOVED, GroupKind, MAGIC, MEMBERS_MAX, OBJECT_BYTES_MAX, Record, RecordHead,
+    RecordKind, WHAT, header_bytes,
 };
 use crate::align::{ALIGN, align_up, is_aligned};
-use crate::checksum::{block_bytes_ok, block_count};
+use crate::checksum::{block_bytes_ok, block_count, checksum_around};
 use crate::error::FormatError;
-use crate::format::{counter_ok, is_zero};
+use crate::format::{VERSION, counter_ok, is_zero, read};
 
-pub(super) fn check(record: &Record<'_>) -> Result<(), FormatError> {
+impl<'a> Record<'a> {
+    /// Read a header from the start of `bytes` (more may follow). Never panics, allocates nothing.
+    pub fn decode(bytes: &'a [u8]) -> Result<Record<'a>, FormatError> {
+        let short = |need| FormatError::Short { structure: WHAT, need, have: bytes.len() as u64 };
+        let head: RecordHead = read(bytes).ok_or_else(|| short(ALIGN))?;
+        if head.magic == [0; 8] {
+            return Err(FormatError::Empty { structure: WHAT });
+        }
+        if head.magic != MAGIC {
+            return Err(FormatError::Magic { structure: WHAT });
+        }
+        let claimed = Self::claimed_header_bytes(bytes)
+            .ok_or_else(|| FormatError::field(WHAT, "header_bytes", head.header_bytes))?;
+        let bytes = bytes.get(..claimed as usize).ok_or_else(|| short(claimed))?;
+        if checksum_around(bytes, CHECKSUM_AT) != Some(head.checksum) {
+            return Err(FormatError::Checksum { structure: WHAT });
+        }
+        if head.version != VERSION {
+            return Err(FormatError::Version {
+                structure: WHAT,
+                found: head.version,
+                known: VERSION,
+            });
+        }
+        let record = Record { head, bytes };
+        check(&record)?;
+        Ok(record)
+    }
+}
+
+fn check(record: &Record<'_>) -> Result<(), FormatError> {
     check_head(&record.head)?;
     check_members(record)?;
     match record.bytes.get(Record::end(&record.head)..) {

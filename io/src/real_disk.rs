@@ -10,14 +10,14 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
 use crate::blocking::{BlockingQueue, Pool};
-use crate::check::{Align, PARTS_MAX};
-use crate::cow;
-use crate::create::{check_name, create, lock, make_dirs, remove_dirs, set_direct, show, sync_dir};
+use crate::copy_on_write;
+use crate::create::{check_name, create, lock, make_dirs, remove_dirs, set_direct, sync_dir};
 use crate::disk::{Disk, DiskFacts, FileId, Queue, Side};
-use crate::fault::{FaultKind, FaultOp, IoFault};
+use crate::fault::{FaultKind, FaultOp, IoFault, show};
 use crate::file_system::check_length;
 use crate::files::{DataFile, Files};
-use crate::forked;
+use crate::fork;
+use crate::op_check::{Align, PARTS_MAX};
 use crate::registered::{Registered, Registration, Span};
 use crate::regular_file::{Access, lstat_name, open_store_file};
 use crate::sync::{Mutex, PoisonError};
@@ -67,7 +67,7 @@ impl RealDisk {
     ) -> RealDisk {
         let made = Mutex::default();
         let (files, registered) = (Arc::default(), Arc::default());
-        forked::track(&files);
+        fork::track(&files);
         // The process may change its working directory while files are open.
         let dirs =
             dirs.iter().map(|d| std::path::absolute(d).unwrap_or_else(|_| d.clone())).collect();
@@ -95,7 +95,7 @@ impl RealDisk {
 
     /// Add an open file to the table.
     fn insert(&self, file: DataFile) -> FileId {
-        if cow::copies(&file.fd) {
+        if copy_on_write::copies(&file.fd) {
             self.cow_warning.call_once(|| {
                 tracing::warn!(
                     path = file.path,

@@ -7,7 +7,7 @@ use pagelith_io::fault::IoFault;
 use pagelith_layouts::align::ALIGN;
 
 use crate::api::outcome::Ticket;
-use crate::read::plan::{Fetch, Piece};
+use crate::read::plan::{Piece, PlannedRead};
 use crate::read::tail::UnalignedTail;
 use crate::state::scratch::Scratch;
 use crate::state::session_io::SessionIo;
@@ -23,7 +23,7 @@ struct PieceParts {
 /// A read in flight.
 #[derive(Debug)]
 pub(crate) struct InFlightRead {
-    pub fetch: Fetch,
+    pub read: PlannedRead,
     /// When it was submitted.
     pub submitted_at: Mono,
     /// By piece.
@@ -32,7 +32,7 @@ pub(crate) struct InFlightRead {
 
 /// One completed piece of a read.
 #[derive(Debug)]
-pub(crate) enum ReadPiece {
+pub(crate) enum CompletedPiece {
     Header { header: usize, part: Part },
     Direct { slot: usize, parts: Vec<Part> },
     Staged { slot: usize, round: u32, chunk: std::ops::Range<u64>, part: Part },
@@ -49,28 +49,28 @@ pub(crate) enum Blocked {
     Scratch,
 }
 
-/// Submit a fetch. `take` yields the caller's memory of a slot. On `Err` no memory was taken.
+/// Submit a read. `take` yields the caller's memory of a slot. On `Err` no memory was taken.
 pub(crate) fn submit(
     io: &mut SessionIo,
     ticket: Ticket,
-    fetch: Fetch,
+    read: PlannedRead,
     mut take: impl FnMut(usize) -> Vec<Part>,
-) -> Result<(u64, InFlightRead), (Blocked, Fetch)> {
+) -> Result<(u64, InFlightRead), (Blocked, PlannedRead)> {
     let Some((queue, facts)) = io.queue.as_mut().zip(io.facts.as_ref()) else {
-        return Err((Blocked::Queue, fetch));
+        return Err((Blocked::Queue, read));
     };
     if queue.room() == 0 {
-        return Err((Blocked::Queue, fetch));
+        return Err((Blocked::Queue, read));
     }
     let align = facts.memory_align.max(facts.offset_align);
     let Some((file, offset)) =
-        io.shared.volume.as_ref().map(|v| v.place(fetch.segment, fetch.offset))
+        io.shared.volume.as_ref().map(|v| v.place(read.segment, read.offset))
     else {
-        return Err((Blocked::Queue, fetch));
+        return Err((Blocked::Queue, read));
     };
     // The store's memory is allocated first; if that fails, the caller's memory is untouched.
     let mut own_parts = Vec::new();
-    for piece in &fetch.pieces {
+    for piece in &read.pieces {
         let (part, blocked) = match piece {
             Piece::Header { bytes, .. } => (io.scratch.take(*bytes as usize), Blocked::Scratch),
             Piece::Staged { chunk, .. } => {
@@ -85,13 +85,13 @@ pub(crate) fn submit(
         match part {
             Some(part) => own_parts.push(part),
             // Dropping `own_parts` returns the memory to its owners, the staging pool among them.
-            None => return Err((blocked, fetch)),
+            None => return Err((blocked, read)),
         }
     }
     let mut own_parts = own_parts.into_iter();
     let mut parts = Vec::new();
-    let mut taken = Vec::with_capacity(fetch.pieces.len());
-    for piece in &fetch.pieces {
+    let mut taken = Vec::with_capacity(read.pieces.len());
+    for piece in &read.pieces {
         let before = parts.len();
         let mut tail = None;
         match piece {
@@ -116,7 +116,7 @@ pub(crate) fn submit(
     let token = io.token(ticket);
     let op = Op::Read { file, offset, parts };
     match io.queue.as_mut().map(|q| q.submit(token, op)) {
-        Some(Ok(())) => Ok((token, InFlightRead { fetch, submitted_at: io.shared.now(), taken })),
+        Some(Ok(())) => Ok((token, InFlightRead { read, submitted_at: io.shared.now(), taken })),
         // Room was checked above, and this thread is the queue's only user.
         _ => unreachable!("a queue with room took no operation"),
     }
@@ -132,19 +132,21 @@ pub(crate) fn complete(
     scratch: &mut Scratch,
     flight: InFlightRead,
     completion: Completion,
-) -> (Vec<ReadPiece>, Result<(), IoFault>, Fetch) {
-    let InFlightRead { fetch, taken, .. } = flight;
+) -> (Vec<CompletedPiece>, Result<(), IoFault>, PlannedRead) {
+    let InFlightRead { read, taken, .. } = flight;
     let succeeded = completion.result.is_ok();
     let mut parts = completion.op.into_parts().into_iter();
-    let mut pieces = Vec::with_capacity(fetch.pieces.len());
-    for (piece, taken) in fetch.pieces.iter().zip(taken) {
+    let mut pieces = Vec::with_capacity(read.pieces.len());
+    for (piece, taken) in read.pieces.iter().zip(taken) {
         match piece {
             Piece::Header { header, .. } => {
-                pieces.extend(parts.next().map(|part| ReadPiece::Header { header: *header, part }));
+                pieces.extend(
+                    parts.next().map(|part| CompletedPiece::Header { header: *header, part }),
+                );
             }
             Piece::Staged { slot, round, chunk } => {
                 let (slot, round, chunk) = (*slot, *round, chunk.clone());
-                pieces.extend(parts.next().map(|part| ReadPiece::Staged {
+                pieces.extend(parts.next().map(|part| CompletedPiece::Staged {
                     slot,
                     round,
                     chunk,
@@ -162,9 +164,9 @@ pub(crate) fn complete(
                         .into_iter()
                         .for_each(|page| scratch.give_back(page));
                 }
-                pieces.push(ReadPiece::Direct { slot: *slot, parts: piece_parts });
+                pieces.push(CompletedPiece::Direct { slot: *slot, parts: piece_parts });
             }
         }
     }
-    (pieces, completion.result, fetch)
+    (pieces, completion.result, read)
 }

@@ -4,10 +4,11 @@ use std::sync::atomic::Ordering;
 
 use super::GetBatch;
 use crate::api::error::Error;
-use crate::api::outcome::{GetOutcome, MissCause};
-use crate::read::fetch::InFlightRead;
+use crate::api::outcome::MissCause;
+use crate::read::disk_read::InFlightRead;
 use crate::read::locate;
 use crate::read::plan::Piece;
+use crate::read::slot::Settled;
 use crate::state::session_io::{SessionIo, release_segment};
 
 impl GetBatch {
@@ -16,7 +17,7 @@ impl GetBatch {
     /// write into the caller's memory; they mark the device as sick.
     pub(crate) fn give_up(&mut self, io: &mut SessionIo) {
         self.late = true;
-        let direct = |f: &InFlightRead| f.fetch.pieces.iter().any(Piece::is_direct);
+        let direct = |f: &InFlightRead| f.read.pieces.iter().any(Piece::is_direct);
         let mut tokens: Vec<u64> = self.in_flight.keys().copied().collect();
         tokens.sort_unstable();
         for token in tokens {
@@ -27,7 +28,7 @@ impl GetBatch {
                 io.shared.lock().counters.late_direct += 1;
             } else if let Some(flight) = self.in_flight.remove(&token) {
                 // The segment cannot be reused until the kernel has completed the read.
-                io.orphans.insert(token, (flight.fetch.segment, flight.submitted_at));
+                io.orphans.insert(token, (flight.read.segment, flight.submitted_at));
             }
         }
     }
@@ -36,18 +37,18 @@ impl GetBatch {
     /// a read. Called repeatedly: the header that a late read brings may have been given up.
     pub(crate) fn settle_late(&mut self, io: &mut SessionIo) {
         for i in 0..self.slots.len() {
-            if self.slots[i].outcome.is_none() && !self.slots[i].has_parts_in_read() {
-                let busy = self.slots[i].stage > 0 && !self.slots[i].submitted;
-                let outcome = if busy {
-                    Err(Error::busy(format!(
-                        "no staging memory in time key={}",
-                        self.slots[i].get.key
-                    )))
-                } else {
-                    Ok(GetOutcome::Miss(MissCause::Late))
-                };
-                self.settle(io, i, outcome);
+            let slot = &self.slots[i];
+            if slot.is_done() || slot.destination.is_none() {
+                continue;
             }
+            let staged = slot.reading().is_some_and(|read| read.claims().stage.is_some());
+            let settled = if staged && !slot.attempts.submitted {
+                let detail = format!("no staging memory in time key={}", slot.key);
+                Settled::Failed(Error::busy(detail))
+            } else {
+                Settled::Miss(MissCause::Late)
+            };
+            self.settle(io, i, settled);
         }
     }
 
@@ -58,7 +59,7 @@ impl GetBatch {
         }
         self.in_flight
             .drain()
-            .for_each(|(_, flight)| release_segment(&io.shared, flight.fetch.segment));
+            .for_each(|(_, flight)| release_segment(&io.shared, flight.read.segment));
         self.slots.iter_mut().for_each(|slot| locate::leave_segment(&io.shared, slot));
     }
 }

@@ -1,5 +1,5 @@
-//! An object offered by a put: the state of its bytes, and whether they match the offered
-//! checksums.
+//! An object of a put over a link: the state of its bytes, and whether they match the checksums
+//! that were sent with it.
 
 use pagelith_io::buffer::Part;
 use pagelith_io::hashed_copy::StoreKind;
@@ -13,37 +13,41 @@ use crate::rpc::verify;
 use crate::state::reserve::{ArenaReservation, FilledReservation};
 use crate::write::put::client_memory::ClientPayload;
 
-/// An offered object.
-pub(crate) struct OfferedObject {
+/// An object of a put in progress.
+pub(crate) struct IncomingObject {
     pub key: ObjectKey,
     pub length: u64,
     /// Checksums of its blocks, from the client; empty if the store computes them.
     pub sums: Checksums,
-    /// Reference to the bytes in client memory, if the client passes them by reference and sent
-    /// checksums.
-    pub shown: Option<Shown>,
-    pub buffer: ObjectBuffer,
+    pub bytes: IncomingBytes,
     pub verdict: Option<ItemVerdict>,
 }
 
 /// State of the object's bytes.
-pub(crate) enum ObjectBuffer {
-    None,
-    /// Reserved in the arena; the link may write the bytes.
+pub(crate) enum IncomingBytes {
+    /// Only the client has them: they are pulled.
+    AtClient,
+    /// The client passes them by reference, and sent the checksums to verify a copy.
+    InClientMemory(Shown),
+    /// Memory in the arena is reserved; the link may write the bytes.
     Reserved(ArenaReservation),
     /// Arrived, and the checksums match.
     Verified(FilledReservation),
     /// Arrived, and the checksums differ.
     Mismatch,
+    /// Moved to the store, or not needed.
+    Released,
 }
 
-impl OfferedObject {
+impl IncomingObject {
     /// Takes the bytes that arrived in `parts`, or copies them from `shown`, and verifies them.
     pub fn receive(&mut self, mut parts: Vec<Part>, shown: Option<&Shown>, block_bytes: u32) {
-        let ObjectBuffer::Reserved(reservation) =
-            std::mem::replace(&mut self.buffer, ObjectBuffer::None)
-        else {
-            return;
+        let reservation = match std::mem::replace(&mut self.bytes, IncomingBytes::Mismatch) {
+            IncomingBytes::Reserved(reservation) => reservation,
+            other => {
+                self.bytes = other;
+                return;
+            }
         };
         let all = 0..self.length;
         let sums = match (shown, &mut parts[..]) {
@@ -64,22 +68,31 @@ impl OfferedObject {
             }
             None => false,
         };
-        self.buffer = match (sums.filter(matches), part) {
-            (Some(sums), Some(part)) => ObjectBuffer::Verified(reservation.fill(vec![part], sums)),
-            _ => ObjectBuffer::Mismatch,
-        };
+        if let (Some(sums), Some(part)) = (sums.filter(matches), part) {
+            self.bytes = IncomingBytes::Verified(reservation.fill(vec![part], sums));
+        }
     }
 
-    /// The payload in client memory, if it is passed by reference in blocks of the store's length.
-    pub fn client_payload(&mut self) -> Option<ClientPayload> {
-        Some(ClientPayload::new(self.shown.take()?, std::mem::take(&mut self.sums)))
+    /// Whether the bytes are passed by reference.
+    pub fn is_in_client_memory(&self) -> bool {
+        matches!(self.bytes, IncomingBytes::InClientMemory(_))
     }
 
-    /// The reserved memory with its verified bytes.
-    pub fn take(&mut self) -> Option<FilledReservation> {
-        match std::mem::replace(&mut self.buffer, ObjectBuffer::None) {
-            ObjectBuffer::Verified(filled) => Some(filled),
-            ObjectBuffer::None | ObjectBuffer::Reserved(_) | ObjectBuffer::Mismatch => None,
+    /// Takes the payload in client memory, with the checksums, if it is passed by reference.
+    pub fn take_client_payload(&mut self) -> Option<ClientPayload> {
+        match std::mem::replace(&mut self.bytes, IncomingBytes::Released) {
+            IncomingBytes::InClientMemory(shown) => {
+                Some(ClientPayload::new(shown, std::mem::take(&mut self.sums)))
+            }
+            _ => None,
+        }
+    }
+
+    /// Takes the reserved memory with its verified bytes.
+    pub fn take_verified(&mut self) -> Option<FilledReservation> {
+        match std::mem::replace(&mut self.bytes, IncomingBytes::Released) {
+            IncomingBytes::Verified(filled) => Some(filled),
+            _ => None,
         }
     }
 }

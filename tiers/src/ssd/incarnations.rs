@@ -13,8 +13,8 @@ use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::ids::{Incarnation, SegmentId, Sequence};
 use pagelith_layouts::manifest::Manifest;
 
-use super::recover::{Recovered, UNREADABLE_SEQUENCES};
-use super::serial::SerialQueue;
+use super::recovered::{Recovered, UNREADABLE_SEQUENCES};
+use super::serial_queue::SerialQueue;
 use super::volume::{Full, Volume};
 
 /// Raise the incarnation of free segments that may have records of their current incarnation.
