@@ -75,7 +75,8 @@ pub(crate) struct SsdCore {
     pub withdrawn_records: Option<HashSet<(u32, u16)>>,
     /// Namespaces of which objects were written.
     pub written: WrittenNamespaces,
-    /// Segments whose entries must be removed from the index; `None` stands for all segments.
+    /// Segments whose entries must be removed from the index; `None` stands for all segments. The
+    /// first one stays until all its entries are removed.
     pub purges: VecDeque<Option<SegmentId>>,
     /// Damaged locations that recovery after a crash must not use again.
     pub damage: Damage,

@@ -17,6 +17,7 @@ pub(crate) mod peer_queue;
 pub(crate) mod pending_groups;
 pub(crate) mod prefetch;
 pub(crate) mod put_types;
+pub(crate) mod quarantine;
 pub(crate) mod read_latency;
 pub(crate) mod read_view;
 pub(crate) mod recency;

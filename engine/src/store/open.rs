@@ -253,12 +253,10 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     });
     let flusher = match (volume, manifest, recovered) {
         (Some(volume), Some(manifest), Some(r)) => {
-            let mut log = Log::new(volume, manifest, log_config(&shared.config))?;
+            let mut log = Log::new(volume.clone(), manifest, log_config(&shared.config))?;
             full.iter().filter_map(|f| f.copy).for_each(|copy| log.mark_manifest_copy_stale(copy));
-            let mut task =
-                Flusher::new(shared.clone(), log, r.next_order, r.last_serial, r.bytes_written);
-            task.durable_generations = durable_generations;
-            task.reason = full.map(|f| f.fault.to_string()).unwrap_or_default();
+            let reason = full.map(|f| f.fault.to_string()).unwrap_or_default();
+            let task = Flusher::new(shared.clone(), volume, log, durable_generations, &r, reason);
             Some(env.runtime.spawn(
                 "pagelith-flusher",
                 Box::new(task),
