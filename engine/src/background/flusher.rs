@@ -42,8 +42,8 @@ use crate::background::scrub::BackgroundScrub;
 use crate::background::stall_detector::StallDetector;
 use crate::background::tombstone_readback::TombstoneReadback;
 use crate::background::units::PendingUnit;
-use crate::state::core::{Job, JobResult};
 use crate::state::frame_access::FrameGuard;
+use crate::state::jobs::{Job, JobResult};
 use crate::state::shared::Shared;
 
 /// Longest sleep without work: leases expire and readers leave without a signal.
@@ -101,10 +101,10 @@ impl Flusher {
     fn expire(&self) -> bool {
         let shared = &self.cx.shared;
         let mut core = shared.lock();
-        if !core.stopping {
-            crate::state::put_types::expire(shared, &mut core);
+        if !core.jobs.stopped {
+            core.expire(shared.now());
         }
-        !core.stopping
+        !core.jobs.stopped
     }
 
     /// Handle the log's events; true if there were any.
@@ -124,7 +124,7 @@ impl Flusher {
             core.counters.bytes_to_device = self.bytes_before + bytes;
             core.counters.syncs = syncs;
             drop(core);
-            self.cx.shared.progress.raise();
+            self.cx.shared.signals.progress.raise();
         }
         any
     }
@@ -265,11 +265,11 @@ impl Flusher {
             }
         };
         match purpose {
-            SyncPurpose::Flush(id) => cx.shared.lock().complete_job(id, result("flush")),
+            SyncPurpose::Flush(id) => cx.shared.lock().jobs.complete(id, result("flush")),
             SyncPurpose::Tombstones(id) if ok => self.readback.read_back(cx, id),
             SyncPurpose::Tombstones(id) => {
                 self.readback.forget(id);
-                cx.shared.lock().complete_job(id, result("remove"));
+                cx.shared.lock().jobs.complete(id, result("remove"));
             }
             SyncPurpose::Reclaim => self.reclaimer.synced(cx, ok),
             SyncPurpose::Checkpoint(serial) => self.checkpointer.synced(cx, serial, ok),
@@ -294,7 +294,7 @@ impl Flusher {
             cx.log.raise_generation(namespace, generation);
         }
         tracing::warn!(pages = again, "ssd tier is on again");
-        cx.shared.progress.raise();
+        cx.shared.signals.progress.raise();
     }
 
     /// Keep a spare segment ready for when the open one is full.
@@ -311,8 +311,9 @@ impl Flusher {
     /// Record writes that the device may have: few while reads are in flight, which would queue
     /// after them.
     fn write_depth(&self) -> usize {
-        let config = &self.cx.shared.config;
-        (if self.cx.shared.has_recent_reads() {
+        let shared = &self.cx.shared;
+        let config = &shared.config;
+        (if shared.reads.are_recent(shared.now()) {
             config.write_depth_reading()
         } else {
             config.write_depth()
@@ -354,9 +355,9 @@ impl Flusher {
             cx.closing = Closing::Checkpointing(job);
             return true;
         }
-        cx.shared.lock().complete_job(job, JobResult::Done);
+        cx.shared.lock().jobs.complete(job, JobResult::Done);
         cx.closing = Closing::Done;
-        cx.shared.progress.raise();
+        cx.shared.signals.progress.raise();
         true
     }
 }

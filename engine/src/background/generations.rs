@@ -6,7 +6,8 @@ use pagelith_io::fault::IoFault;
 use pagelith_layouts::ids::{Generation, NamespaceId};
 use pagelith_tiers::ssd::log::Log;
 
-use crate::state::core::{Core, JobResult};
+use crate::state::core::Core;
+use crate::state::jobs::JobResult;
 
 /// The generations in the manifest, and those being written to it.
 pub(crate) struct Generations {
@@ -65,7 +66,7 @@ impl Generations {
         };
         let this = |ns, gen_| (ns, gen_) == (namespace, generation);
         for (.., job) in self.pending.extract_if(.., |(ns, gen_, _)| this(*ns, *gen_)) {
-            core.complete_job(job, result.clone());
+            core.jobs.complete(job, result.clone());
         }
     }
 }

@@ -8,8 +8,9 @@ use crate::api::error::{Error, ErrorKind};
 use crate::background::checkpoint::Checkpointer;
 use crate::background::log_context::{Closing, LogContext};
 use crate::memory::frames::FrameState;
-use crate::state::core::{Job, JobResult, SsdCore};
 use crate::state::frame_access::FrameGuard;
+use crate::state::jobs::{Job, JobResult};
+use crate::state::ssd_core::SsdCore;
 
 /// The next work from the queue.
 enum Next {
@@ -81,12 +82,12 @@ impl JobWriter {
             }
             Job::Clear { id, namespace, generation } => {
                 if mutant::on(Mutant::ClearBeforeSync) {
-                    cx.shared.lock().complete_job(id, JobResult::Done);
+                    cx.shared.lock().jobs.complete(id, JobResult::Done);
                 }
                 cx.generations.raise(&mut cx.log, namespace, generation, id);
             }
             Job::Flush { id } if mutant::on(Mutant::FlushBeforeSync) => {
-                cx.shared.lock().complete_job(id, JobResult::Done);
+                cx.shared.lock().jobs.complete(id, JobResult::Done);
             }
             Job::Flush { id } => checkpointer.take_flush(cx, id),
             Job::Close { id } => {
@@ -153,8 +154,7 @@ impl JobWriter {
         let mut core = cx.shared.lock();
         let Some(ssd) = core.ssd.as_mut() else { return };
         let state = ssd.health.state().name();
-        let mut jobs = std::mem::take(&mut ssd.queue);
-        ssd.queued_removals = 0;
+        let mut jobs = ssd.queue.take_all();
         jobs.extend(checkpointer.flushes.take().map(|id| Job::Flush { id }));
         let message = format!("ssd tier is {state}: {}", cx.reason);
         let failed = || JobResult::Failed(Error::new(ErrorKind::Unavailable, message.clone()));
@@ -162,20 +162,16 @@ impl JobWriter {
             match job {
                 Job::Frame(frame) => {
                     let Some(f) =
-                        core.frames.get_ref(frame).filter(|f| f.state == FrameState::Queued)
+                        core.dram.frames.get_ref(frame).filter(|f| f.state == FrameState::Queued)
                     else {
                         continue;
                     };
-                    let (namespace, objects, bytes) =
-                        (f.data.namespace, f.data.members.len(), f.data.bytes());
+                    let (namespace, objects) = (f.data.namespace, f.data.members.len());
                     core.count_lost(namespace, objects);
-                    if let Some(ssd) = core.ssd.as_mut() {
-                        ssd.unflushed_bytes = ssd.unflushed_bytes.saturating_sub(bytes);
-                    }
                     core.mark_frame_clean(frame);
                 }
                 Job::Tombstones { id, .. } | Job::Clear { id, .. } | Job::Flush { id } => {
-                    core.complete_job(id, failed())
+                    core.jobs.complete(id, failed())
                 }
                 Job::Close { id } => cx.closing = Closing::Draining(id),
             }
@@ -184,7 +180,7 @@ impl JobWriter {
         if let Some(id) = stalled {
             cx.write_failed(id, true);
         }
-        cx.shared.progress.raise();
+        cx.shared.signals.progress.raise();
     }
 }
 
@@ -199,15 +195,14 @@ fn next_jobs(cx: &mut LogContext) -> Option<Next> {
     let mut frames = Vec::new();
     let mut bytes = 0;
     while bytes < room {
-        let is_frame = |job: &Job| matches!(job, Job::Frame(_));
         let queue = &mut core.ssd.as_mut()?.queue;
-        if !frames.is_empty() && !queue.front().is_some_and(is_frame) {
-            break;
-        }
-        let Some(job) = core.ssd.as_mut()?.next_job() else { break };
-        let Job::Frame(frame) = job else { return Some(Next::Other(job)) };
+        let frame = match queue.pop_frame() {
+            Some(frame) => frame,
+            None if frames.is_empty() => return queue.pop().map(Next::Other),
+            None => break,
+        };
         let queued =
-            core.frames.get_ref(frame).filter(|f| !f.dead && f.state == FrameState::Queued);
+            core.dram.frames.get_ref(frame).filter(|f| !f.dead && f.state == FrameState::Queued);
         if queued.map(|f| f.state = FrameState::Writing).is_none() {
             continue;
         }

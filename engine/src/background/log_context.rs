@@ -20,8 +20,9 @@ use pagelith_tiers::ssd::volume::Volume;
 use crate::background::generations::Generations;
 use crate::background::log_op::LogOp;
 use crate::background::units::Units;
-use crate::state::core::{Core, Job, JobResult};
+use crate::state::core::Core;
 use crate::state::health::Health;
+use crate::state::jobs::{Job, JobResult};
 use crate::state::shared::Shared;
 
 /// The job or part that a sync serves.
@@ -127,12 +128,12 @@ impl LogContext {
         let (bytes, id) = (unit.record_bytes(), unit.id);
         let (place, header) = self.log.append(unit)?;
         if data {
-            self.shared.headers.insert_written(&place, &header);
+            self.shared.ssd.headers.insert_written(&place, &header);
         }
         self.appended.push((place.identity.segment, bytes, data.then_some(sequence)));
         if let Some(job) = self.units.removal_of(id) {
             if mutant::on(Mutant::TombstoneBeforeSync) {
-                self.shared.lock().complete_job(job, JobResult::Done);
+                self.shared.lock().jobs.complete(job, JobResult::Done);
             }
             self.sync_for(SyncPurpose::Tombstones(job));
         }
@@ -143,7 +144,7 @@ impl LogContext {
     pub fn note_appended(&mut self, core: &mut Core) {
         let Some(ssd) = core.ssd.as_mut().filter(|_| !self.appended.is_empty()) else { return };
         for (segment, bytes, sequence) in self.appended.drain(..) {
-            ssd.appended_bytes += bytes;
+            ssd.ticks.append(bytes);
             let segment = ssd.segments.get_mut(segment);
             segment.min_sequence =
                 sequence.map_or(segment.min_sequence, |s| segment.min_sequence.min(s));
@@ -266,6 +267,6 @@ impl LogContext {
         tracing::error!(reason, state = state.name(), "ssd tier failed");
         reason.clone_into(&mut self.reason);
         self.stopped = true;
-        self.shared.progress.raise();
+        self.shared.signals.progress.raise();
     }
 }

@@ -55,7 +55,7 @@ mod tests {
     use crate::memory::frames::FrameState;
     use crate::server::tests::{key, object, overwrite};
     use crate::store::embedded::Store;
-    use crate::store::stepped::SteppedRuntime;
+    use crate::store::stepped_runtime::SteppedRuntime;
 
     const LEN: usize = 100_000;
 
@@ -90,7 +90,7 @@ mod tests {
             overwrite(&store, &bytes);
             put(&store, 2);
             let writes = |store: &Store| {
-                store.shared.lock().frames.iter().all(|(_, f)| f.state == FrameState::Writing)
+                store.shared.lock().dram.frames.iter().all(|(_, f)| f.state == FrameState::Writing)
             };
             runtime.until("the frames are being written", || writes(&store));
             match by_view {

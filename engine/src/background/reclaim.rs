@@ -449,7 +449,7 @@ impl Reclaimer {
         });
         let freed = self.draining.len() < before;
         if freed {
-            cx.shared.progress.raise();
+            cx.shared.signals.progress.raise();
         }
         freed
     }

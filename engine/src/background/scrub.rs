@@ -81,7 +81,7 @@ impl Budget {
 #[tracing::instrument(level = "info", skip_all)]
 pub(crate) fn scrub(shared: &Shared, options: ScrubOptions) -> Result<ScrubReport> {
     shared.check_open()?;
-    let Some(volume) = shared.volume.clone() else { return Ok(ScrubReport::default()) };
+    let Some(volume) = shared.ssd.volume.clone() else { return Ok(ScrubReport::default()) };
     let mut queue = volume.disk.queue(1)?;
     let mut pass = Pass::new(shared);
     let mut budget = Budget::new(options.bytes_per_s, shared.now());

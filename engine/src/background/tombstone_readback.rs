@@ -12,7 +12,7 @@ use pagelith_tiers::ssd::append::RecordPlace;
 use crate::api::error::{Error, ErrorKind};
 use crate::background::log_context::LogContext;
 use crate::background::log_op::LogOp;
-use crate::state::core::JobResult;
+use crate::state::jobs::JobResult;
 use crate::state::session_io::release_segment;
 
 /// The removals whose tombstones are not read back yet, by job.
@@ -73,8 +73,8 @@ impl TombstoneReadback {
         let part = completion.op.into_parts().pop().filter(|_| read);
         if part.is_some_and(|part| holds(part.bytes(), &place)) {
             self.written.remove(&job);
-            cx.shared.lock().complete_job(job, JobResult::Done);
-            cx.shared.progress.raise();
+            cx.shared.lock().jobs.complete(job, JobResult::Done);
+            cx.shared.signals.progress.raise();
             return;
         }
         cx.shared.lock().counters.damaged += u64::from(read);
@@ -85,8 +85,8 @@ impl TombstoneReadback {
     fn failed(&mut self, cx: &LogContext, job: u64, reason: &str) {
         self.written.remove(&job);
         let error = Error::new(ErrorKind::Unavailable, format!("remove: {reason}"));
-        cx.shared.lock().complete_job(job, JobResult::Failed(error));
-        cx.shared.progress.raise();
+        cx.shared.lock().jobs.complete(job, JobResult::Failed(error));
+        cx.shared.signals.progress.raise();
     }
 }
 

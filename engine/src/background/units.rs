@@ -16,9 +16,11 @@ use rustc_hash::FxHashMap;
 use crate::api::error::{Error, ErrorKind};
 use crate::api::outcome::FlushReport;
 use crate::memory::index::{Entry, SsdPlace};
-use crate::state::core::{Core, JobResult, SsdCore};
+use crate::state::core::Core;
 use crate::state::frame_access::FrameGuard;
-use crate::state::unsaved::UnsyncedUnit;
+use crate::state::jobs::JobResult;
+use crate::state::ssd_core::SsdCore;
+use crate::state::unsynced::UnsyncedUnit;
 
 /// What the engine must do once a unit is written or has failed.
 pub(crate) enum PendingUnit {
@@ -73,7 +75,7 @@ impl Units {
     /// Whether a unit's frame was removed or cleared.
     pub fn is_dead(&self, core: &Core, id: u64) -> bool {
         let Some(PendingUnit::Frame(held)) = self.pending.get(&id) else { return false };
-        core.frames.get(held.frame.id).is_none_or(|f| f.dead)
+        core.dram.frames.get(held.frame.id).is_none_or(|f| f.dead)
     }
 
     /// The record of a frame.
@@ -171,22 +173,19 @@ impl Units {
     pub fn write_failed(&mut self, core: &mut Core, id: u64, give_up: bool) -> (bool, Option<u64>) {
         match self.remove(id) {
             Some(PendingUnit::Frame(held)) => {
-                let alive = core.frames.get_ref(held.frame).is_some_and(|f| !f.dead);
+                let alive = core.dram.frames.get_ref(held.frame).is_some_and(|f| !f.dead);
                 if !(alive && give_up) {
                     core.requeue_front(&held);
                     return (false, None);
                 }
                 core.count_lost(held.data.namespace, held.data.members.len());
-                if let Some(ssd) = core.ssd.as_mut() {
-                    ssd.unflushed_bytes = ssd.unflushed_bytes.saturating_sub(held.data.bytes());
-                }
                 core.release_frame(held.frame);
                 core.mark_frame_clean(held.frame);
                 (false, None)
             }
             Some(PendingUnit::Tombstones(Some(job))) => {
                 let error = Error::new(ErrorKind::Unavailable, "tombstone could not be written");
-                core.complete_job(job, JobResult::Failed(error));
+                core.jobs.complete(job, JobResult::Failed(error));
                 (false, Some(job))
             }
             // The record stays at its old place; reclaim defers the victim.
@@ -238,7 +237,7 @@ fn frame_written(core: &mut Core, held: &FrameGuard, place: &RecordPlace) -> Opt
     let data = &held.data;
     let blocks = data.members.iter().map(|m| m.checksums.len() as u64).sum();
     let mut offset = record::header_bytes(data.members.len() as u64, blocks);
-    let dead = core.frames.get(held.frame.id).is_none_or(|f| f.dead);
+    let dead = core.dram.frames.get(held.frame.id).is_none_or(|f| f.dead);
     let unread = |s: &SsdCore| !s.health.reads() || s.health.is_quarantined(place.identity.segment);
     if !dead && core.ssd.as_ref().is_some_and(unread) {
         // The purge of the index may have passed some of this group's entries. The remaining ones
@@ -259,9 +258,6 @@ fn frame_written(core: &mut Core, held: &FrameGuard, place: &RecordPlace) -> Opt
         if !dead && core.place_ssd(m.fingerprint, mine, at) {
             members.push((m.fingerprint, at));
         }
-    }
-    if let Some(ssd) = core.ssd.as_mut() {
-        ssd.unflushed_bytes = ssd.unflushed_bytes.saturating_sub(data.bytes());
     }
     let bytes = data.object_bytes();
     core.release_frame(held.frame);

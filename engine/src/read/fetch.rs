@@ -64,7 +64,7 @@ pub(crate) fn submit(
     }
     let align = facts.memory_align.max(facts.offset_align);
     let Some((file, offset)) =
-        io.shared.volume.as_ref().map(|v| v.place(fetch.segment, fetch.offset))
+        io.shared.ssd.volume.as_ref().map(|v| v.place(fetch.segment, fetch.offset))
     else {
         return Err((Blocked::Queue, fetch));
     };
@@ -73,9 +73,10 @@ pub(crate) fn submit(
     for piece in &fetch.pieces {
         let (part, blocked) = match piece {
             Piece::Header { bytes, .. } => (io.scratch.take(*bytes as usize), Blocked::Scratch),
-            Piece::Staged { chunk, .. } => {
-                (io.shared.staging.try_part((chunk.end - chunk.start) as usize), Blocked::Staging)
-            }
+            Piece::Staged { chunk, .. } => (
+                io.shared.ssd.staging.try_part((chunk.end - chunk.start) as usize),
+                Blocked::Staging,
+            ),
             // An unaligned tail always fits into one alignment unit.
             Piece::Direct { unaligned_tail: true, .. } => {
                 (io.scratch.take(ALIGN as usize), Blocked::Scratch)

@@ -145,11 +145,11 @@ impl GetBatch {
         let Some(facts) = &io.facts else { return };
         let align = facts.memory_align.max(facts.offset_align);
         let budget = io.shared.config.staging_budget();
-        let late = io.shared.slow_reads.may_outlast(self.deadline, io.shared.now());
-        let stages = late || io.shared.direct_reads_suspended.load(Ordering::Relaxed);
+        let late = io.shared.reads.slow.may_outlast(self.deadline, io.shared.now());
+        let stages = late || io.shared.reads.direct_suspended.load(Ordering::Relaxed);
         let mut targets = Vec::new();
         let mut staged = Vec::new();
-        io.shared.headers.prefetch(which.iter().filter_map(|&i| self.slots[i].header_place()));
+        io.shared.ssd.headers.prefetch(which.iter().filter_map(|&i| self.slots[i].header_place()));
         for &i in which {
             let Some(mut target) = self.slots[i].target(i, align, facts.parts_max, stages) else {
                 continue;
@@ -195,7 +195,7 @@ impl GetBatch {
         }
         self.submit(io, ticket);
         if !self.in_flight.is_empty() {
-            io.shared.note_reads(now);
+            io.shared.reads.note(now);
         }
         self.is_over()
     }
@@ -222,7 +222,7 @@ impl GetBatch {
                 continue;
             }
             let direct = fetch.pieces.iter().any(Piece::is_direct);
-            if direct && io.shared.slow_reads.may_outlast(self.deadline, io.shared.now()) {
+            if direct && io.shared.reads.slow.may_outlast(self.deadline, io.shared.now()) {
                 self.stage_instead(io, &fetch);
                 continue;
             }
@@ -278,10 +278,10 @@ impl GetBatch {
     pub fn completed(&mut self, io: &mut SessionIo, completion: Completion) {
         let Some(flight) = self.in_flight.remove(&completion.token) else { return };
         release_segment(&io.shared, flight.fetch.segment);
-        io.shared.slow_reads.note(io.completed_at.since(flight.submitted_at), io.completed_at);
+        io.shared.reads.slow.note(io.completed_at.since(flight.submitted_at), io.completed_at);
         if self.late {
             // After the deadline, only direct reads are still awaited.
-            io.shared.late_reads.fetch_sub(1, Ordering::Relaxed);
+            io.shared.reads.late.fetch_sub(1, Ordering::Relaxed);
         }
         let (pieces, result, fetch) = fetch::complete(&mut io.scratch, flight, completion);
         let mut touched: Vec<usize> = Vec::new();
@@ -326,9 +326,9 @@ impl GetBatch {
         // The device stays marked sick while late reads into callers' memory are in flight: the
         // next such read may be as late. Stored only on a change, because all sessions read the
         // flag.
-        let sick = io.shared.direct_reads_suspended.load(Ordering::Relaxed);
-        if sick && !self.late && io.shared.late_reads.load(Ordering::Relaxed) == 0 {
-            io.shared.direct_reads_suspended.store(false, Ordering::Relaxed);
+        let sick = io.shared.reads.direct_suspended.load(Ordering::Relaxed);
+        if sick && !self.late && io.shared.reads.late.load(Ordering::Relaxed) == 0 {
+            io.shared.reads.direct_suspended.store(false, Ordering::Relaxed);
         }
         for piece in fetch.pieces {
             match piece {
@@ -451,7 +451,7 @@ impl GetBatch {
     /// record is read from the device.
     fn reread_header(&mut self, io: &mut SessionIo, i: usize) {
         if let Some(expected) = &self.slots[i].expected {
-            io.shared.headers.remove(expected.identity, expected.offset);
+            io.shared.ssd.headers.remove(expected.identity, expected.offset);
         }
         self.leave_stage(i);
         self.release_header(io, i);

@@ -238,7 +238,7 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
         place: SsdPlace,
         generation: Generation,
     ) -> bool {
-        let (Some(guards), Some(volume)) = (&self.shared.read_view.guards, &self.shared.volume)
+        let (Some(guards), Some(volume)) = (&self.shared.read_view.guards, &self.shared.ssd.volume)
         else {
             return false;
         };
@@ -277,7 +277,7 @@ pub(crate) fn hold_in_memory(
         return None;
     }
     let (frame, member) = core.find_memory(key, fingerprint, generation)?;
-    core.frames.get(frame.id).filter(|f| fits(f.data.members[member].extent.bytes))?;
+    core.dram.frames.get(frame.id).filter(|f| fits(f.data.members[member].extent.bytes))?;
     core.touch(fingerprint, |e| e.frame == Some(frame.id.0), at);
     Some((FrameGuard::new(core, frame)?, member))
 }
@@ -309,7 +309,7 @@ pub(crate) fn drop_lost_record(shared: &Shared, slot: &Slot, record: Option<Reco
     // A record that was dropped whole counts as one failure.
     if known && !core.is_hidden_at(place) {
         core.suspect(SegmentId(place.segment), shared.now());
-        shared.flusher_signal.raise();
+        shared.signals.flusher.raise();
     }
     match record {
         Some(record) => {
@@ -329,7 +329,7 @@ pub(crate) fn drop_lost_record(shared: &Shared, slot: &Slot, record: Option<Reco
     }
     for page in pages {
         if core.requeue_frame(FrameId(page)) {
-            shared.flusher_signal.raise();
+            shared.signals.flusher.raise();
         }
     }
 }

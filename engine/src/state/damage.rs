@@ -56,7 +56,7 @@ impl Core {
     /// may be in flight to SSD, or be there although its write failed (the frame is queued again
     /// then); an open after a crash would find it.
     pub fn drop_damaged(&mut self, id: FrameId) {
-        let may_be_written = self.frames.get(id).is_some_and(|f| f.state != FrameState::Clean);
+        let may_be_written = self.dram.frames.get(id).is_some_and(|f| f.state != FrameState::Clean);
         self.drop_frame(id, false);
         if let Some(ssd) = self.ssd.as_mut().filter(|_| may_be_written) {
             ssd.damage.writing = true;

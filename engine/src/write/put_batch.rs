@@ -18,7 +18,7 @@ use crate::api::request::{Destination, Get, Payload, Put, PutGroup, Source};
 use crate::memory::frames::{FrameMember, FrameRef};
 use crate::read::get::{GetBatch, Probed};
 use crate::state::core::Core;
-use crate::state::put_types::{Location, ObjectSize, PutKind, PutOrigin};
+use crate::state::put_spec::{Location, ObjectSize, PutKind, PutOrigin};
 use crate::state::session_io::SessionIo;
 use crate::state::shared::Shared;
 use crate::write::put::Admitted;
@@ -192,7 +192,7 @@ impl BatchGroup {
                 None => Some(member),
             };
             if let Some(member) = unowned {
-                core.space.free(member.extent);
+                core.dram.space.free(member.extent);
             }
         }
     }
@@ -286,7 +286,7 @@ impl PutBatch {
 
     fn try_groups(&mut self, io: &mut SessionIo) {
         self.try_runs(&io.shared);
-        io.shared.remote.iter().for_each(|remote| remote.writer_signal.raise());
+        io.shared.remote.peers.iter().for_each(|remote| remote.writer_signal.raise());
         self.release_buffers(&io.shared);
     }
 
@@ -375,15 +375,15 @@ impl PutBatch {
         let bytes: u64 = alone.iter().map(|a| a.length).sum();
         {
             let mut core = shared.lock();
-            let max = shared.staging.capacity() as u64;
-            if core.adopting_bytes > 0 && core.adopting_bytes + bytes > max {
-                let now = core.adopting_bytes;
+            let max = shared.ssd.staging.capacity() as u64;
+            if core.dram.adopting_bytes > 0 && core.dram.adopting_bytes + bytes > max {
+                let now = core.dram.adopting_bytes;
                 let detail = format!(
                     "buffers for adopted objects are in use bytes={bytes} used={now} max={max}"
                 );
                 return Err(Error::busy(detail));
             }
-            core.adopting_bytes += bytes;
+            core.dram.adopting_bytes += bytes;
         }
         self.groups[g].buffer_bytes += bytes;
         let buffers: std::io::Result<Vec<_>> =
@@ -396,7 +396,7 @@ impl PutBatch {
     fn release_buffers(&mut self, shared: &Shared) {
         for group in self.groups.iter_mut().filter(|g| g.outcome.is_some() && g.buffer_bytes > 0) {
             group.adopted.iter_mut().for_each(|bytes| *bytes = None);
-            shared.lock().adopting_bytes -= std::mem::take(&mut group.buffer_bytes);
+            shared.lock().dram.adopting_bytes -= std::mem::take(&mut group.buffer_bytes);
         }
     }
 

@@ -93,8 +93,8 @@ impl Moving {
         let mut any = false;
         while self.reading.len() + self.ready.len() < READS_MAX {
             let Some(survivor) = self.to_read.pop() else { break };
-            let fits = survivor.bytes as usize <= cx.shared.staging.capacity();
-            let part = cx.shared.staging.try_part(survivor.bytes as usize);
+            let fits = survivor.bytes as usize <= cx.shared.ssd.staging.capacity();
+            let part = cx.shared.ssd.staging.try_part(survivor.bytes as usize);
             let Some(part) = part else {
                 if fits {
                     self.to_read.push(survivor);

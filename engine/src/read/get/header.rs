@@ -38,7 +38,7 @@ impl Header {
         let read =
             place.filter(|_| !self.cached && matches!(self.bytes, Some(HeaderBytes::Read(_))));
         read.into_iter()
-            .for_each(|(identity, offset)| shared.headers.prefetch_insert(identity, offset));
+            .for_each(|(identity, offset)| shared.ssd.headers.prefetch_insert(identity, offset));
     }
 
     /// Insert it into the header cache, after a hit.
@@ -47,7 +47,7 @@ impl Header {
             Some(HeaderBytes::Read(part)) if !self.cached => Record::of_trimmed(part.bytes()),
             Some(HeaderBytes::Read(_) | HeaderBytes::Cached(_)) | None => None,
         };
-        read.iter().for_each(|record| shared.headers.insert_read(record));
+        read.iter().for_each(|record| shared.ssd.headers.insert_read(record));
         self.cached = true;
     }
 }

@@ -24,7 +24,8 @@ use crate::api::error::{Error, ErrorKind};
 use crate::memory::frames::{FrameData, FrameMember, FrameNumber, Members};
 use crate::state::core::Core;
 use crate::state::frame_access::Unpublished;
-use crate::state::put_types::{Location, PutOrigin, Reservation};
+use crate::state::group_memory::Reservation;
+use crate::state::put_spec::{Location, PutOrigin};
 use crate::state::reserve;
 
 /// Source of one object of a group to be put.
@@ -107,8 +108,8 @@ impl CopiedGroup {
 
     /// Free its memory: the group is not published.
     pub fn give_back(self, core: &mut Core) {
-        self.data.members.iter().for_each(|m| core.space.free(m.extent));
-        core.frames.give_back(self.number);
+        self.data.members.iter().for_each(|m| core.dram.space.free(m.extent));
+        core.dram.frames.give_back(self.number);
     }
 }
 
