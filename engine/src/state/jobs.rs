@@ -162,3 +162,49 @@ impl JobTable {
         self.results.iter().find(|(_, result)| result.is_none()).map(|(id, _)| *id)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use pagelith_tiers::policy::FrameId;
+
+    use super::*;
+
+    fn frame(serial: u64) -> FrameRef {
+        FrameRef { id: FrameId(serial as u32), serial }
+    }
+
+    fn removal(objects: u8) -> Job {
+        let key = |n| {
+            use pagelith_layouts::{ids::PrefixHash, key::Role, shard::Shard};
+            let (namespace, hash) = (NamespaceId([1; 16]), PrefixHash([n; 32]));
+            ObjectKey::new(namespace, hash, Role::Target, "kv", "k", Shard::Whole).expect("a key")
+        };
+        let keys = (0..objects).map(key).collect();
+        Job::Tombstones { id: 1, generation: Generation::FIRST, sequence: Sequence(1), keys }
+    }
+
+    #[test]
+    fn visible_frames_are_queued_once_and_the_last_first() {
+        let mut queue = JobQueue::default();
+        (1..=4).for_each(|serial| queue.note_visible(frame(serial)));
+        queue.push_frames([1, 2].map(frame).into_iter());
+        queue.push_all_visible();
+        queue.push_frames([1, 2, 3, 4].map(frame).into_iter());
+        let order: Vec<u64> =
+            std::iter::from_fn(|| queue.pop_frame()).map(|frame| frame.serial).collect();
+        assert_eq!(order, [2, 1, 4, 3]);
+    }
+
+    #[test]
+    fn queued_removals_are_counted_by_object() {
+        let mut queue = JobQueue::default();
+        queue.push(removal(2));
+        queue.push(removal(3));
+        assert!(queue.pop_frame().is_none(), "the first job is no frame");
+        let first = queue.pop().expect("a job");
+        assert_eq!(queue.removals(), 3);
+        queue.push_front(first);
+        assert_eq!(queue.removals(), 5);
+        assert_eq!((queue.take_all().len(), queue.removals(), queue.is_empty()), (2, 0, true));
+    }
+}

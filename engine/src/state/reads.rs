@@ -1,4 +1,4 @@
-//! What the reads of all sessions share, besides the core: their counters, and the device's latency.
+//! State that the reads of all sessions share: their counters, and the latency of the device.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
