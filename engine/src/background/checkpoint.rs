@@ -11,47 +11,77 @@
 
 use std::collections::HashSet;
 
+use pagelith_io::disk::Completion;
 use pagelith_io::fault::IoFault;
 use pagelith_layouts::checkpoint::{CheckpointEntry, SegmentMark};
 use pagelith_layouts::ids::{SegmentId, SegmentOrder};
 use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::ssd::checkpoint::CheckpointWriter;
 
-use crate::background::flusher::{Flusher, SyncPurpose};
+use crate::background::log_context::{LogContext, SyncPurpose};
+use crate::background::log_op::LogOp;
+use crate::background::pending_flushes::PendingFlushes;
 use crate::memory::index::Visited;
 use crate::memory::visibility::VisibilityFilter;
 
 /// A checkpoint being taken.
-pub(crate) struct Checkpointing {
+struct Checkpoint {
     writer: CheckpointWriter,
-    pub replay_from: SegmentOrder,
+    replay_from: SegmentOrder,
     cursor: u64,
     sync_requested: bool,
     clean: bool,
-    pub serial: u64,
+    serial: u64,
     /// Damage up to this segment is left out of it, and noted nowhere else.
-    pub leaves_out: Option<SegmentOrder>,
+    leaves_out: Option<SegmentOrder>,
 }
 
-impl Checkpointing {
+impl Checkpoint {
     /// Whether entries that leave the index now are left out of the checkpoint.
-    pub fn copies(&self) -> bool {
+    fn copies(&self) -> bool {
         !self.sync_requested
+    }
+
+    /// The tag of its operations: a failed checkpoint may leave some in flight.
+    fn op(&self) -> LogOp {
+        LogOp::Checkpoint(self.serial as u32)
     }
 }
 
-impl Flusher {
+/// Takes checkpoints, and holds the flushes that wait for one.
+pub(crate) struct Checkpointer {
+    current: Option<Checkpoint>,
+    /// Serial number of the last checkpoint.
+    serial: u64,
+    /// Segments sealed since the last checkpoint began.
+    sealed: u32,
+    pub flushes: PendingFlushes,
+}
+
+impl Checkpointer {
+    /// A checkpointer that continues after the checkpoint `serial`.
+    pub fn new(serial: u64) -> Checkpointer {
+        Checkpointer { current: None, serial, sealed: 0, flushes: PendingFlushes::default() }
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.current.is_none()
+    }
+
+    pub fn segment_sealed(&mut self) {
+        self.sealed = self.sealed.saturating_add(1);
+    }
+
     /// Begin a checkpoint unless one is under way.
-    pub(crate) fn begin_checkpoint(&mut self, clean: bool) {
+    pub fn begin(&mut self, cx: &mut LogContext, clean: bool) {
         // With constant fingerprints the entries of a snapshot could not be distinguished.
-        if self.checkpoint.is_some() || self.shared.config.constant_fingerprint() {
+        if self.current.is_some() || cx.shared.config.constant_fingerprint() {
             return;
         }
-        let Some(volume) = self.shared.volume.clone() else { return };
-        let oldest = self.log.oldest_unsealed().filter(|_| !mutant::on(Mutant::CheckpointTooLate));
-        let replay_from = oldest.unwrap_or(self.next_order);
-        let serial = self.checkpoint_serial + 1;
-        let mut core = self.shared.lock();
+        let oldest = cx.log.oldest_unsealed().filter(|_| !mutant::on(Mutant::CheckpointTooLate));
+        let replay_from = oldest.unwrap_or(cx.next_order);
+        let serial = self.serial + 1;
+        let mut core = cx.shared.lock();
         let Some(ssd) = core.ssd.as_mut() else { return };
         ssd.withdrawn_records = Some(HashSet::new());
         let marks: Vec<_> = ssd
@@ -66,6 +96,7 @@ impl Flusher {
             .collect();
         let sequence = core.sequence;
         drop(core);
+        let volume = &cx.volume;
         let file = volume.checkpoints[(serial % 2) as usize];
         let bytes = volume.geometry.checkpoint_bytes();
         match CheckpointWriter::begin(
@@ -78,9 +109,9 @@ impl Flusher {
             &marks,
         ) {
             Ok(writer) => {
-                self.checkpoint_serial = serial;
-                self.sealed_since_checkpoint = 0;
-                self.checkpoint = Some(Checkpointing {
+                self.serial = serial;
+                self.sealed = 0;
+                self.current = Some(Checkpoint {
                     writer,
                     replay_from,
                     cursor: 0,
@@ -91,35 +122,33 @@ impl Flusher {
                 });
             }
             Err(fault) => {
-                self.checkpoint_failed(&fault);
-                self.checkpoint_over(serial, None);
+                self.failed(cx, &fault);
+                self.over(cx, serial, None);
             }
         }
     }
 
     /// Continue the checkpoint, or begin one if it is due; true if anything was done.
-    pub(crate) fn step_checkpoint(&mut self) -> bool {
-        let every = self.shared.config.checkpoint_segments();
-        if self.checkpoint.is_none() {
-            let many = every > 0 && self.closing.is_none() && self.sealed_since_checkpoint >= every;
-            let due = many || self.flush_wants_checkpoint();
-            if due && !self.is_read_only() && self.generations_are_durable() {
-                self.begin_checkpoint(false);
+    pub fn step(&mut self, cx: &mut LogContext) -> bool {
+        let every = cx.shared.config.checkpoint_segments();
+        if self.current.is_none() {
+            let many = every > 0 && !cx.is_closing() && self.sealed >= every;
+            let due = many || self.flushes.want_checkpoint(&cx.log);
+            if due && !cx.is_read_only() && generations_are_durable(cx) {
+                self.begin(cx, false);
             }
-            return due && self.checkpoint.is_some();
+            return due && self.current.is_some();
         }
         // The index is being emptied: the checkpoint would list nothing, and keep the next open
         // from reading segments that hold objects.
-        let off = self.shared.lock().ssd.as_ref().is_none_or(|s| !s.health.reads());
-        if off && self.forget_checkpoint() {
+        let off = cx.shared.lock().ssd.as_ref().is_none_or(|s| !s.health.reads());
+        if off && self.forget_partial(cx) {
             return true;
         }
-        let mut any = self.copy_entries();
-        while let Some(c) = self.checkpoint.as_mut() {
+        let mut any = self.copy_entries(cx);
+        while let Some(c) = self.current.as_mut() {
             let Some(op) = c.writer.next_op() else { break };
-            // The tag is the checkpoint's serial number: a failed one may leave operations in
-            // flight.
-            if let Err(op) = self.log.submit(c.serial, op) {
+            if let Err(op) = cx.log.submit(c.op().encode(), op) {
                 c.writer.put_back(op);
                 break;
             }
@@ -128,31 +157,19 @@ impl Flusher {
         any
     }
 
-    /// Whether the manifest has every generation. Until then only records hold a newer generation.
-    /// The next open does not read records that a checkpoint covers, so it would miss objects put
-    /// in that generation.
-    fn generations_are_durable(&self) -> bool {
-        let core = self.shared.lock();
-        core.visibility
-            .generations()
-            .iter()
-            .all(|(ns, generation)| self.durable_generations.get(ns) == Some(generation))
-    }
-
-    fn copy_entries(&mut self) -> bool {
-        let shared = self.shared.clone();
-        let purging = self.purge.is_some();
-        let Some(c) = self.checkpoint.as_mut() else { return false };
+    fn copy_entries(&mut self, cx: &mut LogContext) -> bool {
+        let shared = cx.shared.clone();
+        let Some(c) = self.current.as_mut() else { return false };
         let mut core = shared.lock();
         let homes = core.index.home_slots();
         if !c.writer.wants_entries() || c.sync_requested {
             return false;
         }
+        let Some(ssd) = core.ssd.as_ref() else { return false };
         // The purge goes first: entries that it has not reached must not be copied.
-        if purging || core.ssd.as_ref().is_some_and(|ssd| !ssd.purges.is_empty()) {
+        if !ssd.purges.is_empty() {
             return false;
         }
-        let Some(ssd) = core.ssd.as_ref() else { return false };
         let to = (c.cursor + core.index.walk_piece()).min(homes);
         let (mut entries, mut broken) = (Vec::new(), Vec::new());
         core.index.visit_homes(c.cursor, to, |visited| {
@@ -197,61 +214,52 @@ impl Flusher {
         }
         drop(core);
         c.cursor = to;
-        let mut failed = None;
-        for entry in entries {
-            if let Err(fault) = c.writer.push(entry) {
-                failed = Some(fault);
-                break;
-            }
-        }
-        if let Some(fault) = failed {
-            self.checkpoint_failed(&fault);
-        } else if to == homes
-            && let Some(c) = self.checkpoint.as_mut()
-        {
+        if let Err(fault) = entries.into_iter().try_for_each(|entry| c.writer.push(entry)) {
+            self.failed(cx, &fault);
+        } else if to == homes {
             c.sync_requested = true;
-            let serial = c.serial;
-            self.sync_for(SyncPurpose::Checkpoint(serial));
+            cx.sync_for(SyncPurpose::Checkpoint(c.serial));
         }
         true
     }
 
     /// The data found after the log position during the copy is durable: complete the snapshot. The
     /// sync may belong to a failed checkpoint whose successor has not copied everything yet.
-    pub(crate) fn checkpoint_synced(&mut self, serial: u64, ok: bool) {
-        let next = self.shared.lock().sequence;
-        let Some(c) = self.checkpoint.as_mut().filter(|c| c.serial == serial) else { return };
+    pub fn synced(&mut self, cx: &mut LogContext, serial: u64, ok: bool) {
+        let next = cx.shared.lock().sequence;
+        let Some(c) = self.current.as_mut().filter(|c| c.serial == serial) else { return };
         let finished = if ok { c.writer.finish(next, c.clean) } else { Ok(()) };
         match finished {
             Ok(()) if ok => {}
-            Ok(()) => self.give_up_checkpoint(),
-            Err(fault) => self.checkpoint_failed(&fault),
+            Ok(()) => self.give_up(cx),
+            Err(fault) => self.failed(cx, &fault),
         }
     }
 
-    /// An operation of the checkpoint ended.
-    pub(crate) fn checkpoint_ended(&mut self, serial: u64, result: Result<(), IoFault>) {
-        let Some(c) = self.checkpoint.as_mut().filter(|c| c.serial == serial) else { return };
-        match c.writer.ended(result) {
+    /// An operation of a checkpoint ended.
+    pub fn ended(&mut self, cx: &mut LogContext, op: LogOp, completion: Completion) {
+        let Some(c) = self.current.as_mut().filter(|c| c.op() == op) else { return };
+        match c.writer.ended(completion.result) {
             None => {}
             Some(Ok(())) => {
-                tracing::debug!(serial = c.serial, "checkpoint");
-                self.checkpoint = None;
-                self.shared.lock().counters.checkpoints += 1;
-                self.checkpoint_over(serial, None);
+                let serial = c.serial;
+                tracing::debug!(serial, "checkpoint");
+                self.current = None;
+                cx.shared.lock().counters.checkpoints += 1;
+                self.over(cx, serial, None);
             }
-            Some(Err(fault)) => self.checkpoint_failed(&fault),
+            Some(Err(fault)) => self.failed(cx, &fault),
         }
     }
 
     /// Give up a checkpoint that has not copied all entries, without counting a failure; true if
     /// there was one.
-    fn forget_checkpoint(&mut self) -> bool {
-        let partial = self.checkpoint.as_ref().is_some_and(Checkpointing::copies);
+    fn forget_partial(&mut self, cx: &mut LogContext) -> bool {
+        let partial = self.current.as_ref().is_some_and(Checkpoint::copies);
         if partial {
-            self.give_up_checkpoint();
-            self.checkpoint_serial += 1;
-            if let Some(ssd) = self.shared.lock().ssd.as_mut() {
+            self.give_up(cx);
+            self.serial += 1;
+            if let Some(ssd) = cx.shared.lock().ssd.as_mut() {
                 ssd.withdrawn_records = None;
             }
         }
@@ -259,19 +267,75 @@ impl Flusher {
     }
 
     /// The older checkpoint stays valid; open will replay more footers.
-    fn checkpoint_failed(&mut self, fault: &IoFault) {
+    fn failed(&mut self, cx: &mut LogContext, fault: &IoFault) {
         tracing::warn!(%fault, "checkpoint failed, the older one stays valid");
-        if self.checkpoint.is_some() {
-            self.give_up_checkpoint();
+        if self.current.is_some() {
+            self.give_up(cx);
             // The next checkpoint reuses this file, and does not overwrite the older one.
-            self.checkpoint_serial += 1;
+            self.serial += 1;
         }
-        self.shared.lock().counters.checkpoint_failures += 1;
+        cx.shared.lock().counters.checkpoint_failures += 1;
     }
 
-    fn give_up_checkpoint(&mut self) {
-        if let Some(c) = self.checkpoint.take() {
-            self.checkpoint_over(c.serial, c.leaves_out);
+    fn give_up(&mut self, cx: &mut LogContext) {
+        if let Some(c) = self.current.take() {
+            self.over(cx, c.serial, c.leaves_out);
         }
     }
+
+    /// A checkpoint ended, written or not: continue the flushes that waited for it. `left_out` is
+    /// the damage that it left out, if it was not written.
+    fn over(&mut self, cx: &mut LogContext, serial: u64, left_out: Option<SegmentOrder>) {
+        if let (Some(order), Some(ssd)) = (left_out, cx.shared.lock().ssd.as_mut()) {
+            ssd.damage.note(order);
+        }
+        self.flushes.take_ready(serial).for_each(|id| cx.sync_for(SyncPurpose::Flush(id)));
+    }
+
+    /// Make everything before this durable: at once, or after a checkpoint that leaves out the
+    /// damage found.
+    pub fn take_flush(&mut self, cx: &mut LogContext, id: u64) {
+        match self.needed_for_damage(cx) {
+            Some((damaged, serial)) => self.flushes.push(id, damaged, serial),
+            None => cx.sync_for(SyncPurpose::Flush(id)),
+        }
+    }
+
+    /// The segment up to which all must be sealed, and the first checkpoint that then leaves out
+    /// all damage found so far; `None` without damage.
+    fn needed_for_damage(&self, cx: &mut LogContext) -> Option<(SegmentOrder, u64)> {
+        // No checkpoint is taken where all fingerprints are equal.
+        if cx.shared.config.constant_fingerprint() {
+            return None;
+        }
+        let damage = cx.shared.lock().ssd.as_mut().and_then(|ssd| {
+            if std::mem::take(&mut ssd.damage.writing) {
+                ssd.damage.note(cx.log.newest_written().unwrap_or(SegmentOrder(0)));
+            }
+            ssd.damage.newest
+        });
+        let under_way = self.current.as_ref();
+        let Some(mut damaged) = damage else {
+            let under_way = under_way.filter(|c| c.leaves_out.is_some())?;
+            return Some((SegmentOrder(0), under_way.serial));
+        };
+        if let Some(c) = under_way.filter(|c| c.copies() && damaged < c.replay_from) {
+            return Some((damaged, c.serial));
+        }
+        if cx.log.open_order().is_some_and(|open| open <= damaged) {
+            cx.log.seal_open();
+            if let Some(open) = cx.log.open_order() {
+                // The open segment is empty, so it is not sealed, and holds no damage.
+                damaged = damaged.min(SegmentOrder(open.0 - 1));
+            }
+        }
+        Some((damaged, self.serial + 1))
+    }
+}
+
+/// Whether the manifest has every generation. Until then only records hold a newer generation. The
+/// next open does not read records that a checkpoint covers, so it would miss objects put in that
+/// generation.
+fn generations_are_durable(cx: &LogContext) -> bool {
+    cx.generations.missing(&cx.shared.lock()).is_empty()
 }

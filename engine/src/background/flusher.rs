@@ -1,308 +1,405 @@
-//! The flusher: the one background task of the SSD tier. It takes frames, tombstones and requests
-//! from the queue in order, appends them to the log, and handles the log's events
-//! ([`crate::background::log_events`]).
+//! The flusher: the one background task of the SSD tier. It owns the log, and runs its parts in
+//! turn, one step at a time, so that the log has one owner and one order.
 //!
-//! Reclaim, checkpoints, probes and background scrub run inside it, one step at a time, so that the
-//! log has one owner and one order.
+//! | part | does |
+//! | --- | --- |
+//! | [`JobWriter`] | appends frames and tombstones from the queue |
+//! | [`Purger`] | drops untrusted entries from the index |
+//! | [`DeviceProbe`] | tests a failed device |
+//! | [`TombstoneReadback`] | reads tombstones back before a removal is answered |
+//! | [`Reclaimer`] | empties segments |
+//! | [`Checkpointer`] | writes checkpoints of the index |
+//! | [`BackgroundScrub`] | verifies records on SSD |
+//!
+//! The parts share a [`LogContext`]. Each has a `step`, which does what can be done without
+//! blocking, and returns whether anything was done.
 
-mod jobs;
-
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pagelith_io::clock::Mono;
+use pagelith_io::disk::Completion;
 use pagelith_io::runtime::{Step, Task};
-use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId, SegmentOrder, Sequence};
-use pagelith_tiers::ssd::append::{RecordPlace, Unit};
-use pagelith_tiers::ssd::log::Log;
+use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
+use pagelith_tiers::ssd::append::RecordPlace;
+use pagelith_tiers::ssd::log::{Event, Log};
+use pagelith_tiers::ssd::recover::Recovered;
+use pagelith_tiers::ssd::segments::SegmentState;
 use pagelith_tiers::ssd::sync::SyncId;
-use rustc_hash::FxHashMap;
+use pagelith_tiers::ssd::volume::Volume;
 
-use crate::background::checkpoint::Checkpointing;
-use crate::background::damage_flush::PendingFlush;
-use crate::background::probe::Probe;
-use crate::background::quarantine::Purge;
-use crate::background::reclaim::{DeferredVictim, Reclaim};
+use crate::api::error::{Error, ErrorKind};
+use crate::background::checkpoint::Checkpointer;
+use crate::background::device_probe::DeviceProbe;
+use crate::background::generations::Generations;
+use crate::background::job_writer::JobWriter;
+use crate::background::log_context::{Closing, LogContext, SyncPurpose};
+use crate::background::log_op::LogOp;
+use crate::background::purge::Purger;
+use crate::background::reclaim::Reclaimer;
+use crate::background::reclaim::moving::move_written;
 use crate::background::scrub::BackgroundScrub;
-use crate::background::stall::StallDetector;
-use crate::memory::index::SsdPlace;
-use crate::state::core::JobResult;
+use crate::background::stall_detector::StallDetector;
+use crate::background::tombstone_readback::TombstoneReadback;
+use crate::background::units::PendingUnit;
 use crate::state::frame_access::FrameGuard;
+use crate::state::jobs::{Job, JobResult};
 use crate::state::shared::Shared;
-use crate::state::unsaved::UnsyncedUnit;
 
 /// Longest sleep without work: leases expire and readers leave without a signal.
 const IDLE: Duration = Duration::from_millis(50);
 /// Longest wait for a completion.
 const WAIT: Duration = Duration::from_millis(10);
-
-/// Tags of operations that the engine submits to the log's queue. Lower values are serial numbers
-/// of checkpoints.
-pub(crate) const TAG_FOOTER: u64 = 1 << 32;
-pub(crate) const TAG_RECORD: u64 = 2 << 32;
-pub(crate) const TAG_PROBE: u64 = 3 << 32;
-pub(crate) const TAG_SCAN: u64 = 4 << 32;
-pub(crate) const TAG_SCRUB: u64 = 5 << 32;
-pub(crate) const TAG_READBACK: u64 = 6 << 32;
-
-/// What the engine must do once a unit in the log is written or has failed.
-pub(crate) enum PendingUnit {
-    /// A frame, pinned until its write ends.
-    Frame(FrameGuard),
-    /// An extent that reclaim moves: fingerprint and old place of each member.
-    IoResult(Vec<(u128, SsdPlace)>),
-    /// Tombstones, and the request that waits for them; `None` if reclaim carries them forward.
-    Tombstones(Option<u64>),
-}
-
-/// The request that a sync serves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SyncPurpose {
-    Flush(u64),
-    Tombstones(u64),
-    Reclaim,
-    Checkpoint(u64),
-}
+/// Frames whose places enter the index in one critical section: bounds how long others wait for the
+/// lock.
+const FRAMES: usize = 8;
 
 pub(crate) struct Flusher {
-    pub shared: Arc<Shared>,
-    pub log: Log,
-    pub units: FxHashMap<u64, PendingUnit>,
-    pub written: FxHashMap<u64, UnsyncedUnit>,
-    pub next_unit: u64,
-    /// Segment, bytes and (data only) sequence of each appended unit that the core has not
-    /// accounted for.
-    appended: Vec<(SegmentId, u64, Option<Sequence>)>,
-    /// A unit that waits for a free segment.
-    stalled: Option<Unit>,
-    /// In the order of the requests; a request that is made again keeps its identifier, hence its
-    /// place.
-    pub syncs: BTreeMap<SyncId, SyncPurpose>,
-    /// Generations in the durable manifest; namespaces that were never cleared are absent.
-    pub durable_generations: HashMap<NamespaceId, Generation>,
-    /// Namespaces whose tombstones keep reclaim from emptying victims.
-    pub blocked_namespaces: BTreeSet<NamespaceId>,
-    /// Generations being made durable, with the request that waits for each.
-    pub clears: Vec<(NamespaceId, Generation, u64)>,
-    pub next_order: SegmentOrder,
-    pub reclaim: Option<Reclaim>,
-    /// Victims that could not be emptied, by segment.
-    pub deferred_victims: HashMap<SegmentId, DeferredVictim>,
-    /// Emptied victims that still have readers, and when they were emptied.
-    pub draining: Vec<(SegmentId, Mono)>,
-    /// `puts_refused` and the index's length when the last reclaim for index space began.
-    pub refused_at_reclaim: u64,
-    pub entries_at_reclaim: u64,
-    pub checkpoint: Option<Checkpointing>,
-    pub checkpoint_serial: u64,
-    /// Flushes that wait for a checkpoint, in the order of the requests.
-    pub pending_flushes: Vec<PendingFlush>,
-    pub sealed_since_checkpoint: u32,
-    /// Bytes written to the device before this task owned the log.
-    pub bytes_before: u64,
-    /// A probe of a failed device, and the purge of index entries under way.
-    pub probe: Option<Probe>,
-    pub purge: Option<Purge>,
-    /// Requested tombstones: where each record is, which records are being read back, and which
-    /// requests wait for queue space to be read back.
-    pub tombstones: HashMap<u64, RecordPlace>,
-    pub reading_back: HashMap<u64, (u64, SegmentId)>,
-    pub to_read_back: Vec<u64>,
-    pub scrub: BackgroundScrub,
-    /// Detects that the device completes nothing.
+    cx: LogContext,
+    writer: JobWriter,
+    purger: Purger,
+    probe: DeviceProbe,
+    readback: TombstoneReadback,
+    reclaimer: Reclaimer,
+    checkpointer: Checkpointer,
+    scrub: BackgroundScrub,
     stall: StallDetector,
-    /// Why the tier last stopped.
-    pub reason: String,
-    pub closing: Option<u64>,
-    pub finished: bool,
+    /// Bytes written to the device before this task owned the log.
+    bytes_before: u64,
 }
 
 impl Flusher {
+    /// The task of a store that was recovered. `durable` are the generations in the manifest;
+    /// `reason` says why the tier is opened read-only, if it is.
     pub fn new(
         shared: Arc<Shared>,
+        volume: Arc<Volume>,
         log: Log,
-        next_order: SegmentOrder,
-        serial: u64,
-        bytes_before: u64,
+        durable: HashMap<NamespaceId, Generation>,
+        recovered: &Recovered,
+        reason: String,
     ) -> Flusher {
         let stall = StallDetector::new(shared.now());
+        let generations = Generations::new(durable);
+        let mut cx = LogContext::new(shared, volume, log, generations, recovered.next_order);
+        cx.reason = reason;
         Flusher {
-            shared,
-            log,
-            units: FxHashMap::default(),
-            written: FxHashMap::default(),
-            next_unit: 0,
-            appended: Vec::new(),
-            stalled: None,
-            syncs: BTreeMap::new(),
-            durable_generations: HashMap::new(),
-            blocked_namespaces: BTreeSet::new(),
-            clears: Vec::new(),
-            next_order,
-            reclaim: None,
-            deferred_victims: HashMap::new(),
-            draining: Vec::new(),
-            refused_at_reclaim: 0,
-            entries_at_reclaim: u64::MAX,
-            checkpoint: None,
-            checkpoint_serial: serial,
-            pending_flushes: Vec::new(),
-            sealed_since_checkpoint: 0,
-            bytes_before,
-            probe: None,
-            purge: None,
-            tombstones: HashMap::new(),
-            reading_back: HashMap::new(),
-            to_read_back: Vec::new(),
+            cx,
+            writer: JobWriter::default(),
+            purger: Purger::default(),
+            probe: DeviceProbe::default(),
+            readback: TombstoneReadback::default(),
+            reclaimer: Reclaimer::default(),
+            checkpointer: Checkpointer::new(recovered.last_serial),
             scrub: BackgroundScrub::default(),
             stall,
-            reason: String::new(),
-            closing: None,
-            finished: false,
+            bytes_before: recovered.bytes_written,
         }
-    }
-
-    /// The identifier of the next unit.
-    pub fn unit_id(&mut self) -> u64 {
-        self.next_unit += 1;
-        self.next_unit
-    }
-
-    /// Request a sync and remember its purpose.
-    pub fn sync_for(&mut self, purpose: SyncPurpose) {
-        let id = self.log.sync();
-        self.syncs.insert(id, purpose);
     }
 
     /// Release memory whose hold has expired; false if the store was abandoned.
     fn expire(&self) -> bool {
-        let mut core = self.shared.lock();
-        if !core.stopping {
-            crate::state::put_types::expire(&self.shared, &mut core);
+        let shared = &self.cx.shared;
+        let mut core = shared.lock();
+        if !core.jobs.stopped {
+            core.expire(shared.now());
         }
-        !core.stopping
+        !core.jobs.stopped
     }
 
+    /// Handle the log's events; true if there were any.
     fn pump(&mut self, wait: Option<Duration>) -> bool {
         let mut events = Vec::new();
-        self.log.pump(wait, &mut events);
+        self.cx.log.pump(wait, &mut events);
         let any = !events.is_empty();
         for event in events {
             self.handle(event);
         }
+        if self.cx.stopped {
+            self.refuse_jobs();
+        }
         if any {
-            let (bytes, syncs) = self.log.written();
-            let mut core = self.shared.lock();
+            let (bytes, syncs) = self.cx.log.written();
+            let mut core = self.cx.shared.lock();
             core.counters.bytes_to_device = self.bytes_before + bytes;
             core.counters.syncs = syncs;
             drop(core);
-            self.shared.progress.raise();
+            self.cx.shared.signals.progress.raise();
         }
         any
     }
 
+    fn handle(&mut self, event: Event) {
+        let cx = &mut self.cx;
+        match event {
+            Event::Written(units) => self.written(units),
+            Event::WriteFailed(of, ids, fault) => {
+                tracing::warn!(%fault, "write failed");
+                cx.device_failed(&fault, |health, now| {
+                    health.write_failed(of.segment, of.incarnation, now)
+                });
+                self.writes_failed(ids);
+            }
+            Event::Unwritten(ids, _) => self.writes_failed(ids),
+            Event::SyncFailed(fault) => cx.sync_failed(&fault),
+            Event::NotReady(segment, fault) => {
+                cx.free_segment(segment);
+                self.probe.not_ready(cx, &fault);
+            }
+            Event::Durable(units) => cx.units.durable(&mut cx.shared.lock(), &units),
+            Event::Untrusted(units, _) => cx.units.untrusted(&mut cx.shared.lock(), &units),
+            Event::Synced(id, ok) => self.synced(id, ok),
+            Event::Ready(segment, incarnation, order) => {
+                let mut core = cx.shared.lock();
+                if let Some(ssd) = core.ssd.as_mut() {
+                    let s = ssd.segments.get_mut(segment);
+                    (s.incarnation, s.order) = (incarnation, order);
+                    // From now on nothing of the old incarnation can be recovered.
+                    (s.min_sequence, s.data_end) = (Sequence(u64::MAX), 0);
+                    ssd.health.reused(segment);
+                    ssd.guards.open(segment, incarnation);
+                }
+                core.visibility.reuse_segment(segment);
+            }
+            Event::Sealed(facts, whole) => {
+                let segment = facts.identity.segment;
+                let mut core = cx.shared.lock();
+                core.counters.segments_sealed += 1;
+                if let Some(ssd) = core.ssd.as_mut() {
+                    ssd.segments.get_mut(segment).data_end = facts.data_end;
+                }
+                core.set_segment_state(segment, SegmentState::Sealed);
+                drop(core);
+                self.checkpointer.segment_sealed();
+                tracing::debug!(segment = segment.0, footer = whole, "sealed");
+            }
+            Event::Generation(namespace, generation, result) => {
+                cx.generations.ended(&mut cx.shared.lock(), namespace, generation, result);
+            }
+            Event::ManifestFailed(fault) => cx.manifest_failed(&fault),
+            Event::Other(tag, completion) => {
+                if let Some(op) = LogOp::decode(tag) {
+                    self.ended(op, completion);
+                }
+            }
+        }
+    }
+
+    /// An operation of a part ended.
+    fn ended(&mut self, op: LogOp, completion: Completion) {
+        let cx = &mut self.cx;
+        match op {
+            LogOp::Checkpoint(_) => self.checkpointer.ended(cx, op, completion),
+            LogOp::Footer => self.reclaimer.footer_read(cx, completion),
+            LogOp::Scan => self.reclaimer.scan_read(cx, completion),
+            LogOp::Record(number) => self.reclaimer.record_read(cx, number, completion),
+            LogOp::Scrub => self.scrub.ended(cx, completion),
+            LogOp::Readback(number) => self.readback.ended(cx, number, completion),
+            LogOp::Probe => {
+                if self.probe.ended(cx, completion) {
+                    self.resume();
+                }
+            }
+        }
+    }
+
+    fn written(&mut self, units: Vec<(u64, RecordPlace)>) {
+        let mut frames = Vec::with_capacity(FRAMES);
+        for (id, place) in units {
+            match self.cx.units.remove(id) {
+                Some(PendingUnit::Frame(held)) => {
+                    frames.push((id, held, place));
+                    if frames.len() == FRAMES {
+                        self.frames_written(&mut frames);
+                    }
+                }
+                Some(PendingUnit::Move(members)) => {
+                    move_written(&mut self.cx, id, members, &place);
+                    self.reclaimer.unit_written();
+                }
+                Some(PendingUnit::Tombstones(None)) => self.reclaimer.unit_written(),
+                Some(PendingUnit::Tombstones(Some(job))) => self.readback.written(job, place),
+                None => {}
+            }
+        }
+        self.frames_written(&mut frames);
+    }
+
+    /// Enter the places of frames into the index, in one critical section.
+    fn frames_written(&mut self, frames: &mut Vec<(u64, FrameGuard, RecordPlace)>) {
+        if frames.is_empty() {
+            return;
+        }
+        let cx = &mut self.cx;
+        let lost = cx.units.frames_written(&mut cx.shared.lock(), frames.drain(..));
+        if !lost.is_empty() {
+            self.writes_failed(lost);
+        }
+    }
+
+    /// Return units that were not written to the front of the queue, unless the tier is read-only.
+    fn writes_failed(&mut self, ids: Vec<u64>) {
+        let cx = &mut self.cx;
+        let give_up = cx.is_read_only();
+        // A flush covers these units too, so its job is queued after them.
+        cx.requeue_flushes();
+        if let Some(ssd) = cx.shared.lock().ssd.as_mut() {
+            let flushes = self.checkpointer.flushes.take();
+            flushes.rev().for_each(|id| ssd.queue.push_front(Job::Flush { id }));
+        }
+        for id in ids.into_iter().rev() {
+            if cx.write_failed(id, give_up) {
+                self.reclaimer.unit_failed();
+            }
+        }
+    }
+
+    fn synced(&mut self, id: SyncId, ok: bool) {
+        let cx = &mut self.cx;
+        let Some(purpose) = cx.syncs.remove(&id) else { return };
+        let fault = cx.log.fault().map_or_else(|| "sync failed".to_owned(), ToString::to_string);
+        let result = |what: &str| match ok {
+            true => JobResult::Done,
+            false => {
+                JobResult::Failed(Error::new(ErrorKind::Unavailable, format!("{what}: {fault}")))
+            }
+        };
+        match purpose {
+            SyncPurpose::Flush(id) => cx.shared.lock().jobs.complete(id, result("flush")),
+            SyncPurpose::Tombstones(id) if ok => self.readback.read_back(cx, id),
+            SyncPurpose::Tombstones(id) => {
+                self.readback.forget(id);
+                cx.shared.lock().jobs.complete(id, result("remove"));
+            }
+            SyncPurpose::Reclaim => self.reclaimer.synced(cx, ok),
+            SyncPurpose::Checkpoint(serial) => self.checkpointer.synced(cx, serial, ok),
+        }
+    }
+
+    /// The probe succeeded: the tier is on again. Queue the frames in DRAM whose writes were
+    /// refused.
+    fn resume(&mut self) {
+        self.reclaimer.retry_deferred();
+        let cx = &mut self.cx;
+        let now = cx.shared.now();
+        let mut core = cx.shared.lock();
+        if let Some(ssd) = core.ssd.as_mut() {
+            ssd.health.probe_ok(now);
+        }
+        let again = core.requeue_unsaved();
+        // The manifest did not take these generations; their jobs have failed already.
+        let missing = cx.generations.missing(&core);
+        drop(core);
+        for (namespace, generation) in missing {
+            cx.log.raise_generation(namespace, generation);
+        }
+        tracing::warn!(pages = again, "ssd tier is on again");
+        cx.shared.signals.progress.raise();
+    }
+
     /// Keep a spare segment ready for when the open one is full.
     fn prepare_segment(&mut self) -> bool {
+        let cx = &mut self.cx;
         // While closing, prepare one only if something remains to be written.
-        let moves = self.reclaim.as_ref().is_some_and(Reclaim::needs_room);
-        let done = self.closing.is_some() && self.stalled.is_none() && !moves;
-        if !self.log.wants_segment() || done {
+        let done = cx.is_closing() && !self.writer.is_stalled() && !self.reclaimer.needs_room();
+        if !cx.log.wants_segment() || done {
             return false;
         }
-        !self.is_read_only() && self.prepare_free().is_some()
+        !cx.is_read_only() && cx.prepare_free().is_some()
     }
 
     /// Record writes that the device may have: few while reads are in flight, which would queue
     /// after them.
     fn write_depth(&self) -> usize {
-        let config = &self.shared.config;
-        (if self.shared.has_recent_reads() {
+        let shared = &self.cx.shared;
+        let config = &shared.config;
+        (if shared.reads.are_recent(shared.now()) {
             config.write_depth_reading()
         } else {
             config.write_depth()
         }) as usize
     }
 
-    /// Whether the tier accepts no writes for now.
-    pub fn is_read_only(&self) -> bool {
-        !self.log.is_trusted() || self.shared.lock().ssd.as_ref().is_none_or(|s| !s.health.writes())
-    }
-
     /// Stop writing if the device completed nothing for as long as a call may take, so that callers
     /// do not wait for it.
     fn detect_stall(&mut self) {
-        let now = self.shared.now();
-        if self.stall.observe(self.log.ended(), self.log.in_flight(), now)
-            < self.shared.config.deadline()
-        {
-            return;
+        let cx = &mut self.cx;
+        let now = cx.shared.now();
+        let stalled_for = self.stall.observe(cx.log.ended(), cx.log.in_flight(), now);
+        if stalled_for >= cx.shared.config.deadline() {
+            cx.stop_writing("the device completes no submitted operation");
         }
-        if self.shared.lock().ssd.as_mut().is_some_and(|s| s.health.stop_writing(now)) {
-            self.state_changed("the device completes no submitted operation");
-        }
+    }
+
+    /// While the tier accepts no writes, fail queued jobs at once.
+    fn refuse_jobs(&mut self) -> bool {
+        self.cx.stopped = false;
+        self.writer.refuse(&mut self.cx, &mut self.checkpointer)
     }
 
     /// Take a final checkpoint after all other work, then end the task.
     fn close(&mut self) -> bool {
-        let Some(id) = self.closing else { return false };
-        let waiting = self.stalled.is_some() || !self.pending_flushes.is_empty();
-        if !self.log.idle() || self.reclaim.is_some() || self.checkpoint.is_some() || waiting {
+        let cx = &mut self.cx;
+        let (job, checkpointed) = match cx.closing {
+            Closing::Draining(job) => (job, false),
+            Closing::Checkpointing(job) => (job, true),
+            Closing::No | Closing::Done => return false,
+        };
+        let waiting = self.writer.is_stalled() || !self.checkpointer.flushes.is_empty();
+        let idle = cx.log.idle() && self.reclaimer.is_idle() && self.checkpointer.is_idle();
+        if !idle || waiting {
             return false;
         }
-        let answer = match !self.is_read_only() {
-            true if self.sealed_since_checkpoint == u32::MAX => JobResult::Done,
-            true => {
-                self.begin_checkpoint(true);
-                // A marker: on the next call no checkpoint is left to take.
-                self.sealed_since_checkpoint = u32::MAX;
-                return true;
-            }
-            false => JobResult::Done,
-        };
-        self.shared.lock().complete_job(id, answer);
-        self.finished = true;
-        self.shared.progress.raise();
+        if !checkpointed && !cx.is_read_only() {
+            self.checkpointer.begin(cx, true);
+            cx.closing = Closing::Checkpointing(job);
+            return true;
+        }
+        cx.shared.lock().jobs.complete(job, JobResult::Done);
+        cx.closing = Closing::Done;
+        cx.shared.signals.progress.raise();
         true
     }
 }
 
 impl Task for Flusher {
     fn step(&mut self) -> Step {
-        if self.finished {
+        if self.cx.closing == Closing::Done {
             return Step::Done;
         }
         if !self.expire() {
             // Abandoned: operations in flight end, and none begins.
-            self.log.drop_queued();
+            self.cx.log.drop_queued();
             let mut events = Vec::new();
-            if self.log.in_flight() == 0 {
+            if self.cx.log.in_flight() == 0 {
                 return Step::Done;
             }
-            self.log.pump(Some(WAIT), &mut events);
+            self.cx.log.pump(Some(WAIT), &mut events);
             return Step::Again;
         }
         let mut busy = self.pump(None);
         self.detect_stall();
-        busy |= self.step_purge();
-        busy |= self.step_probe();
-        busy |= self.step_read_back();
+        busy |= self.purger.step(&mut self.cx);
+        let is_quiet = self.reclaimer.is_idle() && self.checkpointer.is_idle();
+        busy |= self.probe.step(&mut self.cx, is_quiet);
+        busy |= self.readback.step(&mut self.cx);
         busy |= self.prepare_segment();
-        busy |= self.step_reclaim();
+        busy |= self.reclaimer.step(&mut self.cx);
         busy |= self.refuse_jobs();
-        self.log.limit_writes(self.write_depth());
-        busy |= self.take_jobs();
-        busy |= self.step_checkpoint();
-        busy |= self.step_scrub();
+        self.cx.log.limit_writes(self.write_depth());
+        let moves = self.reclaimer.needs_room();
+        busy |= self.writer.step(&mut self.cx, &mut self.checkpointer, moves);
+        busy |= self.checkpointer.step(&mut self.cx);
+        busy |= self.scrub.step(&mut self.cx);
         busy |= self.close();
         if busy {
             return Step::Again;
         }
-        if self.log.in_flight() > 0 {
+        if self.cx.log.in_flight() > 0 {
             self.pump(Some(WAIT));
             return Step::Again;
         }
         // Submit gathered records before sleeping.
-        if self.pump(None) || !self.log.idle() { Step::Again } else { Step::Idle(IDLE) }
+        if self.pump(None) || !self.cx.log.idle() { Step::Again } else { Step::Idle(IDLE) }
     }
 }

@@ -27,7 +27,7 @@ use crate::api::error::{Error, ErrorKind};
 use crate::rpc::connections::PeerConnections;
 use crate::rpc::pool::ConnState;
 use crate::rpc::{ControlReply, Response};
-use crate::state::core::JobResult;
+use crate::state::jobs::JobResult;
 use crate::state::peer_queue::RemoteJob;
 
 /// Most keys of one request.

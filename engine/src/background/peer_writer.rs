@@ -115,7 +115,7 @@ impl PeerWriter {
                 number.filter(|_| is_over).is_some_and(|number| core.end_offer(number));
             drop(core);
             if is_waited_for {
-                self.shared.progress.raise();
+                self.shared.signals.progress.raise();
             }
             if stops {
                 return;
@@ -127,7 +127,7 @@ impl PeerWriter {
         let now = self.shared.now();
         let mut core = self.shared.lock();
         // The page may have been evicted or removed since it was queued.
-        let Some(data) = core.frames.get_live(frame).map(|f| f.data.clone()) else {
+        let Some(data) = core.dram.frames.get_live(frame).map(|f| f.data.clone()) else {
             core.counters.remote_skipped += objects;
             return JobStart::Taken;
         };
@@ -240,7 +240,7 @@ impl PeerWriter {
         };
         let mut core = self.shared.lock();
         match ended.finish(self.shared.now()) {
-            NotificationResult::Complete(id, result) => core.complete_job(id, result),
+            NotificationResult::Complete(id, result) => core.jobs.complete(id, result),
             NotificationResult::Retry(job, deadline) => {
                 self.retry_deadline = Some(deadline);
                 if let Some(queue) = core.remote.as_mut() {
@@ -250,7 +250,7 @@ impl PeerWriter {
             }
         }
         drop(core);
-        self.shared.progress.raise();
+        self.shared.signals.progress.raise();
     }
 
     fn process_responses(&mut self, now: Mono) {
@@ -301,7 +301,7 @@ impl PeerWriter {
         let is_waited_for = core.end_offer(number);
         drop(core);
         if is_waited_for {
-            self.shared.progress.raise();
+            self.shared.signals.progress.raise();
         }
         self.connections.record_result(peer, failed, now);
     }
@@ -321,7 +321,7 @@ impl Task for PeerWriter {
         let core = self.shared.lock();
         let has_jobs = core.remote.as_ref().is_some_and(|queue| !queue.jobs.is_empty());
         // Offers in flight end first, since they use arena memory.
-        if core.stopping && self.offers.is_empty() {
+        if core.jobs.stopped && self.offers.is_empty() {
             return Step::Done;
         }
         drop(core);

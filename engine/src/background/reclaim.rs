@@ -10,32 +10,28 @@
 //!    take both copies: the new one because it was not durable, the old one because the segment was
 //!    overwritten.
 
-mod moving;
+mod contents;
+pub(crate) mod moving;
 mod scan;
 mod tombstones;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use pagelith_io::clock::Mono;
-use pagelith_io::disk::{Completion, Op};
+use pagelith_io::disk::Completion;
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::footer::{self, FooterEntry};
-use pagelith_layouts::ids::{Generation, SegmentId, Sequence};
-use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::record::RecordKind;
+use pagelith_layouts::ids::{NamespaceId, SegmentId};
 use pagelith_layouts::segment::SegmentIdentity;
 use pagelith_mutants::{self as mutant, Mutant};
-use pagelith_tiers::policy::ExtentFacts;
-use pagelith_tiers::ssd::append::Unit;
 use pagelith_tiers::ssd::segments::SegmentState;
 
-use self::scan::Scan;
-use self::tombstones::Tombstone;
-use crate::background::flusher::{
-    Flusher, TAG_FOOTER, TAG_PROBE, TAG_READBACK, TAG_RECORD, TAG_SCAN, TAG_SCRUB,
-};
-use crate::memory::index::SsdPlace;
+use self::contents::{Contents, Member};
+use self::moving::Moving;
+use self::scan::{Scan, Scanned};
+use crate::background::log_context::{LogContext, SyncPurpose};
+use crate::background::log_op::LogOp;
 use crate::memory::visibility::VisibilityFilter;
 
 /// A victim is emptied only if at least one part in `GAIN_MIN` of it becomes free. With less, the
@@ -49,108 +45,118 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The same for a victim that could not be read: each try may occupy the device for long.
 const RETRY_UNREADABLE_AFTER: Duration = Duration::from_secs(60);
 
-/// A record of the victim that is to be moved.
-#[derive(Clone, Debug)]
-struct Survivor {
-    record: u64,
-    bytes: u64,
-    pinned: bool,
-    members: Vec<(u128, SsdPlace)>,
-}
-
-#[derive(Debug, PartialEq, Eq)]
 enum Stage {
+    /// The footer is being read.
     Footer,
-    Scanning,
-    Moving,
-    Syncing,
+    /// The record headers are being read instead.
+    Scanning(Scan),
+    /// Survivors are read and appended.
+    Moving(Moving),
+    /// A sync covers what was moved; `moved` if anything was.
+    Syncing { moved: bool },
 }
 
 /// A victim that could not be emptied: when it may be tried again, and whether reads of it failed.
-pub(crate) struct DeferredVictim {
+struct DeferredVictim {
     until: Mono,
     unreadable: bool,
 }
 
-/// A member of one of the victim's records.
-struct Member {
-    fingerprint: u128,
-    place: SsdPlace,
-    key: ObjectKey,
-    generation: Generation,
-}
-
 /// A reclaim under way.
-pub(crate) struct Reclaim {
-    segment: SegmentId,
+struct Reclaim {
     identity: SegmentIdentity,
-    stage: Stage,
-    scan: Option<Scan>,
+    /// Members of the victim's records, once they are known.
     members: Vec<Member>,
-    to_read: Vec<Survivor>,
-    reading: BTreeMap<u64, Survivor>,
-    next_tag: u64,
-    /// Units that wait for room in the log, and the number of those in it.
-    ready: Vec<Unit>,
-    in_log: usize,
-    /// A record that must survive could not be moved: defer the victim.
-    defer: bool,
-    /// Whether any record is written again.
-    moves: bool,
+    stage: Stage,
 }
 
-impl Reclaim {
+/// Counts when the last reclaim for index space began.
+struct IndexFull {
+    /// `puts_refused` of the counters.
+    refused: u64,
+    /// The index's length; the maximum while the index has room.
+    entries: u64,
+}
+
+/// Empties segments.
+pub(crate) struct Reclaimer {
+    current: Option<Reclaim>,
+    /// Victims that could not be emptied, by segment.
+    deferred: HashMap<SegmentId, DeferredVictim>,
+    /// Emptied victims that still have readers, and when they were emptied.
+    draining: Vec<(SegmentId, Mono)>,
+    index_full: IndexFull,
+    /// Namespaces whose tombstones keep reclaim from emptying victims.
+    blocked_namespaces: BTreeSet<NamespaceId>,
+}
+
+impl Default for Reclaimer {
+    fn default() -> Reclaimer {
+        Reclaimer {
+            current: None,
+            deferred: HashMap::new(),
+            draining: Vec::new(),
+            index_full: IndexFull { refused: 0, entries: u64::MAX },
+            blocked_namespaces: BTreeSet::new(),
+        }
+    }
+}
+
+impl Reclaimer {
+    pub fn is_idle(&self) -> bool {
+        self.current.is_none()
+    }
+
     /// Whether records of the victim remain to be appended, or may turn out to once its footer is
     /// read.
     pub fn needs_room(&self) -> bool {
-        match self.stage {
-            Stage::Footer | Stage::Scanning | Stage::Moving => true,
-            Stage::Syncing => false,
-        }
-    }
-}
-
-impl Flusher {
-    /// Free segments below which a victim is sought: one to be prepared and, in a store with many,
-    /// one in reserve.
-    fn low_water(&self) -> usize {
-        let count = self.shared.volume.as_ref().map_or(0, |v| v.geometry.segment_count);
-        if count >= 16 { 2 } else { 1 }
+        self.current.as_ref().is_some_and(|r| match r.stage {
+            Stage::Footer | Stage::Scanning(_) | Stage::Moving(_) => true,
+            Stage::Syncing { .. } => false,
+        })
     }
 
     /// Begin or continue a reclaim; true if anything was done.
-    pub(crate) fn step_reclaim(&mut self) -> bool {
-        if self.reclaim.is_some() && self.is_read_only() {
-            self.stop_moving();
+    pub fn step(&mut self, cx: &mut LogContext) -> bool {
+        if !self.is_idle()
+            && cx.is_read_only()
+            && let Some((_, moving)) = self.moving()
+        {
+            moving.stop(cx);
         }
-        let freed = self.free_drained();
-        let more = match self.reclaim.as_ref().map(|r| &r.stage) {
-            None => self.begin_reclaim(),
-            Some(Stage::Footer | Stage::Scanning | Stage::Syncing) => false,
-            Some(Stage::Moving) => self.move_records(),
+        let freed = self.free_drained(cx);
+        let more = match self.current.as_ref().map(|r| &r.stage) {
+            None => self.begin(cx),
+            Some(Stage::Footer | Stage::Scanning(_) | Stage::Syncing { .. }) => false,
+            Some(Stage::Moving(_)) => self.move_records(cx),
         };
         freed || more
     }
 
-    fn begin_reclaim(&mut self) -> bool {
-        if self.closing.is_some() || !self.log.is_trusted() {
+    /// Try the deferred victims again at once.
+    pub fn retry_deferred(&mut self) {
+        self.deferred.clear();
+    }
+
+    fn begin(&mut self, cx: &mut LogContext) -> bool {
+        if cx.is_closing() || !cx.log.is_trusted() {
             return false;
         }
-        let low = self.low_water();
-        let Some(volume) = self.shared.volume.clone() else { return false };
-        let mut core = self.shared.lock();
+        let low = low_water(cx);
+        let shared = cx.shared.clone();
+        let mut core = shared.lock();
         let (entries, refused) = (core.index.len(), core.counters.puts_refused);
         let index_full = entries * 100 > core.index.capacity() * 95;
         if !index_full {
-            self.entries_at_reclaim = u64::MAX;
+            self.index_full.entries = u64::MAX;
         }
         // A victim full of pinned objects gives no entry back, and the next victim may not either.
         // Without this condition the device would be filled with copies of them for as long as the
         // pins last.
         let for_index =
-            index_full && (entries < self.entries_at_reclaim || refused != self.refused_at_reclaim);
-        let now = self.shared.now();
-        self.deferred_victims.retain(|_, deferred| deferred.until > now);
+            index_full && (entries < self.index_full.entries || refused != self.index_full.refused);
+        let now = shared.now();
+        self.deferred.retain(|_, deferred| deferred.until > now);
         let Some(ssd) = core.ssd.as_mut().filter(|s| s.health.writes()) else { return false };
         // Draining segments are usually free soon; one whose reader stays must not delay the
         // others.
@@ -161,39 +167,27 @@ impl Flusher {
             return false;
         }
         let mut sealed = ssd.segments.sealed();
-        sealed.retain(|s| !self.deferred_victims.contains_key(&s.segment));
+        sealed.retain(|s| !self.deferred.contains_key(&s.segment));
         let Some(victim) = ssd.policy.victim(&sealed).map(|i| sealed[i].segment) else {
             let none_free = ssd.segments.count(SegmentState::Free) == 0;
             drop(core);
-            return (none_free && (self.clear_blocked_namespaces() || self.stop_without_room()))
-                || (index_full && self.seal_for_room(refused));
+            return (none_free
+                && (self.clear_blocked_namespaces(cx) || self.stop_without_room(cx)))
+                || (index_full && self.seal_for_room(cx, refused));
         };
         ssd.segments.set_state(victim, SegmentState::Reclaiming);
         if !for_space {
-            (self.refused_at_reclaim, self.entries_at_reclaim) = (refused, entries);
+            self.index_full = IndexFull { refused, entries };
         }
         let identity = SegmentIdentity {
-            store: volume.store,
+            store: cx.volume.store,
             segment: victim,
             incarnation: ssd.segments.get(victim).incarnation,
         };
         drop(core);
-        self.reclaim = Some(Reclaim {
-            segment: victim,
-            identity,
-            stage: Stage::Footer,
-            scan: None,
-            members: Vec::new(),
-            to_read: Vec::new(),
-            reading: BTreeMap::new(),
-            next_tag: 0,
-            ready: Vec::new(),
-            in_log: 0,
-            defer: false,
-            moves: false,
-        });
+        self.current = Some(Reclaim { identity, members: Vec::new(), stage: Stage::Footer });
         tracing::debug!(segment = victim.0, for_space, entries, "reclaim");
-        self.read_footer(TAIL_BYTES.min(volume.geometry.segment_bytes));
+        self.read_footer(cx, TAIL_BYTES.min(cx.volume.geometry.segment_bytes));
         true
     }
 
@@ -204,16 +198,16 @@ impl Flusher {
     ///
     /// Only very many removals lead here, or a crash at the moment at which reclaim holds the last
     /// segment.
-    fn clear_blocked_namespaces(&mut self) -> bool {
+    fn clear_blocked_namespaces(&mut self, cx: &mut LogContext) -> bool {
         let blocked = std::mem::take(&mut self.blocked_namespaces);
         for &namespace in &blocked {
             tracing::error!(%namespace, "no room is left for tombstones, their namespace is cleared");
-            let mut core = self.shared.lock();
+            let mut core = cx.shared.lock();
             let generation = core.clear(namespace);
             core.counters.namespaces_forgotten += 1;
             drop(core);
-            self.clears.push((namespace, generation, 0));
-            self.log.raise_generation(namespace, generation);
+            // No caller waits for it.
+            cx.generations.raise(&mut cx.log, namespace, generation, 0);
         }
         // The victims are tried again after their delay; by then the manifest has the generations.
         !blocked.is_empty()
@@ -222,155 +216,96 @@ impl Flusher {
     /// No segment is free, and the device can read none of the victims. Requests for space would
     /// wait until the device recovers, and so would a clear after them: stop writing. Each probe
     /// tries the victims again.
-    fn stop_without_room(&mut self) -> bool {
-        let moving = self.log.in_flight() > 0 || !self.draining.is_empty() || self.is_purging();
-        if self.deferred_victims.is_empty()
+    fn stop_without_room(&self, cx: &mut LogContext) -> bool {
+        let moving = cx.log.in_flight() > 0 || !self.draining.is_empty() || cx.is_purging();
+        if self.deferred.is_empty()
             || moving
-            || !self.deferred_victims.values().all(|deferred| deferred.unreadable)
+            || !self.deferred.values().all(|deferred| deferred.unreadable)
         {
             return false;
         }
-        let now = self.shared.now();
-        let stopped = self.shared.lock().ssd.as_mut().is_some_and(|s| s.health.stop_writing(now));
-        if stopped {
-            self.state_changed("no segment is free, and no victim can be read");
-        }
-        stopped
+        cx.stop_writing("no segment is free, and no victim can be read")
     }
 
     /// The index is full of objects in the open segment, which becomes a victim once it is sealed.
     /// Done only after another put was refused, or pinned objects would be written again and again.
-    fn seal_for_room(&mut self, puts_refused: u64) -> bool {
-        if self.refused_at_reclaim == puts_refused {
+    fn seal_for_room(&mut self, cx: &mut LogContext, puts_refused: u64) -> bool {
+        if self.index_full.refused == puts_refused {
             return false;
         }
-        (self.refused_at_reclaim, self.entries_at_reclaim) = (puts_refused, u64::MAX);
-        self.log.seal_open();
+        self.index_full = IndexFull { refused: puts_refused, entries: u64::MAX };
+        cx.log.seal_open();
         true
     }
 
-    fn read_footer(&mut self, bytes: u64) {
-        let (Some(volume), Some(r)) = (self.shared.volume.clone(), self.reclaim.as_ref()) else {
-            return;
-        };
-        let (file, offset) = volume.place(r.segment, volume.geometry.segment_bytes - bytes);
-        let submitted = match pagelith_io::buffer::AlignedBuf::new(bytes as usize) {
-            Ok(buf) => self
-                .log
-                .submit(TAG_FOOTER, Op::Read { file, offset, parts: vec![buf.into_part()] })
-                .is_ok(),
-            Err(_) => false,
-        };
-        if !submitted {
-            self.defer_victim();
+    fn read_footer(&mut self, cx: &mut LogContext, bytes: u64) {
+        let Some(r) = self.current.as_ref() else { return };
+        let at = cx.volume.geometry.segment_bytes - bytes;
+        if !cx.read(LogOp::Footer, r.identity.segment, at, bytes) {
+            self.defer(cx);
         }
     }
 
-    /// An operation that the engine submitted to the log's queue ended.
-    pub(crate) fn other(&mut self, tag: u64, completion: Completion) {
-        match tag >> 32 << 32 {
-            TAG_PROBE => self.probe_ended(completion),
-            TAG_READBACK => self.read_back_completed(tag, completion),
-            TAG_SCRUB => self.scrub_read(completion),
-            TAG_SCAN => self.scan_read(completion),
-            TAG_RECORD => self.record_read(tag, completion),
-            TAG_FOOTER => self.footer_read(completion),
-            _ => self.checkpoint_ended(tag, completion.result),
-        }
-    }
-
-    fn footer_read(&mut self, completion: Completion) {
-        let Some(volume) = self.shared.volume.clone() else { return };
-        let Some(identity) = self.reclaim.as_ref().map(|r| r.identity) else { return };
+    /// The read of the footer ended.
+    pub fn footer_read(&mut self, cx: &mut LogContext, completion: Completion) {
+        let Some(identity) = self.current.as_ref().map(|r| r.identity) else { return };
         let failed = completion.result.is_err();
         let Some(part) = completion.op.into_parts().pop() else { return };
-        let segment_bytes = volume.geometry.segment_bytes;
+        let segment_bytes = cx.volume.geometry.segment_bytes;
         let claimed = footer::claimed_bytes(part.bytes(), segment_bytes);
         if let Some(more) = claimed.filter(|n| !failed && *n > part.len() as u64) {
-            return self.read_footer(more);
+            return self.read_footer(cx, more);
         }
         let from = part.len() - claimed.unwrap_or(0).min(part.len() as u64) as usize;
         match footer::decode(&part.bytes()[from..], identity, segment_bytes) {
-            Ok((_, entries)) if !failed => self.choose(&entries),
+            Ok((_, entries)) if !failed => self.choose(cx, &entries),
             _ => {
                 if failed {
-                    self.suspect(identity.segment);
+                    cx.suspect(identity.segment);
                 }
-                self.begin_scan();
+                if let Some(r) = self.current.as_mut() {
+                    r.stage = Stage::Scanning(Scan::begin(cx, identity));
+                }
+                self.continue_scan(cx);
             }
+        }
+    }
+
+    /// A read of the scan ended.
+    pub fn scan_read(&mut self, cx: &mut LogContext, completion: Completion) {
+        let Some(Reclaim { identity, stage: Stage::Scanning(scan), .. }) = self.current.as_mut()
+        else {
+            return;
+        };
+        if scan.ended(identity.segment, completion) {
+            return self.continue_scan(cx);
+        }
+        cx.suspect(identity.segment);
+        // What was not read may be tombstones, so the segment cannot be reused.
+        self.defer_for(cx, RETRY_UNREADABLE_AFTER, true);
+    }
+
+    fn continue_scan(&mut self, cx: &mut LogContext) {
+        let Some(Reclaim { identity, stage: Stage::Scanning(scan), .. }) = self.current.as_mut()
+        else {
+            return;
+        };
+        match scan.step(cx, identity.segment) {
+            Scanned::Reading => {}
+            Scanned::All(entries) => self.choose(cx, &entries),
+            Scanned::NoRoom => self.defer(cx),
         }
     }
 
     /// Decide which records survive.
     #[tracing::instrument(level = "debug", skip_all, name = "reclaim")]
-    fn choose(&mut self, entries: &[FooterEntry]) {
-        let shared = self.shared.clone();
-        let Some(mut r) = self.reclaim.take() else { return };
-        let mut tombstones = Vec::new();
-        let mut records: BTreeMap<u32, (Survivor, u64, usize, u32)> = BTreeMap::new();
-        let core = shared.lock();
-        for e in entries {
-            let fingerprint = shared.fingerprint(&e.key, Generation(e.generation));
-            if e.kind == RecordKind::Tombstones as u8 {
-                let needed = core
-                    .ssd
-                    .as_ref()
-                    .is_some_and(|s| s.segments.tombstone_needed(r.segment, Sequence(e.sequence)));
-                // A clear hides what the tombstone hides, but only once the clear is durable.
-                let durable = self.durable_generations.get(&e.key.namespace()).copied();
-                let current = durable.unwrap_or(Generation::FIRST) <= Generation(e.generation);
-                if needed && current && !mutant::on(Mutant::TombstoneDropped) {
-                    tombstones.push(Tombstone {
-                        generation: Generation(e.generation),
-                        sequence: Sequence(e.sequence),
-                        key: e.key,
-                        absent: core.index.find(fingerprint).next().is_none(),
-                    });
-                }
-                continue;
-            }
-            let place = SsdPlace::of_entry(r.segment, e);
-            let (namespace, generation) = (e.key.namespace(), Generation(e.generation));
-            r.members.push(Member { fingerprint, place, key: e.key, generation });
-            if core.generation(namespace) != generation {
-                continue;
-            }
-            let found = core.index.find(fingerprint).find(|i| i.ssd == Some(place));
-            // An attached object without its base is of no use.
-            let Some(found) = found.filter(|f| core.is_visible(f)) else { continue };
-            let tick = core.full_tick(found.tick);
-            let pinned = core.pins.is_pinned(fingerprint) && !mutant::on(Mutant::PinIgnored);
-            let record = records.entry(e.record_block).or_insert_with(|| {
-                let bytes = u64::from(e.record_blocks) * 4096;
-                let record = u64::from(e.record_block) * 4096;
-                (
-                    Survivor { record, bytes, pinned: false, members: Vec::new() },
-                    0,
-                    0,
-                    e.member_count,
-                )
-            });
-            record.0.members.push((fingerprint, place));
-            record.0.pinned |= pinned;
-            record.1 = record.1.max(tick);
-            record.2 += 1;
-        }
-        // A group that lost a member is invisible, and not worth moving.
-        let whole: Vec<_> =
-            records.into_values().filter(|(.., live, count)| *live == *count as usize).collect();
-        let facts: Vec<_> = whole
-            .iter()
-            .map(|(s, tick, ..)| ExtentFacts { bytes: s.bytes, tick: *tick, pinned: s.pinned })
-            .collect();
-        let segment_bytes = shared.volume.as_ref().map_or(0, |v| v.geometry.segment_bytes);
-        if let Some(ssd) = core.ssd.as_ref() {
-            let budget = (segment_bytes as f64 * ssd.policy.reinsert_ratio()) as u64;
-            let chosen = ssd.policy.reinsert(&facts, ssd.segments.mean_tick(), budget);
-            r.to_read = chosen.into_iter().rev().map(|i| whole[i].0.clone()).collect();
-        }
-        drop(core);
-        let tombstones = tombstones::packed(tombstones);
-        let bytes: u64 = r.to_read.iter().map(|s| s.bytes).sum();
+    fn choose(&mut self, cx: &mut LogContext, entries: &[FooterEntry]) {
+        let Some(r) = self.current.as_mut() else { return };
+        let contents = Contents::of(cx, r.identity.segment, entries);
+        r.members = contents.members;
+        let (survivors, tombstones) = (contents.survivors, tombstones::packed(contents.tombstones));
+        let segment_bytes = cx.volume.geometry.segment_bytes;
+        let bytes: u64 = survivors.iter().map(|s| s.bytes).sum();
         let tombstone_bytes = tombstones.len() as u64 * ALIGN;
         let gain = segment_bytes.saturating_sub(bytes + tombstone_bytes);
         if gain < segment_bytes / GAIN_MIN {
@@ -380,33 +315,86 @@ impl Flusher {
                 self.blocked_namespaces
                     .extend(tombstones.iter().map(|(.., keys)| keys[0].namespace()));
             }
-            self.reclaim = Some(r);
-            return self.defer_victim();
+            return self.defer(cx);
         }
         tracing::debug!(
-            records = r.to_read.len(),
+            records = survivors.len(),
             tombstones = tombstones.len(),
             "reclaim survivors"
         );
-        r.moves = !r.to_read.is_empty() || !tombstones.is_empty();
-        for (generation, sequence, keys) in tombstones {
-            r.ready.push(self.tombstone_unit(generation, sequence, &keys, None));
-        }
-        r.stage = Stage::Moving;
-        self.reclaim = Some(r);
+        let tombstones = tombstones.into_iter().map(|(generation, sequence, keys)| {
+            cx.units.add_tombstones(generation, sequence, &keys, None)
+        });
+        r.stage = Stage::Moving(Moving::new(survivors, tombstones.collect()));
     }
 
-    pub(crate) fn reclaim_synced(&mut self, ok: bool) {
-        let Some(r) = self.reclaim.as_mut() else { return };
+    fn moving(&mut self) -> Option<(SegmentIdentity, &mut Moving)> {
+        match self.current.as_mut()? {
+            Reclaim { identity, stage: Stage::Moving(moving), .. } => Some((*identity, moving)),
+            Reclaim {
+                stage: Stage::Footer | Stage::Scanning(_) | Stage::Syncing { .. }, ..
+            } => None,
+        }
+    }
+
+    /// Read and append survivors; request a sync once everything is written.
+    fn move_records(&mut self, cx: &mut LogContext) -> bool {
+        let Some(Reclaim { identity, stage, .. }) = self.current.as_mut() else { return false };
+        let Stage::Moving(moving) = stage else { return false };
+        let progressed = moving.step(cx, *identity, &mut self.blocked_namespaces);
+        if !moving.is_done() {
+            return progressed;
+        }
+        if moving.defer {
+            self.defer(cx);
+            return true;
+        }
+        *stage = Stage::Syncing { moved: moving.any };
+        // The sync is needed also when nothing was moved: newer records in other segments, to which
+        // the index lost this segment's entries, may not be durable yet.
+        if mutant::on(Mutant::FreeBeforeMoved) {
+            self.synced(cx, true);
+        } else {
+            cx.sync_for(SyncPurpose::Reclaim);
+        }
+        true
+    }
+
+    /// The read of a survivor ended.
+    pub fn record_read(&mut self, cx: &mut LogContext, number: u32, completion: Completion) {
+        if let Some((identity, moving)) = self.moving() {
+            moving.record_read(cx, identity, number, completion);
+        }
+    }
+
+    /// The log finished a unit of reclaim.
+    pub fn unit_written(&mut self) {
+        if let Some((_, moving)) = self.moving() {
+            moving.unit_ended();
+        }
+    }
+
+    /// A unit of reclaim could not be written: defer the victim.
+    pub fn unit_failed(&mut self) {
+        if let Some((_, moving)) = self.moving() {
+            moving.defer = true;
+            moving.unit_ended();
+        }
+    }
+
+    /// The sync after the move ended.
+    pub fn synced(&mut self, cx: &mut LogContext, ok: bool) {
+        let Some(r) = self.current.as_mut() else { return };
         if !ok {
-            return self.defer_victim();
+            return self.defer(cx);
         }
-        let (segment, members) = (r.segment, std::mem::take(&mut r.members));
-        if !r.moves {
+        if matches!(r.stage, Stage::Syncing { moved: false }) {
             // It wrote nothing, so the next reclaim may follow, whatever this one freed.
-            self.entries_at_reclaim = u64::MAX;
+            self.index_full.entries = u64::MAX;
         }
-        let mut core = self.shared.lock();
+        let (segment, members) = (r.identity.segment, std::mem::take(&mut r.members));
+        let shared = cx.shared.clone();
+        let mut core = shared.lock();
         // A pin does not hold an object that was cleared.
         let stays = |m: &Member| {
             core.pins.is_pinned(m.fingerprint)
@@ -419,7 +407,7 @@ impl Flusher {
         if members.iter().any(stays) && !mutant::on(Mutant::PinIgnored) {
             // Pinned after the choice. The next try moves it.
             drop(core);
-            return self.defer_victim();
+            return self.defer(cx);
         }
         // A segment becomes free, so tombstones of deferred victims may be written now.
         self.blocked_namespaces.clear();
@@ -435,23 +423,20 @@ impl Flusher {
             core.events.forgot();
         }
         drop(core);
-        self.reclaim = None;
-        self.draining.push((segment, self.shared.now()));
-        self.free_drained();
+        self.current = None;
+        self.draining.push((segment, shared.now()));
+        self.free_drained(cx);
     }
 
     /// Free the emptied victims that have no reader and no index entry left; true if any was freed.
-    fn free_drained(&mut self) -> bool {
+    fn free_drained(&mut self, cx: &LogContext) -> bool {
         if self.draining.is_empty() {
             return false;
         }
-        let shared = self.shared.clone();
-        let mut core = shared.lock();
+        let mut core = cx.shared.lock();
         let before = self.draining.len();
-        let purging = self.purge.as_ref().map(|p| p.segment);
         self.draining.retain(|(segment, _)| {
-            let waiting = core.ssd.as_ref().is_some_and(|s| s.purges.contains(&Some(*segment)));
-            if waiting || purging == Some(Some(*segment)) {
+            if core.ssd.as_ref().is_some_and(|s| s.purges.contains(&Some(*segment))) {
                 return true;
             }
             // Must be the last condition: it closes the segment until it is opened anew.
@@ -464,39 +449,26 @@ impl Flusher {
         });
         let freed = self.draining.len() < before;
         if freed {
-            self.shared.progress.raise();
+            cx.shared.signals.progress.raise();
         }
         freed
     }
 
-    /// The tier stopped writing: records that were to be moved stay in the victim, and the victim
-    /// stays.
-    fn stop_moving(&mut self) {
-        let Some(r) = self.reclaim.as_mut().filter(|r| r.needs_room()) else { return };
-        r.defer = true;
-        r.to_read.clear();
-        for unit in r.ready.drain(..) {
-            self.units.remove(&unit.id);
-        }
-    }
-
     /// Give up on this victim for now.
-    fn defer_victim(&mut self) {
-        self.defer_for(RETRY_AFTER, false);
+    fn defer(&mut self, cx: &LogContext) {
+        self.defer_for(cx, RETRY_AFTER, false);
     }
 
-    /// Give up on this victim for longer: what was not read may be tombstones, so the segment
-    /// cannot be reused.
-    fn defer_unreadable(&mut self) {
-        self.defer_for(RETRY_UNREADABLE_AFTER, true);
+    fn defer_for(&mut self, cx: &LogContext, duration: Duration, unreadable: bool) {
+        let Some(r) = self.current.take() else { return };
+        let until = cx.shared.now().after(duration);
+        self.deferred.insert(r.identity.segment, DeferredVictim { until, unreadable });
+        cx.shared.lock().set_segment_state(r.identity.segment, SegmentState::Sealed);
     }
+}
 
-    fn defer_for(&mut self, duration: Duration, unreadable: bool) {
-        let Some(r) = self.reclaim.take() else { return };
-        self.deferred_victims.insert(
-            r.segment,
-            DeferredVictim { until: self.shared.now().after(duration), unreadable },
-        );
-        self.shared.lock().set_segment_state(r.segment, SegmentState::Sealed);
-    }
+/// Free segments below which a victim is sought: one to be prepared and, in a store with many, one
+/// in reserve.
+fn low_water(cx: &LogContext) -> usize {
+    if cx.volume.geometry.segment_count >= 16 { 2 } else { 1 }
 }

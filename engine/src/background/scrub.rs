@@ -15,7 +15,8 @@ use pagelith_io::signal::Signal;
 
 use self::pass::Pass;
 use crate::api::error::{Error, ErrorKind, Result};
-use crate::background::flusher::{Flusher, TAG_SCRUB};
+use crate::background::log_context::LogContext;
+use crate::background::log_op::LogOp;
 use crate::state::shared::Shared;
 
 /// Longest single wait, so that a close of the store is noticed.
@@ -80,7 +81,7 @@ impl Budget {
 #[tracing::instrument(level = "info", skip_all)]
 pub(crate) fn scrub(shared: &Shared, options: ScrubOptions) -> Result<ScrubReport> {
     shared.check_open()?;
-    let Some(volume) = shared.volume.clone() else { return Ok(ScrubReport::default()) };
+    let Some(volume) = shared.ssd.volume.clone() else { return Ok(ScrubReport::default()) };
     let mut queue = volume.disk.queue(1)?;
     let mut pass = Pass::new(shared);
     let mut budget = Budget::new(options.bytes_per_s, shared.now());
@@ -124,45 +125,45 @@ pub(crate) struct BackgroundScrub {
     reading: bool,
 }
 
-impl Flusher {
-    /// Continue the background pass while nothing else is in flight; true if anything was done.
-    pub(crate) fn step_scrub(&mut self) -> bool {
-        let per_s = self.shared.config.scrub_bytes_per_s();
-        let busy = self.scrub.reading || self.log.in_flight() > 0 || self.closing.is_some();
+impl BackgroundScrub {
+    /// Continue the pass while nothing else is in flight; true if anything was done.
+    pub fn step(&mut self, cx: &mut LogContext) -> bool {
+        let shared: &Shared = &cx.shared;
+        let per_s = shared.config.scrub_bytes_per_s();
+        let busy = self.reading || cx.log.in_flight() > 0 || cx.is_closing();
         if per_s == 0 || busy {
             return false;
         }
-        let shared: &Shared = &self.shared;
         let now = shared.now();
-        if self.scrub.pass.is_none() {
-            if self.scrub.began.is_some_and(|began| now.since(began) < BETWEEN) {
+        if self.pass.is_none() {
+            if self.began.is_some_and(|began| now.since(began) < BETWEEN) {
                 return false;
             }
-            self.scrub.began = Some(now);
-            self.scrub.pass = Some((Pass::new(shared), Budget::new(per_s, now)));
+            self.began = Some(now);
+            self.pass = Some((Pass::new(shared), Budget::new(per_s, now)));
         }
-        let Some((pass, budget)) = self.scrub.pass.as_mut() else { return false };
+        let Some((pass, budget)) = self.pass.as_mut() else { return false };
         if !budget.wait(now).is_zero() {
             return false;
         }
         let Some(op) = pass.next_op(shared) else {
             tracing::info!(report = ?pass.report, "scrub");
-            self.scrub.pass = None;
+            self.pass = None;
             return false;
         };
         budget.spent += op.bytes();
-        match self.log.submit(TAG_SCRUB, op) {
-            Ok(()) => self.scrub.reading = true,
+        match cx.log.submit(LogOp::Scrub.encode(), op) {
+            Ok(()) => self.reading = true,
             Err(_) => pass.ended(shared, None),
         }
         true
     }
 
-    /// A read of the background pass ended.
-    pub(crate) fn scrub_read(&mut self, completion: Completion) {
-        self.scrub.reading = false;
-        if let Some((pass, _)) = self.scrub.pass.as_mut() {
-            pass.ended(&self.shared, Some(completion));
+    /// A read of the pass ended.
+    pub fn ended(&mut self, cx: &LogContext, completion: Completion) {
+        self.reading = false;
+        if let Some((pass, _)) = self.pass.as_mut() {
+            pass.ended(&cx.shared, Some(completion));
         }
     }
 }

@@ -64,7 +64,7 @@ pub(crate) fn submit(
     }
     let align = facts.memory_align.max(facts.offset_align);
     let Some((file, offset)) =
-        io.shared.volume.as_ref().map(|v| v.place(read.segment, read.offset))
+        io.shared.ssd.volume.as_ref().map(|v| v.place(read.segment, read.offset))
     else {
         return Err((Blocked::Queue, read));
     };
@@ -73,9 +73,10 @@ pub(crate) fn submit(
     for piece in &read.pieces {
         let (part, blocked) = match piece {
             Piece::Header { bytes, .. } => (io.scratch.take(*bytes as usize), Blocked::Scratch),
-            Piece::Staged { chunk, .. } => {
-                (io.shared.staging.try_part((chunk.end - chunk.start) as usize), Blocked::Staging)
-            }
+            Piece::Staged { chunk, .. } => (
+                io.shared.ssd.staging.try_part((chunk.end - chunk.start) as usize),
+                Blocked::Staging,
+            ),
             // An unaligned tail always fits into one alignment unit.
             Piece::Direct { unaligned_tail: true, .. } => {
                 (io.scratch.take(ALIGN as usize), Blocked::Scratch)

@@ -171,7 +171,7 @@ impl GetBatch {
         }
         self.submit(io, ticket);
         if !self.in_flight.is_empty() {
-            io.shared.note_reads(now);
+            io.shared.reads.note(now);
         }
         self.is_over()
     }
@@ -198,7 +198,7 @@ impl GetBatch {
                 continue;
             }
             let direct = read.pieces.iter().any(Piece::is_direct);
-            if direct && io.shared.slow_reads.may_outlast(self.deadline, io.shared.now()) {
+            if direct && io.shared.reads.slow.may_outlast(self.deadline, io.shared.now()) {
                 self.stage_instead(io, &read);
                 continue;
             }
@@ -253,10 +253,10 @@ impl GetBatch {
     pub fn completed(&mut self, io: &mut SessionIo, completion: Completion) {
         let Some(flight) = self.in_flight.remove(&completion.token) else { return };
         release_segment(&io.shared, flight.read.segment);
-        io.shared.slow_reads.note(io.completed_at.since(flight.submitted_at), io.completed_at);
+        io.shared.reads.slow.note(io.completed_at.since(flight.submitted_at), io.completed_at);
         if self.late {
             // After the deadline, only direct reads are still awaited.
-            io.shared.late_reads.fetch_sub(1, Ordering::Relaxed);
+            io.shared.reads.late.fetch_sub(1, Ordering::Relaxed);
         }
         let (pieces, result, read) = disk_read::complete(&mut io.scratch, flight, completion);
         let mut touched: Vec<usize> = Vec::new();
@@ -304,9 +304,9 @@ impl GetBatch {
         // The device stays marked sick while late reads into callers' memory are in flight: the
         // next such read may be as late. Stored only on a change, because all sessions read the
         // flag.
-        let sick = io.shared.direct_reads_suspended.load(Ordering::Relaxed);
-        if sick && !self.late && io.shared.late_reads.load(Ordering::Relaxed) == 0 {
-            io.shared.direct_reads_suspended.store(false, Ordering::Relaxed);
+        let sick = io.shared.reads.direct_suspended.load(Ordering::Relaxed);
+        if sick && !self.late && io.shared.reads.late.load(Ordering::Relaxed) == 0 {
+            io.shared.reads.direct_suspended.store(false, Ordering::Relaxed);
         }
         for slot in touched {
             match self.slots[slot].reading() {
@@ -424,7 +424,7 @@ impl GetBatch {
     /// record is read from the device.
     fn reread_header(&mut self, io: &mut SessionIo, i: usize) {
         if let Some(SsdObject { expected, .. }) = self.slots[i].on_ssd() {
-            io.shared.headers.remove(expected.identity, expected.offset);
+            io.shared.ssd.headers.remove(expected.identity, expected.offset);
         }
         self.discard_read(io, i);
         self.plan(io, &[i]);

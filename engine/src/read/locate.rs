@@ -252,7 +252,7 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
         generation: Generation,
     ) -> Option<Expected> {
         let (guards, volume) =
-            (self.shared.read_view.guards.as_ref()?, self.shared.volume.as_ref()?);
+            (self.shared.read_view.guards.as_ref()?, self.shared.ssd.volume.as_ref()?);
         let segment = SegmentId(place.segment);
         let incarnation = guards.enter(segment)?;
         Some(Expected {
@@ -286,7 +286,7 @@ pub(crate) fn hold_in_memory(
         return None;
     }
     let (frame, member) = core.find_memory(key, fingerprint, generation)?;
-    core.frames.get(frame.id).filter(|f| fits(f.data.members[member].extent.bytes))?;
+    core.dram.frames.get(frame.id).filter(|f| fits(f.data.members[member].extent.bytes))?;
     core.touch(fingerprint, |e| e.frame == Some(frame.id.0), at);
     Some((FrameGuard::new(core, frame)?, member))
 }
@@ -323,7 +323,7 @@ pub(crate) fn drop_lost_record(
     // A record that was dropped whole counts as one failure.
     if known && !core.is_hidden_at(place) {
         core.suspect(SegmentId(place.segment), shared.now());
-        shared.flusher_signal.raise();
+        shared.signals.flusher.raise();
     }
     match record {
         Some(record) => {
@@ -343,7 +343,7 @@ pub(crate) fn drop_lost_record(
     }
     for page in pages {
         if core.requeue_frame(FrameId(page)) {
-            shared.flusher_signal.raise();
+            shared.signals.flusher.raise();
         }
     }
 }

@@ -116,7 +116,7 @@ fn find_present(
 /// without a frame may be promoted into one.
 fn row(core: &Core, namespace: NamespaceId, entry: &Entry) -> PinTarget {
     let Entry { fingerprint, length, .. } = *entry;
-    let frame = entry.frame.and_then(|frame| core.frames.get(FrameId(frame)));
+    let frame = entry.frame.and_then(|frame| core.dram.frames.get(FrameId(frame)));
     match frame.and_then(|f| Some((f.data.members.first()?.fingerprint, f.data.bytes()))) {
         Some((group, bytes)) => PinTarget { fingerprint, namespace, group, bytes },
         None => {

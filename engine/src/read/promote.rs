@@ -16,7 +16,8 @@ use crate::memory::visibility::VisibilityFilter;
 use crate::read::slot::{Purpose, Settled, Slot, VerifiedRecord};
 use crate::state::core::Core;
 use crate::state::frame_access::Unpublished;
-use crate::state::put_types::{ObjectSize, Reservation};
+use crate::state::group_memory::Reservation;
+use crate::state::put_spec::ObjectSize;
 use crate::state::shared::Shared;
 
 /// Promote every record of which this batch read all members whole, and every prefetched object;
@@ -80,7 +81,7 @@ fn promote_record(shared: &Shared, slots: &mut [Slot], which: &[usize], at: Rece
     let unchanged =
         members.len() == which.len() && which.iter().all(|i| is_only_on_ssd(&core, &slots[*i]));
     let (Some(facts), true) = (facts, unchanged) else {
-        members.into_iter().for_each(|m| core.space.free(m.extent));
+        members.into_iter().for_each(|m| core.dram.space.free(m.extent));
         return false;
     };
     let data = Arc::new(FrameData {
@@ -93,9 +94,10 @@ fn promote_record(shared: &Shared, slots: &mut [Slot], which: &[usize], at: Rece
         depth: facts.depth,
         members,
     });
-    let Some(frame) = core.frames.insert(data.clone(), FrameState::Clean, Recency { depth, ..at })
+    let Some(frame) =
+        core.dram.frames.insert(data.clone(), FrameState::Clean, Recency { depth, ..at })
     else {
-        data.members.iter().for_each(|m| core.space.free(m.extent));
+        data.members.iter().for_each(|m| core.dram.space.free(m.extent));
         return false;
     };
     for slot in which.iter().map(|i| &slots[*i]) {
@@ -135,11 +137,11 @@ fn copy_to_arena(shared: &Shared, slots: &[Slot], which: &[usize]) -> Members {
     };
     let sizes: Vec<_> = which.iter().map(size).collect();
     let mut reservation = Reservation::with_capacity(sizes.len());
-    if !crate::state::put_types::reserve_group(&mut core, &sizes, &mut reservation) {
+    if !crate::state::group_memory::reserve_group(&mut core, &sizes, &mut reservation) {
         return Members::new();
     }
     let Reservation { extents, number } = reservation;
-    core.frames.give_back(number);
+    core.dram.frames.give_back(number);
     drop(core);
     let mut filled = true;
     let mut members = Members::with_capacity(which.len());
@@ -159,7 +161,7 @@ fn copy_to_arena(shared: &Shared, slots: &[Slot], which: &[usize]) -> Members {
     }
     if !filled {
         let mut core = shared.lock();
-        members.drain(..).for_each(|m| core.space.free(m.extent));
+        members.drain(..).for_each(|m| core.dram.space.free(m.extent));
     }
     members
 }

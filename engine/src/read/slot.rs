@@ -339,7 +339,7 @@ impl Slot {
 
     /// The record's header, if the header cache has it.
     pub fn find_cached_header(&self, shared: &Shared) -> Option<Box<[u8]>> {
-        self.header_place().and_then(|(identity, offset)| shared.headers.get(identity, offset))
+        self.header_place().and_then(|(identity, offset)| shared.ssd.headers.get(identity, offset))
     }
 
     /// The object's part of the read plan; `None` unless it is on SSD.

@@ -74,7 +74,7 @@ pub(crate) fn view(shared: &Arc<Shared>, key: &ObjectKey) -> Result<Option<View>
         return Ok(None);
     }
     let Some(held) = FrameGuard::new(&mut core, frame) else { return Ok(None) };
-    let verified = core.frames.get(frame.id).is_some_and(|f| f.verified);
+    let verified = core.dram.frames.get(frame.id).is_some_and(|f| f.verified);
     drop(core);
     let view = View { held, member, memory: shared.memory.clone(), shared: Arc::downgrade(shared) };
     if verified {
@@ -91,7 +91,7 @@ pub(crate) fn view(shared: &Arc<Shared>, key: &ObjectKey) -> Result<Option<View>
         drop(core);
         return Ok(None);
     }
-    if let Some(f) = core.frames.get_ref(frame) {
+    if let Some(f) = core.dram.frames.get_ref(frame) {
         f.verified = true;
     }
     drop(core);

@@ -246,7 +246,7 @@ fn removing() {
     let most = env.value(Bound::Removing) as usize;
     // As if the device accepted nothing for a while.
     let waits = |store: &Store, objects: usize| {
-        store.shared.lock().ssd.as_mut().expect("a tier").queued_removals = objects;
+        store.shared.lock().ssd.as_mut().expect("a tier").queue.set_removals(objects);
     };
     let keys = [key(1, "k"), key(2, "k")];
     for client in 0..2 {
@@ -259,7 +259,7 @@ fn removing() {
             env.send(client, &RequestBody::Remove(List::of(&keys))),
             Ok(ControlReply::Number(0))
         );
-        assert_eq!(env.store.shared.lock().ssd.as_ref().expect("a tier").queued_removals, 0);
+        assert_eq!(env.store.shared.lock().ssd.as_ref().expect("a tier").queue.removals(), 0);
     }
 }
 
@@ -281,12 +281,12 @@ fn arriving() {
         while server.ops() <= n as usize / CLIENTS {
             server.turn();
         }
-        let arriving = env.store.shared.reserved_bytes.load(Relaxed);
+        let arriving = env.store.shared.bytes.reserved.load(Relaxed);
         assert!(arriving <= most, "arriving={arriving} most={most}");
     }
-    assert!(env.store.shared.reserved_bytes.load(Relaxed) + PADDED > most);
+    assert!(env.store.shared.bytes.reserved.load(Relaxed) + PADDED > most);
     env.clients.clear();
-    assert_eq!(env.store.shared.reserved_bytes.load(Relaxed), 0);
+    assert_eq!(env.store.shared.bytes.reserved.load(Relaxed), 0);
 }
 
 /// Gets that are not read, of more bytes than the kernel buffers, keep few of the removed objects.

@@ -8,7 +8,7 @@ use pagelith_mutants::{self as mutant, Mutant};
 
 use super::Server;
 use crate::api::request::Options;
-use crate::state::put_types::PutOrigin;
+use crate::state::put_spec::PutOrigin;
 use crate::state::session_io::begin_request;
 
 /// Maximum number of the client's request numbers that are remembered. Batches with the same
@@ -27,7 +27,9 @@ pub(crate) struct CallContext {
 impl Server {
     pub(crate) fn call_context(&mut self, terms: RequestOptions) -> CallContext {
         let origin = match terms.of_store {
-            true => PutOrigin::Offered(self.ctx.shared().removal_fence.epoch_without_removal()),
+            true => {
+                PutOrigin::Offered(self.ctx.shared().remote.removal_fence.epoch_without_removal())
+            }
             false => PutOrigin::Put,
         };
         if terms.of_store && !mutant::on(Mutant::PeersAskOn) {

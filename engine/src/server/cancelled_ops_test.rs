@@ -15,9 +15,9 @@ use crate::config::Config;
 use crate::rpc::client::RpcClient;
 use crate::rpc::{ControlReply, Response};
 use crate::server::tests::{Pair, TIMEOUT, key};
-use crate::state::core::JobResult;
+use crate::state::jobs::JobResult;
 use crate::store::embedded::Store;
-use crate::store::stepped::SteppedRuntime;
+use crate::store::stepped_runtime::SteppedRuntime;
 
 /// A store on a device that completes nothing by itself, and its clients.
 struct FlushEnv {
@@ -70,8 +70,8 @@ impl FlushEnv {
     /// The device completes one pending flush.
     fn complete_a_flush(&self) {
         let mut core = self.store.shared.lock();
-        let waits = core.job_results.iter().find(|(_, answer)| answer.is_none()).map(|(id, _)| *id);
-        core.complete_job(waits.expect("a flush that waits"), JobResult::Done);
+        let waits = core.jobs.unfinished();
+        core.jobs.complete(waits.expect("a flush that waits"), JobResult::Done);
     }
 
     fn reply(&mut self, client: usize) -> Result<ControlReply> {

@@ -122,7 +122,7 @@ impl ClientHolds {
                 return Err(Error::new(ErrorKind::Incompatible, detail));
             };
             let most = shared.config.arena_bytes() / VIEWED_SHARE;
-            if !count_reserved(&shared.viewed_bytes, view.pinned_bytes(), most) {
+            if !count_reserved(&shared.bytes.viewed, view.pinned_bytes(), most) {
                 return Err(Error::busy(format!(
                     "views of all clients keep too much of the arena, release views max={most}"
                 )));
@@ -225,6 +225,6 @@ fn name_in_use(name: u64) -> Error {
 /// Ends views; returns the number of their objects.
 fn release_views(shared: &Shared, views: Vec<View>) -> usize {
     let bytes: u64 = views.iter().map(View::pinned_bytes).sum();
-    shared.viewed_bytes.fetch_sub(bytes, Relaxed);
+    shared.bytes.viewed.fetch_sub(bytes, Relaxed);
     views.len()
 }

@@ -9,7 +9,7 @@ use super::op_outcome::OpOutcome;
 use crate::api::error::{Error, Result};
 use crate::rpc::removal_fence::RemovalGuard;
 use crate::state::peer_queue::RemoteJob;
-use crate::state::put_types::PutOrigin;
+use crate::state::put_spec::PutOrigin;
 use crate::state::shared::{PendingJobs, Shared};
 use crate::store::remove::Begun;
 use crate::store::session::Session;
@@ -40,7 +40,7 @@ impl DurableOp {
         check_capacity(&shared, ask)?;
         // A removal that a store forwards is not forwarded again.
         let notifies_peers = session.io.connections.is_some() && !mutant::on(Mutant::ServedUntold);
-        let _removal = (verb != Verb::Flush).then(|| shared.removal_fence.begin());
+        let _removal = (verb != Verb::Flush).then(|| shared.remote.removal_fence.begin());
         let (mut answers, number): (Vec<u64>, u64) = match ask {
             RequestBody::Flush => (crate::store::flush::begin(&shared)?, 0),
             RequestBody::Clear(namespace) => {
@@ -118,7 +118,7 @@ impl DurableOp {
 fn check_capacity(shared: &Shared, ask: &RequestBody<'_>) -> Result<()> {
     let RequestBody::Remove(keys) = ask else { return Ok(()) };
     let core = shared.lock();
-    let pending = core.ssd.as_ref().map_or(0, |ssd| ssd.queued_removals)
+    let pending = core.ssd.as_ref().map_or(0, |ssd| ssd.queue.removals())
         + core.remote.as_ref().map_or(0, |remote| remote.queued_removals);
     match pending == 0 || pending + keys.len() <= REMOVING_MAX {
         true => Ok(()),

@@ -23,7 +23,7 @@ use crate::api::group_info::{AttachedTo, GroupInfo};
 use crate::api::outcome::{GetDone, GetOutcome, MissCause, Ticket, Tier};
 use crate::api::request::{Destination, Get, Options};
 use crate::state::group_info;
-use crate::state::put_types::PutOrigin;
+use crate::state::put_spec::PutOrigin;
 use crate::state::shared::Shared;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;

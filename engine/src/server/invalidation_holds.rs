@@ -57,8 +57,11 @@ impl InvalidationHolds {
             return Err(Error::busy(format!("too many holds on this link max={HOLDS_MAX}")));
         }
         let detached = || Arc::new(RemovalFence::default());
-        let removals =
-            if mutant::on(Mutant::HoldDropped) { detached() } else { shared.removal_fence.clone() };
+        let removals = if mutant::on(Mutant::HoldDropped) {
+            detached()
+        } else {
+            shared.remote.removal_fence.clone()
+        };
         self.all.insert(name, (deadline, removals.begin()));
         self.last_name = name;
         Ok(0)
@@ -103,7 +106,7 @@ mod tests {
     }
 
     fn has_no_removal(store: &Store) -> bool {
-        store.shared.removal_fence.epoch_without_removal().is_some()
+        store.shared.remote.removal_fence.epoch_without_removal().is_some()
     }
 
     #[test]
@@ -111,14 +114,15 @@ mod tests {
         let store = store();
         let (shared, mut holds) = (&store.shared, InvalidationHolds::default());
         let later = shared.now().after(Duration::from_secs(60));
-        let before = shared.removal_fence.epoch_without_removal().expect("nothing is under way");
+        let before =
+            shared.remote.removal_fence.epoch_without_removal().expect("nothing is under way");
         for (id, name) in [(1, 5), (2, 7)] {
             assert_eq!(holds.begin(shared, OpId(id), name, later), Ok(0));
         }
         assert_eq!((holds.release(5, shared.now()), has_no_removal(&store)), (1, false));
         assert_eq!((holds.release(7, shared.now()), has_no_removal(&store)), (1, true));
         assert!(
-            !shared.removal_fence.is_unchanged_since(before),
+            !shared.remote.removal_fence.is_unchanged_since(before),
             "objects in transit are not kept either"
         );
         // Released and unknown names give the same result.

@@ -73,13 +73,13 @@ fn reused_operation_number_closes_the_link_and_releases_its_load() {
     // An operation number is free again after its outcome has left.
     for _ in 0..3 {
         assert_eq!(outcomes(&mut server, &mut *link, vec![request(1)], 1), 1);
-        assert_eq!(store.shared.served_bytes.bytes(), 0);
+        assert_eq!(store.shared.bytes.served.bytes(), 0);
     }
     // Both arrive in one poll, and each is answered immediately.
     outcomes(&mut server, &mut *link, vec![request(2), request(2)], 2);
     assert!(matches!(server.closed(), Some(Closed::Broken(_))), "{:?}", server.closed());
     drop(server);
-    assert_eq!(store.shared.served_bytes.bytes(), 0);
+    assert_eq!(store.shared.bytes.served.bytes(), 0);
 }
 
 /// Puts whose bytes never arrive, and gets with a wrong length whose long outcomes are not read.
@@ -90,7 +90,7 @@ pub(crate) fn bytes_per_link() {
     let mut links: Vec<_> = (0..3).map(|_| connect_any()).collect();
     for (server, link) in &mut links {
         ask_all(server, &mut **link, &puts);
-        let has = store.shared.served_bytes.bytes() - others;
+        let has = store.shared.bytes.served.bytes() - others;
         assert!(has > LINK_BYTES_MAX * 3 / 4 && has <= LINK_BYTES_MAX, "has={has}");
         others += has;
     }
@@ -106,9 +106,9 @@ pub(crate) fn bytes_per_link() {
         let queued = server.outcome_capacity.saturating_sub(server.link.room().frame_bytes);
         assert!((unsent + queued) as u64 <= LINK_BYTES_MAX, "unsent={unsent} queued={queued}");
     }
-    assert!(store.shared.served_bytes.bytes() > 0, "no outcome waits");
+    assert!(store.shared.bytes.served.bytes() > 0, "no outcome waits");
     drop(server);
-    assert_eq!(store.shared.served_bytes.bytes(), 0, "bytes stay counted after disconnect");
+    assert_eq!(store.shared.bytes.served.bytes(), 0, "bytes stay counted after disconnect");
 }
 
 /// Six clients request more than the bound for all.
@@ -117,7 +117,7 @@ pub(crate) fn bytes_of_all_links() {
     let connect_any = || connect(&store, Admission::Connection(Rights::all()), None);
     let mut hostile: Vec<_> = (0..6).map(|_| connect_any()).collect();
     hostile.iter_mut().for_each(|(server, link)| ask_all(server, &mut **link, &puts));
-    let (top, firsts) = (store.shared.served_bytes.bytes(), hostile.len() as u64 * FIRST_BYTES_MAX);
+    let (top, firsts) = (store.shared.bytes.served.bytes(), hostile.len() as u64 * FIRST_BYTES_MAX);
     assert!(top > ALL_BYTES_MAX * 3 / 4 && top <= ALL_BYTES_MAX + firsts, "top={top}");
     // Another client begins a small operation meanwhile.
     let (mut server, mut link) = connect_any();
@@ -128,7 +128,7 @@ pub(crate) fn bytes_of_all_links() {
         1
     );
     drop((hostile, server));
-    assert_eq!(store.shared.served_bytes.bytes(), 0);
+    assert_eq!(store.shared.bytes.served.bytes(), 0);
 }
 
 /// Puts whose bytes never arrive: six links of one key, and one link of another key.
@@ -140,7 +140,7 @@ pub(crate) fn bytes_per_client() {
         Admission::Keys(Arc::new(KeyRing::new(keys, &SystemEntropy).expect("a ring")))
     };
     let waiting = |key: Key| connect(&store, ring(), Some(key));
-    let served = || store.shared.served_bytes.bytes();
+    let served = || store.shared.bytes.served.bytes();
     let mut hostile: Vec<_> = (0..6).map(|_| waiting(key_of("a", 1))).collect();
     hostile.iter_mut().for_each(|(server, link)| ask_all(server, &mut **link, &puts));
     let top = served();

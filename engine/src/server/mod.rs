@@ -166,7 +166,7 @@ impl Server {
         // client.
         let client: ClientName =
             key.map_or_else(|| instance.as_str().into(), |key| format!("key/{key}").into());
-        let load = LinkLoad::new(session.io.shared.served_bytes.client(&client));
+        let load = LinkLoad::new(session.io.shared.bytes.served.client(&client));
         let client_holds = ClientHolds::new(client);
         session.io.shared.lock().flushes.link(&process, facts.rights.namespaces.these());
         Ok(Server {
@@ -290,7 +290,7 @@ impl Server {
                 self.invalidation_holds.release_all();
                 self.outbox.clear();
                 self.cancelled.clear();
-                self.load.release_all(&self.ctx.session.io.shared.served_bytes);
+                self.load.release_all(&self.ctx.session.io.shared.bytes.served);
             }
         }
         Ok(())
@@ -340,7 +340,7 @@ impl Server {
             return;
         }
         if let Err(error) =
-            self.load.begin(&self.ctx.shared().served_bytes, id, load::cost(&ask, body))
+            self.load.begin(&self.ctx.shared().bytes.served, id, load::cost(&ask, body))
         {
             self.respond(id, OpOutcome::failed(verb, error));
             return;
@@ -465,7 +465,7 @@ impl Drop for Server {
         let ServerCtx { in_flight_sends, session, .. } = &mut self.ctx;
         in_flight_sends.release_all(&session.io.shared);
         self.client_holds.release_all(&session.io.shared);
-        self.load.release_all(&session.io.shared.served_bytes);
+        self.load.release_all(&session.io.shared.bytes.served);
         session.io.shared.lock().flushes.unlink(&self.process);
     }
 }

@@ -31,7 +31,7 @@ impl Server {
             return;
         }
         let unsent = self.outcome_capacity.saturating_sub(self.link.room().frame_bytes);
-        self.load.record_sent(&self.ctx.session.io.shared.served_bytes, sent, unsent as u64);
+        self.load.record_sent(&self.ctx.session.io.shared.bytes.served, sent, unsent as u64);
     }
 
     /// Sends queued outcomes now instead of when this thread waits next.

@@ -26,7 +26,7 @@ impl Server {
         let shared = &self.ctx.session.io.shared;
         self.cancelled.retain_mut(|(durable, bytes)| match durable.is_done(shared) {
             true => {
-                self.load.release_cancelled(&shared.served_bytes, *bytes);
+                self.load.release_cancelled(&shared.bytes.served, *bytes);
                 false
             }
             false => true,

@@ -35,7 +35,7 @@ use crate::memory::frames::FrameData;
 use crate::memory::index::{Entry, name_of};
 use crate::memory::visibility::VisibilityFilter;
 use crate::read::exists;
-use crate::state::put_types::{ObjectSize, PutKind, PutOrigin};
+use crate::state::put_spec::{ObjectSize, PutKind, PutOrigin};
 use crate::state::read_view::CoreGuard;
 use crate::state::reserve;
 use crate::state::reserve::ReserveResult;
@@ -396,7 +396,8 @@ impl PutOp {
         if members > 1 || group.base.is_some() {
             let frame =
                 entries[0].frame.filter(|frame| entries.iter().all(|e| e.frame == Some(*frame)));
-            let data = frame.and_then(|frame| core.frames.get(FrameId(frame))).map(|f| &f.data);
+            let data =
+                frame.and_then(|frame| core.dram.frames.get(FrameId(frame))).map(|f| &f.data);
             let as_put = |data: &FrameData| {
                 let keys = self.objects[objects.clone()].iter().map(|o| &o.key);
                 data.members.len() == members

@@ -316,7 +316,8 @@ fn arena_frames_pushed_to_a_client_are_free_after_server_drop() {
 
 /// Overwrites the bytes of the only object in the store.
 pub(crate) fn overwrite(store: &Store, bytes: &[u8]) {
-    let extent = store.shared.lock().frames.iter().map(|(_, f)| f.data.members[0].extent).next();
+    let extent =
+        store.shared.lock().dram.frames.iter().map(|(_, f)| f.data.members[0].extent).next();
     let filled = Unpublished::new(extent.expect("a frame")).fill(&store.shared.memory, &[bytes]);
     assert!(filled.is_some());
 }

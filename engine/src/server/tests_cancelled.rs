@@ -200,10 +200,10 @@ fn operations_cancelled_at_any_moment_leave_no_memory_in_use() {
             let room = pair.caller.capacity();
             assert!(pair.clock.now() < until, "shows={shows} seed={seed}: {room:?} of {before:?}");
         }
-        let arriving = pair.store.shared.reserved_bytes.load(Ordering::Relaxed);
+        let arriving = pair.store.shared.bytes.reserved.load(Ordering::Relaxed);
         assert_eq!(arriving, 0, "shows={shows} seed={seed}");
         pair.store.clear(key(0, "k").namespace(), Options::default()).expect("cleared");
-        let free = pair.store.shared.lock().space.free_bytes();
+        let free = pair.store.shared.lock().dram.space.free_bytes();
         assert_eq!(
             free,
             pair.store.shared.config.arena_bytes(),

@@ -120,7 +120,7 @@ fn reserved_put_memory_is_free_after_disconnect() {
         .expect("link capacity");
     pair.caller.poll(pair.clock.now(), &mut Vec::new());
     let arriving =
-        |pair: &Pair| pair.store.shared.reserved_bytes.load(std::sync::atomic::Ordering::Relaxed);
+        |pair: &Pair| pair.store.shared.bytes.reserved.load(std::sync::atomic::Ordering::Relaxed);
     while arriving(&pair) == 0 {
         pair.server.turn();
     }
@@ -135,8 +135,8 @@ fn reserved_put_memory_is_free_after_disconnect() {
     while server.closed().is_none() {
         server.turn();
     }
-    assert_eq!(store.shared.reserved_bytes.load(std::sync::atomic::Ordering::Relaxed), 0);
-    let all = store.shared.lock().space.free_bytes();
+    assert_eq!(store.shared.bytes.reserved.load(std::sync::atomic::Ordering::Relaxed), 0);
+    let all = store.shared.lock().dram.space.free_bytes();
     assert_eq!(all, store.shared.config.arena_bytes(), "arena memory is lost");
 }
 

@@ -1,147 +1,51 @@
 //! State protected by the core's lock: index, frames, segments, generations, pins. Plain data,
 //! changed in short critical sections: no I/O, copy or hash of payload happens under the lock.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use pagelith_io::clock::Mono;
 use pagelith_layouts::align::align_up;
 use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId, Sequence};
 use pagelith_layouts::key::ObjectKey;
-use pagelith_tiers::dram::arena::ArenaSpace;
-use pagelith_tiers::policy::{FrameId, FramePolicy, Recency, SegmentPolicy};
-use pagelith_tiers::ssd::guards::SegmentGuards;
-use pagelith_tiers::ssd::segments::SegmentTable;
+use pagelith_tiers::policy::{FrameId, Recency};
 
 use crate::api::events::Event;
 use crate::api::outcome::{FlushReport, Tier};
-use crate::memory::frames::{Frame, FrameData, FrameRef, FrameState, Frames};
+use crate::memory::frames::{Frame, FrameData, FrameRef, FrameState};
 use crate::memory::index::{Entry, Index, SsdPlace, TICK_MODULUS, tick_age};
 use crate::memory::pins::Pins;
 use crate::memory::visibility::{Visibility, VisibilityFilter};
-use crate::state::busy::BusyPuts;
-use crate::state::damage::Damage;
+use crate::state::dram_core::DramCore;
 use crate::state::event_log::EventLog;
 use crate::state::flush_counts::FlushCounts;
 use crate::state::frame_access::FrameGuard;
-use crate::state::health::Health;
+use crate::state::jobs::{Job, JobTable};
 use crate::state::peer_queue::RemoteQueue;
 use crate::state::pending_groups::PendingGroups;
 use crate::state::read_view::SnapshotVersion;
+use crate::state::ssd_core::SsdCore;
 use crate::state::stats::Counters;
-use crate::state::written_namespaces::WrittenNamespaces;
-
-/// Recency ticks per lap of the log. The tick counter of the index wraps after 2^20 ticks, 256
-/// laps.
-const TICKS_PER_LAP: u64 = 4096;
-
-/// Work for the flusher, in the order in which it must reach the log.
-#[derive(Debug)]
-pub(crate) enum Job {
-    /// Write a frame.
-    Frame(FrameRef),
-    /// Write tombstones of one namespace, at most one record's worth.
-    Tombstones { id: u64, generation: Generation, sequence: Sequence, keys: Vec<ObjectKey> },
-    /// Raise a namespace's generation.
-    Clear { id: u64, namespace: NamespaceId, generation: Generation },
-    /// Make all earlier jobs durable.
-    Flush { id: u64 },
-    /// Seal the log, write a checkpoint, and stop.
-    Close { id: u64 },
-}
-
-/// The SSD tier's part of the core.
-pub(crate) struct SsdCore {
-    pub segments: SegmentTable,
-    /// Guards with which gets pin segments without the lock.
-    pub guards: Arc<SegmentGuards>,
-    pub policy: Box<dyn SegmentPolicy>,
-    pub queue: VecDeque<Job>,
-    /// Number of objects of the removals in `queue`.
-    pub queued_removals: usize,
-    /// Frames that are visible but not yet in `queue`, by serial: the put of their batch still
-    /// runs.
-    pub unqueued: BTreeMap<u64, FrameRef>,
-    pub health: Health,
-    /// Bytes of frames that are queued or being written.
-    pub unflushed_bytes: u64,
-    /// Number and bytes of objects that were written but not yet synced.
-    pub unsynced: (u64, u64),
-    /// Bytes appended since the store was opened.
-    pub appended_bytes: u64,
-    /// Appended bytes per tick.
-    pub tick_bytes: u64,
-    pub first_tick: u64,
-    /// While a checkpoint copies the index: records (segment, block) of entries that were removed
-    /// or moved meanwhile.
-    pub withdrawn_records: Option<HashSet<(u32, u16)>>,
-    /// Namespaces of which objects were written.
-    pub written: WrittenNamespaces,
-    /// Segments whose entries must be removed from the index; `None` stands for all segments.
-    pub purges: VecDeque<Option<SegmentId>>,
-    /// Damaged locations that recovery after a crash must not use again.
-    pub damage: Damage,
-}
-
-impl SsdCore {
-    /// The next job.
-    pub fn next_job(&mut self) -> Option<Job> {
-        let job = self.queue.pop_front()?;
-        if let Job::Tombstones { keys, .. } = &job {
-            self.queued_removals -= keys.len();
-        }
-        Some(job)
-    }
-
-    /// Queue the frames that are not yet queued, the last first.
-    pub fn enqueue(&mut self, frames: impl DoubleEndedIterator<Item = FrameRef>) {
-        for frame in frames.rev() {
-            if self.unqueued.remove(&frame.serial).is_some() {
-                self.queue.push_back(Job::Frame(frame));
-            }
-        }
-    }
-
-    pub fn tick_bytes_of(capacity: u64) -> u64 {
-        (capacity / TICKS_PER_LAP).max(1)
-    }
-}
-
-/// The result of a job that a caller waits for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum JobResult {
-    Done,
-    Failed(crate::api::error::Error),
-}
 
 pub(crate) struct Core {
     pub index: Index,
-    pub frames: Frames,
-    pub space: ArenaSpace,
-    pub policy: Box<dyn FramePolicy>,
     pub visibility: Visibility,
     /// The version that was last published to readers without the lock.
     pub snapshot_version: SnapshotVersion,
+    pub dram: DramCore,
     pub ssd: Option<SsdCore>,
     /// Offers and removals to be sent to peers; `None` without peers.
     pub remote: Option<RemoteQueue>,
     pub pins: Pins,
     /// Groups that are not visible yet.
     pub pending_groups: PendingGroups,
-    /// Bytes of buffers for objects that groups adopt.
-    pub adopting_bytes: u64,
     pub sequence: Sequence,
     pub counters: Counters,
-    /// Recent puts that `counters` counts as busy.
-    pub busy: BusyPuts,
     /// Counts for the reports of flushes.
     pub flushes: FlushCounts,
     /// Objects stored and removed, for event subscribers.
     pub events: EventLog,
-    pub job_results: HashMap<u64, Option<JobResult>>,
-    pub next_job_id: u64,
-    /// The arena is only a write buffer: frames are dropped as soon as they are written.
-    pub write_buffer_only: bool,
-    pub stopping: bool,
+    pub jobs: JobTable,
 }
 
 impl VisibilityFilter for Core {
@@ -174,7 +78,7 @@ impl Core {
         self.clear_pending_groups(namespace);
         let in_namespace = |f: &Frame| !f.is_dead() && f.data.namespace == namespace;
         let frames: Vec<_> =
-            self.frames.iter().filter(|(_, f)| in_namespace(f)).map(|(id, _)| id).collect();
+            self.dram.frames.iter().filter(|(_, f)| in_namespace(f)).map(|(id, _)| id).collect();
         frames.into_iter().for_each(|id| self.drop_frame(id, true));
         self.pins.end_leases(namespace);
         self.events.note(|| Event::Cleared { namespace });
@@ -190,7 +94,7 @@ impl Core {
 
     /// The current tick.
     pub fn now_tick(&self) -> u64 {
-        self.ssd.as_ref().map_or(0, |s| s.first_tick + s.appended_bytes / s.tick_bytes)
+        self.ssd.as_ref().map_or(0, |s| s.ticks.now())
     }
 
     /// The full tick count of an entry's tick, which is stored modulo [`TICK_MODULUS`].
@@ -208,7 +112,7 @@ impl Core {
     ) -> Option<(FrameRef, usize)> {
         self.index.find(fingerprint).filter_map(|e| e.frame).find_map(|id| {
             let id = FrameId(id);
-            let frame = self.frames.get(id).filter(|f| !f.is_dead())?;
+            let frame = self.dram.frames.get(id).filter(|f| !f.is_dead())?;
             let member = frame.data.find(key, generation)?;
             Some((FrameRef { id, serial: frame.serial }, member))
         })
@@ -234,9 +138,9 @@ impl Core {
         let Some((slot, entry)) = self.index.locate(fingerprint, place) else { return };
         let now = self.now_tick();
         if let Some(frame) = entry.frame.map(FrameId) {
-            self.frames.touches().raise(frame, at);
-            if self.policy.counts_touches() {
-                self.policy.touch(frame, at);
+            self.dram.frames.touches().raise(frame, at);
+            if self.dram.policy.counts_touches() {
+                self.dram.policy.touch(frame, at);
             }
         }
         // Ticks wrap by design.
@@ -294,7 +198,7 @@ impl Core {
         if !self.events.is_on() {
             return None;
         }
-        let data = &self.frames.get(FrameId(frame))?.data;
+        let data = &self.dram.frames.get(FrameId(frame))?.data;
         data.members.iter().find(|m| m.fingerprint == fingerprint).map(|m| m.key)
     }
 
@@ -382,15 +286,10 @@ impl Core {
     /// Return a frame that was taken for a write to the front of the queue. A frame that was
     /// dropped meanwhile is released instead.
     pub fn requeue_front(&mut self, held: &FrameGuard) {
-        let live = self.frames.get_live(held.frame);
+        let live = self.dram.frames.get_live(held.frame);
         let queued = live.map(|f| f.state = FrameState::Queued).is_some();
-        if let Some(ssd) = self.ssd.as_mut() {
-            match queued {
-                true => ssd.queue.push_front(Job::Frame(held.frame)),
-                false => {
-                    ssd.unflushed_bytes = ssd.unflushed_bytes.saturating_sub(held.data.bytes())
-                }
-            }
+        if let Some(ssd) = self.ssd.as_mut().filter(|_| queued) {
+            ssd.queue.push_front(Job::Frame(held.frame));
         }
         self.release_frame(held.frame);
     }
@@ -399,26 +298,27 @@ impl Core {
     /// is only a write buffer the frame is dropped at once, even while it has readers, because no
     /// later step would drop it. Its last reader then frees it.
     pub fn mark_frame_clean(&mut self, frame: FrameRef) {
-        let Some(f) = self.frames.get_live(frame) else { return };
+        let Some(f) = self.dram.frames.get_live(frame) else { return };
         f.state = FrameState::Clean;
         let bytes = f.data.bytes();
         let fingerprint = f.data.members.first().map_or(0, |m| m.fingerprint);
         let pinned = f.any_fingerprint(|fingerprint| self.pins.is_pinned(fingerprint));
-        if self.write_buffer_only && !pinned {
+        if self.dram.write_buffer_only && !pinned {
             self.drop_frame(frame.id, false);
         } else {
-            let at = self.frames.touches().get(frame.id).unwrap_or(Recency { epoch: 0, depth: 0 });
-            self.policy.insert(frame.id, bytes, fingerprint, at);
+            let at =
+                self.dram.frames.touches().get(frame.id).unwrap_or(Recency { epoch: 0, depth: 0 });
+            self.dram.policy.insert(frame.id, bytes, fingerprint, at);
         }
     }
 
     /// Queue a frame for SSD that is not, or no longer completely, stored there. False if it is
     /// already queued or being written, or if the store does not write.
     pub fn requeue_frame(&mut self, id: FrameId) -> bool {
-        if !self.ssd.as_ref().is_some_and(|s| s.health.writes()) || self.write_buffer_only {
+        if !self.ssd.as_ref().is_some_and(|s| s.health.writes()) || self.dram.write_buffer_only {
             return false;
         }
-        let Some(f) = self.frames.get(id).filter(|f| f.state == FrameState::Clean) else {
+        let Some(f) = self.dram.frames.get(id).filter(|f| f.state == FrameState::Clean) else {
             return false;
         };
         let (data, serial) = (f.data.clone(), f.serial);
@@ -432,14 +332,13 @@ impl Core {
                 self.index.find(m.fingerprint).find(|e| e.frame == Some(id.0)).and_then(|e| e.ssd);
             place.map(|place| self.drop_ssd(m.fingerprint, place, Some(&m.key)));
         }
-        self.policy.remove(id);
-        if let Some(f) = self.frames.get_mut(id) {
+        self.dram.policy.remove(id);
+        if let Some(f) = self.dram.frames.get_mut(id) {
             f.state = FrameState::Queued;
             f.data = Arc::new(FrameData { sequence, ..(*data).clone() });
         }
         if let Some(ssd) = self.ssd.as_mut() {
-            ssd.unflushed_bytes += data.bytes();
-            ssd.queue.push_back(Job::Frame(FrameRef { id, serial }));
+            ssd.queue.push(Job::Frame(FrameRef { id, serial }));
         }
         true
     }
@@ -455,8 +354,24 @@ impl Core {
                 .any(|m| self.index.find(m.fingerprint).any(|e| only_in_memory(&e)))
                 .then_some(id)
         };
-        let ids: Vec<FrameId> = self.frames.iter().filter_map(unsaved).collect();
+        let ids: Vec<FrameId> = self.dram.frames.iter().filter_map(unsaved).collect();
         ids.into_iter().filter(|id| self.requeue_frame(*id)).count()
+    }
+
+    /// Drop expired pins and groups, which hold memory. Without an SSD tier no background task does
+    /// it.
+    pub fn expire(&mut self, now: Mono) {
+        self.pins.expire(now);
+        self.drop_expired_groups(now);
+    }
+
+    /// Queue the frames of a batch for the flusher, the last first. Thus the first page of a chain
+    /// is younger in the log than later pages, and is reclaimed after them.
+    pub fn enqueue(&mut self, frames: &mut Vec<FrameRef>) {
+        if let Some(ssd) = self.ssd.as_mut() {
+            ssd.queue.push_frames(frames.drain(..));
+        }
+        frames.clear();
     }
 
     /// Count objects of a namespace that were put and cannot be made durable.
@@ -469,24 +384,10 @@ impl Core {
     /// before it, even if the put of their batch still runs: other clients may have seen those
     /// objects, and may assume that the job covers them.
     pub fn submit_job(&mut self, job: impl FnOnce(u64) -> Job) -> Option<u64> {
-        let id = self.next_job_id;
         let ssd = self.ssd.as_mut()?;
-        let visible = std::mem::take(&mut ssd.unqueued);
-        ssd.queue.extend(visible.into_values().rev().map(Job::Frame));
-        let job = job(id);
-        if let Job::Tombstones { keys, .. } = &job {
-            ssd.queued_removals += keys.len();
-        }
-        ssd.queue.push_back(job);
-        self.next_job_id += 1;
-        self.job_results.insert(id, None);
+        ssd.queue.push_all_visible();
+        let id = self.jobs.begin();
+        ssd.queue.push(job(id));
         Some(id)
-    }
-
-    /// Store a job's result; ignored if its caller no longer waits for it.
-    pub fn complete_job(&mut self, id: u64, result: JobResult) {
-        if let Some(slot) = self.job_results.get_mut(&id) {
-            *slot = Some(result);
-        }
     }
 }

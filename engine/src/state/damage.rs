@@ -56,7 +56,7 @@ impl Core {
     /// may be in flight to SSD, or be there although its write failed (the frame is queued again
     /// then); an open after a crash would find it.
     pub fn drop_damaged(&mut self, id: FrameId) {
-        let may_be_written = self.frames.get(id).is_some_and(|f| match f.state {
+        let may_be_written = self.dram.frames.get(id).is_some_and(|f| match f.state {
             FrameState::Queued | FrameState::Writing => true,
             // A dead frame was removed or cleared, which the log records, or its damage was noted.
             FrameState::Clean | FrameState::Dead => false,

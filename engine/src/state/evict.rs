@@ -13,8 +13,8 @@ impl Core {
     /// Remove a frame from the policy, and its objects' frame numbers from the index. Objects that
     /// are also on SSD keep their entries unless `everywhere`.
     pub fn unlink_frame(&mut self, id: FrameId, everywhere: bool) {
-        let Some(frame) = self.frames.get_mut(id) else { return };
-        self.policy.remove(id);
+        let Some(frame) = self.dram.frames.get_mut(id) else { return };
+        self.dram.policy.remove(id);
         match frame.single_object().filter(|_| !self.events.is_on()) {
             Some((fingerprint, _)) => self.unlink(id, fingerprint, None, everywhere),
             None => {
@@ -62,18 +62,11 @@ impl Core {
         wanted: Option<u64>,
     ) -> Option<FreedFrame> {
         self.unlink_frame(id, everywhere);
-        let frame = self.frames.get_mut(id)?;
-        // A frame that is being written stays counted until its write ends.
-        if std::mem::replace(&mut frame.state, FrameState::Dead) == FrameState::Queued {
-            let bytes = frame.data.bytes();
-            if let Some(ssd) = self.ssd.as_mut() {
-                ssd.unflushed_bytes = ssd.unflushed_bytes.saturating_sub(bytes);
-            }
-        }
+        self.dram.frames.get_mut(id)?.state = FrameState::Dead;
         // After the change of the index: a reader that pins the frame later has looked it up
         // before, and its snapshot fails validation.
-        if self.frames.close(id) || mutant::on(Mutant::HeldFrameFreed) {
-            return self.frames.free(id, &mut self.space, wanted);
+        if self.dram.frames.close(id) || mutant::on(Mutant::HeldFrameFreed) {
+            return self.dram.frames.free(id, &mut self.dram.space, wanted);
         }
         None
     }
@@ -81,14 +74,14 @@ impl Core {
     /// Free a frame that was dropped and has no readers. Nothing happens if its number belongs to a
     /// live frame by now.
     pub fn free_if_unread(&mut self, id: FrameId) {
-        if self.frames.get(id).is_some_and(Frame::is_dead) && !self.frames.is_read(id) {
-            self.frames.free(id, &mut self.space, None);
+        if self.dram.frames.get(id).is_some_and(Frame::is_dead) && !self.dram.frames.is_read(id) {
+            self.dram.frames.free(id, &mut self.dram.space, None);
         }
     }
 
     /// Release a reader's hold on a frame.
     pub fn release_frame(&mut self, frame: FrameRef) {
-        let Some(f) = self.frames.get_ref(frame) else { return };
+        let Some(f) = self.dram.frames.get_ref(frame) else { return };
         f.readers -= 1;
         self.free_if_unread(frame.id);
     }
@@ -107,7 +100,7 @@ impl Core {
     }
 
     fn evict(&mut self, everywhere: bool, wanted: Option<u64>) -> Option<Option<FreedFrame>> {
-        let (frames, pins) = (&self.frames, &self.pins);
+        let (frames, pins) = (&self.dram.frames, &self.pins);
         let mut evictable = |id: FrameId| {
             frames.get(id).is_some_and(|f| {
                 let is_idle = !frames.is_read(id) && f.state == FrameState::Clean;
@@ -115,7 +108,7 @@ impl Core {
                     && !(pins.any() && f.any_fingerprint(|fingerprint| pins.is_pinned(fingerprint)))
             })
         };
-        let id = self.policy.victim(&mut evictable)?;
+        let id = self.dram.policy.victim(&mut evictable)?;
         self.counters.frames_evicted += 1;
         Some(self.drop_frame_for(id, everywhere, wanted))
     }

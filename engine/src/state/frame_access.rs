@@ -78,7 +78,7 @@ impl FrameGuard {
         core: &mut crate::state::core::Core,
         frame: crate::memory::frames::FrameRef,
     ) -> Option<FrameGuard> {
-        let f = core.frames.get_ref(frame)?;
+        let f = core.dram.frames.get_ref(frame)?;
         f.readers += 1;
         Some(FrameGuard { frame, data: f.data.clone() })
     }

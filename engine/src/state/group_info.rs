@@ -85,7 +85,8 @@ fn find_in_memory(
     is_it: impl Fn(&ObjectKey) -> bool,
 ) -> Option<ObjectKey> {
     let frames = core.index.find_named(name).filter_map(|entry| entry.frame);
-    let datas = frames.filter_map(|frame| core.frames.get(FrameId(frame))).map(|frame| &frame.data);
+    let datas =
+        frames.filter_map(|frame| core.dram.frames.get(FrameId(frame))).map(|frame| &frame.data);
     let mut keys =
         datas.filter(|data| data.generation == generation).flat_map(|data| &data.members);
     keys.find(|member| is_it(&member.key)).map(|member| member.key)

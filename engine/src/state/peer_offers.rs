@@ -6,7 +6,8 @@
 use std::collections::BTreeSet;
 
 use super::peer_queue::{RemoteJob, removed_objects};
-use crate::state::core::{Core, JobResult};
+use crate::state::core::Core;
+use crate::state::jobs::JobResult;
 
 /// The offers in flight; part of the peer queue.
 #[derive(Debug, Default)]
@@ -43,12 +44,11 @@ impl OffersInFlight {
 impl Core {
     /// Queue a job for the peer writer, and return the id of its result.
     pub fn submit_peer_job(&mut self, job: impl FnOnce(u64) -> RemoteJob) -> Option<u64> {
-        let id = self.next_job_id;
-        let (remote, job) = (self.remote.as_mut()?, job(id));
+        let remote = self.remote.as_mut()?;
+        let id = self.jobs.begin();
+        let job = job(id);
         remote.queued_removals += removed_objects(&job);
         remote.jobs.push_back(job);
-        self.next_job_id += 1;
-        self.job_results.insert(id, None);
         Some(id)
     }
 
@@ -56,14 +56,12 @@ impl Core {
     /// there are none. It does not wait for removals that are being sent to peers: those peers may
     /// wait for it.
     pub fn wait_for_offers(&mut self) -> Option<u64> {
-        let id = self.next_job_id;
         let in_flight = &mut self.remote.as_mut()?.in_flight;
         if in_flight.offers.is_empty() {
             return None;
         }
+        let id = self.jobs.begin();
         in_flight.waiters.push((id, in_flight.last));
-        self.next_job_id += 1;
-        self.job_results.insert(id, None);
         Some(id)
     }
 
@@ -72,7 +70,7 @@ impl Core {
         let finished =
             self.remote.as_mut().map(|queue| queue.in_flight.finish(offer)).unwrap_or_default();
         let is_waited_for = !finished.is_empty();
-        finished.into_iter().for_each(|id| self.complete_job(id, JobResult::Done));
+        finished.into_iter().for_each(|id| self.jobs.complete(id, JobResult::Done));
         is_waited_for
     }
 }

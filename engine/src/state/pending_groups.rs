@@ -21,7 +21,7 @@ use pagelith_tiers::policy::Recency;
 use crate::api::error::{Error, Result};
 use crate::memory::frames::{FrameMember, Members};
 use crate::state::core::Core;
-use crate::state::put_types::{Location, ObjectSize, PutKind, group_conflict};
+use crate::state::put_spec::{Location, ObjectSize, PutKind, group_conflict};
 
 /// Limit of objects that all open groups require together; each takes about 350 bytes of memory.
 pub(crate) const REQUIRED_MAX: usize = 65_536;
@@ -462,7 +462,7 @@ impl Core {
         group: Option<u64>,
         bytes: u64,
     ) -> Result<()> {
-        let max = self.space.capacity_bytes() / 2;
+        let max = self.dram.space.capacity_bytes() / 2;
         let full = |core: &Core| {
             let exempt = match group {
                 Some(id) => core.pending_groups.open.keys().next() == Some(&id),
@@ -519,6 +519,6 @@ impl Core {
     }
 
     fn free_members(&mut self, groups: Vec<Members>) {
-        groups.into_iter().flatten().for_each(|m| self.space.free(m.extent));
+        groups.into_iter().flatten().for_each(|m| self.dram.space.free(m.extent));
     }
 }

@@ -36,6 +36,8 @@ pub(crate) struct ReadView {
     pub counts_touches: bool,
     /// The current tick.
     pub tick: AtomicU64,
+    /// Epoch of the last request.
+    pub last_request: AtomicU64,
 }
 
 /// Version of the last published visibility. The core keeps it to detect that a new one is needed.
@@ -51,11 +53,12 @@ impl ReadView {
         let read_view = ReadView {
             index: core.index.reader(),
             visibility: Atomic::new(Visibility::default()),
-            touches: core.frames.touches().clone(),
-            frames: core.frames.pin_table(),
+            touches: core.dram.frames.touches().clone(),
+            frames: core.dram.frames.pin_table(),
             guards: core.ssd.as_ref().map(|ssd| ssd.guards.clone()),
-            counts_touches: core.policy.counts_touches(),
+            counts_touches: core.dram.policy.counts_touches(),
             tick: AtomicU64::new(core.now_tick()),
+            last_request: AtomicU64::new(0),
         };
         core.snapshot_version =
             SnapshotVersion { visibility: u64::MAX, ..SnapshotVersion::default() };

@@ -5,7 +5,7 @@
 //! - A reserved extent belongs to no frame, and only its reservation refers to it. It is written
 //!   through one [`Part`] while its bytes arrive, and only read afterwards. When that part is gone,
 //!   the extent moves into a frame or returns to the allocator.
-//! - [`Shared::reserved_bytes`] is the sum of the padded bytes of all reserved extents, and has a
+//! - [`BytesInUse::reserved`] is the sum of the padded bytes of all reserved extents, and has a
 //!   limit common to all links and readers. A dropped reservation returns its extent.
 //! - No reservation is dropped while the core's lock is held, since its drop takes that lock.
 
@@ -21,7 +21,7 @@ use pagelith_tiers::dram::arena::Extent;
 
 use crate::memory::frames::FrameMember;
 use crate::state::frame_access::Unpublished;
-use crate::state::put_types;
+use crate::state::group_memory;
 use crate::state::shared::Shared;
 
 /// Reserved extents may take 1/`RESERVED_SHARE` of the arena, or the memory of one group if that is
@@ -37,7 +37,7 @@ struct ReservedExtent {
 impl ReservedExtent {
     fn take(&mut self) -> Option<Extent> {
         let extent = self.extent.take()?;
-        self.shared.reserved_bytes.fetch_sub(extent.padded_bytes(), Ordering::Relaxed);
+        self.shared.bytes.reserved.fetch_sub(extent.padded_bytes(), Ordering::Relaxed);
         Some(extent)
     }
 }
@@ -45,7 +45,7 @@ impl ReservedExtent {
 impl Drop for ReservedExtent {
     fn drop(&mut self) {
         if let Some(extent) = self.take() {
-            self.shared.lock().space.free(extent);
+            self.shared.lock().dram.space.free(extent);
         }
     }
 }
@@ -64,7 +64,7 @@ pub(crate) struct FilledReservation {
 pub(crate) enum ReserveResult {
     /// One reservation for each object, and the memory to be filled.
     Reserved(Vec<(ArenaReservation, Part)>),
-    /// [`Shared::reserved_bytes`] would exceed its limit.
+    /// [`BytesInUse::reserved`] would exceed its limit.
     OverLimit,
     /// The arena is full of pages that cannot be evicted.
     ArenaFull,
@@ -73,23 +73,23 @@ pub(crate) enum ReserveResult {
 /// Reserve memory for objects of these lengths: for all of them or for none.
 pub(crate) fn reserve_all(shared: &Arc<Shared>, lengths: &[u64]) -> ReserveResult {
     let bytes: u64 = lengths.iter().map(|length| align_up(*length)).sum();
-    if !count_reserved(&shared.reserved_bytes, bytes, shared.config.arena_bytes() / RESERVED_SHARE)
+    if !count_reserved(&shared.bytes.reserved, bytes, shared.config.arena_bytes() / RESERVED_SHARE)
     {
         return ReserveResult::OverLimit;
     }
     let mut extents = Vec::with_capacity(lengths.len());
     let mut core = shared.lock();
     for length in lengths {
-        let mut extent = put_types::reserve_extent(&mut core, *length);
+        let mut extent = group_memory::reserve_extent(&mut core, *length);
         if extent.is_none() {
-            put_types::expire(shared, &mut core);
-            extent = put_types::reserve_extent(&mut core, *length);
+            core.expire(shared.now());
+            extent = group_memory::reserve_extent(&mut core, *length);
         }
         let Some(extent) = extent else {
-            extents.into_iter().for_each(|extent| core.space.free(extent));
+            extents.into_iter().for_each(|extent| core.dram.space.free(extent));
             drop(core);
-            shared.reserved_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            shared.flusher_signal.raise();
+            shared.bytes.reserved.fetch_sub(bytes, Ordering::Relaxed);
+            shared.signals.flusher.raise();
             return ReserveResult::ArenaFull;
         };
         extents.push(extent);

@@ -13,9 +13,9 @@ use rustc_hash::FxHashMap;
 use crate::api::outcome::Ticket;
 use crate::api::request::{Options, Request};
 use crate::rpc::connections::PeerConnections;
-use crate::state::sampler::Sampler;
 use crate::state::scratch::Scratch;
 use crate::state::shared::Shared;
+use crate::state::verify_sampler::Sampler;
 
 /// Resources of a session. Each batch operation takes it by reference.
 pub(crate) struct SessionIo {
@@ -27,7 +27,7 @@ pub(crate) struct SessionIo {
     pub orphans: FxHashMap<u64, (SegmentId, Mono)>,
     /// When the completion that is being processed arrived.
     pub completed_at: Mono,
-    /// Its stripe of [`Shared::get_counters`].
+    /// Its stripe of [`ReadState::counters`].
     pub counter_stripe: usize,
     pub last_token: u32,
     /// Selects the hits from DRAM that are verified.
@@ -57,7 +57,7 @@ pub(crate) fn recency(shared: &Shared, options: &Options) -> Recency {
 
 /// Begin a request; its epoch is the most recent one.
 pub(crate) fn begin_request(shared: &Shared) -> Request {
-    Request(shared.last_request.fetch_add(1, Ordering::Relaxed) + 1)
+    Request(shared.read_view.last_request.fetch_add(1, Ordering::Relaxed) + 1)
 }
 
 /// Release a reader's guard on a segment.

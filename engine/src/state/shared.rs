@@ -20,22 +20,16 @@ use crate::config::ValidConfig;
 use crate::memory::index::name_of;
 use crate::rpc::Peers;
 use crate::rpc::removal_fence::RemovalFence;
-use crate::state::core::{Core, JobResult};
-use crate::state::counters::StripedCounters;
+use crate::state::core::Core;
 use crate::state::header_cache::HeaderCache;
+use crate::state::jobs::JobResult;
 use crate::state::load_totals::ServedBytes;
 use crate::state::prefetch::Prefetch;
-use crate::state::read_latency::SlowReads;
 use crate::state::read_view::{CoreGuard, ReadView};
+use crate::state::reads::ReadState;
 
 /// The fingerprint of every key if `index.constant_fingerprint` is set, which only tests do.
 pub(crate) const CONSTANT_FINGERPRINT: u128 = 1;
-
-/// Value of [`Shared::last_read_at`] before the first read.
-pub(crate) const NEVER_READ: u64 = u64::MAX;
-/// How long after [`Shared::note_reads`] the device still counts as read from. Longer than a
-/// session's wait for the device between two such calls.
-const READER_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// Longest single wait for free memory in the arena.
 pub(crate) const BUSY_STEP: Duration = Duration::from_millis(10);
@@ -45,47 +39,61 @@ pub(crate) struct Shared {
     pub core: Mutex<Core>,
     /// The part of the core that is readable without the lock.
     pub read_view: ReadView,
-    /// Epoch of the last request.
-    pub last_request: AtomicU64,
-    /// Counters of gets; the core has all others.
-    pub get_counters: StripedCounters,
+    /// The memory of the arena.
     pub memory: Arc<ArenaMemory>,
-    pub volume: Option<Arc<Volume>>,
-    pub staging: StagingPool,
-    /// Cached headers of records on SSD.
-    pub headers: HeaderCache,
+    pub ssd: SsdAccess,
     pub env: Env,
     pub config: ValidConfig,
     pub fingerprint_key: [u8; FINGERPRINT_KEY_BYTES],
     /// Largest object and largest group record that the store accepts, in bytes.
     pub object_bytes_max: u64,
-    /// The peers; `None` without a remote tier.
-    pub remote: Option<Arc<Peers>>,
-    /// Removals and clears in progress.
-    pub removal_fence: Arc<RemovalFence>,
-    /// Wakes the flusher.
-    pub flusher_signal: Signal,
-    /// Raised when a condition that callers wait for may have changed.
-    pub progress: Signal,
-    pub closed: AtomicBool,
-    /// A direct read missed its deadline. Reads go through staging memory until `late_reads` is 0
-    /// and a read has completed in time.
-    pub direct_reads_suspended: AtomicBool,
-    /// Direct reads that are past their deadline and not completed by the kernel.
-    pub late_reads: AtomicU64,
-    /// Recent read latency.
-    pub slow_reads: SlowReads,
+    pub remote: RemoteTier,
+    pub signals: Signals,
+    pub reads: ReadState,
     /// Prefetch hints and their task.
     pub prefetch: Prefetch,
-    /// Arena bytes reserved for payload over links and for prefetches: see
+    pub bytes: BytesInUse,
+}
+
+/// Access to the SSD tier's records.
+pub(crate) struct SsdAccess {
+    /// The files; `None` without an SSD tier.
+    pub volume: Option<Arc<Volume>>,
+    /// Memory for bytes that are copied on.
+    pub staging: StagingPool,
+    /// Cached headers of records on SSD.
+    pub headers: HeaderCache,
+}
+
+/// The remote tier, and the fence against offers of removed objects.
+pub(crate) struct RemoteTier {
+    /// The peers; `None` without a remote tier.
+    pub peers: Option<Arc<Peers>>,
+    /// Removals and clears in progress.
+    pub removal_fence: Arc<RemovalFence>,
+}
+
+/// Signals between callers and the background tasks.
+#[derive(Default)]
+pub(crate) struct Signals {
+    /// Wakes the flusher.
+    pub flusher: Signal,
+    /// Raised when a condition that callers wait for may have changed.
+    pub progress: Signal,
+    /// The store is closed.
+    pub closed: AtomicBool,
+}
+
+/// Bytes of memory in use, each with its own limit.
+#[derive(Default)]
+pub(crate) struct BytesInUse {
+    /// In the arena, reserved for payload over links and for prefetches: see
     /// [`crate::state::reserve`].
-    pub reserved_bytes: AtomicU64,
-    /// Arena bytes pinned by views of other processes.
-    pub viewed_bytes: AtomicU64,
-    /// Bytes of client operations in progress, and of outcomes that clients have not read.
-    pub served_bytes: ServedBytes,
-    /// Clock time of the last [`Shared::note_reads`]; [`NEVER_READ`] at first.
-    pub last_read_at: AtomicU64,
+    pub reserved: AtomicU64,
+    /// In the arena, pinned by views of other processes.
+    pub viewed: AtomicU64,
+    /// Of client operations in progress, and of outcomes that clients have not read.
+    pub served: ServedBytes,
 }
 
 impl Shared {
@@ -119,23 +127,9 @@ impl Shared {
         self.env.clock.now()
     }
 
-    /// Record that a session has reads in flight on the device.
-    pub fn note_reads(&self, now: Mono) {
-        // Stored at most once a millisecond, since all sessions share the cache line.
-        if now.0.abs_diff(self.last_read_at.load(Ordering::Relaxed)) > 1_000_000 {
-            self.last_read_at.store(now.0, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether a session had reads in flight within the last [`READER_TIMEOUT`].
-    pub fn has_recent_reads(&self) -> bool {
-        let at = self.last_read_at.load(Ordering::Relaxed);
-        at != NEVER_READ && self.now().since(Mono(at)) < READER_TIMEOUT
-    }
-
     /// An error if the store is closed.
     pub fn check_open(&self) -> Result<()> {
-        if self.closed.load(Ordering::Acquire) {
+        if self.signals.closed.load(Ordering::Acquire) {
             return Err(Error::new(ErrorKind::Closed, "store is closed"));
         }
         Ok(())
@@ -160,23 +154,25 @@ impl Shared {
         mut attempt: impl FnMut() -> Result<T>,
     ) -> Result<T> {
         loop {
-            let seen = self.progress.value();
+            let seen = self.signals.progress.value();
             let outcome = attempt();
             let left = deadline.since(self.now());
             if !outcome.as_ref().is_err_and(|e| e.kind == ErrorKind::Busy) || left.is_zero() {
                 return outcome;
             }
-            self.env.runtime.pause(&self.progress, seen, left.min(BUSY_STEP));
+            self.env.runtime.pause(&self.signals.progress, seen, left.min(BUSY_STEP));
         }
     }
 
     /// Wait for the result of job `id`. `what` names the operation in errors.
     pub fn wait_for_job(&self, id: u64, deadline: Mono, what: &str) -> Result<()> {
         loop {
-            let seen = self.progress.value();
+            let seen = self.signals.progress.value();
             match self.poll_job(id, deadline, what) {
                 Some(result) => return result,
-                None => self.env.runtime.pause(&self.progress, seen, deadline.since(self.now())),
+                None => {
+                    self.env.runtime.pause(&self.signals.progress, seen, deadline.since(self.now()))
+                }
             }
         }
     }
@@ -184,13 +180,8 @@ impl Shared {
     /// Take the result of job `id`, or an error after the deadline; the job is forgotten in both
     /// cases. `None` while neither applies.
     pub fn poll_job(&self, id: u64, deadline: Mono, what: &str) -> Option<Result<()>> {
-        let mut core = self.lock();
-        let result = core.job_results.get(&id).cloned().flatten();
         let late = deadline.since(self.now()).is_zero();
-        if result.is_some() || late {
-            core.job_results.remove(&id);
-        }
-        drop(core);
+        let result = self.lock().jobs.take(id, late);
         match result {
             Some(JobResult::Done) => Some(Ok(())),
             Some(JobResult::Failed(error)) => Some(Err(error.context(what))),

@@ -47,7 +47,7 @@ impl Core {
         let (written, may) =
             self.ssd.as_ref().map_or((false, false), |ssd| ssd.written.has(namespace));
         let in_memory =
-            || self.frames.iter().any(|(_, f)| !f.is_dead() && f.data.namespace == namespace);
+            || self.dram.frames.iter().any(|(_, f)| !f.is_dead() && f.data.namespace == namespace);
         // A commit in progress learns of a clear only through the raised generation.
         let holds = written || self.pending_groups.is_committing_in(namespace) || in_memory();
         (holds, holds || may)

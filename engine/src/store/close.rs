@@ -7,8 +7,8 @@ use pagelith_io::clock::Mono;
 
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::CloseReport;
-use crate::state::core::Job;
 use crate::state::health::State;
+use crate::state::jobs::Job;
 use crate::state::shared::{BUSY_STEP, Shared};
 use crate::store::embedded::Store;
 use crate::store::flush;
@@ -26,10 +26,10 @@ pub(crate) fn close(store: &mut Store, timeout: Duration) -> CloseReport {
         ids.into_iter().try_for_each(|id| await_answer_or_failure(&shared, id, deadline))
     });
     drain_peer_queue(&shared, deadline);
-    shared.closed.store(true, Ordering::Release);
+    shared.signals.closed.store(true, Ordering::Release);
     let closed = flushed.and_then(|()| {
         let asked = shared.lock().submit_job(|id| Job::Close { id });
-        shared.flusher_signal.raise();
+        shared.signals.flusher.raise();
         asked.map_or(Ok(()), |id| await_answer_or_failure(&shared, id, deadline))
     });
     let (unsaved_objects, unsaved_bytes) = shared.lock().unsaved();
@@ -53,7 +53,7 @@ pub(crate) fn close(store: &mut Store, timeout: Duration) -> CloseReport {
 /// Wait until the flusher answers request `id`, or until the tier fails.
 fn await_answer_or_failure(shared: &Shared, id: u64, deadline: Mono) -> Result<()> {
     loop {
-        let seen = shared.progress.value();
+        let seen = shared.signals.progress.value();
         if let Some(answer) = shared.poll_job(id, deadline, "close") {
             return answer;
         }
@@ -64,7 +64,7 @@ fn await_answer_or_failure(shared: &Shared, id: u64, deadline: Mono) -> Result<(
                 format!("close: ssd tier is {}", state.name()),
             ));
         }
-        shared.env.runtime.pause(&shared.progress, seen, deadline.since(shared.now()));
+        shared.env.runtime.pause(&shared.signals.progress, seen, deadline.since(shared.now()));
     }
 }
 
@@ -72,13 +72,13 @@ fn await_answer_or_failure(shared: &Shared, id: u64, deadline: Mono) -> Result<(
 fn drain_peer_queue(shared: &Shared, deadline: Mono) {
     let deadline = deadline.min(shared.deadline(None));
     loop {
-        let seen = shared.progress.value();
+        let seen = shared.signals.progress.value();
         let waits = shared.lock().remote.as_ref().is_some_and(|queue| !queue.jobs.is_empty());
         let left = deadline.since(shared.now());
         if !waits || left.is_zero() {
             return;
         }
-        shared.env.runtime.pause(&shared.progress, seen, left.min(BUSY_STEP));
+        shared.env.runtime.pause(&shared.signals.progress, seen, left.min(BUSY_STEP));
     }
 }
 
@@ -92,9 +92,9 @@ pub(crate) fn abandon(store: &mut Store) {
 fn stop(store: &mut Store, deadline: Mono) {
     let shared = &store.shared;
     let left = || deadline.since(shared.now()).max(GRACE.min(shared.config.deadline()));
-    shared.closed.store(true, Ordering::Release);
-    shared.lock().stopping = true;
-    shared.flusher_signal.raise();
+    shared.signals.closed.store(true, Ordering::Release);
+    shared.lock().jobs.stopped = true;
+    shared.signals.flusher.raise();
     store.end_sessions(shared.now().after(left()));
     if !shared.prefetch.stop(left()) {
         tracing::error!(
@@ -106,7 +106,7 @@ fn stop(store: &mut Store, deadline: Mono) {
     {
         tracing::error!("close: flusher still runs after the deadline, its files stay open");
     }
-    shared.remote.iter().for_each(|remote| remote.writer_signal.raise());
+    shared.remote.peers.iter().for_each(|remote| remote.writer_signal.raise());
     if let Some(writer) = store.writer.take()
         && !writer.join(left())
     {

@@ -29,10 +29,10 @@ use crate::state::shared::{BUSY_STEP, Shared};
 use crate::state::stats::Stats;
 use crate::store::group::{self, Group};
 use crate::store::open::OpenReport;
-use crate::store::parts;
+use crate::store::put_parts;
 use crate::store::session::Session;
 use crate::store::stats;
-use crate::store::{close, flush, open, pooled, prefetch, registered, remove};
+use crate::store::{close, flush, open, prefetch, registered_memory, remove, session_pool};
 use crate::write::open_group::GroupId;
 
 /// An open store. Threads share it by reference; a thread with many gets or puts should have its
@@ -133,7 +133,7 @@ impl Store {
     /// kernel rejects this memory, for example because it is not mapped, or maps a file; `Closed`.
     /// Gets into the memory then work as without a registration.
     pub fn register_memory(&self, base: *const u8, len: usize) -> Result<Registration> {
-        registered::register(&self.shared, base as usize, len)
+        registered_memory::register(&self.shared, base as usize, len)
     }
 
     /// Begin a request: batches with it count as equally recent, deeper pages before shallower
@@ -146,7 +146,7 @@ impl Store {
     /// `Busy`.
     pub fn put_batch(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
         let groups: Vec<_> = objects.chunks(1).map(|object| (None, object)).collect();
-        pooled::put(self, &groups, options)
+        session_pool::put(self, &groups, options)
     }
 
     /// Put groups, each of objects of one page; one outcome for each group.
@@ -156,7 +156,7 @@ impl Store {
         options: Options,
     ) -> Vec<Result<PutOutcome>> {
         let groups: Vec<_> = groups.iter().map(|group| (None, *group)).collect();
-        pooled::put(self, &groups, options)
+        session_pool::put(self, &groups, options)
     }
 
     /// Put objects of pools that a page need not have (a Mamba checkpoint, a sliding window). Each
@@ -169,7 +169,7 @@ impl Store {
         options: Options,
     ) -> Vec<Result<PutOutcome>> {
         let groups: Vec<_> = groups.iter().map(|(base, group)| (Some(*base), *group)).collect();
-        pooled::put(self, &groups, options)
+        session_pool::put(self, &groups, options)
     }
 
     /// Begin the base group of a page that consists of the objects `required`, or join it if it is
@@ -209,7 +209,7 @@ impl Store {
         parts: &[&[PutSlice<'_>]],
         options: Options,
     ) -> Vec<Result<PutOutcome>> {
-        parts::put(self, required, parts, options)
+        put_parts::put(self, required, parts, options)
     }
 
     /// Get objects. Returns when no read uses the destinations any more. A device that hangs, or
@@ -221,7 +221,7 @@ impl Store {
         gets: &mut [GetSlice<'_, '_>],
         options: Options,
     ) -> Vec<Result<GetOutcome>> {
-        pooled::get(self, gets, options)
+        session_pool::get(self, gets, options)
     }
 
     /// Hint that these objects will be requested soon. Objects that are on SSD and not in DRAM are
@@ -237,8 +237,8 @@ impl Store {
     /// Whether each object is present: from the index in memory, and with peers also at the peer
     /// that owns it. A lookup counts as a use of the objects present in this store.
     pub fn exists_batch(&self, keys: &[ObjectKey], options: Options) -> Vec<bool> {
-        if self.shared.remote.is_some() {
-            return pooled::exists(self, keys, options);
+        if self.shared.remote.peers.is_some() {
+            return session_pool::exists(self, keys, options);
         }
         let at = session_io::recency(&self.shared, &options);
         exists::exists(&self.shared, keys.iter(), at)
@@ -246,8 +246,8 @@ impl Store {
 
     /// Number of leading `keys` whose objects are present, as [`Store::exists_batch`].
     pub fn exists_prefix(&self, keys: &[ObjectKey], options: Options) -> usize {
-        if self.shared.remote.is_some() {
-            return pooled::exists(self, keys, options)
+        if self.shared.remote.peers.is_some() {
+            return session_pool::exists(self, keys, options)
                 .into_iter()
                 .take_while(|present| *present)
                 .count();
@@ -261,8 +261,8 @@ impl Store {
     /// pages. A lookup counts as a use of the present local objects that are usable. `Invalid`
     /// names the invalid part of a query.
     pub fn exists_groups(&self, query: &PagesQuery<'_>, options: Options) -> Result<PagesFound> {
-        if self.shared.remote.is_some() {
-            return crate::store::hits_peers::exists_groups(self, query, options);
+        if self.shared.remote.peers.is_some() {
+            return crate::store::exists_groups::exists_groups(self, query, options);
         }
         crate::read::exists_groups::exists_groups(
             &self.shared,
@@ -384,7 +384,7 @@ impl Store {
         let shared = &self.shared;
         let deadline = shared.deadline(timeout);
         loop {
-            let seen = shared.progress.value();
+            let seen = shared.signals.progress.value();
             let mut sessions = self.sessions();
             if let Some(session) = sessions.idle.pop() {
                 sessions.in_use += 1;
@@ -401,7 +401,9 @@ impl Store {
                 Err(error) if error.kind != ErrorKind::Busy || !others || left.is_zero() => {
                     return Err(error);
                 }
-                Err(_) => shared.env.runtime.pause(&shared.progress, seen, left.min(BUSY_STEP)),
+                Err(_) => {
+                    shared.env.runtime.pause(&shared.signals.progress, seen, left.min(BUSY_STEP))
+                }
             }
         }
     }

@@ -3,7 +3,7 @@
 use crate::api::error::Result;
 use crate::api::outcome::FlushReport;
 use crate::api::request::Options;
-use crate::state::core::Job;
+use crate::state::jobs::Job;
 use crate::state::shared::Shared;
 
 /// See [`crate::Store::flush`].
@@ -20,7 +20,7 @@ pub(crate) fn flush(shared: &Shared, options: Options) -> Result<FlushReport> {
 pub(crate) fn begin(shared: &Shared) -> Result<Vec<u64>> {
     shared.check_open()?;
     let asked = shared.lock().submit_job(|id| Job::Flush { id });
-    shared.flusher_signal.raise();
+    shared.signals.flusher.raise();
     Ok(asked.into_iter().collect())
 }
 

@@ -3,17 +3,17 @@
 pub(crate) mod close;
 pub(crate) mod configured_peers;
 pub(crate) mod embedded;
+pub(crate) mod exists_groups;
 pub(crate) mod flush;
 pub(crate) mod group;
-pub(crate) mod hits_peers;
 pub mod key_file;
 pub(crate) mod open;
-pub(crate) mod parts;
-pub(crate) mod pooled;
 pub(crate) mod prefetch;
-pub(crate) mod registered;
+pub(crate) mod put_parts;
+pub(crate) mod registered_memory;
 pub(crate) mod remove;
 pub(crate) mod session;
+pub(crate) mod session_pool;
 pub(crate) mod stats;
 #[cfg(test)]
-pub(crate) mod stepped;
+pub(crate) mod stepped_runtime;

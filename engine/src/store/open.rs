@@ -1,15 +1,14 @@
 //! Opens a store: files, memory, recovery, the flusher. All large memory is allocated here.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use pagelith_io::clock::Mono;
 use pagelith_io::disk::Side;
 use pagelith_io::probe::{BackendChoice, open_disk_with_stop};
 use pagelith_io::runtime::{Env, Join};
-use pagelith_io::signal::Signal;
 use pagelith_io::staging::StagingPool;
-use pagelith_io::sync::{Arc, AtomicBool, AtomicU64, Mutex};
+use pagelith_io::sync::{Arc, Mutex};
 use pagelith_io::system::{SystemClock, SystemEntropy, Threads};
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::checksum::FINGERPRINT_KEY_BYTES;
@@ -34,23 +33,23 @@ use crate::memory::index::{FRAME_MAX, Index};
 use crate::memory::pins::Pins;
 use crate::memory::visibility::Visibility;
 use crate::rpc::connections::PeerConnections;
-use crate::rpc::removal_fence::RemovalFence;
 use crate::rpc::{Peer, Peers};
-use crate::state::busy::BusyPuts;
-use crate::state::core::{Core, Job, SsdCore};
-use crate::state::counters::StripedCounters;
+use crate::state::busy_puts::BusyPuts;
+use crate::state::core::Core;
 use crate::state::damage::Damage;
+use crate::state::dram_core::DramCore;
 use crate::state::event_log::EventLog;
 use crate::state::flush_counts::FlushCounts;
 use crate::state::header_cache::HeaderCache;
 use crate::state::health::{Health, Limits};
-use crate::state::load_totals::ServedBytes;
+use crate::state::jobs::{Job, JobQueue, JobTable};
 use crate::state::peer_queue::RemoteQueue;
 use crate::state::pending_groups::PendingGroups;
 use crate::state::prefetch::Prefetch;
-use crate::state::read_latency::SlowReads;
 use crate::state::read_view::{ReadView, SnapshotVersion};
-use crate::state::shared::{NEVER_READ, Shared};
+use crate::state::reads::ReadState;
+use crate::state::shared::{BytesInUse, RemoteTier, Shared, Signals, SsdAccess};
+use crate::state::ssd_core::{SsdCore, TickClock};
 use crate::state::stats::Counters;
 use crate::state::written_namespaces::WrittenNamespaces;
 use crate::store::configured_peers;
@@ -190,25 +189,25 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     }
     let mut core = Core {
         index,
-        frames: Frames::with_capacity(frames_max, frame_numbers, touches),
-        space: arena.space,
-        policy,
         visibility: Visibility::default(),
         snapshot_version: SnapshotVersion::default(),
+        dram: DramCore {
+            frames: Frames::with_capacity(frames_max, frame_numbers, touches),
+            space: arena.space,
+            policy,
+            write_buffer_only: config.dram_bytes() == 0,
+            adopting_bytes: 0,
+            busy: BusyPuts::default(),
+        },
         ssd: None,
         remote: remote.as_ref().map(|_| RemoteQueue::default()),
         pins: Pins::default(),
         pending_groups: PendingGroups::default(),
-        adopting_bytes: 0,
         sequence: Sequence(1),
         counters: Counters::default(),
-        busy: BusyPuts::default(),
         flushes: FlushCounts::default(),
         events: EventLog::default(),
-        job_results: HashMap::new(),
-        next_job_id: 1,
-        write_buffer_only: config.dram_bytes() == 0,
-        stopping: false,
+        jobs: JobTable::default(),
     };
     let recovered = match &mut ssd {
         Some(opened) => {
@@ -227,42 +226,28 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     let shared = Arc::new(Shared {
         core: Mutex::new(core),
         read_view,
-        last_request: AtomicU64::new(0),
-        get_counters: StripedCounters::default(),
         memory: arena.memory,
-        volume: volume.clone(),
-        staging,
-        headers,
+        ssd: SsdAccess { volume: volume.clone(), staging, headers },
         env: env.clone(),
         config,
         fingerprint_key,
         object_bytes_max: report.object_bytes_max,
-        remote: remote.clone(),
-        removal_fence: Arc::new(RemovalFence::default()),
-        flusher_signal: Signal::default(),
-        progress: Signal::default(),
-        closed: AtomicBool::new(false),
-        direct_reads_suspended: AtomicBool::new(false),
-        late_reads: AtomicU64::new(0),
-        slow_reads: SlowReads::default(),
+        remote: RemoteTier { peers: remote.clone(), removal_fence: Arc::default() },
+        signals: Signals::default(),
+        reads: ReadState::default(),
         prefetch: Prefetch::default(),
-        reserved_bytes: AtomicU64::new(0),
-        viewed_bytes: AtomicU64::new(0),
-        served_bytes: ServedBytes::default(),
-        last_read_at: AtomicU64::new(NEVER_READ),
+        bytes: BytesInUse::default(),
     });
     let flusher = match (volume, manifest, recovered) {
         (Some(volume), Some(manifest), Some(r)) => {
-            let mut log = Log::new(volume, manifest, log_config(&shared.config))?;
+            let mut log = Log::new(volume.clone(), manifest, log_config(&shared.config))?;
             full.iter().filter_map(|f| f.copy).for_each(|copy| log.mark_manifest_copy_stale(copy));
-            let mut task =
-                Flusher::new(shared.clone(), log, r.next_order, r.last_serial, r.bytes_written);
-            task.durable_generations = durable_generations;
-            task.reason = full.map(|f| f.fault.to_string()).unwrap_or_default();
+            let reason = full.map(|f| f.fault.to_string()).unwrap_or_default();
+            let task = Flusher::new(shared.clone(), volume, log, durable_generations, &r, reason);
             Some(env.runtime.spawn(
                 "pagelith-flusher",
                 Box::new(task),
-                shared.flusher_signal.clone(),
+                shared.signals.flusher.clone(),
             )?)
         }
         _ => None,
@@ -286,8 +271,8 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
 
 /// The open failed after the flusher was started: stop it, so that the files are closed.
 fn stop_flusher(shared: &Shared, flusher: Option<Box<dyn Join>>) {
-    shared.lock().stopping = true;
-    shared.flusher_signal.raise();
+    shared.lock().jobs.stopped = true;
+    shared.signals.flusher.raise();
     if let Some(flusher) = flusher {
         flusher.join(shared.config.deadline());
     }
@@ -373,7 +358,6 @@ fn recover_into(
         SsdPolicy::Fifo => "fifo",
         SsdPolicy::Recency => "lowest-mean-recency",
     };
-    let tick_bytes = SsdCore::tick_bytes_of(config.ssd_bytes());
     let (probe, probe_max) = config.probe_pauses();
     let quarantine_after = config.quarantine_after();
     let limits =
@@ -384,16 +368,11 @@ fn recover_into(
         guards: Arc::new(SegmentGuards::of(&recovered.segments)),
         policy: segment_policy(policy, config.reinsert_ratio())
             .ok_or_else(|| Error::new(ErrorKind::Internal, "ssd.policy is unknown"))?,
-        queue: VecDeque::new(),
-        queued_removals: 0,
+        queue: JobQueue::default(),
         written: WrittenNamespaces::of_log(opened.made),
-        unqueued: BTreeMap::new(),
         health: Health::new(limits, now),
-        unflushed_bytes: 0,
         unsynced: (0, 0),
-        appended_bytes: 0,
-        tick_bytes,
-        first_tick: collector.newest_tick() + 1,
+        ticks: TickClock::new(collector.newest_tick() + 1, config.ssd_bytes()),
         withdrawn_records: None,
         purges: VecDeque::new(),
         damage: Damage::default(),
@@ -419,7 +398,7 @@ fn write_back_generations(core: &mut Core, durable: &HashMap<NamespaceId, Genera
     for (namespace, generation) in newer {
         // No caller waits for this clear.
         if let Some(ssd) = core.ssd.as_mut() {
-            ssd.queue.push_back(Job::Clear { id: 0, namespace, generation });
+            ssd.queue.push(Job::Clear { id: 0, namespace, generation });
         }
     }
 }

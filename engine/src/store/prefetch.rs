@@ -38,7 +38,10 @@ pub(crate) fn prefetch(
     options: &Options,
 ) -> usize {
     // Without `dram.bytes` the arena is only a write buffer and keeps no pages.
-    if shared.volume.is_none() || shared.config.dram_bytes() == 0 || shared.check_open().is_err() {
+    if shared.ssd.volume.is_none()
+        || shared.config.dram_bytes() == 0
+        || shared.check_open().is_err()
+    {
         return 0;
     }
     let (at, deadline) = (recency(shared, options), shared.deadline(options.timeout));

@@ -13,7 +13,8 @@ use crate::api::request::Options;
 use crate::memory::frames::FrameRef;
 use crate::memory::index::{SsdPlace, Visited, name_of};
 use crate::read::get::Probed;
-use crate::state::core::{Core, Job};
+use crate::state::core::Core;
+use crate::state::jobs::Job;
 use crate::state::peer_queue::RemoteJob;
 use crate::state::session_io::recency;
 use crate::state::shared::Shared;
@@ -25,7 +26,7 @@ use crate::store::session::Session;
 pub(crate) fn remove(store: &Store, keys: &[ObjectKey], options: Options) -> Result<usize> {
     let shared = &store.shared;
     let deadline = shared.deadline(options.timeout);
-    let _removing = shared.removal_fence.begin();
+    let _removing = shared.remote.removal_fence.begin();
     let Begun { answers, here, gone } = store.with_session(options.timeout, |session| {
         begin(shared, session, keys, &options, deadline)
     })??;
@@ -87,7 +88,7 @@ pub(crate) fn begin(
             return Err(Error::new(ErrorKind::Unavailable, "remove did not end in time"));
         }
     };
-    shared.flusher_signal.raise();
+    shared.signals.flusher.raise();
     drop_attached(shared, &gone);
     let here = here.into_iter().filter(|here| *here).count();
     Ok(Begun { answers, here, gone: gone.into_iter().collect() })
@@ -127,7 +128,7 @@ fn unlink(
     let fingerprint = shared.fingerprint(key, generation);
     let mut found = false;
     if let Some((FrameRef { id, .. }, _)) = core.find_memory(key, fingerprint, generation) {
-        let data = core.frames.get(id).map(|f| f.data.clone());
+        let data = core.dram.frames.get(id).map(|f| f.data.clone());
         for m in data.iter().flat_map(|data| &data.members) {
             gone.insert(m.key);
             core.pins.end_lease(m.fingerprint);
@@ -189,7 +190,7 @@ fn drop_attached_object(core: &mut Core, fingerprint: u128, before: Sequence) {
     let entries: Vec<_> = core.index.find(fingerprint).filter(|e| e.attached).collect();
     for entry in entries {
         match entry.frame.map(FrameId) {
-            Some(id) if core.frames.get(id).is_some_and(|f| f.data.sequence < before) => {
+            Some(id) if core.dram.frames.get(id).is_some_and(|f| f.data.sequence < before) => {
                 core.drop_frame(id, true);
             }
             Some(_) => {}
@@ -232,7 +233,7 @@ pub(crate) fn clear(
     options: Options,
 ) -> Result<Generation> {
     let deadline = shared.deadline(options.timeout);
-    let _removing = shared.removal_fence.begin();
+    let _removing = shared.remote.removal_fence.begin();
     let (generation, answer) = begin_clear(shared, namespace)?;
     let told = tell(shared, |id| RemoteJob::Clear { id, namespace });
     let results: Vec<_> = answer
@@ -246,7 +247,7 @@ pub(crate) fn clear(
 
 /// Notify the peers; returns the answer to wait for, if there are peers.
 pub(crate) fn tell(shared: &Shared, job: impl FnOnce(u64) -> RemoteJob) -> Option<u64> {
-    let remote = shared.remote.as_ref()?;
+    let remote = shared.remote.peers.as_ref()?;
     let asked = shared.lock().submit_peer_job(job);
     remote.writer_signal.raise();
     asked
@@ -281,6 +282,6 @@ pub(crate) fn begin_clear(
     let generation = core.clear(namespace);
     let answer = core.submit_job(|id| Job::Clear { id, namespace, generation });
     drop(core);
-    shared.flusher_signal.raise();
+    shared.signals.flusher.raise();
     Ok((generation, answer))
 }

@@ -23,13 +23,13 @@ use crate::read::get::{Finished, GetBatch, Probed};
 use crate::rpc::connections::PeerConnections;
 use crate::rpc::exists::RemoteExists;
 use crate::rpc::remote_get::{CallOptions, GetTarget, RemoteGet};
-use crate::state::put_types::PutOrigin;
+use crate::state::put_spec::PutOrigin;
 use crate::state::read_latency::PollTimes;
 use crate::state::reserve::ArenaReservation;
-use crate::state::sampler::Sampler;
 use crate::state::scratch::Scratch;
 use crate::state::session_io::{SessionIo, recency, release_segment};
 use crate::state::shared::Shared;
+use crate::state::verify_sampler::Sampler;
 use crate::write::cache_remote;
 use crate::write::open_group::GroupId;
 use crate::write::put::payload::PayloadGroup;
@@ -65,7 +65,7 @@ impl Session {
     pub(crate) fn new(shared: Arc<Shared>) -> Result<Session> {
         shared.check_open()?;
         let depth = shared.config.read_depth() as usize;
-        let (queue, facts) = match &shared.volume {
+        let (queue, facts) = match &shared.ssd.volume {
             Some(volume) => (Some(volume.disk.queue(depth)?), Some(volume.disk.facts())),
             None => (None, None),
         };
@@ -75,8 +75,8 @@ impl Session {
         let seed =
             || u64::from_le_bytes(*shared.env.entropy.bytes16().first_chunk().unwrap_or(&[0; 8]));
         let sampler = Sampler::new(shared.config.verify_ratio(), seed);
-        let connections = shared.remote.clone().map(PeerConnections::new);
-        let counter_stripe = shared.get_counters.assign_stripe();
+        let connections = shared.remote.peers.clone().map(PeerConnections::new);
+        let counter_stripe = shared.reads.counters.assign_stripe();
         let io = SessionIo {
             shared,
             queue,
@@ -238,7 +238,7 @@ impl Session {
             match self.io.queue.as_mut().filter(|q| q.in_flight() > 0) {
                 Some(queue) => queue.wait(&mut done, WAIT_STEP),
                 None => {
-                    let progress = &self.io.shared.progress;
+                    let progress = &self.io.shared.signals.progress;
                     self.io.shared.env.runtime.pause(progress, progress.value(), WAIT_STEP);
                 }
             }
@@ -324,7 +324,7 @@ impl Session {
             (Some(queue), Some(_)) => queue.wait(&mut done, timeout.min(DISK_AND_PEER_STEP)),
             (None, Some(connections)) => connections.wait(self.io.shared.now(), timeout),
             (None, None) => {
-                let released = self.io.shared.staging.released();
+                let released = self.io.shared.ssd.staging.released();
                 self.io.shared.env.runtime.pause(released, released.value(), timeout);
             }
         }
@@ -380,7 +380,7 @@ impl Session {
                     if let Some(connections) =
                         self.io.connections.as_ref().filter(|_| !missed.is_empty())
                     {
-                        let since = self.io.shared.removal_fence.epoch_without_removal();
+                        let since = self.io.shared.remote.removal_fence.epoch_without_removal();
                         let remote = RemoteGet::begin(
                             connections,
                             done,
@@ -444,7 +444,8 @@ impl Session {
         if let Some((segment, submitted_at)) = self.io.orphans.remove(&token) {
             self.io
                 .shared
-                .slow_reads
+                .reads
+                .slow
                 .note(self.io.completed_at.since(submitted_at), self.io.completed_at);
             release_segment(&self.io.shared, segment);
             return false;

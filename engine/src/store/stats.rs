@@ -11,15 +11,15 @@ pub(crate) fn of(shared: &Shared) -> Stats {
     let mut core = shared.lock();
     core.pins.expire(now);
     let mut c = core.counters.clone();
-    shared.get_counters.add_to(&mut c);
-    let dram_objects = core.frames.iter().map(|(_, f)| f.data.members.len() as u64).sum();
+    shared.reads.counters.add_to(&mut c);
+    let dram_objects = core.dram.frames.iter().map(|(_, f)| f.data.members.len() as u64).sum();
     let health = core.ssd.as_ref().map(|s| &s.health);
     let misses = MissCause::ALL.iter().zip(c.misses);
     Stats {
         objects: core.index.objects(),
         dram_objects,
-        dram_bytes: core.space.in_use_bytes(),
-        dram_peak_bytes: core.space.peak_bytes(),
+        dram_bytes: core.dram.space.in_use_bytes(),
+        dram_peak_bytes: core.dram.space.peak_bytes(),
         index_bytes: core.index.memory_bytes(),
         puts_stored: c.puts_stored,
         puts_present: c.puts_present,
@@ -67,7 +67,7 @@ pub(crate) fn of(shared: &Shared) -> Stats {
         unflushed_bytes: core.unwritten().1,
         objects_pinned: core.pins.count().0 as u64,
         objects_leased: core.pins.count().1 as u64,
-        readers: core.frames.iter().map(|(id, _)| core.frames.readers(id)).sum::<u64>()
+        readers: core.dram.frames.iter().map(|(id, _)| core.dram.frames.readers(id)).sum::<u64>()
             + core.ssd.as_ref().map_or(0, |s| s.guards.count()),
     }
 }

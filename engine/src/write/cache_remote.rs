@@ -20,8 +20,7 @@ use crate::memory::frames::FrameRef;
 use crate::rpc::remote_get::{CallOptions, FetchedItem, RemoteGet};
 use crate::rpc::removal_fence::FenceEpoch;
 use crate::state::core::Core;
-use crate::state::put_types;
-use crate::state::put_types::{ObjectSize, PutKind, PutOrigin};
+use crate::state::put_spec::{ObjectSize, PutKind, PutOrigin};
 use crate::state::shared::Shared;
 use crate::write::put;
 use crate::write::put::admit::{Admission, admit};
@@ -64,8 +63,8 @@ pub(crate) fn cache_fetched(shared: &Shared, batch: &mut RemoteGet) {
         }
     }
     if !frames.is_empty() {
-        put_types::enqueue(&mut shared.lock(), &mut frames);
-        shared.flusher_signal.raise();
+        shared.lock().enqueue(&mut frames);
+        shared.signals.flusher.raise();
     }
 }
 
@@ -95,7 +94,7 @@ fn cache_page(
     let may_store = |core: &Core| {
         let has_room = core.index.len() + entries <= core.index.capacity();
         has_room
-            && (shared.removal_fence.is_unchanged_since(since)
+            && (shared.remote.removal_fence.is_unchanged_since(since)
                 || mutant::on(Mutant::KeptBehindRemoval))
     };
     let mut core = shared.lock();

@@ -18,9 +18,9 @@ use crate::memory::frames::FrameMember;
 use crate::memory::visibility::VisibilityFilter;
 use crate::state::core::Core;
 use crate::state::frame_access::Unpublished;
+use crate::state::group_memory;
 use crate::state::pending_groups::MemberPlace;
-use crate::state::put_types;
-use crate::state::put_types::{ObjectSize, PutKind};
+use crate::state::put_spec::{ObjectSize, PutKind};
 use crate::state::reserve::FilledReservation;
 use crate::state::session_io::recency;
 use crate::state::shared::Shared;
@@ -83,11 +83,11 @@ fn check_other_groups(
     for key in required {
         let fingerprint = shared.fingerprint(key, generation);
         let Some((frame, _)) = core.find_memory(key, fingerprint, generation) else { continue };
-        let Some(data) = core.frames.get(frame.id).map(|f| &f.data) else { continue };
+        let Some(data) = core.dram.frames.get(frame.id).map(|f| &f.data) else { continue };
         let has: Vec<ObjectKey> = data.members.iter().map(|m| m.key).collect();
         let same = has.len() == required.len() && has.iter().all(|k| required.contains(k));
         if (has.len() > 1 && !same) || data.is_attached() {
-            return Err(crate::state::put_types::group_conflict(key, &has, required.iter()));
+            return Err(crate::state::put_spec::group_conflict(key, &has, required.iter()));
         }
     }
     Ok(())
@@ -121,7 +121,7 @@ impl JoinedGroup {
         let checksums = Unpublished::new(place.extent).fill(&shared.memory, object.pieces);
         let Some(checksums) = checksums else {
             let mut core = shared.lock();
-            core.space.free(place.extent);
+            core.dram.space.free(place.extent);
             self.release_place(&mut core, place.at);
             return Err(Error::new(ErrorKind::Internal, "extent and object differ in length"));
         };
@@ -234,10 +234,10 @@ impl JoinedGroup {
         let room = core.check_pending_capacity(shared.now(), Some(self.id.0), padded);
         let extent = room.and_then(|()| {
             filled_extent
-                .or_else(|| put_types::reserve_extent(&mut core, length))
+                .or_else(|| group_memory::reserve_extent(&mut core, length))
                 .or_else(|| {
-                    put_types::expire(shared, &mut core);
-                    put_types::reserve_extent(&mut core, length)
+                    core.expire(shared.now());
+                    group_memory::reserve_extent(&mut core, length)
                 })
                 .ok_or_else(|| Error::busy(format!("arena is full of pages in use bytes={length}")))
         });
@@ -249,13 +249,13 @@ impl JoinedGroup {
             // Eviction for this object may have dropped the group.
             None => {
                 if filled_extent.is_none() {
-                    core.space.free(extent);
+                    core.dram.space.free(extent);
                 }
                 return Err(not_open());
             }
         }
         drop(core);
-        shared.flusher_signal.raise();
+        shared.signals.flusher.raise();
         Ok(ReservedPlace::Reserved(MemberReservation { at, fingerprint, extent, key: *key }))
     }
 
@@ -283,7 +283,7 @@ impl JoinedGroup {
                 true
             }
             Some(_) | None => {
-                core.space.free(member.extent);
+                core.dram.space.free(member.extent);
                 false
             }
         }

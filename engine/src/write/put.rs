@@ -38,7 +38,8 @@ use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::PutOutcome;
 use crate::memory::frames::{FrameData, FrameMember, FrameRef, Members};
 use crate::state::core::Core;
-use crate::state::put_types::{Location, ObjectSize, PutKind, PutOrigin, Reservation};
+use crate::state::group_memory::Reservation;
+use crate::state::put_spec::{Location, ObjectSize, PutKind, PutOrigin};
 use crate::state::shared::Shared;
 
 /// A group that has memory reserved and is not visible yet.
@@ -98,7 +99,7 @@ impl ReturnedGroup {
 
     /// Free the members.
     pub fn free(self, core: &mut Core) {
-        self.members.into_iter().for_each(|m| core.space.free(m.extent));
+        self.members.into_iter().for_each(|m| core.dram.space.free(m.extent));
     }
 }
 
@@ -167,7 +168,7 @@ pub(crate) fn check_keys(shared: &Shared, kind: PutKind<'_>, keys: &[ObjectKey])
             }
         }
     }
-    if let Some(volume) = &shared.volume {
+    if let Some(volume) = &shared.ssd.volume {
         // A group is written by one operation. Its parts are the objects, the record's header and
         // the segment's head.
         let most = volume.disk.facts().parts_max.saturating_sub(2);
@@ -184,7 +185,7 @@ pub(crate) fn check_keys(shared: &Shared, kind: PutKind<'_>, keys: &[ObjectKey])
 /// largest object.
 pub(crate) fn check_bytes(shared: &Shared, first: &ObjectKey, lengths: &[u64]) -> Result<()> {
     let objects = lengths.len() as u64;
-    if let Some(volume) = &shared.volume {
+    if let Some(volume) = &shared.ssd.volume {
         let bytes = record::record_bytes(lengths.iter().copied(), BLOCK_BYTES);
         let max = footer::record_bytes_max(volume.geometry.segment_bytes, objects);
         if bytes > max {

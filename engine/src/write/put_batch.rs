@@ -20,7 +20,7 @@ use crate::api::request::{Destination, Get, Source};
 use crate::memory::frames::{FrameMember, FrameRef};
 use crate::read::get::GetBatch;
 use crate::state::core::Core;
-use crate::state::put_types::{Location, ObjectSize, PutKind, PutOrigin};
+use crate::state::put_spec::{Location, ObjectSize, PutKind, PutOrigin};
 use crate::state::session_io::SessionIo;
 use crate::state::shared::Shared;
 use crate::write::put::AdmittedGroup;
@@ -175,7 +175,7 @@ impl BatchGroup {
                 None => Some(member),
             };
             if let Some(member) = unowned {
-                core.space.free(member.extent);
+                core.dram.space.free(member.extent);
             }
         }
     }
@@ -284,7 +284,7 @@ impl PutBatch {
 
     fn try_groups(&mut self, io: &mut SessionIo) {
         self.try_runs(&io.shared);
-        io.shared.remote.iter().for_each(|remote| remote.writer_signal.raise());
+        io.shared.remote.peers.iter().for_each(|remote| remote.writer_signal.raise());
         self.release_buffers(&io.shared);
     }
 
@@ -363,7 +363,7 @@ impl PutBatch {
             let unused = std::mem::take(&mut self.unused_buffers);
             let bytes: u64 = unused.iter().map(|objects| objects.reserved_bytes).sum();
             drop(unused);
-            shared.lock().adopting_bytes -= bytes;
+            shared.lock().dram.adopting_bytes -= bytes;
         }
     }
 
@@ -442,18 +442,18 @@ fn alloc_buffers(shared: &Shared, members: &[StandaloneMember]) -> Result<Vec<Al
     }
     let bytes = progress::buffer_bytes(members);
     let mut core = shared.lock();
-    let (used, max) = (core.adopting_bytes, shared.staging.capacity() as u64);
+    let (used, max) = (core.dram.adopting_bytes, shared.ssd.staging.capacity() as u64);
     if used > 0 && used + bytes > max {
         let detail =
             format!("buffers for adopted objects are in use bytes={bytes} used={used} max={max}");
         return Err(Error::busy(detail));
     }
-    core.adopting_bytes += bytes;
+    core.dram.adopting_bytes += bytes;
     drop(core);
     let buffer = |standalone: &StandaloneMember| AlignedBuf::new(standalone.length as usize);
     let buffers: std::io::Result<Vec<_>> = members.iter().map(buffer).collect();
     buffers.map_err(|e| {
-        shared.lock().adopting_bytes -= bytes;
+        shared.lock().dram.adopting_bytes -= bytes;
         Error::busy(format!("no memory for adopted objects bytes={bytes}: {e}"))
     })
 }

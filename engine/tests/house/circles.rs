@@ -27,30 +27,7 @@ const CLIENT: [&[&str]; 3] = [
 
 /// As `CLIENT`, in `engine/src`.
 const ENGINE: [&[&str]; 7] = [
-    &[
-        "state/busy.rs",
-        "state/core.rs",
-        "state/damage.rs",
-        "state/frame_access.rs",
-        "state/peer_offers.rs",
-        "state/peer_queue.rs",
-        "state/pending_groups.rs",
-        "state/put_types.rs",
-        "state/read_view.rs",
-        "state/shared.rs",
-        "state/written_namespaces.rs",
-    ],
-    &[
-        "background/checkpoint.rs",
-        "background/damage_flush.rs",
-        "background/flusher.rs",
-        "background/probe.rs",
-        "background/quarantine.rs",
-        "background/reclaim.rs",
-        "background/reclaim/scan.rs",
-        "background/scrub.rs",
-        "background/scrub/pass.rs",
-    ],
+    &["background/scrub.rs", "background/scrub/pass.rs"],
     &["config/parse.rs", "config/valid.rs", "config/validate.rs"],
     &[
         "memory/index/entry.rs",
@@ -74,13 +51,26 @@ const ENGINE: [&[&str]; 7] = [
         "server/put/run.rs",
     ],
     &[
+        "state/busy_puts.rs",
+        "state/core.rs",
+        "state/damage.rs",
+        "state/dram_core.rs",
+        "state/frame_access.rs",
+        "state/peer_offers.rs",
+        "state/peer_queue.rs",
+        "state/pending_groups.rs",
+        "state/read_view.rs",
+        "state/ssd_core.rs",
+        "state/written_namespaces.rs",
+    ],
+    &[
         "store/close.rs",
         "store/embedded.rs",
+        "store/exists_groups.rs",
         "store/group.rs",
-        "store/hits_peers.rs",
-        "store/parts.rs",
-        "store/pooled.rs",
+        "store/put_parts.rs",
         "store/remove.rs",
+        "store/session_pool.rs",
     ],
 ];
 

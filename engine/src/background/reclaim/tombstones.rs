@@ -7,7 +7,7 @@ use pagelith_layouts::record::MEMBERS_MAX;
 
 /// A tombstone that still shadows something.
 #[derive(Clone, Debug)]
-pub(crate) struct Tombstone {
+pub(super) struct Tombstone {
     pub generation: Generation,
     /// Objects put before this are removed.
     pub sequence: Sequence,
@@ -23,7 +23,7 @@ pub(crate) struct Tombstone {
 /// A key that is present may have been put between two sequences, so its tombstone shares a record
 /// only with those of its own sequence. A record's sequence is always that of one of its
 /// tombstones, so that the record becomes obsolete as soon as everything older is gone.
-pub(crate) fn packed(
+pub(super) fn packed(
     mut tombstones: Vec<Tombstone>,
 ) -> Vec<(Generation, Sequence, Vec<ObjectKey>)> {
     let order = |t: &Tombstone| (t.absent, t.key.namespace(), t.generation);

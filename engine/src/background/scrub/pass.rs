@@ -95,7 +95,7 @@ impl Pass {
     /// The next read; `None` at the end of the pass. Call [`Pass::ended`] before calling this
     /// again.
     pub fn next_op(&mut self, shared: &Shared) -> Option<Op> {
-        let volume = shared.volume.as_ref()?;
+        let volume = shared.ssd.volume.as_ref()?;
         loop {
             if self.current.is_none() && !self.begin_segment(shared) {
                 return None;
@@ -121,7 +121,7 @@ impl Pass {
 
     fn begin_segment(&mut self, shared: &Shared) -> bool {
         let Some(segment) = self.pending_segments.pop_front() else { return false };
-        let Some(volume) = shared.volume.as_ref() else { return false };
+        let Some(volume) = shared.ssd.volume.as_ref() else { return false };
         let core = shared.lock();
         let Some(s) = core.ssd.as_ref().map(|s| *s.segments.get(segment)) else { return false };
         let identity = SegmentIdentity { store: volume.store, segment, incarnation: s.incarnation };
@@ -206,7 +206,7 @@ impl Pass {
         core.counters.damaged += members.len() as u64;
         let pages = core.drop_lost(members.iter().map(|m| (m.fingerprint, m.place, None)));
         for id in pages.into_iter().map(FrameId) {
-            let objects = core.frames.get(id).map_or(0, |f| f.data.members.len() as u64);
+            let objects = core.dram.frames.get(id).map_or(0, |f| f.data.members.len() as u64);
             if core.requeue_frame(id) {
                 self.report.repaired_from_dram += objects;
                 core.counters.scrub_repaired += objects;
@@ -214,7 +214,7 @@ impl Pass {
         }
         core.suspect(segment, now);
         drop(core);
-        shared.flusher_signal.raise();
+        shared.signals.flusher.raise();
     }
 
     /// Every header was read. Entries whose record has no valid header are lost if a second read of

@@ -39,8 +39,12 @@ fn put_and_flip(store: &Store, at: usize) {
     store.put_batch(&[put], Options::default()).remove(0).expect("put");
     bytes[at] ^= 1;
     let core = store.shared.lock();
-    let frames: Vec<_> =
-        core.frames.iter().flat_map(|(_, f)| f.data.members.iter().map(|m| m.extent)).collect();
+    let frames: Vec<_> = core
+        .dram
+        .frames
+        .iter()
+        .flat_map(|(_, f)| f.data.members.iter().map(|m| m.extent))
+        .collect();
     assert_eq!(frames.len(), 1);
     let filled = Unpublished::new(frames[0]).fill(&store.shared.memory, &[&bytes]);
     assert!(filled.is_some());

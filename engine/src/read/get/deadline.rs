@@ -23,8 +23,8 @@ impl GetBatch {
         for token in tokens {
             let Some(flight) = self.in_flight.get(&token) else { continue };
             if direct(flight) {
-                io.shared.direct_reads_suspended.store(true, Ordering::Relaxed);
-                io.shared.late_reads.fetch_add(1, Ordering::Relaxed);
+                io.shared.reads.direct_suspended.store(true, Ordering::Relaxed);
+                io.shared.reads.late.fetch_add(1, Ordering::Relaxed);
                 io.shared.lock().counters.late_direct += 1;
             } else if let Some(flight) = self.in_flight.remove(&token) {
                 // The segment cannot be reused until the kernel has completed the read.
@@ -55,7 +55,7 @@ impl GetBatch {
     /// Release the segments of a batch that will not be finished.
     pub fn abandon(&mut self, io: &SessionIo) {
         if self.late {
-            io.shared.late_reads.fetch_sub(self.in_flight.len() as u64, Ordering::Relaxed);
+            io.shared.reads.late.fetch_sub(self.in_flight.len() as u64, Ordering::Relaxed);
         }
         self.in_flight
             .drain()

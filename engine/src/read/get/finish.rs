@@ -40,7 +40,7 @@ impl GetBatch {
                 Some(Settled::Failed(_)) | None => {}
             }
         }
-        io.shared.get_counters.add(io.counter_stripe, &counters);
+        io.shared.reads.counters.add(io.counter_stripe, &counters);
         if io.shared.config.batch_summary() {
             crate::read::summary::log_gets(&self.slots);
         }

@@ -35,7 +35,7 @@ impl Header {
     pub fn prepare_caching(&self, shared: &Shared, place: Option<(SegmentIdentity, u64)>) {
         let to_insert = matches!(self.bytes, Some(HeaderBytes::Read { inserted: false, .. }));
         if let (true, Some((identity, offset))) = (to_insert, place) {
-            shared.headers.prefetch_insert(identity, offset);
+            shared.ssd.headers.prefetch_insert(identity, offset);
         }
     }
 
@@ -43,7 +43,7 @@ impl Header {
     pub fn insert_into_cache(&mut self, shared: &Shared) {
         if let Some(HeaderBytes::Read { part, inserted: inserted @ false }) = &mut self.bytes {
             let record = Record::of_trimmed(part.bytes());
-            record.iter().for_each(|record| shared.headers.insert_read(record));
+            record.iter().for_each(|record| shared.ssd.headers.insert_read(record));
             *inserted = true;
         }
     }

@@ -17,12 +17,12 @@ impl GetBatch {
         let Some(facts) = &io.facts else { return };
         let align = facts.memory_align.max(facts.offset_align);
         let budget = io.shared.config.staging_budget();
-        let late = io.shared.slow_reads.may_outlast(self.deadline, io.shared.now());
-        let staged_only = late || io.shared.direct_reads_suspended.load(Ordering::Relaxed);
+        let late = io.shared.reads.slow.may_outlast(self.deadline, io.shared.now());
+        let staged_only = late || io.shared.reads.direct_suspended.load(Ordering::Relaxed);
         let mut targets = Vec::with_capacity(which.len());
         let mut cached_headers = Vec::with_capacity(which.len());
         let mut staged = Vec::new();
-        io.shared.headers.prefetch(which.iter().filter_map(|&i| self.slots[i].header_place()));
+        io.shared.ssd.headers.prefetch(which.iter().filter_map(|&i| self.slots[i].header_place()));
         for &i in which {
             let Some(mut target) = self.slots[i].target(i, align, facts.parts_max, staged_only)
             else {

@@ -111,7 +111,7 @@ pub(crate) fn viewed() {
     let mut env = BoundsEnv::new(40, true);
     let accepted =
         env.until_busy(CLIENTS, |n, key, ask| ask(RequestBody::View(n, List::of(&[key]))));
-    let (most, viewed) = (env.value(Bound::Viewed), env.store.shared.viewed_bytes.load(Relaxed));
+    let (most, viewed) = (env.value(Bound::Viewed), env.store.shared.bytes.viewed.load(Relaxed));
     assert!(viewed <= most && viewed + PADDED > most, "viewed={viewed} most={most}");
     assert_eq!(viewed, accepted.iter().sum::<u64>() * PADDED, "{accepted:?}");
 }

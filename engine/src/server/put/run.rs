@@ -53,7 +53,7 @@ mod tests {
     use super::super::{CallContext, IncomingGroup};
     use super::*;
     use crate::api::request::Options;
-    use crate::state::put_types::PutOrigin;
+    use crate::state::put_spec::PutOrigin;
 
     /// A put of `objects` objects of `length` bytes each.
     fn put(objects: usize, length: u64) -> PutOp {

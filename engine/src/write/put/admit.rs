@@ -14,10 +14,8 @@ use crate::api::outcome::PutOutcome;
 use crate::memory::visibility::VisibilityFilter;
 use crate::read::get::Probed;
 use crate::state::core::Core;
-use crate::state::put_types;
-use crate::state::put_types::{
-    Location, ObjectSize, PutKind, PutOrigin, Reservation, expire, group_conflict,
-};
+use crate::state::group_memory::{self, Reservation};
+use crate::state::put_spec::{Location, ObjectSize, PutKind, PutOrigin, group_conflict};
 use crate::state::shared::Shared;
 
 /// A member of the group that is already stored as a single object. Its bytes must be read, so that
@@ -175,9 +173,9 @@ pub(crate) fn reserve_memory(
     group: &[ObjectSize],
     mut reservation: Reservation,
 ) -> Admission {
-    let mut reserve = |core: &mut Core| put_types::reserve_group(core, group, &mut reservation);
+    let mut reserve = |core: &mut Core| group_memory::reserve_group(core, group, &mut reservation);
     let reserved = reserve(core) || {
-        expire(shared, core);
+        core.expire(shared.now());
         reserve(core)
     };
     if !reserved {
@@ -206,7 +204,7 @@ fn key_state(
 ) -> KeyState {
     let generation = core.generation(key.namespace());
     if let Some((id, member)) = core.find_memory(key, fingerprint, generation) {
-        let Some(frame) = core.frames.get(id.id) else { return KeyState::Unclear };
+        let Some(frame) = core.dram.frames.get(id.id) else { return KeyState::Unclear };
         let seen =
             core.index.find(fingerprint).any(|e| e.frame == Some(id.id.0) && core.is_visible(&e));
         return KeyState::Present(PresentObject {

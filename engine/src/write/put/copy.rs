@@ -24,7 +24,8 @@ use crate::api::error::{Error, ErrorKind};
 use crate::memory::frames::{FrameData, FrameMember, FrameNumber, Members};
 use crate::state::core::Core;
 use crate::state::frame_access::Unpublished;
-use crate::state::put_types::{Location, PutOrigin, Reservation};
+use crate::state::group_memory::Reservation;
+use crate::state::put_spec::{Location, PutOrigin};
 use crate::state::reserve;
 
 /// Source of one object of a group to be put.
@@ -106,7 +107,7 @@ impl PreparedGroup {
     /// returned with the reason.
     pub fn confirm(self, core: &mut Core) -> Result<ConfirmedGroup, ReturnedGroup> {
         let PreparedGroup { data, number, existing, open_group, origin, state } = self;
-        core.frames.give_back(number);
+        core.dram.frames.give_back(number);
         let error = match state {
             CopyState::Copied => return Ok(ConfirmedGroup { data, existing, open_group, origin }),
             CopyState::Mismatch(member) => super::checksum_mismatch(&data.members[member].key),
@@ -119,8 +120,8 @@ impl PreparedGroup {
 
     /// Free its memory: the group is not published.
     pub fn give_back(self, core: &mut Core) {
-        self.data.members.iter().for_each(|m| core.space.free(m.extent));
-        core.frames.give_back(self.number);
+        self.data.members.iter().for_each(|m| core.dram.space.free(m.extent));
+        core.dram.frames.give_back(self.number);
     }
 }
 
@@ -233,7 +234,7 @@ mod tests {
         let key =
             ObjectKey::new(namespace, PrefixHash([7; 32]), Role::Target, "kv", "k", Shard::Whole);
         let key = key.expect("a key");
-        let extents = vec![store.shared.lock().space.alloc(length)];
+        let extents = vec![store.shared.lock().dram.space.alloc(length)];
         let admitted = AdmittedGroup {
             generation: Generation(1),
             fingerprints: vec![7],

@@ -8,7 +8,8 @@ use pagelith_layouts::key::ObjectKey;
 use super::admit::{Admission, reserve_memory};
 use crate::api::outcome::PutOutcome;
 use crate::state::core::Core;
-use crate::state::put_types::{ObjectSize, PutKind, Reservation};
+use crate::state::group_memory::Reservation;
+use crate::state::put_spec::{ObjectSize, PutKind};
 use crate::state::shared::Shared;
 
 /// The keys of a group that the index had no entry for when it was read.

@@ -18,7 +18,7 @@ use crate::memory::index::{Entry, TICK_MODULUS, name_of};
 use crate::memory::visibility::VisibilityFilter;
 use crate::state::core::Core;
 use crate::state::pending_groups::AttachedGroup;
-use crate::state::put_types::{Location, PutKind, PutOrigin};
+use crate::state::put_spec::{Location, PutKind, PutOrigin};
 use crate::state::shared::Shared;
 
 /// Make a group visible.
@@ -38,7 +38,7 @@ pub(crate) fn publish(
         return Ok(Published::without_frames(PutOutcome::Stored));
     }
     if let PutOrigin::Offered(since) = origin
-        && !since.is_some_and(|since| shared.removal_fence.is_unchanged_since(since))
+        && !since.is_some_and(|since| shared.remote.removal_fence.is_unchanged_since(since))
         && !mutant::on(Mutant::ToldBeforeOffers)
     {
         core.count_busy(data.members.iter().map(|m| &m.key), shared.now());
@@ -67,7 +67,7 @@ pub(crate) fn publish(
         return Err(ReturnedGroup::new(error, data));
     }
     let writes = core.ssd.as_ref().is_some_and(|s| s.health.writes());
-    if core.write_buffer_only && !writes {
+    if core.dram.write_buffer_only && !writes {
         // No tier is left to keep the group.
         return Ok(refuse(core, &data.members));
     }
@@ -89,7 +89,7 @@ pub(crate) fn publish(
     if !reserve_index_entries(core, objects) {
         return Ok(refuse(core, &data.members));
     }
-    if core.frames.is_full() {
+    if core.dram.frames.is_full() {
         return Err(ReturnedGroup::new(too_many_frames(), data));
     }
     if meets_existing {
@@ -178,7 +178,7 @@ fn attach(
     if !reserve_index_entries(core, 2 * objects) || !core.is_base_present(name) {
         return Ok(refuse(core, &members));
     }
-    if core.frames.is_full() {
+    if core.dram.frames.is_full() {
         return Err(ReturnedGroup { error: too_many_frames(), members: members.into_vec() });
     }
     remove_replaced(shared, core, &members, generation);
@@ -221,7 +221,7 @@ fn too_many_frames() -> Error {
 }
 
 fn free_members(core: &mut Core, members: &[FrameMember]) {
-    members.iter().for_each(|m| core.space.free(m.extent));
+    members.iter().for_each(|m| core.dram.space.free(m.extent));
 }
 
 fn refuse(core: &mut Core, members: &[FrameMember]) -> Published {
@@ -250,7 +250,7 @@ fn is_present(
         .index
         .find(first.fingerprint)
         .any(|e| e.frame == Some(frame.id.0) && core.is_visible(&e));
-    let Some(data) = core.frames.get(frame.id).map(|f| &f.data).filter(|_| visible) else {
+    let Some(data) = core.dram.frames.get(frame.id).map(|f| &f.data).filter(|_| visible) else {
         return false;
     };
     let holds = |n: &FrameMember| data.members.iter().any(|m| m.key == n.key);
@@ -279,7 +279,7 @@ fn changed_member(
         match (existing, frame) {
             (Some(Location::Frame(admitted)), Some(frame)) => {
                 admitted == frame
-                    && core.frames.get(frame.id).is_some_and(|f| f.state == FrameState::Clean)
+                    && core.dram.frames.get(frame.id).is_some_and(|f| f.state == FrameState::Clean)
             }
             (Some(Location::Ssd(admitted)), None) => {
                 core.find_ssd(m.fingerprint).iter().any(|e| e.ssd == Some(admitted))
@@ -340,7 +340,7 @@ fn insert_frame(
     origin: PutOrigin,
 ) -> std::result::Result<Option<FrameRef>, ()> {
     let ssd_writes = core.ssd.as_ref().is_some_and(|s| s.health.writes());
-    let frame = core.frames.insert(data.clone(), FrameState::Queued, at).ok_or(())?;
+    let frame = core.dram.frames.insert(data.clone(), FrameState::Queued, at).ok_or(())?;
     index_frame(core, frame.id, data);
     if origin == PutOrigin::Put
         && let Some(remote) = core.remote.as_mut()
@@ -348,8 +348,7 @@ fn insert_frame(
         core.counters.remote_skipped += remote.push_frame(frame, data.members.len() as u64);
     }
     if let Some(ssd) = core.ssd.as_mut().filter(|_| ssd_writes) {
-        ssd.unflushed_bytes += data.bytes();
-        ssd.unqueued.insert(frame.serial, frame);
+        ssd.queue.note_visible(frame);
         return Ok(Some(frame));
     }
     if core.ssd.is_some() && origin != PutOrigin::Fetched {

@@ -9,7 +9,7 @@ use pagelith_io::buffer::AlignedBuf;
 use crate::api::error::Result;
 use crate::api::outcome::PutOutcome;
 use crate::read::get::Probed;
-use crate::state::put_types::Location;
+use crate::state::put_spec::Location;
 use crate::write::put::admit::StandaloneMember;
 
 /// Progress of a group.

@@ -15,8 +15,7 @@ use super::{GroupSource, PutBatch};
 use crate::api::error::Error;
 use crate::api::outcome::PutOutcome;
 use crate::state::core::Core;
-use crate::state::put_types;
-use crate::state::put_types::ObjectSize;
+use crate::state::put_spec::ObjectSize;
 use crate::state::shared::Shared;
 use crate::write::put;
 use crate::write::put::admit::{Admission, admit};
@@ -101,12 +100,12 @@ impl PutBatch {
             && !self.frames.is_empty();
         if queued {
             self.unqueued_bytes = 0;
-            put_types::enqueue(&mut core, &mut self.frames);
+            core.enqueue(&mut self.frames);
         }
         let (end, full) = self.admit(shared, &mut core, runs, end);
         drop(core);
         if queued || full {
-            shared.flusher_signal.raise();
+            shared.signals.flusher.raise();
         }
         end
     }

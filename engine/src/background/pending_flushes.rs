@@ -2,79 +2,48 @@
 //! [`crate::state::damage`]).
 
 use pagelith_layouts::ids::SegmentOrder;
-
-use crate::background::flusher::{Flusher, SyncPurpose};
+use pagelith_tiers::ssd::log::Log;
 
 /// A flush that waits for a checkpoint.
 #[derive(Debug)]
-pub(crate) struct PendingFlush {
-    pub flush: u64,
+struct PendingFlush {
+    /// Its job.
+    id: u64,
     /// Segments up to this one must be sealed first.
     damaged: SegmentOrder,
     /// Serial number of the first checkpoint that suffices.
     serial: u64,
 }
 
-impl Flusher {
-    /// Make everything before this durable: at once, or after a checkpoint that leaves out the
-    /// damage found.
-    pub(crate) fn take_flush(&mut self, flush: u64) {
-        match self.checkpoint_for_damage() {
-            Some((damaged, serial)) => {
-                self.pending_flushes.push(PendingFlush { flush, damaged, serial })
-            }
-            None => self.sync_for(SyncPurpose::Flush(flush)),
-        }
+/// Flushes that wait for a checkpoint, in the order of the jobs.
+#[derive(Debug, Default)]
+pub(crate) struct PendingFlushes(Vec<PendingFlush>);
+
+impl PendingFlushes {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
-    /// The segment up to which all must be sealed, and the first checkpoint that then leaves out
-    /// all damage found so far; `None` without damage.
-    fn checkpoint_for_damage(&mut self) -> Option<(SegmentOrder, u64)> {
-        // No checkpoint is taken where all fingerprints are equal.
-        if self.shared.config.constant_fingerprint() {
-            return None;
-        }
-        let shared = self.shared.clone();
-        let damage = shared.lock().ssd.as_mut().and_then(|ssd| {
-            if std::mem::take(&mut ssd.damage.writing) {
-                ssd.damage.note(self.log.newest_written().unwrap_or(SegmentOrder(0)));
-            }
-            ssd.damage.newest
-        });
-        let under_way = self.checkpoint.as_ref();
-        let Some(mut damaged) = damage else {
-            let under_way = under_way.filter(|c| c.leaves_out.is_some())?;
-            return Some((SegmentOrder(0), under_way.serial));
-        };
-        if let Some(c) = under_way.filter(|c| c.copies() && damaged < c.replay_from) {
-            return Some((damaged, c.serial));
-        }
-        if self.log.open_order().is_some_and(|open| open <= damaged) {
-            self.log.seal_open();
-            if let Some(open) = self.log.open_order() {
-                // The open segment is empty, so it is not sealed, and holds no damage.
-                damaged = damaged.min(SegmentOrder(open.0 - 1));
-            }
-        }
-        Some((damaged, self.checkpoint_serial + 1))
+    /// Add a flush that waits until all segments up to `damaged` are sealed, and then for the
+    /// checkpoint `serial` or a later one.
+    pub fn push(&mut self, id: u64, damaged: SegmentOrder, serial: u64) {
+        self.0.push(PendingFlush { id, damaged, serial });
     }
 
     /// Whether a flush waits for a checkpoint that can begin now.
-    pub(crate) fn flush_wants_checkpoint(&self) -> bool {
-        let sealed = |order| self.log.oldest_unsealed().is_none_or(|oldest| order < oldest);
-        self.pending_flushes.first().is_some_and(|pending| sealed(pending.damaged))
+    pub fn want_checkpoint(&self, log: &Log) -> bool {
+        let sealed = |order| log.oldest_unsealed().is_none_or(|oldest| order < oldest);
+        self.0.first().is_some_and(|pending| sealed(pending.damaged))
     }
 
-    /// A checkpoint ended, written or not: continue the flushes that waited for it.
-    pub(crate) fn checkpoint_over(&mut self, serial: u64, left_out: Option<SegmentOrder>) {
-        if let (Some(order), Some(ssd)) = (left_out, self.shared.lock().ssd.as_mut()) {
-            ssd.damage.note(order);
-        }
-        let ready = self
-            .pending_flushes
-            .extract_if(.., |pending| pending.serial <= serial)
-            .collect::<Vec<_>>();
-        ready.into_iter().for_each(|pending| self.sync_for(SyncPurpose::Flush(pending.flush)));
+    /// The checkpoint `serial` ended: take the flushes that waited for it.
+    pub fn take_ready(&mut self, serial: u64) -> impl Iterator<Item = u64> {
+        self.0.extract_if(.., move |pending| pending.serial <= serial).map(|pending| pending.id)
+    }
+
+    /// Take all flushes.
+    pub fn take(&mut self) -> impl DoubleEndedIterator<Item = u64> {
+        self.0.drain(..).map(|pending| pending.id)
     }
 }
 
@@ -86,7 +55,7 @@ mod tests {
     use crate::memory::frames::{Frame, FrameState};
     use crate::server::tests::{key, object, overwrite};
     use crate::store::embedded::Store;
-    use crate::store::stepped::SteppedRuntime;
+    use crate::store::stepped_runtime::SteppedRuntime;
 
     const LEN: usize = 100_000;
 
@@ -122,7 +91,7 @@ mod tests {
             put(&store, 2);
             let writes = |store: &Store| {
                 let is_writing = |f: &Frame| f.state == FrameState::Writing || f.is_dead();
-                store.shared.lock().frames.iter().all(|(_, f)| is_writing(f))
+                store.shared.lock().dram.frames.iter().all(|(_, f)| is_writing(f))
             };
             runtime.until("the frames are being written", || writes(&store));
             match by_view {

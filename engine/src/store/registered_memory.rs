@@ -9,7 +9,7 @@ use crate::state::shared::Shared;
 /// See [`crate::Store::register_memory`].
 pub(crate) fn register(shared: &Shared, base: usize, len: usize) -> Result<Registration> {
     shared.check_open()?;
-    let Some(volume) = &shared.volume else { return Ok(Registration::none()) };
+    let Some(volume) = &shared.ssd.volume else { return Ok(Registration::none()) };
     let registration = volume.disk.register(base, len).map_err(registration_error)?;
     if registration.is_used() {
         tracing::info!(bytes = len, "memory registered for reads");

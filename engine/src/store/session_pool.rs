@@ -74,15 +74,15 @@ pub(crate) fn put(
 ) -> Vec<Result<PutOutcome>> {
     let shared = &store.shared;
     let deadline = shared.deadline(options.timeout);
-    let seen = Cell::new(shared.progress.value());
+    let seen = Cell::new(shared.signals.progress.value());
     let attempt = |groups: &[borrowed::BorrowedGroup<'_>], options: Options| {
-        seen.set(shared.progress.value());
+        seen.set(shared.signals.progress.value());
         let outcomes =
             store.with_session(options.timeout, |session| put_once(session, groups, options));
         complete(outcomes, groups.len())
     };
     let pause = |left: Duration| {
-        shared.env.runtime.pause(&shared.progress, seen.get(), left.min(BUSY_STEP));
+        shared.env.runtime.pause(&shared.signals.progress, seen.get(), left.min(BUSY_STEP));
     };
     borrowed::while_busy(groups, options, || deadline.since(shared.now()), attempt, pause)
 }

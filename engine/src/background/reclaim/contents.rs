@@ -1,0 +1,125 @@
+//! What a victim contains, and which of it must be written again.
+
+use std::collections::BTreeMap;
+
+use pagelith_layouts::align::ALIGN;
+use pagelith_layouts::footer::FooterEntry;
+use pagelith_layouts::ids::{Generation, SegmentId, Sequence};
+use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::record::RecordKind;
+use pagelith_mutants::{self as mutant, Mutant};
+use pagelith_tiers::policy::ExtentFacts;
+
+use super::tombstones::Tombstone;
+use crate::background::log_context::LogContext;
+use crate::memory::index::SsdPlace;
+use crate::memory::visibility::VisibilityFilter;
+use crate::state::core::Core;
+
+/// A member of one of the victim's records.
+pub(super) struct Member {
+    pub fingerprint: u128,
+    pub place: SsdPlace,
+    pub key: ObjectKey,
+    pub generation: Generation,
+}
+
+/// A record of the victim that is to be moved.
+#[derive(Clone, Debug)]
+pub(super) struct Survivor {
+    /// Byte offset in the segment, and length.
+    pub offset: u64,
+    pub bytes: u64,
+    pub pinned: bool,
+    pub members: Vec<(u128, SsdPlace)>,
+}
+
+/// A record with members that the index finds in it.
+struct LiveRecord {
+    survivor: Survivor,
+    /// Tick of its most recent member.
+    tick: u64,
+    member_count: u32,
+}
+
+/// What a victim contains.
+pub(super) struct Contents {
+    pub members: Vec<Member>,
+    /// Records that survive; the last is moved first.
+    pub survivors: Vec<Survivor>,
+    /// Tombstones that may still shadow something.
+    pub tombstones: Vec<Tombstone>,
+}
+
+impl Contents {
+    /// Compare the entries of a victim with the index, and let the policy choose.
+    pub fn of(cx: &LogContext, segment: SegmentId, entries: &[FooterEntry]) -> Contents {
+        let core = cx.shared.lock();
+        let (mut members, mut tombstones) = (Vec::new(), Vec::new());
+        let mut records: BTreeMap<u32, LiveRecord> = BTreeMap::new();
+        for e in entries {
+            let (namespace, generation) = (e.key.namespace(), Generation(e.generation));
+            let fingerprint = cx.shared.fingerprint(&e.key, generation);
+            if e.kind == RecordKind::Tombstones as u8 {
+                // A clear hides what the tombstone hides, but only once the clear is durable.
+                let current = cx.generations.durable(namespace) <= generation;
+                if current && is_needed(&core, segment, Sequence(e.sequence)) {
+                    tombstones.push(Tombstone {
+                        generation,
+                        sequence: Sequence(e.sequence),
+                        key: e.key,
+                        absent: core.index.find(fingerprint).next().is_none(),
+                    });
+                }
+                continue;
+            }
+            let place = SsdPlace::of_entry(segment, e);
+            members.push(Member { fingerprint, place, key: e.key, generation });
+            if core.generation(namespace) != generation {
+                continue;
+            }
+            let found = core.index.find(fingerprint).find(|i| i.ssd == Some(place));
+            // An attached object without its base is of no use.
+            let Some(found) = found.filter(|f| core.is_visible(f)) else { continue };
+            let record = records.entry(e.record_block).or_insert_with(|| LiveRecord {
+                survivor: Survivor {
+                    offset: u64::from(e.record_block) * ALIGN,
+                    bytes: u64::from(e.record_blocks) * ALIGN,
+                    pinned: false,
+                    members: Vec::new(),
+                },
+                tick: 0,
+                member_count: e.member_count,
+            });
+            let is_pinned = core.pins.is_pinned(fingerprint) && !mutant::on(Mutant::PinIgnored);
+            record.survivor.members.push((fingerprint, place));
+            record.survivor.pinned |= is_pinned;
+            record.tick = record.tick.max(core.full_tick(found.tick));
+        }
+        let survivors = survivors(&core, records, cx.volume.geometry.segment_bytes);
+        Contents { members, survivors, tombstones }
+    }
+}
+
+/// Whether a tombstone of a segment may still shadow something.
+fn is_needed(core: &Core, segment: SegmentId, sequence: Sequence) -> bool {
+    core.ssd.as_ref().is_some_and(|s| s.segments.tombstone_needed(segment, sequence))
+        && !mutant::on(Mutant::TombstoneDropped)
+}
+
+/// The records that the policy keeps.
+fn survivors(core: &Core, records: BTreeMap<u32, LiveRecord>, segment_bytes: u64) -> Vec<Survivor> {
+    // A group that lost a member is invisible, and not worth moving.
+    let is_whole = |r: &LiveRecord| r.survivor.members.len() == r.member_count as usize;
+    let whole: Vec<_> = records.into_values().filter(is_whole).collect();
+    let facts = |r: &LiveRecord| ExtentFacts {
+        bytes: r.survivor.bytes,
+        tick: r.tick,
+        pinned: r.survivor.pinned,
+    };
+    let facts: Vec<_> = whole.iter().map(facts).collect();
+    let Some(ssd) = core.ssd.as_ref() else { return Vec::new() };
+    let budget = (segment_bytes as f64 * ssd.policy.reinsert_ratio()) as u64;
+    let chosen = ssd.policy.reinsert(&facts, ssd.segments.mean_tick(), budget);
+    chosen.into_iter().rev().map(|i| whole[i].survivor.clone()).collect()
+}

@@ -1,0 +1,267 @@
+//! Units in the log: those whose write has not ended, and those that no sync has covered.
+//!
+//! Invariant: a unit is in `pending` until its write ends, and then in `unsynced` until a sync
+//! covers it, if the index has its members.
+
+use std::sync::Arc;
+
+use pagelith_layouts::align::align_up;
+use pagelith_layouts::ids::{Generation, GroupId, Sequence};
+use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::record::{self, GroupKind, RecordKind};
+use pagelith_tiers::dram::arena::ArenaMemory;
+use pagelith_tiers::ssd::append::{RecordMember, RecordPlace, Unit};
+use rustc_hash::FxHashMap;
+
+use crate::api::error::{Error, ErrorKind};
+use crate::api::outcome::FlushReport;
+use crate::memory::frames::Frame;
+use crate::memory::index::{Entry, SsdPlace};
+use crate::state::core::Core;
+use crate::state::frame_access::FrameGuard;
+use crate::state::jobs::JobResult;
+use crate::state::ssd_core::SsdCore;
+use crate::state::unsynced::UnsyncedUnit;
+
+/// What the engine must do once a unit is written or has failed.
+pub(crate) enum PendingUnit {
+    /// A frame, pinned until its write ends.
+    Frame(FrameGuard),
+    /// A record that reclaim moves: fingerprint and old place of each member.
+    Move(Vec<(u128, SsdPlace)>),
+    /// Tombstones, and the job that waits for them; `None` if reclaim carries them forward.
+    Tombstones(Option<u64>),
+}
+
+/// The units in the log that are not durable.
+#[derive(Default)]
+pub(crate) struct Units {
+    pending: FxHashMap<u64, PendingUnit>,
+    unsynced: FxHashMap<u64, UnsyncedUnit>,
+    last_id: u64,
+}
+
+impl Units {
+    /// The identifier of the next unit.
+    pub fn next_id(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
+    }
+
+    pub fn insert(&mut self, id: u64, unit: PendingUnit) {
+        self.pending.insert(id, unit);
+    }
+
+    /// Remove a unit whose write has ended, or that is not to be written.
+    pub fn remove(&mut self, id: u64) -> Option<PendingUnit> {
+        self.pending.remove(&id)
+    }
+
+    /// The members of a record that reclaim moves; none for other units.
+    pub fn moved_members(&self, id: u64) -> &[(u128, SsdPlace)] {
+        match self.pending.get(&id) {
+            Some(PendingUnit::Move(members)) => members,
+            Some(PendingUnit::Frame(_) | PendingUnit::Tombstones(_)) | None => &[],
+        }
+    }
+
+    /// The job that waits for the tombstones of a unit.
+    pub fn removal_of(&self, id: u64) -> Option<u64> {
+        match self.pending.get(&id) {
+            Some(PendingUnit::Tombstones(job)) => *job,
+            Some(PendingUnit::Frame(_) | PendingUnit::Move(_)) | None => None,
+        }
+    }
+
+    /// Whether a unit's frame was removed or cleared.
+    pub fn is_dead(&self, core: &Core, id: u64) -> bool {
+        let Some(PendingUnit::Frame(held)) = self.pending.get(&id) else { return false };
+        core.dram.frames.get(held.frame.id).is_none_or(Frame::is_dead)
+    }
+
+    /// The record of a frame.
+    pub fn add_frame(&mut self, held: FrameGuard, memory: &Arc<ArenaMemory>) -> Unit {
+        let id = self.next_id();
+        let data = &held.data;
+        let member = |m: &crate::memory::frames::FrameMember| RecordMember {
+            key: m.key,
+            length: m.extent.bytes,
+            checksums: m.checksums.clone(),
+        };
+        let unit = Unit {
+            id,
+            kind: RecordKind::Data,
+            group_kind: data.group_kind,
+            namespace: data.namespace,
+            generation: data.generation,
+            sequence: data.sequence,
+            group: GroupId(data.sequence.0),
+            base_group: GroupId(data.base_group),
+            depth: data.depth,
+            moved: false,
+            members: data.members.iter().map(member).collect(),
+            payload: held.parts(memory),
+        };
+        self.insert(id, PendingUnit::Frame(held));
+        unit
+    }
+
+    /// A record of tombstones, for a job or for reclaim. `keys` is not empty, and all keys are of
+    /// one namespace.
+    pub fn add_tombstones(
+        &mut self,
+        generation: Generation,
+        sequence: Sequence,
+        keys: &[ObjectKey],
+        job: Option<u64>,
+    ) -> Unit {
+        let id = self.next_id();
+        self.insert(id, PendingUnit::Tombstones(job));
+        let member =
+            |k: &ObjectKey| RecordMember { key: *k, length: 0, checksums: Default::default() };
+        Unit {
+            id,
+            kind: RecordKind::Tombstones,
+            group_kind: GroupKind::Single,
+            namespace: keys[0].namespace(),
+            generation,
+            sequence,
+            group: GroupId(sequence.0),
+            base_group: GroupId(0),
+            depth: 0,
+            moved: job.is_none(),
+            members: keys.iter().map(member).collect(),
+            payload: Vec::new(),
+        }
+    }
+
+    /// Enter the places of frames into the index. Returns the units that would not be readable
+    /// there: they count as not written.
+    pub fn frames_written(
+        &mut self,
+        core: &mut Core,
+        frames: impl Iterator<Item = (u64, FrameGuard, RecordPlace)>,
+    ) -> Vec<u64> {
+        let mut lost = Vec::new();
+        for (id, held, place) in frames {
+            match frame_written(core, &held, &place) {
+                Some(written) => {
+                    core.note_written(&written);
+                    self.unsynced.insert(id, written);
+                }
+                None => {
+                    self.insert(id, PendingUnit::Frame(held));
+                    lost.push(id);
+                }
+            }
+        }
+        lost
+    }
+
+    /// A record was moved: new and old place of each member.
+    pub fn moved(
+        &mut self,
+        id: u64,
+        members: Vec<(u128, SsdPlace)>,
+        from: Vec<SsdPlace>,
+        bytes: u64,
+    ) {
+        self.unsynced.insert(id, UnsyncedUnit { namespace: None, members, bytes, from });
+    }
+
+    /// A unit was not written. A live frame returns to the front of the queue, unless `give_up`.
+    /// Returns whether it is a unit of reclaim, and the removal that fails with it.
+    pub fn write_failed(&mut self, core: &mut Core, id: u64, give_up: bool) -> (bool, Option<u64>) {
+        match self.remove(id) {
+            Some(PendingUnit::Frame(held)) => {
+                let alive = core.dram.frames.get_live(held.frame).is_some();
+                if !(alive && give_up) {
+                    core.requeue_front(&held);
+                    return (false, None);
+                }
+                core.count_lost(held.data.namespace, held.data.members.len());
+                core.release_frame(held.frame);
+                core.mark_frame_clean(held.frame);
+                (false, None)
+            }
+            Some(PendingUnit::Tombstones(Some(job))) => {
+                let error = Error::new(ErrorKind::Unavailable, "tombstone could not be written");
+                core.jobs.complete(job, JobResult::Failed(error));
+                (false, Some(job))
+            }
+            // The record stays at its old place; reclaim defers the victim.
+            Some(PendingUnit::Move(_) | PendingUnit::Tombstones(None)) => (true, None),
+            None => (false, None),
+        }
+    }
+
+    /// A sync covers these units.
+    pub fn durable(&mut self, core: &mut Core, units: &[(u64, RecordPlace)]) {
+        for (id, _) in units {
+            if let Some(w) = self.unsynced.remove(id).filter(|w| w.from.is_empty()) {
+                core.note_synced(&w);
+                let (durable_objects, durable_bytes) = (w.members.len() as u64, w.bytes);
+                let durable =
+                    FlushReport { durable_objects, durable_bytes, ..FlushReport::default() };
+                w.namespace.iter().for_each(|namespace| core.flushes.add(*namespace, &durable));
+            }
+        }
+    }
+
+    /// A sync failed: writes that it should have covered may be lost although reads still see them,
+    /// and another sync would prove nothing. Drop their SSD places. Frames in DRAM are written
+    /// again once the tier is on; moved objects get their old places back.
+    pub fn untrusted(&mut self, core: &mut Core, units: &[(u64, RecordPlace)]) {
+        for (id, _) in units {
+            let Some(w) = self.unsynced.remove(id) else { continue };
+            if w.from.is_empty() {
+                core.note_synced(&w);
+                let lost = w
+                    .members
+                    .into_iter()
+                    .filter(|(fp, place)| core.drop_ssd(*fp, *place, None))
+                    .count();
+                w.namespace.iter().for_each(|namespace| core.count_lost(*namespace, lost));
+                core.events.forgot();
+                continue;
+            }
+            for ((fingerprint, place), from) in w.members.into_iter().zip(w.from) {
+                core.place_ssd(fingerprint, |e| e.ssd == Some(place), from);
+            }
+        }
+    }
+}
+
+/// Enter a frame's places into the index. `None`, with nothing changed, if the place would not be
+/// readable there.
+fn frame_written(core: &mut Core, held: &FrameGuard, place: &RecordPlace) -> Option<UnsyncedUnit> {
+    let data = &held.data;
+    let blocks = data.members.iter().map(|m| m.checksums.len() as u64).sum();
+    let mut offset = record::header_bytes(data.members.len() as u64, blocks);
+    let dead = core.dram.frames.get(held.frame.id).is_none_or(Frame::is_dead);
+    let unread = |s: &SsdCore| !s.health.reads() || s.health.is_quarantined(place.identity.segment);
+    if !dead && core.ssd.as_ref().is_some_and(unread) {
+        // The purge of the index may have passed some of this group's entries. The remaining ones
+        // would stay, and be visible without them once the tier is on again.
+        return None;
+    }
+    let mut members = Vec::with_capacity(data.members.len());
+    for m in &data.members {
+        let at = SsdPlace::at(place.identity.segment, place.offset, offset);
+        offset += align_up(m.extent.bytes);
+        // A frame that was removed or cleared during its write is garbage on SSD; its tombstone
+        // follows it.
+        let mine = |e: &Entry| {
+            e.frame == Some(held.frame.id.0)
+                && e.ssd.is_none()
+                && u64::from(e.length) == m.extent.bytes
+        };
+        if !dead && core.place_ssd(m.fingerprint, mine, at) {
+            members.push((m.fingerprint, at));
+        }
+    }
+    let bytes = data.object_bytes();
+    core.release_frame(held.frame);
+    core.mark_frame_clean(held.frame);
+    Some(UnsyncedUnit { namespace: Some(data.namespace), members, bytes, from: Vec::new() })
+}
