@@ -58,7 +58,8 @@ impl Core {
     pub fn drop_damaged(&mut self, id: FrameId) {
         let may_be_written = self.dram.frames.get(id).is_some_and(|f| match f.state {
             FrameState::Queued | FrameState::Writing => true,
-            // A dead frame was removed or cleared, which the log records, or its damage was noted.
+            // A dead frame was written, or was removed or cleared, which the log records, or its
+            // damage was noted when it was dropped.
             FrameState::Clean | FrameState::Dead => false,
         });
         self.drop_frame(id, false);
