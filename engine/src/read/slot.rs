@@ -47,7 +47,7 @@ pub(crate) struct Slot {
     pub destination: Option<Destination>,
     /// Pages between the batch's first page and this object's page.
     pub depth_offset: u32,
-    /// Of its key and the namespace's generation at the last lookup.
+    /// The key's fingerprint in the namespace's generation at the last lookup.
     pub fingerprint: u128,
     pub attempts: Attempts,
     progress: Progress,
@@ -139,7 +139,7 @@ pub(crate) struct ReadClaims {
     pub stage: Option<usize>,
 }
 
-/// The outcome of an object, with what the batch needs of it.
+/// The outcome of an object, and the data that the batch needs with it.
 #[derive(Debug)]
 pub(crate) enum Settled {
     Hit(Hit),
@@ -318,7 +318,8 @@ impl Slot {
         if have != wanted {
             let relation = if have < wanted { "shorter" } else { "longer" };
             let detail = format!(
-                "destination is {relation} than the object key={key} destination={have} object={wanted}"
+                "destination is {relation} than the object key={key} destination={have} \
+                 object={wanted}"
             );
             return Err(Error::invalid(detail));
         }

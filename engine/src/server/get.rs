@@ -57,7 +57,7 @@ enum ObjectState {
     Sending(SendingObject),
     /// All of it was sent.
     Sent(SentObject),
-    /// Not a hit. Chunks that arrive later are not used.
+    /// Not a hit. Chunks that are read later are not used.
     NoHit(ItemVerdict),
 }
 
@@ -71,7 +71,7 @@ struct SendingObject {
     sent: SentObject,
 }
 
-/// What the outcome says of an object that is sent.
+/// The facts of a sent object that the outcome reports.
 struct SentObject {
     tier: Tier,
     /// Group members and base that the object was put with.
@@ -143,8 +143,8 @@ impl RequestedObject {
         Error::invalid(detail)
     }
 
-    /// The object with a chunk that was read completely, or why it is no hit. `before` is the
-    /// object with its earlier chunks.
+    /// Adds a chunk that was read completely to `before`, which has the earlier chunks. `Err` if
+    /// the object is no hit.
     fn accept_chunk(
         &self,
         before: Option<SendingObject>,
@@ -377,8 +377,8 @@ impl GetOp {
         }
     }
 
-    /// Unless object `at` was looked up in DRAM, looks it up and objects after it, and sends those
-    /// that it finds; returns false if the link has no capacity for the first.
+    /// Looks up object `at` in DRAM, unless it was looked up before, and some of the objects after
+    /// it. Sends those that it finds; returns false if the link has no capacity for object `at`.
     fn probe_dram(
         &mut self,
         ctx: &mut ServerCtx,
