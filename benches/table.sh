@@ -1,5 +1,5 @@
 #!/bin/sh
-# The table of docs/performance.md: `pagelith bench` at the relevant sizes, each with the limit of the same run.
+# `pagelith bench` on DRAM and SSD at the relevant sizes, each with the limit of the same run (docs/performance.md).
 #
 #   benches/table.sh DIR [SECONDS]
 #

@@ -19,7 +19,7 @@ use crate::on_disk::segment::{Footer, Head, Segment};
 use crate::on_disk::{LockMode, OnDisk, display_dirs};
 use crate::output::{log, out};
 use crate::verify::finding::Severity;
-use crate::verify::{manifest_findings, newer_format};
+use crate::verify::report::{manifest_findings, newer_format};
 
 /// Show the metadata of a store: geometry, segments, namespaces, checkpoints.
 ///

@@ -68,7 +68,7 @@ pub use store::group::Group;
 pub use store::key_file;
 pub use store::open::OpenReport;
 pub use store::session::Session;
-pub use write::groups::GroupId;
+pub use write::open_group::GroupId;
 
 /// Runs the example of the README as a test.
 #[cfg(doctest)]

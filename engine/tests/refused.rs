@@ -61,11 +61,11 @@ fn directory_of_an_open_store_is_refused() {
         "store is open elsewhere dir={} file=segments owner=({}); if that process has ended, a child that it forked still \
              has the file, or its last writes are under way",
         dir(&world),
-        pagelith::io::owner::this_process().trim()
+        pagelith::io::lock_owner::this_process().trim()
     );
     refused(open(&world), ErrorKind::Denied, &message);
     let lock = String::from_utf8(world.read(0, "LOCK")).expect("text");
-    assert!(lock.starts_with(&pagelith::io::owner::this_process()), "{lock}");
+    assert!(lock.starts_with(&pagelith::io::lock_owner::this_process()), "{lock}");
     hit_page(&first, 1, LEN);
     first.close().expect("closed");
     hit_page(&open(&world).expect("free again"), 1, LEN);

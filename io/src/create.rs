@@ -1,16 +1,16 @@
 //! Creation of a data file: directories, name, lock, every block, and all of it durable. A failure
-//! leaves nothing.
+//! leaves nothing. Also temporary files without a name.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, flock};
 use rustix::io::{Errno, retry_on_intr};
 
-use crate::cow;
-use crate::fault::{FaultKind, FaultOp, IoFault};
+use crate::copy_on_write;
+use crate::fault::{FaultKind, FaultOp, IoFault, show};
 use crate::file_system::check_length;
 
 /// Bytes of zeros in one write, where the file system cannot allocate.
@@ -45,7 +45,7 @@ pub(crate) fn create(
     let fd =
         retry_on_intr(|| rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)).map_err(fault)?;
     let filled = lock(&fd, &path, FaultOp::Create).and_then(|()| {
-        cow::write_in_place(&fd);
+        copy_on_write::write_in_place(&fd);
         allocate(&fd, len, &path, stop).map_err(|e| match e {
             Errno::CANCELED => {
                 let detail = "stop requested before the file was fully allocated";
@@ -97,9 +97,32 @@ pub(crate) fn sync_dir(dir: &Path, op: FaultOp) -> Result<(), IoFault> {
         .map_err(|e| IoFault::of_errno(op, show(dir), 0, e.raw_os_error()))
 }
 
-/// A path as text for messages.
-pub(crate) fn show(path: &Path) -> String {
-    path.display().to_string()
+/// The owner of a file that this process creates in `dir`; `None` if it cannot create one.
+pub(crate) fn owner_of_new_files(dir: &Path) -> Option<u32> {
+    let stat = scratch(dir).and_then(|fd| rustix::fs::fstat(&fd)).ok()?;
+    Some(stat.st_uid)
+}
+
+/// An unnamed file in `dir`.
+pub(crate) fn scratch(dir: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    match retry_on_intr(|| rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR)) {
+        // The errors of file systems without O_TMPFILE (open(2)); EINVAL from some network file
+        // systems.
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => named_scratch(dir),
+        answer => answer,
+    }
+}
+
+/// As `scratch`, for file systems where every file has a name: it is unlinked at once.
+fn named_scratch(dir: &Path) -> Result<OwnedFd, Errno> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let n = COUNT.fetch_add(1, Ordering::Relaxed);
+    let path = dir.join(format!(".pagelith-probe-{}-{n}", std::process::id()));
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+    let fd = retry_on_intr(|| rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR))?;
+    rustix::fs::unlink(&path)?;
+    Ok(fd)
 }
 
 /// `CANCELED` if `stop` was raised.

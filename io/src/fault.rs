@@ -1,6 +1,7 @@
 //! I/O faults: kind, operation, place, and the errno as the kernel gave it.
 
 use std::fmt;
+use std::path::Path;
 
 /// The kinds of fault that the store must tell apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -155,3 +156,8 @@ impl fmt::Display for IoFault {
 }
 
 impl std::error::Error for IoFault {}
+
+/// A path as text for messages.
+pub(crate) fn show(path: &Path) -> String {
+    path.display().to_string()
+}

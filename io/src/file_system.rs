@@ -4,8 +4,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::{Resource, getrlimit};
 
-use crate::create::show;
-use crate::fault::{FaultKind, FaultOp, IoFault};
+use crate::fault::{FaultKind, FaultOp, IoFault, show};
 
 // File system numbers of include/uapi/linux/magic.h.
 pub(crate) const TMPFS: u64 = 0x0102_1994;

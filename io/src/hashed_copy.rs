@@ -16,12 +16,6 @@ mod blocks;
 #[cfg(target_arch = "x86_64")]
 mod stripes;
 
-/// Prefetch distance of a copy in bytes: these bytes are on their way from memory during the
-/// multiplications for the previous lines. Any distance from 0 to 8192 was equally good on one kind
-/// of CPU.
-#[cfg(target_arch = "x86_64")]
-const AHEAD: usize = 4096;
-
 /// Runs of stripes up to this long are copied with ordinary stores: most of their lines are only
 /// partly covered.
 #[cfg(target_arch = "x86_64")]
@@ -29,7 +23,7 @@ const PLAIN_BYTES: usize = 192;
 
 /// Copies from this total size on bypass the cache: most of the bytes would be evicted again before
 /// they are read. At 8 MiB both kinds of store were equally fast on one kind of CPU
-/// (`docs/decisions/0048-copied-and-hashed-in-one-pass.md`).
+/// (`docs/decisions/0006-hashing-and-copying.md`).
 const WIDE_BYTES: u64 = 8 << 20;
 
 /// The kind of store that a copy uses.

@@ -6,19 +6,18 @@
 
 pub mod atomic_array;
 pub mod buffer;
-pub mod calls;
 pub mod clock;
-pub mod cow;
+pub mod copy_on_write;
 pub mod disk;
 pub mod entropy;
 pub mod fault;
-pub mod forked;
+pub mod fork;
 pub mod hashed_copy;
 pub mod hugepage;
 pub mod limits;
-pub mod nontemporal;
 #[allow(clippy::disallowed_methods, reason = "the implementation for real processes: reads /proc")]
-pub mod owner;
+pub mod lock_owner;
+pub mod nontemporal;
 pub mod page_allocator;
 pub mod peer;
 pub mod pin_table;
@@ -29,17 +28,18 @@ pub mod shm;
 pub mod signal;
 pub mod staging;
 pub mod sync;
+pub mod syscall_count;
 
-#[allow(
-    clippy::disallowed_methods,
-    reason = "the implementation for real files: reads /proc and the cgroup file systems"
-)]
-pub mod facts;
 #[allow(
     clippy::disallowed_methods,
     reason = "the implementation for real files: looks up file systems"
 )]
 pub mod file_system;
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the implementation for real files: reads /proc and the cgroup file systems"
+)]
+pub mod memory_facts;
 pub mod prefetch;
 pub mod probe;
 #[allow(
@@ -56,10 +56,10 @@ pub mod system;
 )]
 mod blocking;
 mod buffer_cache;
-mod check;
 mod create;
 mod files;
-mod real;
+mod op_check;
+mod real_disk;
 #[allow(clippy::disallowed_methods, reason = "the runtime for real threads starts them")]
 pub mod threads;
 #[allow(clippy::disallowed_methods, reason = "waits for the kernel with a deadline")]

@@ -6,8 +6,8 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
 
-use crate::facts;
 use crate::fault::{FaultOp, IoFault};
+use crate::memory_facts;
 
 /// The same fault with the limits that may have caused it, and their values, added to its detail.
 /// It applies to faults in creating a queue, a mapping or a thread, registering memory, or opening
@@ -19,7 +19,7 @@ pub fn named(mut fault: IoFault) -> IoFault {
         }
         (FaultOp::Spawn, Errno::AGAIN) => {
             let user = limit("RLIMIT_NPROC", "ulimit -u", Resource::Nproc);
-            user.into_iter().chain(facts::pids_max()).collect()
+            user.into_iter().chain(memory_facts::pids_max()).collect()
         }
         (FaultOp::Spawn, Errno::NOMEM) => {
             limit("RLIMIT_AS", "ulimit -v", Resource::As).into_iter().collect()

@@ -13,9 +13,8 @@ use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, lstat, open as open_raw};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::geteuid;
 
-use crate::create::show;
-use crate::fault::{FaultKind, FaultOp, IoFault};
-use crate::probe::owner_of_new_files;
+use crate::create::owner_of_new_files;
+use crate::fault::{FaultKind, FaultOp, IoFault, show};
 
 /// Longest file of secrets in bytes: room for a hundred keys of a thousand namespaces each.
 const SECRETS_BYTES_MAX: u64 = 4 << 20;

@@ -1,9 +1,49 @@
-//! Renders the field tables for the pages `docs/format.md` and `docs/protocol.md`.
+//! The structures of the format and of the wire protocol, in the order of the pages
+//! `docs/format.md` and `docs/protocol.md`, and the rendering of their field tables.
 
 use std::fmt::Write;
 
-use crate::format::{STRUCTURES, Structure};
-use crate::wire;
+use crate::format::Structure;
+use crate::{checkpoint, footer, key, manifest, record, segment, shard, wire};
+
+/// Every structure of the format, in the order of `docs/format.md`.
+const STRUCTURES: &[Structure] = &[
+    key::ObjectKey::STRUCTURE,
+    shard::RawShard::STRUCTURE,
+    segment::SegmentHead::STRUCTURE,
+    record::RecordHead::STRUCTURE,
+    record::Member::STRUCTURE,
+    footer::FooterEntry::STRUCTURE,
+    footer::FooterTail::STRUCTURE,
+    manifest::BlockHead::STRUCTURE,
+    manifest::Superblock::STRUCTURE,
+    manifest::SegmentFact::STRUCTURE,
+    manifest::NamespaceFact::STRUCTURE,
+    checkpoint::CheckpointHead::STRUCTURE,
+    checkpoint::ChunkHead::STRUCTURE,
+    checkpoint::SegmentMark::STRUCTURE,
+    checkpoint::CheckpointEntry::STRUCTURE,
+];
+
+/// Every structure of the protocol, in the order of `docs/protocol.md`.
+const WIRE_STRUCTURES: &[Structure] = &[
+    wire::FrameHead::STRUCTURE,
+    wire::greeting::Greeting::STRUCTURE,
+    wire::greeting::RefusalHead::STRUCTURE,
+    wire::auth::ChallengeBody::STRUCTURE,
+    wire::auth::ProofBody::STRUCTURE,
+    wire::request::RequestHead::STRUCTURE,
+    wire::request::GetItem::STRUCTURE,
+    wire::put::PutItem::STRUCTURE,
+    wire::pull::PullItem::STRUCTURE,
+    wire::shown::ShownHead::STRUCTURE,
+    wire::shown::ShownPiece::STRUCTURE,
+    wire::shown::TakenItem::STRUCTURE,
+    wire::outcome::OutcomeHead::STRUCTURE,
+    wire::outcome::OutcomeItem::STRUCTURE,
+    wire::outcome::Flushed::STRUCTURE,
+    wire::outcome::EventItem::STRUCTURE,
+];
 
 /// Every structure of the format as a Markdown section with its field table. `docs/format.md` has
 /// this text between its markers, and a test compares it, so that the page cannot drift from the
@@ -14,7 +54,7 @@ pub fn render_structures() -> String {
 
 /// As [`render_structures`], for the structures of the wire protocol in `docs/protocol.md`.
 pub fn render_wire_structures() -> String {
-    render(wire::STRUCTURES)
+    render(WIRE_STRUCTURES)
 }
 
 fn render(structures: &[Structure]) -> String {
@@ -44,6 +84,25 @@ fn render(structures: &[Structure]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn structures_have_no_gaps() {
+        for s in STRUCTURES.iter().chain(WIRE_STRUCTURES) {
+            let mut at = 0;
+            for f in s.fields {
+                assert_eq!(f.offset, at, "{}.{}", s.name, f.name);
+                assert!(
+                    f.doc.starts_with(' ') && f.doc.ends_with('.'),
+                    "{}.{}: {}",
+                    s.name,
+                    f.name,
+                    f.doc
+                );
+                at += f.size;
+            }
+            assert_eq!(at, s.size, "{}", s.name);
+        }
+    }
 
     #[test]
     fn rendered_page_has_every_structure_and_field() {

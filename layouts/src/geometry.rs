@@ -16,7 +16,9 @@ mod check;
 mod error;
 mod extents;
 mod layout;
+mod layout_name;
 mod model;
+pub mod names;
 mod pool;
 pub mod presets;
 pub mod reshard;
@@ -26,23 +28,39 @@ pub use error::{GeometryError, Problem, Problems};
 pub use extents::{Chunk, Chunks, Extents};
 pub use layout::Layout;
 pub use model::{
-    Attention, Draft, Dtype, HeadAttention, Indexer, LatentAttention, LatentRow, LinearState,
-    Model, Placement, RowPool, StateShape, Window,
+    Attention, Draft, Dtype, HeadAttention, HitPolicy, Indexer, LatentAttention, LatentRow,
+    LinearState, Model, Placement, RowPool, StateShape, Window,
 };
-pub use pool::{Component, Geometry, HitPolicy, Pool};
+pub use pool::{Component, Pool};
 
-/// Component names. A pool whose client key has no component name has a single component
-/// [`names::DATA`].
-pub mod names {
-    /// K rows, and MLA's compressed rows.
-    pub const K: &str = "k";
-    /// V rows.
-    pub const V: &str = "v";
-    /// K and V of a head group in one object (`page_unified`).
-    pub const KV: &str = "kv";
-    /// Recurrent state of a linear-attention model; its convolution states are `conv_0`, `conv_1`,
-    /// ...
-    pub const TEMPORAL: &str = "temporal";
-    /// The only component of an indexer, an MLA-class sliding window or a row pool.
-    pub const DATA: &str = "data";
+use crate::key::Role;
+
+/// All pools of a model on one rank, in one host layout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// The pools: target before draft, `kv` first.
+    pub pools: Vec<Pool>,
+}
+
+impl Geometry {
+    /// The geometry of a model at a placement. An error lists every problem of the two.
+    pub fn new(model: &Model, placement: &Placement) -> Result<Geometry, GeometryError> {
+        let mut problems = Problems::default();
+        check::check(model, placement, &mut problems);
+        problems.into_result()?;
+        Ok(Geometry { pools: build::pools(model, placement)? })
+    }
+
+    /// A pool by role and name.
+    pub fn pool(&self, role: Role, name: &str) -> Result<&Pool, GeometryError> {
+        self.pools.iter().find(|p| p.role == role && p.name == name).ok_or_else(|| {
+            let mark = if role == Role::Draft { "d:" } else { "" };
+            GeometryError::UnknownPool { pool: format!("{mark}{name}") }
+        })
+    }
+
+    /// Bytes of a page over all pools. Pools with `HitPolicy::TrailingPages` count in full.
+    pub fn page_bytes(&self) -> u64 {
+        self.pools.iter().map(Pool::page_bytes).sum()
+    }
 }

@@ -7,18 +7,18 @@
 //! `docs/faults.md` shows why each is needed: row 3 of its matrix (misdirected write or read), and
 //! its planted bugs `KeyUnchecked`, `GenerationUnchecked` and `IncarnationUnchecked`.
 
-mod check;
+mod decode;
 mod encode;
 
-use crate::align::{ALIGN, is_aligned};
-use crate::checksum::{Checksum, checksum_around};
+use crate::align::{ALIGN, align_up, is_aligned};
+use crate::checksum::{Checksum, block_count};
 use crate::error::FormatError;
-use crate::format::{VERSION, read, structure};
+use crate::format::{read, structure};
 use crate::ids::{Generation, GroupId, Incarnation, NamespaceId, SegmentId, Sequence, StoreId};
 use crate::key::ObjectKey;
 use crate::segment::SegmentIdentity;
 
-pub use encode::{MemberSpec, encode, encode_into, header_bytes, record_bytes, spec_bytes};
+pub use encode::{MemberSpec, encode, encode_into, spec_bytes};
 
 structure! {
     /// Start of a record. It is followed by `member_count` members, `block_count` checksums of 16
@@ -104,6 +104,22 @@ pub const MEMBERS_MAX: usize = 1024;
 /// Longest header in bytes that a reader accepts: 1024 members, and 200 MiB in blocks of 4096.
 pub const HEADER_BYTES_MAX: u64 = 1 << 20;
 
+/// Length in bytes of a header with `members` members and `blocks` checksums.
+pub const fn header_bytes(members: u64, blocks: u64) -> u64 {
+    align_up(RecordHead::BYTES as u64 + members * Member::BYTES as u64 + blocks * 16)
+}
+
+/// Length in bytes of a data record for objects of these lengths; `block_bytes` must not be 0.
+pub fn record_bytes(lengths: impl IntoIterator<Item = u64>, block_bytes: u32) -> u64 {
+    let (mut members, mut blocks, mut payload) = (0, 0, 0);
+    for length in lengths {
+        members += 1;
+        blocks += block_count(length, block_bytes);
+        payload += align_up(length);
+    }
+    header_bytes(members, blocks) + payload
+}
+
 /// Kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -172,34 +188,6 @@ impl<'a> Record<'a> {
         let bytes = u64::from(head.header_bytes);
         let plausible = is_aligned(bytes) && (ALIGN..=HEADER_BYTES_MAX).contains(&bytes);
         (head.magic == MAGIC && plausible).then_some(bytes)
-    }
-
-    /// Read a header from the start of `bytes` (more may follow). Never panics, allocates nothing.
-    pub fn decode(bytes: &'a [u8]) -> Result<Record<'a>, FormatError> {
-        let short = |need| FormatError::Short { structure: WHAT, need, have: bytes.len() as u64 };
-        let head: RecordHead = read(bytes).ok_or_else(|| short(ALIGN))?;
-        if head.magic == [0; 8] {
-            return Err(FormatError::Empty { structure: WHAT });
-        }
-        if head.magic != MAGIC {
-            return Err(FormatError::Magic { structure: WHAT });
-        }
-        let claimed = Self::claimed_header_bytes(bytes)
-            .ok_or_else(|| FormatError::field(WHAT, "header_bytes", head.header_bytes))?;
-        let bytes = bytes.get(..claimed as usize).ok_or_else(|| short(claimed))?;
-        if checksum_around(bytes, CHECKSUM_AT) != Some(head.checksum) {
-            return Err(FormatError::Checksum { structure: WHAT });
-        }
-        if head.version != VERSION {
-            return Err(FormatError::Version {
-                structure: WHAT,
-                found: head.version,
-                known: VERSION,
-            });
-        }
-        let record = Record { head, bytes };
-        check::check(&record)?;
-        Ok(record)
     }
 
     /// The header without its padding. A header that [`Record::decode`] accepted can be kept in

@@ -42,7 +42,7 @@ use pyo3::types::PyDict;
 /// Runs in a forked child: releases the files of the stores that the parent has open.
 #[pyfunction]
 fn leave_files() {
-    pagelith::io::forked::leave_files();
+    pagelith::io::fork::leave_files();
 }
 
 #[pymodule]

@@ -15,10 +15,12 @@ mod crash;
 mod crash_hooks;
 mod execute;
 mod file;
+mod ignored_syncs;
 mod image;
 mod plan;
 mod process;
 mod rates;
+mod snapshot;
 mod state;
 mod strike;
 mod table;
@@ -33,11 +35,12 @@ use std::time::Duration;
 
 use pagelith_io::fault::FaultOp;
 
-pub use crash::{CrashMode, DiskSnapshot};
+pub use crash::CrashMode;
 pub use plan::{FaultPlan, LoggedOp};
 pub use process::SimProcess;
 use process::lock;
 pub use rates::{DiskFault, FaultRates, Place, Struck};
+pub use snapshot::DiskSnapshot;
 use state::{Hold, State};
 
 use crate::clock::SimClock;

@@ -31,9 +31,7 @@ use pagelith_layouts::key::ObjectKey;
 
 use history::{History, State};
 
-/// The number of a put; the members of a group share it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Put(pub u64);
+pub use history::{Allowed, Put};
 
 /// The outcome of a put.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,15 +91,6 @@ struct Group {
     waiting: bool,
     /// It never comes back.
     gone: bool,
-}
-
-/// The allowed results of a get of a key.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Allowed {
-    /// These puts.
-    pub puts: Vec<Put>,
-    /// Or a miss.
-    pub miss: bool,
 }
 
 /// The allowed answers of a store.

@@ -43,8 +43,7 @@ fn seeds_with_faults() {
 }
 
 /// Seeds that found a bug of the store, each of a kind that none of the first ten thousand seeds
-/// had shown. CHANGELOG.md describes the bugs. A change of the explorer's operations changes these
-/// runs.
+/// had shown. A change of the explorer's operations changes these runs.
 #[test]
 fn seeds_that_found_bugs_stay_clean() {
     for seed in [

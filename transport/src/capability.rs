@@ -7,6 +7,8 @@ use pagelith_layouts::wire::greeting::{
 };
 use pagelith_layouts::wire::{VERSION_MAX, VERSION_MIN};
 
+use crate::address::Address;
+
 /// The capabilities that one end offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
@@ -53,6 +55,16 @@ impl Offer {
     /// A copy without `feature`.
     pub fn without(self, feature: Feature) -> Offer {
         Offer { features: self.features & !feature.bit(), ..self }
+    }
+
+    /// The offer of an end at `address`: shared memory, and references to it, only within a host.
+    pub(crate) fn at(self, address: &Address, can_share: bool) -> Offer {
+        match address {
+            Address::Unix(_) if can_share => self,
+            Address::Unix(_) | Address::Tcp(_) => {
+                self.without(Feature::SharedMemory).without(Feature::Shown)
+            }
+        }
     }
 
     /// The greeting for this offer; `keyed` tells whether peers authenticate by a key.

@@ -3,6 +3,7 @@
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::wire::greeting::Refusal;
 use pagelith_layouts::wire::printable::Printable;
+use rustix::io::Errno;
 use thiserror::Error;
 
 /// Why a link ended or could not be established. [`Closed::retryable`] tells whether to try again.
@@ -97,6 +98,11 @@ impl From<FormatError> for Closed {
     fn from(error: FormatError) -> Closed {
         Closed::Broken(error)
     }
+}
+
+/// The error of a failed system call.
+pub(crate) fn system_error(operation: &'static str) -> impl Fn(Errno) -> Closed {
+    move |e| Closed::System { operation, errno: e.raw_os_error() }
 }
 
 #[cfg(test)]

@@ -17,8 +17,8 @@ use crate::heartbeat::Heartbeat;
 use crate::inbound::{FrameReader, Inbound, Sink};
 use crate::limits::Limits;
 use crate::link::{Counts, Event, Facts, Link, Push, Room};
+use crate::link_permits::LinkPermit;
 use crate::outbound::{FrameWriter, Outbound};
-use crate::permits::LinkPermit;
 use crate::shown::{LinkRegions, Shown};
 use crate::stream::Stream;
 

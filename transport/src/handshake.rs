@@ -16,7 +16,7 @@ use pagelith_layouts::wire::{FrameHead, Kind, Side, VERSION_GREETING};
 use crate::auth::{AuthSession, FrameMac, Key, KeyRing, Transcript};
 use crate::capability::{Common, Offer, agree};
 use crate::closed::Closed;
-use crate::permits::{LinkPermit, LinkPermits};
+use crate::link_permits::{LinkPermit, LinkPermits};
 use crate::rights::Rights;
 
 /// How a server authenticates its clients.

@@ -27,10 +27,9 @@ pub mod shown;
 pub mod socket;
 pub mod stream;
 
-mod dial_name;
 mod exposures;
 mod heartbeat;
 mod inbound;
+mod link_permits;
 mod outbound;
-mod permits;
 mod push_cursor;

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use crate::capability::CONTROL_BYTES_MAX;
 use crate::inbound::{POLL_CONTROL_BYTES_MAX, READ_AHEAD_BYTES};
-use crate::outbound::STAGE_BYTES;
 
 /// Maximum bytes held for a peer before it is authenticated.
 pub const UNKNOWN_PEER_BYTES_MAX: usize = 16 << 10;
@@ -14,9 +13,10 @@ pub const UNKNOWN_PEER_BYTES_MAX: usize = 16 << 10;
 pub const RECEIVED_BYTES_MAX: usize =
     POLL_CONTROL_BYTES_MAX + CONTROL_BYTES_MAX as usize + READ_AHEAD_BYTES;
 
-/// Maximum bytes of control frames in the write buffer. The last frame staged may exceed it by its
-/// own length. Frames in the send queue are bounded separately ([`Limits::frame_bytes_max`]).
-pub const WRITTEN_BYTES_MAX: usize = STAGE_BYTES;
+/// Maximum bytes of control frames in the write buffer, which are written together. The last frame
+/// staged may exceed it by its own length. Frames in the send queue are bounded separately
+/// ([`Limits::frame_bytes_max`]).
+pub const WRITTEN_BYTES_MAX: usize = 64 << 10;
 
 /// Bounds of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

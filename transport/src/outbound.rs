@@ -13,14 +13,12 @@ use pagelith_layouts::wire::{Frame, FrameHead, Kind, Side};
 
 use crate::auth::FrameMac;
 use crate::closed::Closed;
-use crate::limits::Limits;
+use crate::limits::{Limits, WRITTEN_BYTES_MAX};
 use crate::link::{Counts, Event, Push, Room};
 use crate::push_cursor::PushCursor;
 use crate::shown::LinkRegions;
 use crate::stream::{IoResult, Stream};
 
-/// Bytes of control frames that are written together.
-pub(crate) const STAGE_BYTES: usize = 64 << 10;
 /// Maximum iovecs in one system call.
 const IOVECS_MAX: usize = 64;
 /// Maximum bytes written in one poll, plus one write.
@@ -320,7 +318,7 @@ impl Outbound {
             let frame = Frame::new(Kind::Taken, OpId(0), shown::encode_released(&now));
             self.writer.control(&frame, &mut self.staged);
         }
-        while self.staged.len() < STAGE_BYTES {
+        while self.staged.len() < WRITTEN_BYTES_MAX {
             match self.queue.front_mut() {
                 None => return,
                 Some(Queued::Reference(..)) => {

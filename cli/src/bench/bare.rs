@@ -20,7 +20,7 @@ use pagelith::{AlignedBuf, Registration};
 
 use super::baseline::{Baseline, ExtraWork};
 use super::round::{Round, Timer};
-use super::{Op, Shape};
+use super::shape::{Op, Shape};
 use crate::on_disk::{
     LockMode, OnDisk,
     segment::{Footer, Segment},

@@ -12,7 +12,7 @@ use pagelith::io::hashed_copy::{Copier, Piece, StoreKind};
 use pagelith::io::threads::thread_start_fault;
 use pagelith::layouts::checksum::{BLOCK_BYTES, block_lengths, checksum};
 
-use super::{Op, Shape};
+use super::shape::{Op, Shape};
 use crate::rng::SplitMix64;
 
 /// Bytes of memory that is hashed instead of the read bytes: more than the cache of a core.

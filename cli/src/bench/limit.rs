@@ -15,7 +15,7 @@ use pagelith::layouts::checksum::{BLOCK_BYTES, block_lengths};
 use super::bare::LimitFile;
 use super::baseline::Baseline;
 use super::round::{Round, Timer};
-use super::{BenchTier, Op, Shape};
+use super::shape::{BenchTier, Op, Shape};
 use crate::rng::SplitMix64;
 
 /// A limit, ready to be measured.

@@ -11,22 +11,21 @@ mod open;
 mod put;
 mod report;
 mod round;
+mod shape;
 mod store;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::bail;
-use clap::{Args, ValueEnum};
-use pagelith::AlignedBuf;
+use clap::Args;
 use pagelith::config::{Promote, Size};
-use pagelith::layouts::align::align_up;
-use serde::Serialize;
 
 use self::baseline::Baseline;
 use self::hash::ColdMemory;
 use self::limit::Limit;
 use self::report::{Report, Summary};
+use self::shape::{BenchTier, Memory, Op, Shape};
 use crate::exit::RunStatus;
 use crate::output::out;
 use crate::settings::{Defaults, StoreFlags};
@@ -90,93 +89,6 @@ pub(crate) struct BenchArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-}
-
-/// A tier to measure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum BenchTier {
-    /// The arena.
-    Dram,
-    /// The segment log.
-    Ssd,
-}
-
-/// An operation to measure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Op {
-    /// Put new objects; on SSD until they are durable.
-    Put,
-    /// Read random objects.
-    Get,
-    /// Check whether objects exist.
-    Exists,
-    /// The same number of batches of gets and of puts. Latencies are those of gets.
-    Mixed,
-    /// Open the store after a simulated crash.
-    Open,
-    /// Open the store after it was closed.
-    OpenClean,
-}
-
-/// Kind of the application's memory, also for the limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Memory {
-    /// Huge pages, if the system has them.
-    Huge,
-    /// Pages of 4 KiB, as a host pool often has.
-    Small,
-    /// Pages of 4 KiB, registered with io_uring.
-    Registered,
-}
-
-/// Minimum bytes of a mapping of `AlignedBuf::many` for huge pages.
-const HUGE_FROM: u64 = 4 << 20;
-
-impl Memory {
-    /// `count` adjacent buffers.
-    fn buffers(self, count: usize, len: usize) -> std::io::Result<Vec<AlignedBuf>> {
-        match self {
-            Memory::Huge => {
-                // A shorter mapping has small pages.
-                let least = HUGE_FROM.div_ceil(align_up(len.max(1) as u64)) as usize;
-                let mut buffers = AlignedBuf::many(count.max(least), len)?;
-                buffers.truncate(count);
-                Ok(buffers)
-            }
-            Memory::Small | Memory::Registered => AlignedBuf::sparse(count, len),
-        }
-    }
-
-    /// Address and length of the buffers, if they are to be registered.
-    fn registered(self, buffers: &[AlignedBuf]) -> Option<(*const u8, usize)> {
-        let (first, last) = (buffers.first()?, buffers.last()?);
-        let end = last.as_ptr() as usize + last.len();
-        (self == Memory::Registered).then(|| (first.as_ptr(), end - first.as_ptr() as usize))
-    }
-}
-
-/// The sizes of a measurement.
-#[derive(Clone, Copy, Debug)]
-struct Shape {
-    tier: BenchTier,
-    op: Op,
-    object_bytes: usize,
-    objects: u64,
-    batch: usize,
-    depth: usize,
-    /// Estimate of the index capacity in objects, before the store is open.
-    index_objects: u64,
-    /// Bytes per second of a concurrent writer.
-    write_rate: Option<u64>,
-    memory: Memory,
-    /// No object is read before the measurement.
-    just_opened: bool,
-    round: Duration,
-    rounds: u32,
-    seed: u64,
 }
 
 impl BenchArgs {

@@ -14,8 +14,8 @@ use rustix::fs::OFlags;
 
 use super::report::Report;
 use super::round::{Round, Timer};
+use super::shape::{Op, Shape};
 use super::store::Bench;
-use super::{Op, Shape};
 
 /// The limit of opens.
 const LIMIT: &str = "a bare read of as many entries of the checkpoint";

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::round::Round;
-use super::{BenchTier, Op, Shape};
+use super::shape::{BenchTier, Op, Shape};
 use crate::latency::Latencies;
 
 /// The collected rounds.

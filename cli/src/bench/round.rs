@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use pagelith::io::calls::calls;
+use pagelith::io::syscall_count::calls;
 
 use crate::latency::Latencies;
 use crate::meter::process_cpu;

@@ -18,7 +18,7 @@ use super::limit::EXISTS_BATCHES;
 use super::objects::Objects;
 use super::put::{PacedWriter, WAIT_MAX, put};
 use super::round::{Round, Timer};
-use super::{BenchTier, Op, Shape};
+use super::shape::{BenchTier, Op, Shape};
 use crate::content::Content;
 use crate::rng::SplitMix64;
 

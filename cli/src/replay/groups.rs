@@ -14,8 +14,8 @@ use pagelith::{
 };
 
 use super::pages::{Object, Unit};
+use super::plan::Target;
 use super::request::{BUSY_PAUSE, Harness, RequestState, depth_of};
-use super::run::Target;
 use super::target::{OpenTarget, wait};
 
 /// Divisor of the arena for the objects of a batch that are not visible yet. The store permits half

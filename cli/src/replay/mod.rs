@@ -10,6 +10,7 @@ mod groups;
 mod lookup;
 mod model;
 mod pages;
+mod plan;
 #[cfg(test)]
 mod planted;
 mod read;
@@ -32,8 +33,8 @@ use pagelith::transport::address::Address;
 
 use self::model::ModelFlags;
 use self::pages::Pages;
+use self::plan::{Plan, Target};
 use self::report::Report;
-use self::run::{Plan, Target};
 use self::source::Source;
 use crate::content::Content;
 use crate::exit::RunStatus;

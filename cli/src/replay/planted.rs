@@ -6,8 +6,9 @@ use pagelith::layouts::ids::PrefixHash;
 use pagelith::{Options, PutOutcome, PutSlice, Store};
 
 use super::pages::{ModelChoice, Object, Pages};
+use super::plan::{Plan, Target};
 use super::report::Report;
-use super::run::{self, Plan, Target};
+use super::run;
 use super::source::Source;
 use crate::content::Content;
 use crate::exit::RunStatus;

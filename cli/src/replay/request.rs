@@ -12,7 +12,7 @@ use pagelith::{Options, Tier};
 
 use super::buffers::Buffers;
 use super::pages::Pages;
-use super::run::Plan;
+use super::plan::Plan;
 use super::tally::{PrefixHits, Tally};
 use super::target::{OpenTarget, STALL_MAX};
 use crate::meter::Meter;

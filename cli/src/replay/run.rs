@@ -6,35 +6,16 @@ use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use pagelith::Store;
 use pagelith::config::ValidConfig;
-use pagelith::transport::address::Address;
-use pagelith::transport::auth::Key;
 
-use super::pages::Pages;
+use super::plan::{Plan, Target};
 use super::report::{Costs, Report};
 use super::request::Harness;
 use super::series::Series;
 use super::source::Source;
 use super::target::{OpenTarget, StoreCounters};
-use crate::content::Content;
 use crate::meter::rss_peak_bytes;
 use crate::output::log;
 use crate::peers;
-
-/// The parameters of a replay.
-pub(crate) struct Plan {
-    pub(crate) target: Target,
-    pub(crate) pages: Pages,
-    pub(crate) content: Content,
-    pub(crate) reopen_at: Option<u64>,
-}
-
-/// The store to replay on.
-pub(crate) enum Target {
-    /// A store of this process.
-    Own(Box<ValidConfig>),
-    /// The store of a store process, and the key for it.
-    Attached(Address, Option<Key>),
-}
 
 /// The sum of the counters of all stores of a replay. Each store counts from its open, so the
 /// counters of a store that was open before are subtracted.

@@ -201,8 +201,7 @@ fn next_jobs(cx: &mut LogContext) -> Option<Next> {
             None if frames.is_empty() => return queue.pop().map(Next::Other),
             None => break,
         };
-        let queued =
-            core.dram.frames.get_ref(frame).filter(|f| !f.dead && f.state == FrameState::Queued);
+        let queued = core.dram.frames.get_ref(frame).filter(|f| f.state == FrameState::Queued);
         if queued.map(|f| f.state = FrameState::Writing).is_none() {
             continue;
         }

@@ -127,9 +127,7 @@ impl PeerWriter {
         let now = self.shared.now();
         let mut core = self.shared.lock();
         // The page may have been evicted or removed since it was queued.
-        let Some(data) =
-            core.dram.frames.get_ref(frame).filter(|f| !f.dead).map(|f| f.data.clone())
-        else {
+        let Some(data) = core.dram.frames.get_live(frame).map(|f| f.data.clone()) else {
             core.counters.remote_skipped += objects;
             return JobStart::Taken;
         };

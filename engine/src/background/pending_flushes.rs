@@ -52,7 +52,7 @@ mod tests {
     use crate::api::outcome::{GetOutcome, MissCause};
     use crate::api::request::{GetSlice, Options, PutSlice};
     use crate::config::Config;
-    use crate::memory::frames::FrameState;
+    use crate::memory::frames::{Frame, FrameState};
     use crate::server::tests::{key, object, overwrite};
     use crate::store::embedded::Store;
     use crate::store::stepped_runtime::SteppedRuntime;
@@ -90,7 +90,8 @@ mod tests {
             overwrite(&store, &bytes);
             put(&store, 2);
             let writes = |store: &Store| {
-                store.shared.lock().dram.frames.iter().all(|(_, f)| f.state == FrameState::Writing)
+                let is_writing = |f: &Frame| f.state == FrameState::Writing || f.is_dead();
+                store.shared.lock().dram.frames.iter().all(|(_, f)| is_writing(f))
             };
             runtime.until("the frames are being written", || writes(&store));
             match by_view {

@@ -15,6 +15,7 @@ use rustc_hash::FxHashMap;
 
 use crate::api::error::{Error, ErrorKind};
 use crate::api::outcome::FlushReport;
+use crate::memory::frames::Frame;
 use crate::memory::index::{Entry, SsdPlace};
 use crate::state::core::Core;
 use crate::state::frame_access::FrameGuard;
@@ -75,7 +76,7 @@ impl Units {
     /// Whether a unit's frame was removed or cleared.
     pub fn is_dead(&self, core: &Core, id: u64) -> bool {
         let Some(PendingUnit::Frame(held)) = self.pending.get(&id) else { return false };
-        core.dram.frames.get(held.frame.id).is_none_or(|f| f.dead)
+        core.dram.frames.get(held.frame.id).is_none_or(Frame::is_dead)
     }
 
     /// The record of a frame.
@@ -173,7 +174,7 @@ impl Units {
     pub fn write_failed(&mut self, core: &mut Core, id: u64, give_up: bool) -> (bool, Option<u64>) {
         match self.remove(id) {
             Some(PendingUnit::Frame(held)) => {
-                let alive = core.dram.frames.get_ref(held.frame).is_some_and(|f| !f.dead);
+                let alive = core.dram.frames.get_live(held.frame).is_some();
                 if !(alive && give_up) {
                     core.requeue_front(&held);
                     return (false, None);
@@ -237,7 +238,7 @@ fn frame_written(core: &mut Core, held: &FrameGuard, place: &RecordPlace) -> Opt
     let data = &held.data;
     let blocks = data.members.iter().map(|m| m.checksums.len() as u64).sum();
     let mut offset = record::header_bytes(data.members.len() as u64, blocks);
-    let dead = core.dram.frames.get(held.frame.id).is_none_or(|f| f.dead);
+    let dead = core.dram.frames.get(held.frame.id).is_none_or(Frame::is_dead);
     let unread = |s: &SsdCore| !s.health.reads() || s.health.is_quarantined(place.identity.segment);
     if !dead && core.ssd.as_ref().is_some_and(unread) {
         // The purge of the index may have passed some of this group's entries. The remaining ones

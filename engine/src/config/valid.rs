@@ -26,7 +26,7 @@ pub struct Facts {
 impl Facts {
     /// The limits of this machine, and of the control group of this process.
     pub fn of_this_machine() -> Result<Facts, crate::api::error::Error> {
-        let facts = pagelith_io::facts::MemoryFacts::read()?;
+        let facts = pagelith_io::memory_facts::MemoryFacts::read()?;
         Ok(Facts { memory_bytes: facts.limit, memory_source: facts.source })
     }
 }

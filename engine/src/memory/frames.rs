@@ -4,7 +4,7 @@
 //! Invariants (the first three under the core's lock):
 //! - A frame that is being filled is private to the put: no index entry, policy or queue names it.
 //! - A frame with readers (views, connections, the flusher) keeps its extents. If it is dropped
-//!   meanwhile it is `dead`: unreachable, and freed by its last reader.
+//!   meanwhile it is [`FrameState::Dead`] until its last reader frees it.
 //! - `serial` distinguishes a frame from a later one with the same number.
 //! - Gets pin a frame by its number without the lock ([`Kept`]). A dropped frame is closed to new
 //!   pins after the index no longer leads to it, and freed after the last pin is released. Its
@@ -78,7 +78,7 @@ impl FrameData {
     }
 }
 
-/// Progress of a frame to SSD.
+/// State of a frame: its progress to SSD, until it is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FrameState {
     /// Waits for its write, or for a repeated one.
@@ -87,6 +87,8 @@ pub(crate) enum FrameState {
     Writing,
     /// Written, or exempt from being written: may be evicted.
     Clean,
+    /// Dropped: no index entry, policy or queued write leads to it. Its last reader frees it.
+    Dead,
 }
 
 /// A page in DRAM. One cache line, see the assertion below.
@@ -103,7 +105,6 @@ pub(crate) struct Frame {
     pub state: FrameState,
     /// Readers that pin and release it under the core's lock.
     pub readers: u32,
-    pub dead: bool,
     /// Whether every byte in the arena was verified against the checksums since it was inserted.
     pub verified: bool,
 }
@@ -111,6 +112,11 @@ pub(crate) struct Frame {
 const _: () = assert!(size_of::<Option<Frame>>() == 64);
 
 impl Frame {
+    /// Whether it was dropped.
+    pub fn is_dead(&self) -> bool {
+        self.state == FrameState::Dead
+    }
+
     /// Fingerprint and extent of its object, if it has only one.
     pub fn single_object(&self) -> Option<(u128, Extent)> {
         (self.members == 1).then_some((self.fingerprint, self.extent))
@@ -203,7 +209,6 @@ impl Frames {
             data: data.clone(),
             state,
             readers: 0,
-            dead: false,
             verified: false,
         };
         let id = match self.free.pop() {
@@ -235,6 +240,11 @@ impl Frames {
     /// The frame with this number and serial, mutable.
     pub fn get_ref(&mut self, frame: FrameRef) -> Option<&mut Frame> {
         self.get_mut(frame.id).filter(|f| f.serial == frame.serial)
+    }
+
+    /// The frame with this number and serial, unless it was dropped.
+    pub fn get_live(&mut self, frame: FrameRef) -> Option<&mut Frame> {
+        self.get_ref(frame).filter(|f| !f.is_dead())
     }
 
     /// Refuse new pins of a frame; true if it has no reader, with or without the lock.

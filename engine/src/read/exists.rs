@@ -55,11 +55,11 @@ pub(crate) fn lookup_at_one_moment<R>(
     // A policy that counts every access needs the lock anyway.
     for _ in 0..if read_view.counts_touches { 0 } else { LOCK_FREE_TRIES } {
         let pin = crossbeam_epoch::pin();
-        let reading = read_view.read(&pin);
-        let mut lookup = IndexLookup::new(shared, &reading, at);
+        let snapshot = read_view.read(&pin);
+        let mut lookup = IndexLookup::new(shared, &snapshot, at);
         let answer = query(&mut lookup);
         let touched = lookup.touched;
-        if reading.validate(&pin) {
+        if snapshot.validate(&pin) {
             drop(pin);
             record(shared, &touched, at);
             return answer;
@@ -76,8 +76,8 @@ fn lookup_locked<R>(
     query: impl FnOnce(&mut IndexLookup<'_>) -> R,
 ) -> R {
     let pin = crossbeam_epoch::pin();
-    let reading = shared.read_view.read(&pin);
-    let mut lookup = IndexLookup::new(shared, &reading, at);
+    let snapshot = shared.read_view.read(&pin);
+    let mut lookup = IndexLookup::new(shared, &snapshot, at);
     let answer = query(&mut lookup);
     lookup.touched.iter().for_each(|touched| touched.record_in(core, at));
     answer
@@ -86,7 +86,7 @@ fn lookup_locked<R>(
 /// Lookups in the index.
 pub(crate) struct IndexLookup<'a> {
     shared: &'a Shared,
-    reading: &'a Snapshot<'a>,
+    snapshot: &'a Snapshot<'a>,
     depth: u32,
     /// The current tick, in the form that the index stores.
     tick: u32,
@@ -94,9 +94,9 @@ pub(crate) struct IndexLookup<'a> {
 }
 
 impl<'a> IndexLookup<'a> {
-    fn new(shared: &'a Shared, reading: &'a Snapshot<'a>, at: Recency) -> IndexLookup<'a> {
+    fn new(shared: &'a Shared, snapshot: &'a Snapshot<'a>, at: Recency) -> IndexLookup<'a> {
         let tick = (shared.read_view.tick.load(Ordering::Relaxed) % u64::from(TICK_MODULUS)) as u32;
-        IndexLookup { shared, reading, depth: at.depth, tick, touched: Vec::new() }
+        IndexLookup { shared, snapshot, depth: at.depth, tick, touched: Vec::new() }
     }
 
     /// Which of `keys` are present.
@@ -116,7 +116,7 @@ impl<'a> IndexLookup<'a> {
     ) -> Vec<bool> {
         let mut found = Vec::with_capacity(keys.size_hint().0);
         self.touched.reserve(keys.size_hint().0);
-        self.reading.reserve(keys.size_hint().0);
+        self.snapshot.reserve(keys.size_hint().0);
         let mut depths = PageDepths::default();
         // The keys of a batch usually have one namespace.
         let mut last_namespace: Option<(NamespaceId, Generation)> = None;
@@ -129,7 +129,7 @@ impl<'a> IndexLookup<'a> {
             for key in keys.by_ref().take(PREFETCH_GROUP) {
                 let namespace = key.borrow().namespace();
                 let known = last_namespace.filter(|known| known.0 == namespace);
-                let generation = || self.reading.visibility.generation(namespace);
+                let generation = || self.snapshot.visibility.generation(namespace);
                 let (_, generation) =
                     *last_namespace.insert(known.unwrap_or_else(|| (namespace, generation())));
                 let fingerprint = self.shared.fingerprint(key.borrow(), generation);
@@ -138,7 +138,7 @@ impl<'a> IndexLookup<'a> {
             }
             let seen = self.touched.len();
             for (fingerprint, depth) in &group {
-                let entry = self.reading.find(*fingerprint);
+                let entry = self.snapshot.find(*fingerprint);
                 found.push(entry.is_some());
                 match entry {
                     Some(entry) => self.touched.push(FoundObject::new(&entry, *depth, self.tick)),

@@ -10,38 +10,38 @@
 
 #[cfg(test)]
 mod damaged_arena_test;
+mod deadline;
 mod finish;
-mod give_up;
 mod header;
-mod internal;
-mod stages;
+mod planning;
+mod probe;
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
+use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
 use pagelith_io::disk::Completion;
 use pagelith_io::hashed_copy::{Copier, StoreKind};
-use pagelith_layouts::staging;
+use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
 use rustc_hash::FxHashMap;
 
 pub(crate) use self::finish::Finished;
 pub(crate) use self::header::{Header, HeaderBytes};
-pub(crate) use self::internal::Probed;
-use crate::api::error::Result;
-use crate::api::outcome::{GetOutcome, MissCause, Ticket};
+pub(crate) use self::probe::Probed;
+use crate::api::outcome::{MissCause, Ticket};
 use crate::api::page_depth::PageDepths;
 use crate::api::request::Get;
-use crate::read::fetch;
-use crate::read::fetch::{Blocked, InFlightRead, ReadPiece};
+use crate::read::disk_read;
+use crate::read::disk_read::{Blocked, CompletedPiece, InFlightRead};
 use crate::read::locate;
-use crate::read::locate::Located;
-use crate::read::plan;
-use crate::read::plan::{Fetch, HeaderPlace, Piece};
+use crate::read::locate::{Located, LocatedMember};
+use crate::read::plan::{HeaderPlace, Piece, PlannedRead};
 use crate::read::promote;
-use crate::read::slot::{GetWants, Slot, SlotStep};
+use crate::read::slot::{GetWants, NextStep, ReadClaims, Settled, Slot, SsdObject};
 use crate::state::group_info;
+use crate::state::reserve::ArenaReservation;
 use crate::state::session_io::{SessionIo, release_segment};
 
 /// Attempts at an object whose read failed on the device.
@@ -51,7 +51,7 @@ const ATTEMPTS: u32 = 2;
 pub(crate) struct GetBatch {
     slots: Vec<Slot>,
     headers: Vec<Header>,
-    waiting: VecDeque<Fetch>,
+    waiting: VecDeque<PlannedRead>,
     in_flight: FxHashMap<u64, InFlightRead>,
     /// Objects without an outcome.
     unsettled: usize,
@@ -72,6 +72,17 @@ impl GetBatch {
         Self::begin_slots(io, gets.into_iter().map(Slot::new).collect(), at, deadline)
     }
 
+    /// Read these objects into arena memory that is reserved for them, and keep them there.
+    pub fn prefetch(
+        io: &mut SessionIo,
+        objects: Vec<(ObjectKey, (ArenaReservation, Part))>,
+        at: Recency,
+        deadline: Mono,
+    ) -> GetBatch {
+        let slot = |(key, (reservation, part))| Slot::prefetch(key, reservation, part);
+        Self::begin_slots(io, objects.into_iter().map(slot).collect(), at, deadline)
+    }
+
     /// The same batch, without requests to peers.
     pub fn local_only(self) -> GetBatch {
         GetBatch { local_only: true, ..self }
@@ -84,7 +95,7 @@ impl GetBatch {
         deadline: Mono,
     ) -> GetBatch {
         let mut depths = PageDepths::default();
-        slots.iter_mut().for_each(|slot| slot.depth_offset = depths.depth_of(&slot.get.key));
+        slots.iter_mut().for_each(|slot| slot.depth_offset = depths.depth_of(&slot.key));
         let unsettled = slots.len();
         let mut batch = GetBatch {
             slots,
@@ -100,7 +111,7 @@ impl GetBatch {
             local_only: false,
         };
         if let Err(error) = io.shared.check_open() {
-            (0..unsettled).for_each(|i| batch.set_outcome(i, Err(error.clone())));
+            (0..unsettled).for_each(|i| batch.settle(io, i, Settled::Failed(error.clone())));
             return batch;
         }
         let all: Vec<usize> = (0..batch.slots.len()).collect();
@@ -114,74 +125,39 @@ impl GetBatch {
         let located = locate::locate(shared, &mut self.slots, which, self.at);
         let mut from_ssd = Vec::new();
         // Non-temporal stores are fenced once, after all copies and before any outcome is returned.
-        let bytes = which.iter().map(|&i| self.slots[i].get.destination.len()).sum();
+        let bytes = which.iter().map(|&i| self.slots[i].destination_bytes()).sum();
         let mut copier = Copier::new(StoreKind::of(bytes));
-        for (slot, found) in located {
-            match found {
-                Located::Memory(entered, frame, member) => {
-                    let verify = self.slots[slot].probe || sampler.next();
-                    let outcome =
-                        self.slots[slot].copy_out(shared, &entered, member, verify, &mut copier);
-                    if *wants_meta {
-                        self.slots[slot].meta =
-                            Some(Box::new(group_info::object_meta(&entered, member)));
-                    }
-                    // The arena's bytes are damaged. The frame is dropped before another get finds
-                    // it, in particular one that does not verify.
-                    if outcome == Ok(GetOutcome::Miss(MissCause::Damaged)) {
-                        shared.lock().drop_damaged(frame);
+        for (i, found) in located {
+            let settled = match found {
+                Located::Ssd => {
+                    from_ssd.push(i);
+                    continue;
+                }
+                Located::Absent => Settled::Miss(MissCause::Absent),
+                Located::Misfit(error) => Settled::Failed(error),
+                Located::Memory(LocatedMember { entered, frame, member, want }) => {
+                    let slot = &mut self.slots[i];
+                    let verify = slot.is_probe() || sampler.next();
+                    let mut settled =
+                        slot.copy_out(shared, &entered, member, &want, verify, &mut copier);
+                    match &mut settled {
+                        Settled::Hit(hit) if *wants_meta => {
+                            hit.meta = Some(Box::new(group_info::object_meta(&entered, member)));
+                        }
+                        Settled::Hit(_) | Settled::Failed(_) => {}
+                        // The arena's bytes are damaged. The frame is dropped before another get
+                        // finds it, in particular one that does not verify.
+                        Settled::Miss(_) => shared.lock().drop_damaged(frame),
                     }
                     locate::leave_frame(shared, entered, frame);
-                    self.set_outcome(slot, outcome);
+                    settled
                 }
-                Located::Ssd => from_ssd.push(slot),
-                Located::Settled(outcome) => self.set_outcome(slot, outcome),
-            }
+            };
+            // An object that is looked up has nothing to release.
+            self.unsettled -= 1;
+            self.slots[i].settle(settled);
         }
         self.plan(io, &from_ssd);
-    }
-
-    fn plan(&mut self, io: &SessionIo, which: &[usize]) {
-        let Some(facts) = &io.facts else { return };
-        let align = facts.memory_align.max(facts.offset_align);
-        let budget = io.shared.config.staging_budget();
-        let late = io.shared.reads.slow.may_outlast(self.deadline, io.shared.now());
-        let stages = late || io.shared.reads.direct_suspended.load(Ordering::Relaxed);
-        let mut targets = Vec::new();
-        let mut staged = Vec::new();
-        io.shared.ssd.headers.prefetch(which.iter().filter_map(|&i| self.slots[i].header_place()));
-        for &i in which {
-            let Some(mut target) = self.slots[i].target(i, align, facts.parts_max, stages) else {
-                continue;
-            };
-            self.slots[i].direct = target.direct_parts.is_some();
-            if target.direct_parts.is_none() {
-                let stretch = target.chunks[0].clone();
-                let cost = staging::cost(stretch.end - stretch.start);
-                if cost > budget {
-                    // Above the whole budget: streamed alone, in chunks.
-                    target.chunks =
-                        plan::split_chunks(stretch, io.shared.config.staging_chunk_bytes());
-                }
-                staged.push((targets.len(), cost));
-            }
-            self.slots[i].pieces_left = target.chunks.len();
-            self.slots[i].cached_header = self.slots[i].find_cached_header(&io.shared);
-            target.header_cached = self.slots[i].cached_header.is_some();
-            targets.push(target);
-        }
-        self.assign_stages(&mut targets, &staged, budget);
-        let (fetches, headers, header_of) =
-            plan::plan(&targets, self.headers.len(), facts.parts_max);
-        self.headers.extend(headers.into_iter().map(Header::new));
-        for (target, number) in targets.iter().zip(header_of) {
-            let (slot, header) = (&mut self.slots[target.slot], &mut self.headers[number]);
-            header.users += 1;
-            header.bytes =
-                slot.cached_header.take().map(HeaderBytes::Cached).or(header.bytes.take());
-            slot.header = Some(number);
-        }
-        self.waiting.extend(fetches);
     }
 
     /// Progress without waiting; true once every object has its outcome.
@@ -217,43 +193,43 @@ impl GetBatch {
         }
         let mut held_back = VecDeque::new();
         let mut staging_full = false;
-        while let Some(fetch) = self.waiting.pop_front() {
-            if self.is_obsolete(&fetch) {
+        while let Some(read) = self.waiting.pop_front() {
+            if self.is_obsolete(&read) {
                 continue;
             }
-            let direct = fetch.pieces.iter().any(Piece::is_direct);
+            let direct = read.pieces.iter().any(Piece::is_direct);
             if direct && io.shared.reads.slow.may_outlast(self.deadline, io.shared.now()) {
-                self.stage_instead(io, &fetch);
+                self.stage_instead(io, &read);
                 continue;
             }
-            let staged = fetch.pieces.iter().any(Piece::is_staged);
-            if staged && (fetch.stage > self.current_stage || staging_full) {
-                held_back.push_back(fetch);
+            let staged = read.pieces.iter().any(Piece::is_staged);
+            if staged && (read.stage > self.current_stage || staging_full) {
+                held_back.push_back(read);
                 continue;
             }
             let slots = &mut self.slots;
-            match fetch::submit(io, ticket, fetch, |slot| slots[slot].take_parts()) {
+            match disk_read::submit(io, ticket, read, |slot| slots[slot].take_parts()) {
                 Ok((token, flight)) => {
-                    for piece in &flight.fetch.pieces {
+                    for piece in &flight.read.pieces {
                         if let Piece::Staged { slot, .. } = piece {
-                            slots[*slot].submitted = true;
+                            slots[*slot].attempts.submitted = true;
                         }
                     }
                     // Each read enters its segment by itself: before it completes, its objects may
                     // move to another candidate or get an outcome. At this point one of them is
                     // still in the segment.
                     if let Some(guards) = &io.shared.read_view.guards {
-                        guards.enter_again(flight.fetch.segment);
+                        guards.enter_again(flight.read.segment);
                     }
                     self.in_flight.insert(token, flight);
                 }
-                Err((Blocked::Staging, fetch)) => {
+                Err((Blocked::Staging, read)) => {
                     staging_full = true;
-                    held_back.push_back(fetch);
+                    held_back.push_back(read);
                 }
-                Err((Blocked::Scratch, fetch)) => held_back.push_back(fetch),
-                Err((Blocked::Queue, fetch)) => {
-                    held_back.push_back(fetch);
+                Err((Blocked::Scratch, read)) => held_back.push_back(read),
+                Err((Blocked::Queue, read)) => {
+                    held_back.push_back(read);
                     break;
                 }
             }
@@ -262,49 +238,51 @@ impl GetBatch {
         self.waiting = held_back;
     }
 
-    /// Whether no object needs the fetch any more.
-    fn is_obsolete(&self, fetch: &Fetch) -> bool {
+    /// Whether no object needs the read any more.
+    fn is_obsolete(&self, read: &PlannedRead) -> bool {
         let wanted = |p: &Piece| match p {
             Piece::Header { header, .. } => self.headers[*header].users > 0,
             Piece::Direct { slot, round, .. } | Piece::Staged { slot, round, .. } => {
-                let slot = &self.slots[*slot];
-                slot.outcome.is_none() && slot.round == *round
+                self.slots[*slot].needs_round(*round)
             }
         };
-        !fetch.pieces.iter().any(wanted)
+        !read.pieces.iter().any(wanted)
     }
 
     /// Handle the completion of a read.
     pub fn completed(&mut self, io: &mut SessionIo, completion: Completion) {
         let Some(flight) = self.in_flight.remove(&completion.token) else { return };
-        release_segment(&io.shared, flight.fetch.segment);
+        release_segment(&io.shared, flight.read.segment);
         io.shared.reads.slow.note(io.completed_at.since(flight.submitted_at), io.completed_at);
         if self.late {
             // After the deadline, only direct reads are still awaited.
             io.shared.reads.late.fetch_sub(1, Ordering::Relaxed);
         }
-        let (pieces, result, fetch) = fetch::complete(&mut io.scratch, flight, completion);
+        let (pieces, result, read) = disk_read::complete(&mut io.scratch, flight, completion);
         let mut touched: Vec<usize> = Vec::new();
         for piece in pieces {
             match piece {
-                ReadPiece::Direct { slot, parts } => {
-                    self.slots[slot].return_parts(parts);
+                CompletedPiece::Direct { slot, parts } => {
+                    self.slots[slot].return_parts(parts, result.is_ok());
                     touched.push(slot);
                 }
-                ReadPiece::Header { header, part } => {
+                CompletedPiece::Header { header, part } => {
                     match result.is_ok() && self.headers[header].users > 0 {
-                        true => self.headers[header].bytes = Some(HeaderBytes::Read(part)),
+                        true => {
+                            let read = HeaderBytes::Read { part, inserted: false };
+                            self.headers[header].bytes = Some(read);
+                        }
                         false => io.scratch.give_back(part),
                     }
                 }
-                ReadPiece::Staged { slot, round, chunk, part } => {
+                CompletedPiece::Staged { slot, round, chunk, part } => {
                     // Chunks of an earlier attempt are not used. A chunk that completes after the
                     // outcome must not occupy staging memory until the batch ends.
-                    if self.slots[slot].round != round || self.slots[slot].outcome.is_some() {
+                    if !self.slots[slot].needs_round(round) {
                         continue;
                     }
                     if result.is_ok() {
-                        self.slots[slot].cold_mut().staged.push((chunk, part));
+                        self.slots[slot].add_staged(chunk, part);
                     }
                     touched.push(slot);
                 }
@@ -312,7 +290,7 @@ impl GetBatch {
         }
         touched.sort_unstable();
         touched.dedup();
-        for piece in &fetch.pieces {
+        for piece in &read.pieces {
             if let Piece::Header { header, .. } = piece {
                 self.add_header_users(*header, &mut touched);
             }
@@ -330,17 +308,11 @@ impl GetBatch {
         if sick && !self.late && io.shared.reads.late.load(Ordering::Relaxed) == 0 {
             io.shared.reads.direct_suspended.store(false, Ordering::Relaxed);
         }
-        for piece in fetch.pieces {
-            match piece {
-                Piece::Direct { slot, .. } => self.slots[slot].pieces_left -= 1,
-                Piece::Header { .. } | Piece::Staged { .. } => {}
-            }
-        }
         for slot in touched {
-            if self.slots[slot].retry_pending {
-                self.retry(io, &[slot]);
-            } else {
-                self.verify_slot(io, slot);
+            match self.slots[slot].reading() {
+                Some(read) if read.retry_pending => self.retry(io, &[slot]),
+                Some(_) => self.verify_slot(io, slot),
+                None => {}
             }
         }
     }
@@ -348,7 +320,7 @@ impl GetBatch {
     /// Add the objects that wait for this header and are not in `touched`. There are none, unless a
     /// part of the record was read separately from the header.
     fn add_header_users(&self, header: usize, touched: &mut Vec<usize>) {
-        let needs = |i: &usize| self.slots[*i].header == Some(header);
+        let needs = |i: &usize| self.slots[*i].reading().is_some_and(|read| read.header == header);
         if touched.iter().filter(|i| needs(i)).count() < self.headers[header].users {
             touched.extend((0..self.slots.len()).filter(needs));
             touched.sort_unstable();
@@ -358,25 +330,24 @@ impl GetBatch {
 
     /// Retry every object of a failed read once, separately; then it is a miss.
     fn retry(&mut self, io: &mut SessionIo, touched: &[usize]) {
-        for &slot in touched {
-            if self.slots[slot].outcome.is_some() {
+        for &i in touched {
+            if self.slots[i].is_done() {
                 continue;
             }
-            if self.slots[slot].has_parts_in_read() || self.is_queued(slot) {
+            if self.slots[i].destination.is_none() || self.is_queued(i) {
                 // Another read has its memory, or will take it; the retry follows that read.
-                self.slots[slot].retry_pending = true;
+                if let Some(read) = self.slots[i].reading_mut() {
+                    read.retry_pending = true;
+                }
                 continue;
             }
-            self.slots[slot].retry_pending = false;
-            self.slots[slot].attempts += 1;
-            if self.slots[slot].attempts >= ATTEMPTS || self.late {
+            self.slots[i].attempts.failed += 1;
+            if self.slots[i].attempts.failed >= ATTEMPTS || self.late {
                 let cause = if self.late { MissCause::Late } else { MissCause::Unreadable };
-                self.settle(io, slot, Ok(GetOutcome::Miss(cause)));
+                self.settle(io, i, Settled::Miss(cause));
             } else {
-                self.leave_stage(slot);
-                self.release_header(io, slot);
-                self.slots[slot].reset_for_retry();
-                self.plan(io, &[slot]);
+                self.discard_read(io, i);
+                self.plan(io, &[i]);
             }
         }
     }
@@ -393,25 +364,21 @@ impl GetBatch {
 
     /// Verify the pieces of an object that were read, and take the next step.
     fn verify_slot(&mut self, io: &mut SessionIo, i: usize) {
-        if self.slots[i].outcome.is_some() {
-            return;
-        }
-        let Some(header) = self.slots[i].header else { return };
+        let Some(header) = self.slots[i].reading().map(|read| read.header) else { return };
         let record = self.slots[i].keeps_in_arena() || promote::is_on(&io.shared);
         // A pass over all bytes of the object precedes the insertion into the header cache.
         self.headers[header].prepare_caching(&io.shared, self.slots[i].header_place());
-        let step =
-            self.slots[i].step(&self.headers[header], GetWants { meta: io.wants_meta, record });
-        match step {
-            SlotStep::Wait => {}
-            SlotStep::LongerHeader(bytes) => {
+        let wants = GetWants { meta: io.wants_meta, record };
+        match self.slots[i].verify(&self.headers[header], wants) {
+            NextStep::Wait => {}
+            NextStep::ReadLongerHeader(bytes) => {
                 let HeaderPlace { segment, record } = self.headers[header].place;
                 self.headers[header].bytes = None;
                 let pieces = [Piece::Header { header, bytes }].into();
                 let requested = self.waiting.iter().any(|f| f.pieces == pieces)
-                    || self.in_flight.values().any(|f| f.fetch.pieces == pieces);
+                    || self.in_flight.values().any(|f| f.read.pieces == pieces);
                 if !requested {
-                    self.waiting.push_front(Fetch {
+                    self.waiting.push_front(PlannedRead {
                         segment,
                         offset: record,
                         bytes,
@@ -421,78 +388,80 @@ impl GetBatch {
                     });
                 }
             }
-            SlotStep::NextCandidate => {
-                if self.is_queued(i) {
-                    return;
+            NextStep::TryNextPlace => {
+                if !self.is_queued(i) {
+                    self.try_next_place(io, i);
                 }
-                self.leave_stage(i);
-                self.release_header(io, i);
-                locate::leave_segment(&io.shared, &mut self.slots[i]);
-                self.slots[i].reset_for_retry();
-                self.locate(io, &[i]);
             }
-            SlotStep::Done(Ok(GetOutcome::Miss(MissCause::Damaged)))
+            NextStep::Settle(Settled::Miss(MissCause::Damaged))
                 if self.headers[header].was_cached() =>
             {
                 if !self.is_queued(i) {
                     self.reread_header(io, i);
                 }
             }
-            SlotStep::Done(outcome) => {
-                if outcome.as_ref().is_ok_and(GetOutcome::is_hit) {
-                    self.headers[header].cache(&io.shared);
+            NextStep::Settle(settled) => {
+                if let Settled::Hit(_) = &settled {
+                    self.headers[header].insert_into_cache(&io.shared);
                 }
-                self.settle(io, i, outcome);
+                self.settle(io, i, settled);
             }
         }
+    }
+
+    /// The object's record belongs to another key: look for another place.
+    fn try_next_place(&mut self, io: &mut SessionIo, i: usize) {
+        self.discard_read(io, i);
+        let slot = &mut self.slots[i];
+        if let Some(object) = slot.take_off_ssd() {
+            slot.attempts.tried.push(object.place());
+            release_segment(&io.shared, object.segment());
+        }
+        self.locate(io, &[i]);
     }
 
     /// The bytes do not match the cached header. Before the object counts as damaged, its whole
     /// record is read from the device.
     fn reread_header(&mut self, io: &mut SessionIo, i: usize) {
-        if let Some(expected) = &self.slots[i].expected {
+        if let Some(SsdObject { expected, .. }) = self.slots[i].on_ssd() {
             io.shared.ssd.headers.remove(expected.identity, expected.offset);
         }
-        self.leave_stage(i);
-        self.release_header(io, i);
-        self.slots[i].reset_for_retry();
+        self.discard_read(io, i);
         self.plan(io, &[i]);
     }
 
-    fn release_header(&mut self, io: &mut SessionIo, i: usize) {
-        if let Some(header) = self.slots[i].header.take().map(|h| &mut self.headers[h]) {
-            header.users -= 1;
-            if header.users == 0 {
-                header.bytes.take().into_iter().for_each(|bytes| bytes.release(&mut io.scratch));
-            }
+    /// Discard an object's read plan, so that it can be planned anew.
+    fn discard_read(&mut self, io: &mut SessionIo, i: usize) {
+        if let Some(claims) = self.slots[i].discard_read() {
+            self.release_claims(io, &claims);
         }
     }
 
-    /// Set an object's outcome, once.
-    fn set_outcome(&mut self, i: usize, outcome: Result<GetOutcome>) {
-        let slot = &mut self.slots[i];
-        if slot.outcome.is_none() {
-            slot.outcome = Some(outcome);
-            self.unsettled -= 1;
+    fn release_claims(&mut self, io: &mut SessionIo, claims: &ReadClaims) {
+        if let Some(stage) = claims.stage {
+            self.stage_unsettled[stage - 1] -= 1;
+        }
+        let header = &mut self.headers[claims.header];
+        header.users -= 1;
+        if header.users == 0 {
+            header.bytes.take().into_iter().for_each(|bytes| bytes.release(&mut io.scratch));
         }
     }
 
-    fn settle(&mut self, io: &mut SessionIo, i: usize, outcome: Result<GetOutcome>) {
-        self.leave_stage(i);
-        let slot = &mut self.slots[i];
-        slot.drop_staged();
-        if let Ok(GetOutcome::Miss(cause @ (MissCause::Damaged | MissCause::Unreadable))) = &outcome
+    /// Set the outcome of an object, once, and release the resources of its earlier state.
+    fn settle(&mut self, io: &mut SessionIo, i: usize, settled: Settled) {
+        let slot = &self.slots[i];
+        if let Settled::Miss(cause @ (MissCause::Damaged | MissCause::Unreadable)) = &settled
+            && let Some(read) = slot.reading()
         {
-            tracing::warn!(key = %slot.get.key, %cause, "ssd object is lost");
-            let header = slot.header.and_then(|h| self.headers[h].bytes.as_ref());
-            locate::drop_lost_record(
-                &io.shared,
-                slot,
-                header.and_then(|bytes| bytes.record().ok()),
-            );
+            tracing::warn!(key = %slot.key, %cause, "ssd object is lost");
+            let bytes = self.headers[read.header].bytes.as_ref();
+            let record = bytes.and_then(|bytes| bytes.record().ok());
+            locate::drop_lost_record(&io.shared, slot, &read.object, record);
         }
-        locate::leave_segment(&io.shared, slot);
-        self.set_outcome(i, outcome);
-        self.release_header(io, i);
+        self.unsettled -= 1;
+        let (segment, claims) = self.slots[i].settle(settled);
+        segment.into_iter().for_each(|segment| release_segment(&io.shared, segment));
+        claims.into_iter().for_each(|claims| self.release_claims(io, &claims));
     }
 }

@@ -14,6 +14,7 @@
 //! - So a reader that entered a frame or segment in a valid attempt has the one that the index led
 //!   to, until it leaves.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
 use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId};
@@ -23,25 +24,33 @@ use pagelith_layouts::segment::SegmentIdentity;
 use pagelith_tiers::policy::{FrameId, Recency};
 use pagelith_tiers::ssd::read::Expected;
 
-use crate::api::error::Result;
-use crate::api::outcome::{GetOutcome, MissCause};
+use crate::api::error::Error;
 use crate::memory::index::{Entry, PREFETCH_GROUP, SsdPlace, TICK_MODULUS};
 use crate::memory::visibility::VisibilityFilter;
-use crate::read::slot::{Slot, record_members};
+use crate::read::slot::{Slot, SsdObject, record_members};
 use crate::state::core::Core;
 use crate::state::frame_access::{FrameGuard, FrameReader};
 use crate::state::read_view::{LOCK_FREE_TRIES, Snapshot};
 use crate::state::recency::{FoundObject, record};
+use crate::state::session_io::release_segment;
 use crate::state::shared::Shared;
 
 /// The location of an object.
 pub(crate) enum Located<'a> {
-    /// In DRAM, in this frame, as this member.
-    Memory(FrameReader<'a>, FrameId, usize),
-    /// On SSD, at the slot's place; its segment is entered.
+    Memory(LocatedMember<'a>),
+    /// On SSD, as the slot has it; its segment is entered.
     Ssd,
-    /// Absent, or the request does not fit the object.
-    Settled(Result<GetOutcome>),
+    Absent,
+    /// The request does not fit the object.
+    Misfit(Error),
+}
+
+/// The member of a frame that is the object, and the requested range of it.
+pub(crate) struct LocatedMember<'a> {
+    pub entered: FrameReader<'a>,
+    pub frame: FrameId,
+    pub member: usize,
+    pub want: Range<u64>,
 }
 
 /// Locate the slots `which`, all at one moment; depth counts from the batch's first object.
@@ -54,11 +63,11 @@ pub(crate) fn locate<'a>(
     // A policy that counts every access needs the lock anyway.
     for _ in 0..if shared.read_view.counts_touches { 0 } else { LOCK_FREE_TRIES } {
         let pin = crossbeam_epoch::pin();
-        let reading = shared.read_view.read(&pin);
-        let mut attempt = LocateAttempt::new(shared, &reading, which.len());
+        let snapshot = shared.read_view.read(&pin);
+        let mut attempt = LocateAttempt::new(shared, &snapshot, which.len());
         attempt.locate_all(slots, which, at);
         let LocateAttempt { located, touched, dropped_frames, torn, .. } = attempt;
-        let holds = !torn && reading.validate(&pin);
+        let holds = !torn && snapshot.validate(&pin);
         drop(pin);
         free_dropped(shared, &dropped_frames);
         if holds {
@@ -69,8 +78,8 @@ pub(crate) fn locate<'a>(
     }
     let mut core = shared.lock();
     let pin = crossbeam_epoch::pin();
-    let reading = shared.read_view.read(&pin);
-    let mut attempt = LocateAttempt::new(shared, &reading, which.len());
+    let snapshot = shared.read_view.read(&pin);
+    let mut attempt = LocateAttempt::new(shared, &snapshot, which.len());
     attempt.locate_all(slots, which, at);
     let LocateAttempt { located, touched, dropped_frames, .. } = attempt;
     dropped_frames.into_iter().for_each(|frame| core.free_if_unread(frame));
@@ -81,11 +90,10 @@ pub(crate) fn locate<'a>(
 /// Leave what an invalid attempt entered.
 fn undo(shared: &Shared, slot: &mut Slot, located: Located<'_>) {
     match located {
-        Located::Memory(entered, frame, _) => leave_frame(shared, entered, frame),
+        Located::Memory(found) => leave_frame(shared, found.entered, found.frame),
         Located::Ssd => leave_segment(shared, slot),
-        Located::Settled(_) => {}
+        Located::Absent | Located::Misfit(_) => {}
     }
-    slot.expected = None;
 }
 
 /// Leave a frame after a get; the last reader of a dropped frame frees it.
@@ -105,7 +113,7 @@ fn free_dropped(shared: &Shared, dropped_frames: &[FrameId]) {
 /// One attempt to locate the objects of some slots.
 struct LocateAttempt<'a, 'r> {
     shared: &'a Shared,
-    reading: &'r Snapshot<'r>,
+    snapshot: &'r Snapshot<'r>,
     /// The current tick, in the form that the index stores.
     tick: u32,
     located: Vec<(usize, Located<'a>)>,
@@ -117,13 +125,13 @@ struct LocateAttempt<'a, 'r> {
 }
 
 impl<'a, 'r> LocateAttempt<'a, 'r> {
-    fn new(shared: &'a Shared, reading: &'r Snapshot<'r>, count: usize) -> LocateAttempt<'a, 'r> {
+    fn new(shared: &'a Shared, snapshot: &'r Snapshot<'r>, count: usize) -> LocateAttempt<'a, 'r> {
         let tick = (shared.read_view.tick.load(Relaxed) % u64::from(TICK_MODULUS)) as u32;
-        reading.reserve(count);
+        snapshot.reserve(count);
         let (located, touched) = (Vec::with_capacity(count), Vec::with_capacity(count));
         LocateAttempt {
             shared,
-            reading,
+            snapshot,
             tick,
             located,
             touched,
@@ -143,12 +151,12 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
             generations.clear();
             for &i in group {
                 let slot = &mut slots[i];
-                let namespace = slot.get.key.namespace();
+                let namespace = slot.key.namespace();
                 let known = last_namespace.filter(|known| known.0 == namespace);
-                let generation = || self.reading.visibility.generation(namespace);
+                let generation = || self.snapshot.visibility.generation(namespace);
                 let (_, generation) =
                     *last_namespace.insert(known.unwrap_or_else(|| (namespace, generation())));
-                slot.fingerprint = self.shared.fingerprint(&slot.get.key, generation);
+                slot.fingerprint = self.shared.fingerprint(&slot.key, generation);
                 fingerprints.push(slot.fingerprint);
                 generations.push(generation);
             }
@@ -157,7 +165,7 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
                 let slot = &mut slots[i];
                 let depth = at.depth.saturating_add(slot.depth_offset);
                 entries.clear();
-                entries.extend(self.reading.entries(slot.fingerprint));
+                entries.extend(self.snapshot.entries(slot.fingerprint));
                 let found = self.locate_one(slot, &entries, *generation, depth);
                 self.located.push((i, found));
             }
@@ -177,24 +185,27 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
         depth: u32,
     ) -> Located<'a> {
         // A probe also finds objects that are not visible.
-        if !slot.probe && entries.iter().any(|e| e.attached && !self.reading.is_visible(e)) {
-            return Located::Settled(Ok(GetOutcome::Miss(MissCause::Absent)));
+        if !slot.is_probe() && entries.iter().any(|e| e.attached && !self.snapshot.is_visible(e)) {
+            return Located::Absent;
         }
         for (entry, frame) in entries.iter().filter_map(|e| Some((e, e.frame?))) {
             let Some(entered) = self.enter(frame) else {
                 self.torn = true;
                 continue;
             };
-            let Some(member) = entered.find(&slot.get.key, generation) else {
+            let Some(member) = entered.find(&slot.key, generation) else {
                 self.leave_frame(entered, frame);
                 continue;
             };
-            if let Err(error) = slot.set_length(entered.members[member].extent.bytes) {
-                self.leave_frame(entered, frame);
-                return Located::Settled(Err(error));
-            }
+            let want = match slot.requested_range(entered.members[member].extent.bytes) {
+                Ok(want) => want,
+                Err(error) => {
+                    self.leave_frame(entered, frame);
+                    return Located::Misfit(error);
+                }
+            };
             self.touched.push(FoundObject::new(entry, depth, self.tick));
-            return Located::Memory(entered, FrameId(frame), member);
+            return Located::Memory(LocatedMember { entered, frame: FrameId(frame), member, want });
         }
         self.locate_on_ssd(slot, entries, generation, depth)
     }
@@ -208,11 +219,14 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
     ) -> Located<'a> {
         let mut misfit = None;
         // An entry with a frame was compared above: its object is another one.
-        for entry in entries.iter().filter(|e| e.frame.is_none() && !self.reading.is_hidden(e)) {
-            let Some(place) = entry.ssd.filter(|place| !slot.has_tried(place)) else { continue };
-            match slot.set_length(entry.length.into()) {
-                Ok(()) => {
-                    if self.enter_segment(slot, entry, place, generation) {
+        for entry in entries.iter().filter(|e| e.frame.is_none() && !self.snapshot.is_hidden(e)) {
+            let Some(place) = entry.ssd.filter(|place| !slot.attempts.tried.contains(place)) else {
+                continue;
+            };
+            match slot.requested_range(entry.length.into()) {
+                Ok(want) => {
+                    if let Some(expected) = self.enter_segment(entry, place, generation) {
+                        slot.place_on_ssd(SsdObject { expected, want });
                         self.touched.push(FoundObject::new(entry, depth, self.tick));
                         return Located::Ssd;
                     }
@@ -223,36 +237,31 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
         }
         // With real fingerprints, an entry of another length is this object, and the request is
         // invalid.
-        Located::Settled(match misfit {
-            Some(error) if !self.shared.config.constant_fingerprint() => Err(error),
-            _ => Ok(GetOutcome::Miss(MissCause::Absent)),
-        })
+        match misfit {
+            Some(error) if !self.shared.config.constant_fingerprint() => Located::Misfit(error),
+            _ => Located::Absent,
+        }
     }
 
-    /// Enter the segment of a place and set what its record must contain; false if it cannot be
+    /// Enter the segment of a place; returns what its record must contain. `None` if it cannot be
     /// entered.
     fn enter_segment(
         &self,
-        slot: &mut Slot,
         entry: &Entry,
         place: SsdPlace,
         generation: Generation,
-    ) -> bool {
-        let (Some(guards), Some(volume)) = (&self.shared.read_view.guards, &self.shared.ssd.volume)
-        else {
-            return false;
-        };
+    ) -> Option<Expected> {
+        let (guards, volume) =
+            (self.shared.read_view.guards.as_ref()?, self.shared.ssd.volume.as_ref()?);
         let segment = SegmentId(place.segment);
-        let Some(incarnation) = guards.enter(segment) else { return false };
-        slot.place = Some(place);
-        slot.expected = Some(Expected {
+        let incarnation = guards.enter(segment)?;
+        Some(Expected {
             identity: SegmentIdentity { store: volume.store, segment, incarnation },
             offset: u64::from(place.record_block) * 4096,
             payload_delta: u64::from(place.payload_delta) * 4096,
             generation,
             length: entry.length.into(),
-        });
-        true
+        })
     }
 
     fn leave_frame(&mut self, entered: FrameReader<'a>, frame: u32) {
@@ -282,10 +291,10 @@ pub(crate) fn hold_in_memory(
     Some((FrameGuard::new(core, frame)?, member))
 }
 
-/// Leave the slot's segment.
+/// Leave the slot's segment; the object is to be looked up again.
 pub(crate) fn leave_segment(shared: &Shared, slot: &mut Slot) {
-    if let Some(place) = slot.place.take() {
-        crate::state::session_io::release_segment(shared, SegmentId(place.segment));
+    if let Some(object) = slot.take_off_ssd() {
+        release_segment(shared, object.segment());
     }
 }
 
@@ -293,8 +302,13 @@ pub(crate) fn leave_segment(shared: &Shared, slot: &mut Slot) {
 /// The other objects of its record are dropped with it, because a page is present whole or not at
 /// all. Without a header the members are unknown: then the record is marked broken, and none of its
 /// objects is visible any more.
-pub(crate) fn drop_lost_record(shared: &Shared, slot: &Slot, record: Option<Record<'_>>) {
-    let (Some(place), Some(expected)) = (slot.place, slot.expected) else { return };
+pub(crate) fn drop_lost_record(
+    shared: &Shared,
+    slot: &Slot,
+    object: &SsdObject,
+    record: Option<Record<'_>>,
+) {
+    let (place, expected) = (object.place(), &object.expected);
     let record = record.filter(|r| r.expect(expected.identity, expected.offset).is_ok());
     let mut core = shared.lock();
     let known = core.index.find(slot.fingerprint).any(|e| e.ssd == Some(place));
@@ -304,7 +318,7 @@ pub(crate) fn drop_lost_record(shared: &Shared, slot: &Slot, record: Option<Reco
         let now = core.generation(key.namespace());
         (shared.fingerprint(&key, now) == fingerprint).then_some(key)
     };
-    let own = named(&core, slot.get.key, slot.fingerprint);
+    let own = named(&core, slot.key, slot.fingerprint);
     let mut pages = core.drop_lost([(slot.fingerprint, place, own)]);
     // A record that was dropped whole counts as one failure.
     if known && !core.is_hidden_at(place) {

@@ -1,8 +1,8 @@
 //! Reads: lookups, gets from every tier, views and pins.
 
+pub(crate) mod disk_read;
 pub(crate) mod exists;
 pub(crate) mod exists_groups;
-pub(crate) mod fetch;
 pub(crate) mod get;
 pub(crate) mod locate;
 pub(crate) mod pin;

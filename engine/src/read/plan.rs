@@ -72,7 +72,7 @@ impl Piece {
 
 /// One read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Fetch {
+pub(crate) struct PlannedRead {
     pub segment: SegmentId,
     /// Byte offset in the segment.
     pub offset: u64,
@@ -99,13 +99,13 @@ pub(crate) fn plan(
     targets: &[ReadTarget],
     headers_before: usize,
     parts_max: usize,
-) -> (Vec<Fetch>, Vec<HeaderPlace>, Vec<usize>) {
+) -> (Vec<PlannedRead>, Vec<HeaderPlace>, Vec<usize>) {
     let mut order: Vec<usize> = (0..targets.len()).collect();
     order.sort_by_key(|&i| {
         let t = &targets[i];
         (t.segment, t.record, t.payload_delta, t.chunks.first().map_or(0, |c| c.start))
     });
-    let mut fetches: Vec<Fetch> = Vec::new();
+    let mut reads: Vec<PlannedRead> = Vec::new();
     let mut headers: Vec<HeaderPlace> = Vec::new();
     let mut header_of = vec![0; targets.len()];
     for (at, &i) in order.iter().enumerate() {
@@ -121,9 +121,9 @@ pub(crate) fn plan(
             let sharing = sharing.take_while(|o| (o.segment, o.record) == (t.segment, t.record));
             let stage = sharing.map(|o| o.stage).min().unwrap_or(t.stage);
             let first = ReadGroup { segment: t.segment, stage };
-            if !t.header_cached || header_bridges_reads(&fetches, t, bytes) {
+            if !t.header_cached || header_bridges_reads(&reads, t, bytes) {
                 push_piece(
-                    &mut fetches,
+                    &mut reads,
                     first,
                     t.record,
                     Piece::Header { header, bytes },
@@ -151,7 +151,7 @@ pub(crate) fn plan(
                 None => (Piece::Staged { slot: t.slot, round: t.round, chunk: chunk.clone() }, 1),
             };
             push_piece(
-                &mut fetches,
+                &mut reads,
                 ReadGroup { segment: t.segment, stage: t.stage },
                 at,
                 piece,
@@ -160,14 +160,14 @@ pub(crate) fn plan(
             );
         }
     }
-    (fetches, headers, header_of)
+    (reads, headers, header_of)
 }
 
 /// Whether a record's header of `bytes` bytes starts where the last read ends, and ends where the
 /// requested payload begins, and that read has room for a whole further object.
-fn header_bridges_reads(fetches: &[Fetch], t: &ReadTarget, bytes: u64) -> bool {
+fn header_bridges_reads(reads: &[PlannedRead], t: &ReadTarget, bytes: u64) -> bool {
     let wanted = t.chunks.first().filter(|chunk| t.payload_delta == bytes && chunk.start == 0);
-    fetches.last().zip(wanted).is_some_and(|(last, chunk)| {
+    reads.last().zip(wanted).is_some_and(|(last, chunk)| {
         let continues = last.segment == t.segment && last.offset + last.bytes == t.record;
         continues && last.stage == t.stage && last.bytes + bytes + chunk.end <= JOIN_BYTES_MAX
     })
@@ -182,7 +182,7 @@ struct ReadGroup {
 
 /// Append a piece to the last read if it continues that read, else begin a new read.
 fn push_piece(
-    fetches: &mut Vec<Fetch>,
+    reads: &mut Vec<PlannedRead>,
     t: ReadGroup,
     offset: u64,
     piece: Piece,
@@ -190,7 +190,7 @@ fn push_piece(
     parts_max: usize,
 ) {
     let bytes = piece.bytes();
-    if let Some(last) = fetches.last_mut() {
+    if let Some(last) = reads.last_mut() {
         let continues = last.segment == t.segment && last.offset + last.bytes == offset;
         // A header is always joined with the payload after it, of any length: one read brings both.
         let with_header =
@@ -214,7 +214,14 @@ fn push_piece(
         }
     }
     let stage = t.stage;
-    fetches.push(Fetch { segment: t.segment, offset, bytes, parts, pieces: [piece].into(), stage });
+    reads.push(PlannedRead {
+        segment: t.segment,
+        offset,
+        bytes,
+        parts,
+        pieces: [piece].into(),
+        stage,
+    });
 }
 
 /// The range that is read for a requested range: its whole blocks, padded to 4096.
@@ -306,18 +313,15 @@ mod tests {
         let one = 4096 + 65536;
         let cached =
             |slot, record| ReadTarget { header_cached: true, ..target(slot, record, 4096, 65536) };
-        let (fetches, headers, _) = plan(&[cached(0, 4096)], 0, 64);
-        assert_eq!((fetches.len(), headers.len()), (1, 1));
-        assert_eq!(
-            (fetches[0].offset, fetches[0].bytes, fetches[0].pieces.len()),
-            (8192, 65536, 1)
-        );
+        let (reads, headers, _) = plan(&[cached(0, 4096)], 0, 64);
+        assert_eq!((reads.len(), headers.len()), (1, 1));
+        assert_eq!((reads[0].offset, reads[0].bytes, reads[0].pieces.len()), (8192, 65536, 1));
         // Adjacent records are one read, which begins after the first header.
-        let (fetches, ..) = plan(&[cached(0, 4096), cached(1, 4096 + one)], 0, 64);
-        assert_eq!((fetches.len(), fetches[0].offset, fetches[0].bytes), (1, 8192, 65536 + one));
+        let (reads, ..) = plan(&[cached(0, 4096), cached(1, 4096 + one)], 0, 64);
+        assert_eq!((reads.len(), reads[0].offset, reads[0].bytes), (1, 8192, 65536 + one));
         // Records with a gap are two reads, and so are adjacent ones that exceed the longest read.
-        let (fetches, ..) = plan(&[cached(0, 4096), cached(1, 8192 + one)], 0, 64);
-        assert!(fetches.iter().all(|f| f.bytes == 65536) && fetches.len() == 2);
+        let (reads, ..) = plan(&[cached(0, 4096), cached(1, 8192 + one)], 0, 64);
+        assert!(reads.iter().all(|f| f.bytes == 65536) && reads.len() == 2);
         // A short payload is not a header, which would be joined with any payload after it.
         let long = ReadTarget {
             payload_delta: 4096 + 65536,
@@ -326,22 +330,19 @@ mod tests {
         };
         assert_eq!(plan(&[cached(0, 4096), long], 0, 64).0.len(), 2);
         let run: Vec<_> = (0..20).map(|i| cached(i, 4096 + i as u64 * one)).collect();
-        let (fetches, ..) = plan(&run, 0, 1024);
-        assert!(fetches.iter().all(|f| f.bytes <= JOIN_BYTES_MAX), "{fetches:?}");
-        assert!(
-            fetches.iter().all(|f| f.pieces.len() % 2 == 1),
-            "a header at an edge: {fetches:?}"
-        );
+        let (reads, ..) = plan(&run, 0, 1024);
+        assert!(reads.iter().all(|f| f.bytes <= JOIN_BYTES_MAX), "{reads:?}");
+        assert!(reads.iter().all(|f| f.pieces.len() % 2 == 1), "a header at an edge: {reads:?}");
     }
 
     #[test]
     fn group_is_one_read_with_one_header() {
         let (k, v) = (target(0, 4096, 4096, 32768), target(1, 4096, 4096 + 32768, 32768));
-        let (fetches, headers, of) = plan(&[v.clone(), k.clone()], 0, 64);
+        let (reads, headers, of) = plan(&[v.clone(), k.clone()], 0, 64);
         assert_eq!((headers.len(), of), (1, vec![0, 0]));
-        assert_eq!(fetches.len(), 1);
-        assert_eq!((fetches[0].offset, fetches[0].bytes), (4096, 4096 + 65536));
-        let slots: Vec<_> = fetches[0].pieces.iter().map(Piece::bytes).collect();
+        assert_eq!(reads.len(), 1);
+        assert_eq!((reads[0].offset, reads[0].bytes), (4096, 4096 + 65536));
+        let slots: Vec<_> = reads[0].pieces.iter().map(Piece::bytes).collect();
         assert_eq!(slots, vec![4096, 32768, 32768]);
     }
 
@@ -354,22 +355,22 @@ mod tests {
         };
         // The last member is requested first; the first member's payload has the later stage.
         let (v, k) = (staged(0, 4096 + 32768, 1), staged(1, 4096, 2));
-        let (fetches, headers, of) = plan(&[v, k], 0, 64);
+        let (reads, headers, of) = plan(&[v, k], 0, 64);
         assert_eq!((headers.len(), of), (1, vec![0, 0]));
         let with_header =
-            fetches.iter().find(|f| f.pieces.contains(&Piece::Header { header: 0, bytes: 4096 }));
-        assert_eq!(with_header.map(|f| (f.stage, f.pieces.len())), Some((1, 1)), "{fetches:?}");
+            reads.iter().find(|f| f.pieces.contains(&Piece::Header { header: 0, bytes: 4096 }));
+        assert_eq!(with_header.map(|f| (f.stage, f.pieces.len())), Some((1, 1)), "{reads:?}");
     }
 
     #[test]
     fn adjacent_records_join_up_to_limit() {
         let one = 4096 + 65536;
         let run: Vec<_> = (0..20).map(|i| target(i, 4096 + i as u64 * one, 4096, 65536)).collect();
-        let (fetches, headers, _) = plan(&run, 0, 1024);
+        let (reads, headers, _) = plan(&run, 0, 1024);
         assert_eq!(headers.len(), 20);
-        assert!(fetches.iter().all(|f| f.bytes <= JOIN_BYTES_MAX + LEAD_BYTES_MAX), "{fetches:?}");
-        assert_eq!(fetches.iter().map(|f| f.bytes).sum::<u64>(), 20 * one);
-        assert_eq!(fetches.len(), 2);
+        assert!(reads.iter().all(|f| f.bytes <= JOIN_BYTES_MAX + LEAD_BYTES_MAX), "{reads:?}");
+        assert_eq!(reads.iter().map(|f| f.bytes).sum::<u64>(), 20 * one);
+        assert_eq!(reads.len(), 2);
         let apart = [target(0, 4096, 4096, 65536), target(1, 4096 + one + 4096, 4096, 65536)];
         assert_eq!(plan(&apart, 0, 1024).0.len(), 2);
     }
@@ -377,17 +378,17 @@ mod tests {
     #[test]
     fn far_payload_has_separate_header_read() {
         let far = target(0, 4096, 4096 + (1 << 20), 65536);
-        let (fetches, ..) = plan(&[far], 3, 64);
-        assert_eq!(fetches.len(), 2);
-        assert_eq!(fetches[0].pieces[..], [Piece::Header { header: 3, bytes: 4096 }]);
+        let (reads, ..) = plan(&[far], 3, 64);
+        assert_eq!(reads.len(), 2);
+        assert_eq!(reads[0].pieces[..], [Piece::Header { header: 3, bytes: 4096 }]);
     }
 
     #[test]
     fn excess_parts_begin_another_read() {
         let run: Vec<_> = (0..4).map(|i| target(i, 4096 + i as u64 * 8192, 4096, 4096)).collect();
-        let (fetches, ..) = plan(&run, 0, 4);
-        assert_eq!(fetches.len(), 2);
-        assert!(fetches.iter().all(|f| f.parts <= 4));
+        let (reads, ..) = plan(&run, 0, 4);
+        assert_eq!(reads.len(), 2);
+        assert!(reads.iter().all(|f| f.parts <= 4));
     }
 
     #[test]

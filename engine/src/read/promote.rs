@@ -7,12 +7,13 @@ use std::sync::Arc;
 use pagelith_layouts::ids::SegmentId;
 use pagelith_tiers::policy::Recency;
 
-use crate::api::outcome::{GetOutcome, Tier};
+use crate::api::outcome::Tier;
+use crate::api::request::Destination;
 use crate::config::Promote;
 use crate::memory::frames::{FrameData, FrameMember, FrameState, Members};
 use crate::memory::index::Entry;
 use crate::memory::visibility::VisibilityFilter;
-use crate::read::slot::Slot;
+use crate::read::slot::{Purpose, Settled, Slot, VerifiedRecord};
 use crate::state::core::Core;
 use crate::state::frame_access::Unpublished;
 use crate::state::group_memory::Reservation;
@@ -23,30 +24,30 @@ use crate::state::shared::Shared;
 /// returns the number of objects. A record that does not fit into DRAM is skipped: a promotion is
 /// not worth a wait.
 pub(crate) fn promote(shared: &Shared, slots: &mut [Slot], at: Recency) -> u64 {
-    let always = is_on(shared);
-    let mut records: BTreeMap<(SegmentId, u64), BTreeMap<u64, usize>> = BTreeMap::new();
-    for (i, slot) in slots.iter().enumerate().filter(|(_, slot)| always || slot.keeps_in_arena()) {
-        let whole = slot.want == (0..slot.length);
-        let from_ssd = match &slot.outcome {
-            Some(Ok(GetOutcome::Hit { tier, .. })) => *tier == Tier::Ssd,
-            Some(Ok(GetOutcome::Miss(_)) | Err(_)) | None => false,
-        };
-        if let (true, true, Some(e), Some(_)) = (whole, from_ssd, &slot.expected, &slot.verified) {
-            let record = records.entry((e.identity.segment, e.offset)).or_default();
-            record.insert(e.payload_delta, i);
+    let mut records: BTreeMap<(SegmentId, u64), BTreeMap<u16, usize>> = BTreeMap::new();
+    for (i, slot) in slots.iter().enumerate() {
+        if let Some(VerifiedRecord { facts, place, .. }) = verified(slot) {
+            let record = records.entry((facts.identity.segment, facts.offset)).or_default();
+            record.insert(place.payload_delta, i);
         }
     }
     let mut objects = 0;
     for members in records.into_values() {
         let members: Vec<usize> = members.into_values().collect();
-        let verified = members.first().and_then(|i| slots[*i].verified.as_ref());
-        if verified.is_some_and(|v| v.member_count == members.len())
-            && promote_record(shared, slots, &members, at)
-        {
+        let count = members.first().and_then(|i| verified(&slots[*i])).map(|v| v.member_count);
+        if count == Some(members.len()) && promote_record(shared, slots, &members, at) {
             objects += members.len() as u64;
         }
     }
     objects
+}
+
+/// The record of an object that was read whole from SSD.
+fn verified(slot: &Slot) -> Option<&VerifiedRecord> {
+    match slot.settled()? {
+        Settled::Hit(hit) => hit.record(),
+        Settled::Miss(_) | Settled::Failed(_) => None,
+    }
 }
 
 /// Whether objects that callers read are kept in DRAM.
@@ -57,15 +58,15 @@ pub(crate) fn is_on(shared: &Shared) -> bool {
 /// Whether the object is unchanged since it was read, on SSD only. An object that was cleared or
 /// hidden meanwhile would occupy DRAM without a reader.
 fn is_only_on_ssd(core: &Core, slot: &Slot) -> bool {
-    let generation = core.generation(slot.get.key.namespace());
+    let generation = core.generation(slot.key.namespace());
     let seen = |e: Entry| is_ssd_entry(slot, &e) && core.is_visible(&e);
-    slot.verified.as_ref().is_some_and(|v| v.facts.generation == generation)
+    verified(slot).is_some_and(|v| v.facts.generation == generation)
         && core.index.find(slot.fingerprint).any(seen)
 }
 
 /// Whether an entry is the object's, and has no frame.
 fn is_ssd_entry(slot: &Slot, entry: &Entry) -> bool {
-    entry.ssd == slot.ssd_place() && entry.frame.is_none()
+    entry.frame.is_none() && verified(slot).is_some_and(|v| entry.ssd == Some(v.place))
 }
 
 fn promote_record(shared: &Shared, slots: &mut [Slot], which: &[usize], at: Recency) -> bool {
@@ -75,7 +76,7 @@ fn promote_record(shared: &Shared, slots: &mut [Slot], which: &[usize], at: Rece
     };
     let first = &slots[which[0]];
     let (depth, facts) =
-        (at.depth.saturating_add(first.depth_offset), first.verified.as_ref().map(|v| v.facts));
+        (at.depth.saturating_add(first.depth_offset), verified(first).map(|v| v.facts));
     let mut core = shared.lock();
     let unchanged =
         members.len() == which.len() && which.iter().all(|i| is_only_on_ssd(&core, &slots[*i]));
@@ -106,7 +107,7 @@ fn promote_record(shared: &Shared, slots: &mut [Slot], which: &[usize], at: Rece
             |e| e.frame = Some(frame.id.0),
         );
         debug_assert!(linked.is_ok_and(|found| found));
-        core.events.stored(Tier::Memory, &slot.get.key, false);
+        core.events.stored(Tier::Memory, &slot.key, false);
     }
     core.counters.promoted += 1;
     core.mark_frame_clean(frame);
@@ -115,11 +116,12 @@ fn promote_record(shared: &Shared, slots: &mut [Slot], which: &[usize], at: Rece
 
 /// The frame member of an object that was read into reserved arena memory.
 fn take_reserved(slot: &mut Slot) -> Option<FrameMember> {
-    let reservation = slot.cold.as_mut().and_then(|cold| cold.reservation.take());
-    let (reservation, verified) = reservation.zip(slot.verified.as_ref())?;
-    let memory = std::mem::take(&mut slot.get.destination.0);
+    let Purpose::Keep(reservation) = &mut slot.purpose else { return None };
+    let reservation = reservation.take()?;
+    let memory = slot.destination.take()?.0;
+    let checksums = verified(slot)?.checksums.clone();
     // The bytes were verified in this memory, which has no other user.
-    reservation.fill(memory, verified.checksums.clone()).into_member(slot.get.key, slot.fingerprint)
+    reservation.fill(memory, checksums).into_member(slot.key, slot.fingerprint)
 }
 
 /// Copy objects that were read for a caller into the arena; empty if there is no room.
@@ -128,10 +130,10 @@ fn copy_to_arena(shared: &Shared, slots: &[Slot], which: &[usize]) -> Members {
     if !which.iter().all(|i| is_only_on_ssd(&core, &slots[*i])) {
         return Members::new();
     }
-    let size = |i: &usize| ObjectSize {
-        key: slots[*i].get.key,
-        length: Some(slots[*i].length),
-        in_arena: false,
+    let size = |i: &usize| {
+        let Slot { key, destination, .. } = &slots[*i];
+        let length = destination.as_ref().map(Destination::len);
+        ObjectSize { key: *key, length, in_arena: false }
     };
     let sizes: Vec<_> = which.iter().map(size).collect();
     let mut reservation = Reservation::with_capacity(sizes.len());
@@ -144,14 +146,14 @@ fn copy_to_arena(shared: &Shared, slots: &[Slot], which: &[usize]) -> Members {
     let mut filled = true;
     let mut members = Members::with_capacity(which.len());
     for (slot, extent) in which.iter().map(|i| &slots[*i]).zip(extents.into_iter().flatten()) {
-        let pieces: Vec<_> = slot.get.destination.pieces().collect();
-        let checksums = slot.verified.as_ref().map(|v| v.checksums.clone()).unwrap_or_default();
+        let pieces: Vec<_> = slot.destination.iter().flat_map(Destination::pieces).collect();
+        let checksums = verified(slot).map(|v| v.checksums.clone()).unwrap_or_default();
         // The caller does not have its memory back yet, so these are the verified bytes. They are
         // compared all the same, since they will be served as the original.
         filled &=
             Unpublished::new(extent).fill(&shared.memory, &pieces).as_ref() == Some(&checksums);
         members.push(FrameMember {
-            key: slot.get.key,
+            key: slot.key,
             fingerprint: slot.fingerprint,
             extent,
             checksums,

@@ -2,20 +2,22 @@
 
 use std::collections::BTreeMap;
 
-use crate::api::outcome::{GetOutcome, Tier};
-use crate::read::slot::Slot;
+use crate::api::outcome::Tier;
+use crate::read::slot::{Settled, Slot};
 
 /// Log how many objects came from each tier, and how many missed for each cause.
 pub(crate) fn log_gets(slots: &[Slot]) {
     let (mut memory, mut ssd, mut remote, mut failed) = (0u64, 0u64, 0u64, 0u64);
     let mut miss: BTreeMap<String, u64> = BTreeMap::new();
     for slot in slots {
-        match &slot.outcome {
-            Some(Ok(GetOutcome::Hit { tier: Tier::Memory, .. })) => memory += 1,
-            Some(Ok(GetOutcome::Hit { tier: Tier::Ssd, .. })) => ssd += 1,
-            Some(Ok(GetOutcome::Hit { tier: Tier::Remote, .. })) => remote += 1,
-            Some(Ok(GetOutcome::Miss(cause))) => *miss.entry(cause.to_string()).or_default() += 1,
-            Some(Err(_)) | None => failed += 1,
+        match slot.settled() {
+            Some(Settled::Hit(hit)) => match hit.tier() {
+                Tier::Memory => memory += 1,
+                Tier::Ssd => ssd += 1,
+                Tier::Remote => remote += 1,
+            },
+            Some(Settled::Miss(cause)) => *miss.entry(cause.to_string()).or_default() += 1,
+            Some(Settled::Failed(_)) | None => failed += 1,
         }
     }
     tracing::info!(objects = slots.len(), memory, ssd, remote, ?miss, failed, "get batch");

@@ -23,8 +23,8 @@ use crate::read::view;
 use crate::read::view::View;
 use crate::state::reserve::count_reserved;
 use crate::state::shared::Shared;
-use crate::write::groups;
-use crate::write::groups::JoinedGroup;
+use crate::write::open_group;
+use crate::write::open_group::JoinedGroup;
 
 /// Maximum number of pins of a connection; the bases of pinned objects count too.
 pub(crate) const PINNED_MAX: usize = 65_536;
@@ -170,7 +170,7 @@ impl ClientHolds {
             );
             return Err(Error::busy(detail));
         }
-        let joined = groups::join(shared, &required, options, true)?;
+        let joined = open_group::join(shared, &required, options, true)?;
         let count = required.len() as u64;
         self.groups.insert(name, BegunGroup { joined, required });
         Ok(count)
@@ -178,12 +178,12 @@ impl ClientHolds {
 
     /// The group with this name, or an error.
     pub fn group(&self, name: u64) -> Result<JoinedGroup> {
-        self.groups.get(&name).map(|begun| begun.joined.clone()).ok_or_else(groups::not_open)
+        self.groups.get(&name).map(|begun| begun.joined.clone()).ok_or_else(open_group::not_open)
     }
 
     /// Aborts a group; returns the number of its objects.
     pub fn abort(&mut self, shared: &Shared, name: u64) -> Result<u64> {
-        let begun = self.groups.remove(&name).ok_or_else(groups::not_open)?;
+        let begun = self.groups.remove(&name).ok_or_else(open_group::not_open)?;
         begun.joined.abort(shared);
         Ok(begun.required.len() as u64)
     }
@@ -198,7 +198,7 @@ impl ClientHolds {
                     begun.required.iter().map(|key| missing.contains(key)).collect(),
                 )
             }
-            None => OpOutcome::failed(Verb::Missing, groups::not_open()),
+            None => OpOutcome::failed(Verb::Missing, open_group::not_open()),
         }
     }
 

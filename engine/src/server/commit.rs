@@ -9,7 +9,7 @@ use super::{CallContext, ServerCtx};
 use crate::api::error::Result;
 use crate::api::outcome::{PutDone, PutOutcome};
 use crate::state::shared::Shared;
-use crate::write::groups::JoinedGroup;
+use crate::write::open_group::JoinedGroup;
 
 /// A commit in progress.
 pub(crate) struct CommitOp {

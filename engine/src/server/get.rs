@@ -36,47 +36,64 @@ const PROBES_MAX: usize = 32;
 /// A requested object.
 struct RequestedObject {
     key: ObjectKey,
-    /// The requested byte range.
+    /// The requested byte range; the wire has no empty one.
     span: Range<u64>,
     /// Whether the span must be the whole object.
     whole: bool,
     /// Whether the bytes may be passed by reference.
     may_show: bool,
+    state: ObjectState,
+}
+
+/// The state of a requested object.
+enum ObjectState {
+    /// Not looked up in DRAM yet.
+    Requested,
+    /// Not in DRAM, and no chunk of it was read yet.
+    Reading,
+    /// Not local: the peers are asked for the whole span at once.
+    Remote,
+    /// A part of it was read, and not all of it was sent.
+    Sending(SendingObject),
+    /// All of it was sent.
+    Sent(SentObject),
+    /// Not a hit. Chunks that arrive later are not used.
+    NoHit(ItemVerdict),
+}
+
+/// An object that is being sent.
+struct SendingObject {
     /// Bytes of the span that are not sent yet.
     unsent_bytes: u64,
-    /// Whether the object was looked up in DRAM.
-    probed: bool,
-    /// Whether the object is not local and the peers are asked for the whole span at once.
-    is_remote: bool,
+    /// Checksums of all blocks of the object, from the first chunk that was read: all chunks must
+    /// be of the same object. Empty for an object of a peer, which is one chunk.
+    object_sums: Checksums,
+    sent: SentObject,
+}
+
+/// What the outcome says of an object that is sent.
+struct SentObject {
     tier: Tier,
     /// Group members and base that the object was put with.
     group_info: GroupInfo,
-    /// Checksums of all blocks of the object, from the first chunk that was read: all chunks must
-    /// be of the same object.
-    object_sums: Option<Checksums>,
-    /// Checksums of the blocks that overlap the span, each over the bytes that are sent; empty
-    /// before the first chunk.
+    /// Checksums of the blocks that overlap the span, each over the bytes that are sent.
     sums: Checksums,
-    verdict: Option<ItemVerdict>,
 }
 
 impl RequestedObject {
     fn new(item: &GetItem) -> RequestedObject {
-        let span = item.stretch();
         RequestedObject {
             key: item.key,
+            span: item.stretch(),
             whole: item.range().is_none(),
             may_show: !item.is_sent(),
-            unsent_bytes: span.end - span.start,
-            probed: false,
-            is_remote: false,
-            tier: Tier::Memory,
-            group_info: GroupInfo::default(),
-            object_sums: None,
-            sums: Checksums::new(),
-            verdict: None,
-            span,
+            state: ObjectState::Requested,
         }
+    }
+
+    /// Length of the span.
+    fn length(&self) -> u64 {
+        self.span.end - self.span.start
     }
 
     /// Number of blocks that overlap the span.
@@ -100,10 +117,14 @@ impl RequestedObject {
 
     /// The base, if this is a hit on an attached object.
     fn attached(&self) -> Option<&AttachedTo> {
-        self.group_info
-            .attached
-            .as_ref()
-            .filter(|_| self.verdict.is_none() && self.unsent_bytes == 0)
+        match &self.state {
+            ObjectState::Sent(sent) => sent.group_info.attached.as_ref(),
+            ObjectState::Requested
+            | ObjectState::Reading
+            | ObjectState::Remote
+            | ObjectState::Sending(_)
+            | ObjectState::NoHit(_) => None,
+        }
     }
 
     /// The chunk that begins at `from`. Chunks end at block boundaries, so that each block is in
@@ -122,51 +143,70 @@ impl RequestedObject {
         Error::invalid(detail)
     }
 
-    /// Records the checksums of a chunk that was read completely, or returns why the object is no
-    /// hit.
+    /// The object with a chunk that was read completely, or why it is no hit. `before` is the
+    /// object with its earlier chunks.
     fn accept_chunk(
-        &mut self,
+        &self,
+        before: Option<SendingObject>,
         chunk: &Range<u64>,
         tier: Tier,
         done: &GetDone,
         bytes: &[u8],
-    ) -> Result<(), ItemVerdict> {
-        if self.whole && tier != Tier::Remote && done.length != self.span.end {
-            return Err(ItemVerdict::Failed(self.length_mismatch(done.length)));
-        }
+    ) -> Result<SendingObject, ItemVerdict> {
+        let (checksums, group_info) = done.metadata();
+        let (first, blocks) = (self.span.start / BLOCK, self.blocks());
+        let begin = |object_sums, sums| SendingObject {
+            unsent_bytes: self.length(),
+            object_sums,
+            sent: SentObject { tier, group_info: GroupInfo::default(), sums },
+        };
         if tier == Tier::Remote {
             // The reply of the peer is all that is known of the object. For a whole object the peer
             // has checked the length.
-            let (checksums, info) = done.metadata();
-            if checksums.len() != self.blocks() {
+            if checksums.len() != blocks {
                 return Err(ItemVerdict::Miss(MissCause::Gone));
             }
-            self.sums = checksums.into();
-            (self.tier, self.group_info) = (tier, info);
-            return Ok(());
+            let mut sending = begin(Checksums::new(), checksums.into());
+            sending.sent.group_info = group_info;
+            return Ok(sending);
         }
-        let (checksums, info) = done.metadata();
-        let (first, blocks) = (self.span.start / BLOCK, self.blocks());
-        let record = self.object_sums.get_or_insert_with(|| checksums.into());
-        if record[..] != *checksums {
+        if self.whole && done.length != self.span.end {
+            return Err(ItemVerdict::Failed(self.length_mismatch(done.length)));
+        }
+        let none = || begin(checksums.into(), Checksums::from_elem(Checksum::default(), blocks));
+        let mut sending = before.unwrap_or_else(none);
+        if sending.object_sums[..] != *checksums {
             // The object was removed and put again between two chunks: bytes of two objects must
             // not be mixed.
             return Err(ItemVerdict::Miss(MissCause::Gone));
         }
-        self.sums.resize(blocks, Checksum::default());
         for block in chunk.start / BLOCK..chunk.end.div_ceil(BLOCK) {
             let all = block * BLOCK..((block + 1) * BLOCK).min(done.length);
             let sent = all.start.max(chunk.start)..all.end.min(chunk.end);
             let sum = match sent == all {
-                true => record.get(block as usize).copied().unwrap_or_default(),
+                true => checksums.get(block as usize).copied().unwrap_or_default(),
                 false => checksum(
                     &bytes[(sent.start - chunk.start) as usize..(sent.end - chunk.start) as usize],
                 ),
             };
-            self.sums[(block - first) as usize] = sum;
+            sending.sent.sums[(block - first) as usize] = sum;
         }
-        (self.tier, self.group_info) = (tier, info);
-        Ok(())
+        (sending.sent.tier, sending.sent.group_info) = (tier, group_info);
+        Ok(sending)
+    }
+
+    /// Counts bytes that were sent.
+    fn count_sent(&mut self, bytes: u64) {
+        self.state = match std::mem::replace(&mut self.state, ObjectState::Reading) {
+            ObjectState::Sending(sending) if sending.unsent_bytes == bytes => {
+                ObjectState::Sent(sending.sent)
+            }
+            ObjectState::Sending(sending) => ObjectState::Sending(SendingObject {
+                unsent_bytes: sending.unsent_bytes - bytes,
+                ..sending
+            }),
+            other => other,
+        };
     }
 }
 
@@ -191,7 +231,7 @@ pub(crate) struct GetOp {
 impl GetOp {
     pub fn new(call: CallContext, items: impl Iterator<Item = GetItem>) -> GetOp {
         let objects: Vec<RequestedObject> = items.map(|item| RequestedObject::new(&item)).collect();
-        let next_offset = objects.first().map_or(0, |w| w.span.start);
+        let next_offset = objects.first().map_or(0, |object| object.span.start);
         let next = (0..objects.len()).collect();
         let (reading, unsent) = (FxHashMap::default(), VecDeque::new());
         let (has_peers, remote_queue) = (false, VecDeque::new());
@@ -210,12 +250,6 @@ impl GetOp {
             // The session has the same deadline and ends the reads in progress.
             self.next.clear();
             self.remote_queue.clear();
-            let late = |w: &RequestedObject| w.verdict.is_none() && w.unsent_bytes > 0;
-            if self.reading.is_empty() && self.unsent.is_empty() {
-                self.objects.iter_mut().filter(|w| late(w)).for_each(|w| {
-                    w.verdict = Some(ItemVerdict::Miss(MissCause::Late));
-                });
-            }
         }
         self.read(ctx, link, id);
         self.request_remote(ctx, id);
@@ -232,31 +266,31 @@ impl GetOp {
         // Bases are sent only to stores, which decide by them what to keep.
         let sends_bases =
             sends_members && has(Feature::Bases) && self.call.origin != PutOrigin::Put;
-        let bases = match sends_bases && self.objects.iter().any(|w| w.attached().is_some()) {
-            true => {
-                let asked: Vec<_> = self.objects.iter().map(|w| (w.key, w.attached())).collect();
-                group_info::bases(shared, &asked)
-            }
-            false => vec![None; self.objects.len()],
-        };
-        let verdict = |(w, base): (RequestedObject, Option<Base>)| {
-            let hit = |w: RequestedObject| {
-                let sends_group =
-                    sends_members && w.group_info.attached.is_some() == base.is_some();
-                let members = if sends_group { w.group_info.members } else { 0 };
-                ItemVerdict::Hit(
-                    w.tier,
-                    w.span.end - w.span.start,
-                    w.sums,
-                    members,
-                    base.map(Box::new),
-                )
+        let bases =
+            match sends_bases && self.objects.iter().any(|object| object.attached().is_some()) {
+                true => {
+                    let asked: Vec<_> =
+                        self.objects.iter().map(|object| (object.key, object.attached())).collect();
+                    group_info::bases(shared, &asked)
+                }
+                false => vec![None; self.objects.len()],
             };
-            match (w.verdict, w.unsent_bytes) {
-                (Some(verdict), _) => (w.key, verdict),
-                (None, 0) => (w.key, hit(RequestedObject { verdict: None, ..w })),
-                (None, _) => (w.key, ItemVerdict::Miss(MissCause::Late)),
-            }
+        let verdict = |(object, base): (RequestedObject, Option<Base>)| {
+            let length = object.length();
+            let verdict = match object.state {
+                ObjectState::Sent(SentObject { tier, group_info, sums }) => {
+                    let sends_group =
+                        sends_members && group_info.attached.is_some() == base.is_some();
+                    let members = if sends_group { group_info.members } else { 0 };
+                    ItemVerdict::Hit(tier, length, sums, members, base.map(Box::new))
+                }
+                ObjectState::NoHit(verdict) => verdict,
+                ObjectState::Requested
+                | ObjectState::Reading
+                | ObjectState::Remote
+                | ObjectState::Sending(_) => ItemVerdict::Miss(MissCause::Late),
+            };
+            (object.key, verdict)
         };
         OpOutcome::items(Verb::Get, self.objects.drain(..).zip(bases).map(verdict).collect())
     }
@@ -268,17 +302,12 @@ impl GetOp {
         // answer.
         let mut batches = [(Vec::new(), Vec::new()), (Vec::new(), Vec::new())];
         while let Some(&at) = self.next.front() {
-            let object = &self.objects[at];
-            let chunk = object.chunk(self.next_offset);
-            if !object.probed && object.verdict.is_none() && !self.probe_dram(ctx, link, id, at) {
+            if !self.probe_dram(ctx, link, id, at) {
                 break;
             }
             let object = &self.objects[at];
-            let needs_read = object.verdict.is_none()
-                && !object.is_remote
-                && object.unsent_bytes > 0
-                && !chunk.is_empty();
-            if needs_read {
+            let chunk = object.chunk(self.next_offset);
+            if let ObjectState::Reading | ObjectState::Sending(_) = object.state {
                 let len = (chunk.end - chunk.start) as usize;
                 let Some(part) = ctx.staging.try_part(len) else { break };
                 let destination = Destination([part.split(len).0].into());
@@ -334,9 +363,9 @@ impl GetOp {
         while let Some(&at) = self.remote_queue.front() {
             let object = &mut self.objects[at];
             let span = object.span.clone();
-            let len = (span.end - span.start) as usize;
+            let len = object.length() as usize;
             if len > ctx.staging.capacity() {
-                object.verdict.get_or_insert(ItemVerdict::Miss(MissCause::Absent));
+                object.state = ObjectState::NoHit(ItemVerdict::Miss(MissCause::Absent));
                 self.remote_queue.pop_front();
                 continue;
             }
@@ -348,8 +377,8 @@ impl GetOp {
         }
     }
 
-    /// Looks up the objects from `at` on in DRAM and sends those that it finds; returns false if
-    /// the link has no capacity for the first.
+    /// Unless object `at` was looked up in DRAM, looks it up and objects after it, and sends those
+    /// that it finds; returns false if the link has no capacity for the first.
     fn probe_dram(
         &mut self,
         ctx: &mut ServerCtx,
@@ -357,33 +386,32 @@ impl GetOp {
         id: OpId,
         at: usize,
     ) -> bool {
+        let is_requested =
+            |object: &RequestedObject| matches!(object.state, ObjectState::Requested);
+        if !is_requested(&self.objects[at]) {
+            return true;
+        }
         let most = if self.objects.len() > 2 * in_flight_sends::FIRST_BATCH {
             in_flight_sends::batch_len(at).min(PROBES_MAX)
         } else {
             PROBES_MAX
         };
-        let ahead = self
-            .objects
-            .iter()
-            .enumerate()
-            .skip(at)
-            .filter(|(_, w)| !w.probed && w.verdict.is_none());
+        let ahead =
+            self.objects.iter().enumerate().skip(at).filter(|(_, object)| is_requested(object));
         let requests: Vec<PushRequest> =
             ahead.take(most).map(|(at, object)| object.push_request(id, at)).collect();
         let results = in_flight_sends::push_from_dram(ctx, link, &requests, &self.call.options);
         for (request, result) in requests.iter().zip(results) {
-            let object = &mut self.objects[request.item as usize];
-            object.probed = !matches!(result, PushResult::NoCapacity);
-            match result {
-                PushResult::Sent(sums, info) => {
-                    (object.sums, object.unsent_bytes, object.tier, object.group_info) =
-                        (sums, 0, Tier::Memory, info);
+            self.objects[request.item as usize].state = match result {
+                PushResult::Sent(sums, group_info) => {
+                    ObjectState::Sent(SentObject { tier: Tier::Memory, group_info, sums })
                 }
-                PushResult::Damaged => object.verdict = Some(ItemVerdict::Miss(MissCause::Damaged)),
-                PushResult::NotInDram | PushResult::NoCapacity => {}
-            }
+                PushResult::Damaged => ObjectState::NoHit(ItemVerdict::Miss(MissCause::Damaged)),
+                PushResult::NotInDram => ObjectState::Reading,
+                PushResult::NoCapacity => ObjectState::Requested,
+            };
         }
-        self.objects[at].probed
+        !is_requested(&self.objects[at])
     }
 
     /// Takes the results of a batch.
@@ -392,38 +420,39 @@ impl GetOp {
         for ((at, chunk), mut done) in chunks.into_iter().zip(done) {
             let object = &mut self.objects[at];
             let is_part = chunk != object.span;
+            let before = match std::mem::replace(&mut object.state, ObjectState::Reading) {
+                ObjectState::Sending(sending) => Some(sending),
+                ObjectState::Requested | ObjectState::Reading => None,
+                ObjectState::Remote if !is_part => None,
+                // The chunk is not used.
+                state @ (ObjectState::Remote | ObjectState::Sent(_) | ObjectState::NoHit(_)) => {
+                    object.state = state;
+                    continue;
+                }
+            };
             let is_miss = done.outcome.as_ref().is_ok_and(|outcome| !outcome.is_hit());
-            if is_part
-                && is_miss
-                && self.has_peers
-                && !object.is_remote
-                && object.object_sums.is_none()
-            {
-                object.is_remote = true;
+            if is_part && is_miss && self.has_peers && before.is_none() {
+                object.state = ObjectState::Remote;
                 self.remote_queue.push_back(at);
-            }
-            if is_part && object.is_remote {
                 continue;
             }
             let parts = std::mem::take(&mut done.destination.0);
-            let verdict = match (&done.outcome, parts.first()) {
+            let accepted = match (&done.outcome, parts.first()) {
                 (Ok(GetOutcome::Hit { tier, .. }), Some(part)) => {
-                    object.accept_chunk(&chunk, *tier, &done, part.bytes()).err()
+                    object.accept_chunk(before, &chunk, *tier, &done, part.bytes())
                 }
-                (Ok(GetOutcome::Miss(cause)), _) => Some(ItemVerdict::Miss(*cause)),
-                (Err(error), _) => Some(ItemVerdict::Failed(error.clone())),
-                (Ok(GetOutcome::Hit { .. }), None) => Some(ItemVerdict::Miss(MissCause::Gone)),
+                (Ok(GetOutcome::Miss(cause)), _) => Err(ItemVerdict::Miss(*cause)),
+                (Err(error), _) => Err(ItemVerdict::Failed(error.clone())),
+                (Ok(GetOutcome::Hit { .. }), None) => Err(ItemVerdict::Miss(MissCause::Gone)),
             };
-            match verdict {
-                Some(verdict) => {
-                    object.verdict.get_or_insert(verdict);
-                }
-                None => {
-                    let offset = chunk.start - object.span.start;
-                    let may_show = self.objects[at].may_show;
+            match accepted {
+                Ok(sending) => {
+                    object.state = ObjectState::Sending(sending);
+                    let (offset, may_show) = (chunk.start - object.span.start, object.may_show);
                     let push = Push { op: id, item: at as u32, offset, parts, token: 0, may_show };
                     self.unsent.push_back((at, push));
                 }
+                Err(verdict) => object.state = ObjectState::NoHit(verdict),
             }
         }
     }
@@ -441,11 +470,9 @@ impl GetOp {
         let mut blocked = std::collections::BTreeSet::new();
         for (at, push) in std::mem::take(&mut self.unsent) {
             let object = &mut self.objects[at];
-            if object.verdict.is_some() {
-                continue;
-            }
+            let ObjectState::Sending(sending) = &object.state else { continue };
             let bytes: u64 = push.parts.iter().map(|p| p.len() as u64).sum();
-            let sent = object.span.end - object.span.start - object.unsent_bytes;
+            let sent = object.length() - sending.unsent_bytes;
             if blocked.contains(&at) || push.offset != sent {
                 blocked.insert(at);
                 later.push_back((at, push));
@@ -454,7 +481,7 @@ impl GetOp {
             match link.push(push) {
                 Ok(()) => {
                     ctx.pending_pushes.sent(id);
-                    object.unsent_bytes -= bytes;
+                    object.count_sent(bytes);
                 }
                 Err(push) => {
                     blocked.insert(at);

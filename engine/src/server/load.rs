@@ -21,7 +21,7 @@ use rustc_hash::FxHashMap;
 
 use super::get::REQUESTED_OBJECT_BYTES;
 use super::outbox::OUTCOME_BYTES_MAX;
-use super::put::OFFERED_BYTES;
+use super::put::INCOMING_BYTES;
 use crate::api::error::{Error, Result};
 use crate::api::events;
 use crate::state::load_totals::ServedBytes;
@@ -124,7 +124,7 @@ pub(crate) fn cost(ask: &RequestBody<'_>, body: usize) -> u64 {
         }
         // The checksums are part of the body.
         RequestBody::Put(puts) => {
-            (body + puts.items().len() * (OFFERED_BYTES + OUTCOME_BYTES)) as u64
+            (body + puts.items().len() * (INCOMING_BYTES + OUTCOME_BYTES)) as u64
         }
         RequestBody::Exists(keys)
         | RequestBody::ExistsPrefix(keys)

@@ -7,7 +7,7 @@
 //! - Bytes copied from client memory are stored only if the copy has these checksums: the client
 //!   may cancel the put during the copy and overwrite its memory.
 
-mod offered;
+mod incoming;
 mod run;
 
 use std::ops::Range;
@@ -24,7 +24,7 @@ use pagelith_tiers::policy::{FrameId, Recency};
 use pagelith_transport::link::Link;
 use pagelith_transport::shown::Shown;
 
-use self::offered::{ObjectBuffer, OfferedObject};
+use self::incoming::{IncomingBytes, IncomingObject};
 use self::run::RUN_GROUPS;
 use super::op_outcome::{ItemVerdict, OpOutcome};
 use super::{CallContext, ServerCtx};
@@ -41,15 +41,16 @@ use crate::state::reserve;
 use crate::state::reserve::ReserveResult;
 use crate::state::session_io::recency;
 use crate::state::shared::Shared;
-use crate::write::groups;
-use crate::write::groups::JoinedGroup;
+use crate::write::open_group;
+use crate::write::open_group::JoinedGroup;
 use crate::write::put;
 use crate::write::put::new_keys;
 
-/// Bytes of server state for an offered object that is a group of its own.
-pub(crate) const OFFERED_BYTES: usize = size_of::<OfferedObject>() + size_of::<OfferedGroup>();
+/// Bytes of server state for an object that is a group of its own.
+pub(crate) const INCOMING_BYTES: usize = size_of::<IncomingObject>() + size_of::<IncomingGroup>();
 
-enum OfferedState {
+enum GroupState {
+    /// Nothing was done for it.
     New,
     /// Number of objects whose bytes have not arrived.
     Pulling(usize),
@@ -61,11 +62,11 @@ enum OfferedState {
     Done,
 }
 
-struct OfferedGroup {
+struct IncomingGroup {
     base: Option<ObjectKey>,
     /// Range of its objects in the put.
     objects: Range<usize>,
-    state: OfferedState,
+    state: GroupState,
 }
 
 /// A put in progress.
@@ -73,8 +74,8 @@ pub(crate) struct PutOp {
     call: CallContext,
     pub verb: Verb,
     block_bytes: u32,
-    offered: Vec<OfferedObject>,
-    groups: Vec<OfferedGroup>,
+    objects: Vec<IncomingObject>,
+    groups: Vec<IncomingGroup>,
     /// For parts of groups: the keys of all objects of such a group, on any page; `None` if the
     /// groups are complete. Kept once per put, since a request may have many pages.
     required: Option<Vec<ObjectKey>>,
@@ -91,14 +92,14 @@ impl PutOp {
         id: OpId,
     ) -> PutOp {
         let objects = puts.items().len();
-        let mut groups: Vec<OfferedGroup> =
+        let mut groups: Vec<IncomingGroup> =
             Vec::with_capacity(objects.min(puts.group_count() as usize));
-        let mut offered = Vec::with_capacity(objects);
+        let mut incoming = Vec::with_capacity(objects);
         for object in puts.objects() {
-            let at = offered.len();
+            let at = incoming.len();
             if object.group as usize == groups.len() {
                 let base = puts.base(object.group);
-                groups.push(OfferedGroup { base, objects: at..at, state: OfferedState::New });
+                groups.push(IncomingGroup { base, objects: at..at, state: GroupState::New });
             }
             groups.iter_mut().last().into_iter().for_each(|g| g.objects.end = at + 1);
             let sums: Checksums = object.checksums.iter().collect();
@@ -106,31 +107,27 @@ impl PutOp {
             // pulled.
             let shown = |place| link.view((id, object.number, 0), place, object.length);
             let shown = object.shown.filter(|_| !sums.is_empty()).and_then(shown);
-            offered.push(OfferedObject {
-                key: object.key,
-                length: object.length,
-                sums,
-                shown,
-                buffer: ObjectBuffer::None,
-                verdict: None,
-            });
+            let bytes = shown.map_or(IncomingBytes::AtClient, IncomingBytes::InClientMemory);
+            let (key, length) = (object.key, object.length);
+            incoming.push(IncomingObject { key, length, sums, bytes, verdict: None });
         }
         let verb = RequestBody::Put(puts).verb();
         let required = puts.required().map(|keys| keys.iter().collect());
-        PutOp { call, verb, block_bytes: puts.block_bytes(), offered, groups, required, open_group }
+        let (objects, block_bytes) = (incoming, puts.block_bytes());
+        PutOp { call, verb, block_bytes, objects, groups, required, open_group }
     }
 
     /// Records that the bytes of an object have arrived in `parts`, or can be copied from `shown`.
     pub fn receive(&mut self, item: u32, parts: Vec<Part>, shown: Option<&Shown>) {
         let at = item as usize;
-        let Some(object) = self.offered.get_mut(at) else { return };
+        let Some(object) = self.objects.get_mut(at) else { return };
         object.receive(parts, shown, self.block_bytes);
         // The object ranges of groups are contiguous and ascending.
         let group_at = self.groups.partition_point(|group| group.objects.end <= at);
         let Some(group) = self.groups.get_mut(group_at) else { return };
-        group.state = match std::mem::replace(&mut group.state, OfferedState::Done) {
-            OfferedState::Pulling(1) => OfferedState::Received,
-            OfferedState::Pulling(left) => OfferedState::Pulling(left - 1),
+        group.state = match std::mem::replace(&mut group.state, GroupState::Done) {
+            GroupState::Pulling(1) => GroupState::Received,
+            GroupState::Pulling(left) => GroupState::Pulling(left - 1),
             other => other,
         };
     }
@@ -143,14 +140,14 @@ impl PutOp {
             if !is_storing(&group.state, ticket) {
                 continue;
             }
-            if let OfferedState::Committing(_, joined) =
-                std::mem::replace(&mut group.state, OfferedState::Done)
+            if let GroupState::Committing(_, joined) =
+                std::mem::replace(&mut group.state, GroupState::Done)
             {
                 let outcome = joined.commit_outcome(shared, done.collect());
                 self.settle(at, || item_verdict(outcome.clone()));
                 return;
             }
-            for (object, done) in self.offered[group.objects.clone()].iter_mut().zip(&mut done) {
+            for (object, done) in self.objects[group.objects.clone()].iter_mut().zip(&mut done) {
                 object.verdict = Some(item_verdict(done.outcome));
             }
         }
@@ -170,11 +167,10 @@ impl PutOp {
         let (mut at, mut received) = (0, Vec::new());
         while at < self.groups.len() {
             // A group that cannot begin now blocks the groups after it.
-            if matches!(self.groups[at].state, OfferedState::New) && !self.begin(ctx, link, id, at)
-            {
+            if matches!(self.groups[at].state, GroupState::New) && !self.begin(ctx, link, id, at) {
                 break;
             }
-            if matches!(self.groups[at].state, OfferedState::Received) {
+            if matches!(self.groups[at].state, GroupState::Received) {
                 received.push(at);
             }
             at += 1;
@@ -188,8 +184,8 @@ impl PutOp {
             let late = |key: &ObjectKey| {
                 ItemVerdict::Failed(Error::busy(format!("deadline exceeded key={key}")))
             };
-            let verdict = |o: OfferedObject| (o.key, o.verdict.unwrap_or_else(|| late(&o.key)));
-            OpOutcome::items(self.verb, self.offered.drain(..).map(verdict).collect())
+            let verdict = |o: IncomingObject| (o.key, o.verdict.unwrap_or_else(|| late(&o.key)));
+            OpOutcome::items(self.verb, self.objects.drain(..).map(verdict).collect())
         })
     }
 
@@ -197,22 +193,22 @@ impl PutOp {
     fn expire(&mut self) {
         for group in &mut self.groups {
             match group.state {
-                OfferedState::New | OfferedState::Pulling(_) | OfferedState::Received => {
-                    group.state = OfferedState::Done;
-                    self.offered[group.objects.clone()]
+                GroupState::New | GroupState::Pulling(_) | GroupState::Received => {
+                    group.state = GroupState::Done;
+                    self.objects[group.objects.clone()]
                         .iter_mut()
-                        .for_each(|o| o.buffer = ObjectBuffer::None);
+                        .for_each(|o| o.bytes = IncomingBytes::Released);
                 }
-                OfferedState::Storing(_) | OfferedState::Committing(..) | OfferedState::Done => {}
+                GroupState::Storing(_) | GroupState::Committing(..) | GroupState::Done => {}
             }
         }
     }
 
     fn settle(&mut self, at: usize, verdict: impl Fn() -> ItemVerdict) {
         let group = &mut self.groups[at];
-        group.state = OfferedState::Done;
-        for object in &mut self.offered[group.objects.clone()] {
-            (object.verdict, object.buffer) = (Some(verdict()), ObjectBuffer::None);
+        group.state = GroupState::Done;
+        for object in &mut self.objects[group.objects.clone()] {
+            (object.verdict, object.bytes) = (Some(verdict()), IncomingBytes::Released);
         }
     }
 
@@ -243,9 +239,9 @@ impl PutOp {
                 }
                 ReserveResult::OverLimit => return false,
                 ReserveResult::ArenaFull => {
-                    let objects = self.objects(&run);
-                    let bytes: u64 = objects.iter().map(|item| self.offered[*item].length).sum();
-                    let keys = objects.iter().map(|item| &self.offered[*item].key);
+                    let objects = self.object_numbers(&run);
+                    let bytes: u64 = objects.iter().map(|item| self.objects[*item].length).sum();
+                    let keys = objects.iter().map(|item| &self.objects[*item].key);
                     let now = ctx.shared().now();
                     ctx.shared().lock().count_busy(keys, now);
                     let detail = format!("arena is full of pages in use bytes={bytes}");
@@ -255,10 +251,10 @@ impl PutOp {
             }
         };
         let mut pulls = Vec::new();
-        for (item, (reservation, part)) in self.objects(&run).into_iter().zip(memory) {
-            let object = &mut self.offered[item];
-            object.buffer = ObjectBuffer::Reserved(reservation);
-            if let Some(shown) = object.shown.take() {
+        for (item, (reservation, part)) in self.object_numbers(&run).into_iter().zip(memory) {
+            let object = &mut self.objects[item];
+            let bytes = std::mem::replace(&mut object.bytes, IncomingBytes::Reserved(reservation));
+            if let IncomingBytes::InClientMemory(shown) = bytes {
                 object.receive(vec![part], Some(&shown), self.block_bytes);
                 continue;
             }
@@ -277,8 +273,8 @@ impl PutOp {
             let group = &mut self.groups[at];
             let is_pulled = |pull: &&PullItem| group.objects.contains(&(pull.item as usize));
             group.state = match pulls.iter().filter(is_pulled).count() {
-                0 => OfferedState::Received,
-                pulled => OfferedState::Pulling(pulled),
+                0 => GroupState::Received,
+                pulled => GroupState::Pulling(pulled),
             };
         }
         true
@@ -289,8 +285,8 @@ impl PutOp {
         let groups = run.iter().map(|at| {
             let group = &self.groups[*at];
             let mut objects = Vec::with_capacity(group.objects.len());
-            objects.extend(self.offered[group.objects.clone()].iter_mut().filter_map(|o| {
-                let source = Source::from_payload(Payload::Client(o.client_payload()?));
+            objects.extend(self.objects[group.objects.clone()].iter_mut().filter_map(|o| {
+                let source = Source::from_payload(Payload::Client(o.take_client_payload()?));
                 Some(Put { key: o.key, source })
             }));
             PutGroup { objects, base: group.base }
@@ -304,7 +300,7 @@ impl PutOp {
         let Some(first) = which.first() else { return };
         let ticket =
             ctx.session.submit_put_as(groups, self.options(ctx.shared(), *first), self.call.origin);
-        which.iter().for_each(|at| self.groups[*at].state = OfferedState::Storing(ticket));
+        which.iter().for_each(|at| self.groups[*at].state = GroupState::Storing(ticket));
         ctx.batches.insert(ticket, id);
     }
 
@@ -316,7 +312,7 @@ impl PutOp {
     }
 
     /// Numbers of the objects of these groups.
-    fn objects(&self, run: &[usize]) -> Vec<usize> {
+    fn object_numbers(&self, run: &[usize]) -> Vec<usize> {
         run.iter().flat_map(|at| self.groups[*at].objects.clone()).collect()
     }
 
@@ -330,7 +326,7 @@ impl PutOp {
         };
         let keys = run
             .iter()
-            .flat_map(|at| &self.offered[self.groups[*at].objects.clone()])
+            .flat_map(|at| &self.objects[self.groups[*at].objects.clone()])
             .map(|o| &o.key);
         run.iter().all(may_be) && new_keys::all_new(shared, keys)
     }
@@ -366,12 +362,12 @@ impl PutOp {
 
     /// Reserves arena memory for all objects of these groups, or for none.
     fn reserve_memory(&self, ctx: &ServerCtx, link: &dyn Link, run: &[usize]) -> ReserveResult {
-        let objects = self.objects(run);
+        let objects = self.object_numbers(run);
         let room = link.room();
         if room.frames == 0 || room.exposures < objects.len() {
             return ReserveResult::OverLimit;
         }
-        let lengths: Vec<u64> = objects.iter().map(|item| self.offered[*item].length).collect();
+        let lengths: Vec<u64> = objects.iter().map(|item| self.objects[*item].length).collect();
         reserve::reserve_all(&ctx.session.io.shared, &lengths)
     }
 
@@ -379,15 +375,15 @@ impl PutOp {
     /// alone decides for a single object; a false match, and thus an object that is not stored, has
     /// a probability of 2^-128. Several objects must be exactly the members of one frame. For
     /// objects in separate frames, or on SSD alone, the store decides after it has read the bytes.
-    fn is_present(&self, shared: &Shared, core: &mut CoreGuard<'_>, group: &OfferedGroup) -> bool {
+    fn is_present(&self, shared: &Shared, core: &mut CoreGuard<'_>, group: &IncomingGroup) -> bool {
         let objects = &group.objects;
-        let find_entry = |o: &OfferedObject| {
+        let find_entry = |o: &IncomingObject| {
             let fingerprint = shared.fingerprint(&o.key, core.generation(o.key.namespace()));
             let fits = |e: &Entry| u64::from(e.length) == o.length && core.is_visible(e);
             core.index.find(fingerprint).find(fits)
         };
         let entries: Option<Vec<Entry>> =
-            self.offered[objects.clone()].iter().map(find_entry).collect();
+            self.objects[objects.clone()].iter().map(find_entry).collect();
         let Some(entries) = entries else { return false };
         let members = self.required.as_ref().map_or(objects.len(), Vec::len);
         if members > 1 || group.base.is_some() {
@@ -396,7 +392,7 @@ impl PutOp {
             let data =
                 frame.and_then(|frame| core.dram.frames.get(FrameId(frame))).map(|f| &f.data);
             let as_put = |data: &FrameData| {
-                let keys = self.offered[objects.clone()].iter().map(|o| &o.key);
+                let keys = self.objects[objects.clone()].iter().map(|o| &o.key);
                 data.members.len() == members
                     && data.is_attached() == group.base.is_some()
                     && keys.into_iter().all(|key| data.members.iter().any(|m| m.key == *key))
@@ -405,7 +401,7 @@ impl PutOp {
                 return false;
             }
         }
-        let keys = self.offered[objects.clone()].iter().map(|o| o.key);
+        let keys = self.objects[objects.clone()].iter().map(|o| o.key);
         let at = Recency {
             depth: self.call.options.depth.saturating_add(objects.start as u32),
             ..recency(shared, &self.call.options)
@@ -416,7 +412,7 @@ impl PutOp {
     }
 
     /// Whether a store offers the group for a base that is not present: the put would be refused.
-    fn lacks_base(&self, shared: &Shared, core: &mut CoreGuard<'_>, group: &OfferedGroup) -> bool {
+    fn lacks_base(&self, shared: &Shared, core: &mut CoreGuard<'_>, group: &IncomingGroup) -> bool {
         let Some(base) = group.base.filter(|_| self.call.origin != PutOrigin::Put) else {
             return false;
         };
@@ -431,15 +427,15 @@ impl PutOp {
         let (mut batch, mut groups) = (Vec::new(), Vec::new());
         for at in received {
             let options = self.options(ctx.shared(), at);
-            let objects = &mut self.offered[self.groups[at].objects.clone()];
+            let objects = &mut self.objects[self.groups[at].objects.clone()];
             if let Some(mismatch) =
-                objects.iter().find(|o| !matches!(o.buffer, ObjectBuffer::Verified(_)))
+                objects.iter().find(|o| !matches!(o.bytes, IncomingBytes::Verified(_)))
             {
                 let key = mismatch.key;
                 self.settle(at, || ItemVerdict::Failed(put::checksum_mismatch(&key)));
             } else if let Some(open_group) = &self.open_group {
-                let put = |o: &mut OfferedObject| {
-                    let filled = o.take()?;
+                let put = |o: &mut IncomingObject| {
+                    let filled = o.take_verified()?;
                     Some(open_group.put_filled(ctx.shared(), &o.key, filled))
                 };
                 // The objects that the client put as one group share one verdict here: the worst.
@@ -452,10 +448,10 @@ impl PutOp {
                     self.settle(at, || ItemVerdict::Failed(error.clone()));
                 }
             } else {
-                let put = |o: &mut OfferedObject| {
+                let put = |o: &mut IncomingObject| {
                     Some(Put {
                         key: o.key,
-                        source: Source::from_payload(Payload::Filled(o.take()?)),
+                        source: Source::from_payload(Payload::Filled(o.take_verified()?)),
                     })
                 };
                 let objects = objects.iter_mut().filter_map(put).collect();
@@ -475,12 +471,12 @@ impl PutOp {
         options: Options,
     ) -> Result<()> {
         let shared = ctx.shared();
-        let page = self.offered[self.groups[at].objects.start].key.hash();
+        let page = self.objects[self.groups[at].objects.start].key.hash();
         let required: Vec<ObjectKey> =
             self.required.iter().flatten().map(|key| key.on_page(page)).collect();
-        let joined = groups::join(shared, &required, &options, false)?;
-        for object in &mut self.offered[self.groups[at].objects.clone()] {
-            let Some(filled) = object.take() else { continue };
+        let joined = open_group::join(shared, &required, &options, false)?;
+        for object in &mut self.objects[self.groups[at].objects.clone()] {
+            let Some(filled) = object.take_verified() else { continue };
             joined.put_filled(shared, &object.key, filled)?;
         }
         if !joined.missing(shared).is_empty() {
@@ -488,7 +484,7 @@ impl PutOp {
             return Ok(());
         }
         let ticket = ctx.session.submit_commit(joined.id(), options);
-        self.groups[at].state = OfferedState::Committing(ticket, joined);
+        self.groups[at].state = GroupState::Committing(ticket, joined);
         ctx.batches.insert(ticket, id);
         Ok(())
     }
@@ -497,8 +493,8 @@ impl PutOp {
     fn check(&self, shared: &Shared, at: usize) -> Result<()> {
         let group = &self.groups[at];
         let size =
-            |o: &OfferedObject| ObjectSize { key: o.key, length: Some(o.length), in_arena: false };
-        let sizes: Vec<ObjectSize> = self.offered[group.objects.clone()].iter().map(size).collect();
+            |o: &IncomingObject| ObjectSize { key: o.key, length: Some(o.length), in_arena: false };
+        let sizes: Vec<ObjectSize> = self.objects[group.objects.clone()].iter().map(size).collect();
         let kind = match &group.base {
             Some(base) => PutKind::Attached(base),
             None if sizes.len() > 1 => PutKind::Base,
@@ -515,23 +511,20 @@ fn item_verdict(outcome: Result<PutOutcome>) -> ItemVerdict {
     }
 }
 
-fn is_done(state: &OfferedState) -> bool {
+fn is_done(state: &GroupState) -> bool {
     match state {
-        OfferedState::Done => true,
-        OfferedState::New
-        | OfferedState::Pulling(_)
-        | OfferedState::Received
-        | OfferedState::Storing(_)
-        | OfferedState::Committing(..) => false,
+        GroupState::Done => true,
+        GroupState::New
+        | GroupState::Pulling(_)
+        | GroupState::Received
+        | GroupState::Storing(_)
+        | GroupState::Committing(..) => false,
     }
 }
 
-fn is_storing(state: &OfferedState, ticket: Ticket) -> bool {
+fn is_storing(state: &GroupState, ticket: Ticket) -> bool {
     match state {
-        OfferedState::Storing(own) | OfferedState::Committing(own, _) => *own == ticket,
-        OfferedState::New
-        | OfferedState::Pulling(_)
-        | OfferedState::Received
-        | OfferedState::Done => false,
+        GroupState::Storing(own) | GroupState::Committing(own, _) => *own == ticket,
+        GroupState::New | GroupState::Pulling(_) | GroupState::Received | GroupState::Done => false,
     }
 }

@@ -439,6 +439,28 @@ fn exists_remove_and_clear_reach_the_store() {
     assert!(!pair.store.exists_batch(&[key(1, "k")], Options::default())[0]);
 }
 
+#[test]
+fn reserved_verb_is_refused_and_the_link_goes_on() {
+    let mut pair = Pair::new(Rights::all());
+    pair.put(&[(None, vec![(key(1, "k"), object(1, 100))])], false);
+    let deadline = pair.clock.now().after(TIMEOUT);
+    let keys = [key(1, "k")];
+    pair.caller
+        .send_control(
+            1,
+            &RequestBody::Used(1, List::of(&keys)),
+            RequestOptions::default(),
+            deadline,
+        )
+        .expect("link capacity");
+    let Response::Control(Err(error)) = pair.reply() else { panic!("answered") };
+    assert_eq!(error.kind, ErrorKind::Incompatible, "{error}");
+    assert!(error.message.contains("verb=Used"), "{error}");
+    pair.caller.exists(1, &keys, RequestOptions::default(), deadline).expect("link capacity");
+    let Response::Exists(found) = pair.reply() else { panic!("unexpected reply") };
+    assert_eq!(found, Ok(vec![true]));
+}
+
 fn matches_number(reply: &Response) -> bool {
     match reply {
         Response::Control(told) => told.is_ok(),

@@ -75,7 +75,7 @@ impl Core {
         let generation = Generation(self.generation(namespace).0 + 1);
         self.visibility.set_generation(namespace, generation);
         self.clear_pending_groups(namespace);
-        let in_namespace = |f: &Frame| !f.dead && f.data.namespace == namespace;
+        let in_namespace = |f: &Frame| !f.is_dead() && f.data.namespace == namespace;
         let frames: Vec<_> =
             self.dram.frames.iter().filter(|(_, f)| in_namespace(f)).map(|(id, _)| id).collect();
         frames.into_iter().for_each(|id| self.drop_frame(id, true));
@@ -111,7 +111,7 @@ impl Core {
     ) -> Option<(FrameRef, usize)> {
         self.index.find(fingerprint).filter_map(|e| e.frame).find_map(|id| {
             let id = FrameId(id);
-            let frame = self.dram.frames.get(id).filter(|f| !f.dead)?;
+            let frame = self.dram.frames.get(id).filter(|f| !f.is_dead())?;
             let member = frame.data.find(key, generation)?;
             Some((FrameRef { id, serial: frame.serial }, member))
         })
@@ -285,8 +285,8 @@ impl Core {
     /// Return a frame that was taken for a write to the front of the queue. A frame that was
     /// dropped meanwhile is released instead.
     pub fn requeue_front(&mut self, held: &FrameGuard) {
-        let alive = self.dram.frames.get_ref(held.frame).filter(|f| !f.dead);
-        let queued = alive.map(|f| f.state = FrameState::Queued).is_some();
+        let live = self.dram.frames.get_live(held.frame);
+        let queued = live.map(|f| f.state = FrameState::Queued).is_some();
         if let Some(ssd) = self.ssd.as_mut().filter(|_| queued) {
             ssd.queue.push_front(Job::Frame(held.frame));
         }
@@ -297,11 +297,8 @@ impl Core {
     /// is only a write buffer the frame is dropped at once, even while it has readers, because no
     /// later step would drop it. Its last reader then frees it.
     pub fn mark_frame_clean(&mut self, frame: FrameRef) {
-        let Some(f) = self.dram.frames.get_ref(frame) else { return };
+        let Some(f) = self.dram.frames.get_live(frame) else { return };
         f.state = FrameState::Clean;
-        if f.dead {
-            return;
-        }
         let bytes = f.data.bytes();
         let fingerprint = f.data.members.first().map_or(0, |m| m.fingerprint);
         let pinned = f.any_fingerprint(|fingerprint| self.pins.is_pinned(fingerprint));
@@ -320,8 +317,7 @@ impl Core {
         if !self.ssd.as_ref().is_some_and(|s| s.health.writes()) || self.dram.write_buffer_only {
             return false;
         }
-        let Some(f) = self.dram.frames.get(id).filter(|f| !f.dead && f.state == FrameState::Clean)
-        else {
+        let Some(f) = self.dram.frames.get(id).filter(|f| f.state == FrameState::Clean) else {
             return false;
         };
         let (data, serial) = (f.data.clone(), f.serial);
@@ -392,5 +388,46 @@ impl Core {
         let id = self.jobs.begin();
         ssd.queue.push(job(id));
         Some(id)
+    }
+
+    /// Count a put of these objects that was refused as `Busy`.
+    pub fn count_busy<'a>(&mut self, keys: impl Iterator<Item = &'a ObjectKey>, now: Mono) {
+        let is_first = |key: &&ObjectKey| self.dram.busy.record(key, now);
+        self.counters.puts_busy += keys.filter(is_first).count() as u64;
+    }
+
+    /// Something in a segment was dropped as damaged.
+    pub fn note_damage(&mut self, segment: SegmentId) {
+        if let Some(ssd) = self.ssd.as_mut() {
+            let order = ssd.segments.get(segment).order;
+            ssd.damage.note(order);
+        }
+    }
+
+    /// Drop a frame whose bytes in the arena differ from the put's, with its entries. Its record
+    /// may be in flight to SSD, or be there although its write failed (the frame is queued again
+    /// then); an open after a crash would find it.
+    pub fn drop_damaged(&mut self, id: FrameId) {
+        let may_be_written = self.dram.frames.get(id).is_some_and(|f| match f.state {
+            FrameState::Queued | FrameState::Writing => true,
+            // A dead frame was removed or cleared, which the log records, or its damage was noted.
+            FrameState::Clean | FrameState::Dead => false,
+        });
+        self.drop_frame(id, false);
+        if let Some(ssd) = self.ssd.as_mut().filter(|_| may_be_written) {
+            ssd.damage.writing = true;
+        }
+    }
+
+    /// Whether this store certainly holds objects of a namespace, and whether it may: the
+    /// namespaces on SSD are not always known.
+    pub fn holds_of(&self, namespace: NamespaceId) -> (bool, bool) {
+        let (written, may) =
+            self.ssd.as_ref().map_or((false, false), |ssd| ssd.written.has(namespace));
+        let in_memory =
+            || self.dram.frames.iter().any(|(_, f)| !f.is_dead() && f.data.namespace == namespace);
+        // A commit in progress learns of a clear only through the raised generation.
+        let holds = written || self.pending_groups.is_committing_in(namespace) || in_memory();
+        (holds, holds || may)
     }
 }

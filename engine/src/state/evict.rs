@@ -5,7 +5,7 @@ use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::policy::FrameId;
 
 use crate::api::outcome::Tier;
-use crate::memory::frames::{FrameRef, FrameState, FreedFrame};
+use crate::memory::frames::{Frame, FrameRef, FrameState, FreedFrame};
 use crate::memory::index::Entry;
 use crate::state::core::Core;
 
@@ -63,10 +63,7 @@ impl Core {
     ) -> Option<FreedFrame> {
         self.unlink_frame(id, everywhere);
         let frame = self.dram.frames.get_mut(id)?;
-        frame.dead = true;
-        if frame.state == FrameState::Queued {
-            frame.state = FrameState::Clean;
-        }
+        frame.state = FrameState::Dead;
         // After the change of the index: a reader that pins the frame later has looked it up
         // before, and its snapshot fails validation.
         if self.dram.frames.close(id) || mutant::on(Mutant::HeldFrameFreed) {
@@ -78,7 +75,7 @@ impl Core {
     /// Free a frame that was dropped and has no readers. Nothing happens if its number belongs to a
     /// live frame by now.
     pub fn free_if_unread(&mut self, id: FrameId) {
-        if self.dram.frames.get(id).is_some_and(|f| f.dead) && !self.dram.frames.is_read(id) {
+        if self.dram.frames.get(id).is_some_and(Frame::is_dead) && !self.dram.frames.is_read(id) {
             self.dram.frames.free(id, &mut self.dram.space, None);
         }
     }

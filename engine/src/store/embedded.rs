@@ -32,7 +32,7 @@ use crate::store::put_parts;
 use crate::store::session::Session;
 use crate::store::stats;
 use crate::store::{close, flush, open, prefetch, registered_memory, remove, session_pool};
-use crate::write::groups::GroupId;
+use crate::write::open_group::GroupId;
 
 /// An open store. Threads share it by reference; a thread with many gets or puts should have its
 /// own [`Session`].

@@ -8,7 +8,7 @@ use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::{Done, PutOutcome};
 use crate::api::request::{Options, PutSlice};
 use crate::store::embedded::Store;
-use crate::write::groups::{GroupId, JoinedGroup, join};
+use crate::write::open_group::{GroupId, JoinedGroup, join};
 
 /// A base group of one page that was begun and is not committed yet. Created by
 /// [`Store::begin_group`]; may be used by several threads at once. Dropping it leaves the group

@@ -20,7 +20,7 @@ use pagelith_tiers::policy::{LastRequests, frame_policy, segment_policy};
 use pagelith_tiers::ssd::guards::SegmentGuards;
 use pagelith_tiers::ssd::log::{Log, LogConfig};
 use pagelith_tiers::ssd::recover::{Recovered, recover};
-use pagelith_tiers::ssd::serial::SerialQueue;
+use pagelith_tiers::ssd::serial_queue::SerialQueue;
 use pagelith_tiers::ssd::volume::{Full, OpenedVolume, Volume, VolumeError, open_or_create};
 
 use crate::api::error::{Error, ErrorKind, Result};
@@ -309,7 +309,7 @@ fn open_volume(config: &ValidConfig, env: &Env) -> Result<OpenedVolume> {
     let geometry = config.geometry(dirs);
     let geometry =
         geometry.ok_or_else(|| Error::invalid(format!("ssd.bytes: too small dirs={dirs}")))?;
-    let owner = pagelith_io::owner::this_process();
+    let owner = pagelith_io::lock_owner::this_process();
     let opened = open_or_create(disk.clone(), geometry, &*env.entropy, &owner, io_timeout(config));
     opened.map_err(|error| {
         let mut error = volume_error(error);

@@ -31,7 +31,7 @@ use crate::state::session_io::{SessionIo, recency, release_segment};
 use crate::state::shared::Shared;
 use crate::state::verify_sampler::Sampler;
 use crate::write::cache_remote;
-use crate::write::groups::GroupId;
+use crate::write::open_group::GroupId;
 use crate::write::put_batch::PutBatch;
 
 /// Longest wait for the disk while responses of peers are pending too.

@@ -23,9 +23,8 @@ use crate::state::core::Core;
 use crate::state::put_spec::{ObjectSize, PutKind, PutOrigin};
 use crate::state::shared::Shared;
 use crate::write::put;
-use crate::write::put::PublishResult;
 use crate::write::put::admit::{Admission, admit};
-use crate::write::put::copied::{CopySource, MemberSource, prepare};
+use crate::write::put::copy::{CopySource, MemberSource, prepare};
 use crate::write::put::publish::publish;
 
 /// Cache the objects that a batch received. A page that does not fit into DRAM is skipped: a
@@ -113,25 +112,27 @@ fn cache_page(
     }
     admitted.origin = PutOrigin::Fetched;
     drop(core);
-    let bytes = |member: usize| CopySource::Caller(&done[page[member].index].destination.0);
-    let incoming = page.iter().map(|object| MemberSource::ToCopy(object.key));
-    let mut copied = prepare(kind.initial_group_kind(), &page[0].key, incoming, admitted, at);
-    if let Some(mut filling) = copied.begin_copy() {
-        filling.fill(&shared.memory, &mut Copier::new(StoreKind::PastCache), bytes);
-    }
     // The caller does not have its memory back yet, so these are the verified bytes. They are
     // compared all the same, since they will be served as the original.
-    let sums = page.iter().map(|object| &object.checksums);
-    let is_verified = copied.has_checksums(sums);
+    let bytes = |member: usize| {
+        let FetchedItem { index, checksums, .. } = &page[member];
+        CopySource::Fetched(&done[*index].destination.0, checksums)
+    };
+    let incoming = page.iter().map(|object| MemberSource::ToCopy(object.key));
+    let mut group = prepare(kind.initial_group_kind(), &page[0].key, incoming, admitted, at);
+    if let Some(copy) = group.begin_copy() {
+        copy.fill(&shared.memory, &mut Copier::new(StoreKind::PastCache), bytes);
+    }
     let mut core = shared.lock();
-    if !is_verified || !may_store(&core) {
-        copied.give_back(&mut core);
+    if !may_store(&core) {
+        group.give_back(&mut core);
         return Vec::new();
     }
-    match publish(shared, &mut core, kind, copied, at) {
-        PublishResult::Done(_, frames) => frames,
-        PublishResult::Returned(_, members) => {
-            members.into_iter().for_each(|m| core.dram.space.free(m.extent));
+    let confirmed = group.confirm(&mut core);
+    match confirmed.and_then(|group| publish(shared, &mut core, kind, group, at)) {
+        Ok(published) => published.frames,
+        Err(returned) => {
+            returned.free(&mut core);
             Vec::new()
         }
     }

@@ -3,11 +3,11 @@
 //! 1. [`admit`](admit::admit): under the lock, separate present objects from new ones, and reserve
 //!    memory, with eviction if necessary. If the arena is full, the outcome is `Busy`; nothing
 //!    waits and nothing grows.
-//! 2. [`prepare`](copied::prepare) and [`fill`](copied::GroupCopy::fill): without the lock, in the
+//! 2. [`prepare`](copy::prepare) and [`fill`](copy::GroupCopy::fill): without the lock, in the
 //!    caller's thread, copy the bytes into the arena once and compute the block checksums.
-//! 3. [`publish`](publish::publish): under the lock, make the whole group visible and queue it for
-//!    the flusher. It is not published if its namespace was cleared, or if another thread published
-//!    the objects first.
+//! 3. [`confirm`](copy::PreparedGroup::confirm) and [`publish`](publish::publish): under the lock,
+//!    make a group that was copied completely visible, and queue it for the flusher. It is not
+//!    published if its namespace was cleared, or if another thread published the objects first.
 //!
 //! Most objects that are put are new. [`new_keys`] detects them first, without the lock.
 //!
@@ -20,9 +20,11 @@
 
 pub(crate) mod admit;
 pub(crate) mod client_memory;
-pub(crate) mod copied;
+pub(crate) mod copy;
 pub(crate) mod new_keys;
 pub(crate) mod publish;
+
+use std::sync::Arc;
 
 use pagelith_layouts::align::align_up;
 use pagelith_layouts::checksum::BLOCK_BYTES;
@@ -33,14 +35,14 @@ use pagelith_layouts::record::{self, MEMBERS_MAX, OBJECT_BYTES_MAX};
 
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::PutOutcome;
-use crate::memory::frames::{FrameMember, FrameRef};
+use crate::memory::frames::{FrameData, FrameMember, FrameRef, Members};
 use crate::state::core::Core;
 use crate::state::group_memory::Reservation;
 use crate::state::put_spec::{Location, ObjectSize, PutKind, PutOrigin};
 use crate::state::shared::Shared;
 
 /// A group that has memory reserved and is not visible yet.
-pub(crate) struct Admitted {
+pub(crate) struct AdmittedGroup {
     generation: Generation,
     /// Fingerprints of its objects, for the index.
     fingerprints: Vec<u128>,
@@ -55,7 +57,7 @@ pub(crate) struct Admitted {
     pub origin: PutOrigin,
 }
 
-impl Admitted {
+impl AdmittedGroup {
     /// Whether it replaces present objects.
     pub fn has_existing(&self) -> bool {
         !self.existing.is_empty()
@@ -67,12 +69,42 @@ impl Admitted {
     }
 }
 
-/// Result of publishing a copied group.
-pub(crate) enum PublishResult {
-    /// The outcome, and the frames to be written to SSD.
-    Done(PutOutcome, Vec<FrameRef>),
-    /// Not published. The caller owns the members, which are in the arena, in the given order.
-    Returned(Error, Vec<FrameMember>),
+/// Result of publishing a group. Its memory is the caller's no longer.
+pub(crate) struct Published {
+    pub outcome: PutOutcome,
+    /// The frames to be written to SSD: its own, and those of attached groups that waited for it.
+    pub frames: Vec<FrameRef>,
+}
+
+impl Published {
+    /// An outcome without a new frame.
+    fn without_frames(outcome: PutOutcome) -> Published {
+        Published { outcome, frames: Vec::new() }
+    }
+}
+
+/// A group that is not published now. The caller owns the members, which are in the arena, in the
+/// given order.
+pub(crate) struct ReturnedGroup {
+    pub error: Error,
+    pub members: Vec<FrameMember>,
+}
+
+impl ReturnedGroup {
+    /// The only reference to the group's data must be this one.
+    fn new(error: Error, data: Arc<FrameData>) -> ReturnedGroup {
+        ReturnedGroup { error, members: into_members(data).into_vec() }
+    }
+
+    /// Free the members.
+    pub fn free(self, core: &mut Core) {
+        self.members.into_iter().for_each(|m| core.dram.space.free(m.extent));
+    }
+}
+
+/// The objects of a group that is not visible; the caller has the only reference.
+fn into_members(data: Arc<FrameData>) -> Members {
+    Arc::try_unwrap(data).map(|data| data.members).unwrap_or_default()
 }
 
 /// Check the rules that do not depend on the store's state. Each error names the rule and the

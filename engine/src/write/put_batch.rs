@@ -2,7 +2,8 @@
 //! SSD may have an object already, its header is read first. An object that is present by itself is
 //! read before its group is stored.
 
-pub(crate) mod run;
+mod progress;
+mod run;
 
 use std::sync::Arc;
 
@@ -12,78 +13,54 @@ use pagelith_io::disk::Completion;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
 
+use self::progress::{AdoptedObjects, GroupProgress};
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::{PutDone, PutOutcome, Ticket};
 use crate::api::request::{Destination, Get, Payload, Put, PutGroup, Source};
 use crate::memory::frames::{FrameMember, FrameRef};
-use crate::read::get::{GetBatch, Probed};
+use crate::read::get::GetBatch;
 use crate::state::core::Core;
 use crate::state::put_spec::{Location, ObjectSize, PutKind, PutOrigin};
 use crate::state::session_io::SessionIo;
 use crate::state::shared::Shared;
-use crate::write::put::Admitted;
+use crate::write::put::AdmittedGroup;
 use crate::write::put::admit::StandaloneMember;
-use crate::write::put::copied;
-use crate::write::put::copied::{CopiedGroup, CopySource, MemberSource};
+use crate::write::put::copy;
+use crate::write::put::copy::{CopySource, MemberSource, PreparedGroup};
 
 /// The source of a group's objects.
 enum GroupSource {
     /// The caller.
     Caller(Vec<Put>),
-    /// An open group, and the objects that it requires.
-    Open(u64, Arc<[ObjectKey]>),
+    /// An open group.
+    Open {
+        id: u64,
+        /// The objects that it requires.
+        required: Arc<[ObjectKey]>,
+        /// Whether this batch has begun a commit of the group, and must end it.
+        is_committing: bool,
+    },
 }
 
 impl GroupSource {
     fn objects(&self) -> usize {
         match self {
             GroupSource::Caller(objects) => objects.len(),
-            GroupSource::Open(_, required) => required.len(),
+            GroupSource::Open { required, .. } => required.len(),
         }
     }
-}
-
-/// The reads that a group needs before it can be stored.
-enum Needs {
-    Nothing,
-    /// The headers of these members.
-    Headers(Vec<usize>),
-    /// These members, which are present by themselves.
-    Objects(Vec<StandaloneMember>),
 }
 
 struct BatchGroup {
     source: GroupSource,
     /// An object of the base group to which the group is attached.
     base: Option<Box<ObjectKey>>,
-    outcome: Option<Result<PutOutcome>>,
-    needs: Needs,
-    /// The probes of the members' headers on SSD, after they were read.
-    probed: Option<Vec<Option<Probed>>>,
-    /// The bytes of members that are present by themselves, and their location when the read began;
-    /// empty before the read.
-    adopted: Vec<Option<(Location, AlignedBuf)>>,
-    objects_requested: bool,
-    /// Which members were stored with bytes that the store already had; empty if none was.
-    adopts: Vec<bool>,
-    /// Bytes of its buffers for adopted objects.
-    buffer_bytes: u64,
+    progress: GroupProgress,
 }
 
 impl BatchGroup {
     fn new(source: GroupSource, base: Option<ObjectKey>) -> BatchGroup {
-        let (adopted, adopts) = (Vec::new(), Vec::new());
-        BatchGroup {
-            source,
-            base: base.map(Box::new),
-            outcome: None,
-            needs: Needs::Nothing,
-            probed: None,
-            adopted,
-            objects_requested: false,
-            adopts,
-            buffer_bytes: 0,
-        }
+        BatchGroup { source, base: base.map(Box::new), progress: GroupProgress::new() }
     }
 
     fn kind(&self) -> PutKind<'_> {
@@ -97,7 +74,7 @@ impl BatchGroup {
     fn key(&self, member: usize) -> &ObjectKey {
         match &self.source {
             GroupSource::Caller(objects) => &objects[member].key,
-            GroupSource::Open(_, required) => &required[member],
+            GroupSource::Open { required, .. } => &required[member],
         }
     }
 
@@ -112,7 +89,7 @@ impl BatchGroup {
                 };
                 Some(objects.iter().map(size).collect())
             }
-            GroupSource::Open(id, required) => {
+            GroupSource::Open { id, required, .. } => {
                 let core = shared.lock();
                 let open = core.pending_groups.get(*id)?;
                 let size = |(i, key): (usize, &ObjectKey)| {
@@ -125,16 +102,18 @@ impl BatchGroup {
     }
 
     /// Prepare the admitted group for copying; the objects of an open group are taken out of its
-    /// table. Returns `admitted` if the open group was dropped or has changed since admission.
+    /// table. `adopts` are the members to be adopted. Returns `admitted` if the open group was
+    /// dropped or has changed since admission.
     fn prepare(
         &mut self,
         shared: &Shared,
-        admitted: Admitted,
+        admitted: AdmittedGroup,
+        adopts: &[bool],
         at: Recency,
-    ) -> std::result::Result<CopiedGroup, Box<Admitted>> {
+    ) -> std::result::Result<PreparedGroup, Box<AdmittedGroup>> {
         let (kind, page) = (self.kind().initial_group_kind(), *self.key(0));
-        let buffers = &self.adopted;
-        let adopted = |i: usize| adopted_bytes(buffers, &admitted.adopts, i);
+        let buffers = self.progress.adopted();
+        let adopted = |i: usize| adopted_bytes(buffers, adopts, i);
         match &mut self.source {
             GroupSource::Caller(objects) => {
                 let mut all: Vec<MemberSource> = Vec::with_capacity(objects.len());
@@ -146,13 +125,12 @@ impl BatchGroup {
                         _ => MemberSource::ToCopy(*key),
                     });
                 }
-                Ok(copied::prepare(kind, &page, all.into_iter(), admitted, at))
+                Ok(copy::prepare(kind, &page, all.into_iter(), admitted, at))
             }
-            GroupSource::Open(id, required) => {
+            GroupSource::Open { id, required, .. } => {
                 let mut core = shared.lock();
                 let open = core.pending_groups.get_mut(*id).filter(|open| {
-                    (0..required.len())
-                        .all(|i| is_adopted(&admitted.adopts, i) || open.filled(i).is_some())
+                    (0..required.len()).all(|i| is_adopted(adopts, i) || open.filled(i).is_some())
                 });
                 let Some(open) = open else { return Err(Box::new(admitted)) };
                 let one = |(i, key): (usize, &ObjectKey)| match adopted(i) {
@@ -163,17 +141,19 @@ impl BatchGroup {
                 };
                 let all: Vec<_> = required.iter().enumerate().filter_map(one).collect();
                 drop(core);
-                Ok(copied::prepare(kind, &page, all.into_iter(), admitted, at))
+                Ok(copy::prepare(kind, &page, all.into_iter(), admitted, at))
             }
         }
     }
 
     /// The bytes of a member that is to be copied.
     fn member_bytes(&self, adopts: &[bool], member: usize) -> CopySource<'_> {
-        adopted_bytes(&self.adopted, adopts, member).unwrap_or_else(|| match &self.source {
-            GroupSource::Caller(objects) => source_bytes(&objects[member].source),
-            // Objects that are not adopted are already in the arena.
-            GroupSource::Open(..) => CopySource::Caller(&[]),
+        adopted_bytes(self.progress.adopted(), adopts, member).unwrap_or_else(|| {
+            match &self.source {
+                GroupSource::Caller(objects) => source_bytes(&objects[member].source),
+                // Objects that are not adopted are already in the arena.
+                GroupSource::Open { .. } => CopySource::Caller(&[]),
+            }
         })
     }
 
@@ -182,10 +162,10 @@ impl BatchGroup {
     fn take_back(&self, core: &mut Core, adopts: &[bool], members: Vec<FrameMember>) {
         for (i, member) in members.into_iter().enumerate() {
             let open = match &self.source {
-                GroupSource::Open(id, _) if !is_adopted(adopts, i) => {
+                GroupSource::Open { id, .. } if !is_adopted(adopts, i) => {
                     core.pending_groups.get_mut(*id)
                 }
-                GroupSource::Open(..) | GroupSource::Caller(_) => None,
+                GroupSource::Open { .. } | GroupSource::Caller(_) => None,
             };
             let unowned = match open {
                 Some(open) => open.restore_member(member),
@@ -221,13 +201,13 @@ fn is_adopted(adopts: &[bool], i: usize) -> bool {
     adopts.get(i).copied().unwrap_or(false)
 }
 
-/// The reads in flight for a batch.
+/// The reads in flight for a batch, in the order of its groups and of their members.
 enum ActiveReads {
     Nothing,
-    /// Headers of (group, member).
-    Headers(GetBatch, Vec<(usize, usize)>),
-    /// Whole objects of (group, member), and the location of each.
-    Objects(GetBatch, Vec<(usize, usize, Location)>),
+    /// Headers, for groups in [`GroupProgress::NeedHeaders`].
+    Headers(GetBatch),
+    /// Whole objects, for groups in [`GroupProgress::ReadingObjects`].
+    Objects(GetBatch),
 }
 
 /// A batch of put groups.
@@ -238,6 +218,8 @@ pub(crate) struct PutBatch {
     deadline: Mono,
     frames: Vec<FrameRef>,
     unqueued_bytes: u64,
+    /// Buffers of groups that have their outcome, to be freed without the lock.
+    unused_buffers: Vec<AdoptedObjects>,
     origin: PutOrigin,
 }
 
@@ -259,13 +241,17 @@ impl PutBatch {
     pub fn commit(io: &mut SessionIo, open: u64, at: Recency, deadline: Mono) -> PutBatch {
         let mut core = io.shared.lock();
         let found = core.pending_groups.get_mut(open).map(|group| {
-            (std::mem::replace(&mut group.committing, true), group.required.clone(), group.at)
+            let is_committing = !std::mem::replace(&mut group.committing, true);
+            (is_committing, group.required.clone(), group.at)
         });
         drop(core);
-        let (busy, required, at) = found.unwrap_or((false, Arc::new([]), at));
-        let mut group = BatchGroup::new(GroupSource::Open(open, required), None);
-        if busy {
-            group.outcome = Some(Err(Error::busy("group is being committed by another caller")));
+        let is_open = found.is_some();
+        let (is_committing, required, at) = found.unwrap_or((false, Arc::new([]), at));
+        let source = GroupSource::Open { id: open, required, is_committing };
+        let mut group = BatchGroup::new(source, None);
+        if is_open && !is_committing {
+            let error = Error::busy("group is being committed by another caller");
+            group.progress.finish(Err(error), Vec::new());
         }
         Self::begin_groups(io, vec![group], at, deadline, PutOrigin::Put)
     }
@@ -277,8 +263,16 @@ impl PutBatch {
         deadline: Mono,
         origin: PutOrigin,
     ) -> PutBatch {
-        let (reading, frames, unqueued_bytes) = (ActiveReads::Nothing, Vec::new(), 0);
-        let mut batch = PutBatch { groups, reading, at, deadline, frames, unqueued_bytes, origin };
+        let mut batch = PutBatch {
+            groups,
+            reading: ActiveReads::Nothing,
+            at,
+            deadline,
+            frames: Vec::new(),
+            unqueued_bytes: 0,
+            unused_buffers: Vec::new(),
+            origin,
+        };
         batch.try_groups(io);
         batch.begin_reads(io);
         batch
@@ -290,14 +284,23 @@ impl PutBatch {
         self.release_buffers(&io.shared);
     }
 
-    /// Settle an open group that has its outcome: a committed group is closed, any other stays open
-    /// for the next attempt.
-    fn settle_open_group(&self, shared: &Shared, i: usize) {
-        let BatchGroup { source: GroupSource::Open(id, _), outcome: Some(outcome), .. } =
-            &self.groups[i]
+    /// Set the outcome of a group, and the members that it adopted.
+    fn set_outcome(&mut self, group: usize, outcome: Result<PutOutcome>, adopts: Vec<bool>) {
+        self.unused_buffers.extend(self.groups[group].progress.finish(outcome, adopts));
+    }
+
+    /// End the commit of an open group that has its outcome: a committed group is closed, any other
+    /// stays open for the next attempt.
+    fn settle_open_group(&mut self, shared: &Shared, i: usize) {
+        let BatchGroup { source, progress, .. } = &mut self.groups[i];
+        let (GroupSource::Open { id, is_committing, .. }, Some(outcome)) =
+            (source, progress.outcome())
         else {
             return;
         };
+        if !std::mem::take(is_committing) {
+            return;
+        }
         let mut core = shared.lock();
         match outcome {
             Ok(PutOutcome::Waiting) | Err(_) => {
@@ -316,87 +319,47 @@ impl PutBatch {
 
     /// Begin the reads that groups need: headers first, since they may settle the other reads.
     fn begin_reads(&mut self, io: &mut SessionIo) {
-        let mut headers = Vec::new();
-        let mut objects = Vec::new();
-        for (g, group) in self.groups.iter_mut().enumerate() {
-            match std::mem::replace(&mut group.needs, Needs::Nothing) {
-                Needs::Nothing => {}
-                Needs::Headers(members) => headers.extend(members.into_iter().map(|m| (g, m))),
-                Needs::Objects(members) => objects.push((g, members)),
-            }
+        let mut keys = Vec::new();
+        for group in &self.groups {
+            keys.extend(group.progress.needed_headers().iter().map(|member| *group.key(*member)));
         }
-        if !headers.is_empty() {
-            let keys: Vec<_> = headers.iter().map(|(g, m)| *self.groups[*g].key(*m)).collect();
-            self.reading =
-                ActiveReads::Headers(GetBatch::probe(io, &keys, self.at, self.deadline), headers);
-            // Objects are read in the next round.
-            objects
-                .into_iter()
-                .for_each(|(g, members)| self.groups[g].needs = Needs::Objects(members));
+        if !keys.is_empty() {
+            let probe = GetBatch::probe(io, &keys, self.at, self.deadline);
+            self.reading = ActiveReads::Headers(probe);
             return;
         }
         let mut gets = Vec::new();
-        let mut targets = Vec::new();
-        for (g, alone) in objects {
-            match self.alloc_buffers(&io.shared, g, &alone) {
+        for i in 0..self.groups.len() {
+            let group = &mut self.groups[i];
+            match alloc_buffers(&io.shared, group.progress.needed_objects()) {
                 Ok(buffers) => {
-                    for (alone, buffer) in alone.iter().zip(buffers) {
-                        let key = *self.groups[g].key(alone.member);
-                        gets.push(Get {
-                            key,
-                            range: None,
-                            destination: Destination::owned(buffer),
-                        });
-                        targets.push((g, alone.member, alone.location));
-                    }
+                    let members = group.progress.needed_objects().iter().zip(buffers);
+                    gets.extend(members.map(|(standalone, buffer)| Get {
+                        key: *group.key(standalone.member),
+                        range: None,
+                        destination: Destination::owned(buffer),
+                    }));
+                    group.progress.begin_objects();
                 }
                 Err(error) => {
-                    self.groups[g].outcome = Some(Err(error));
-                    self.settle_open_group(&io.shared, g);
+                    self.set_outcome(i, Err(error), Vec::new());
+                    self.settle_open_group(&io.shared, i);
                 }
             }
         }
         self.release_buffers(&io.shared);
         if !gets.is_empty() {
-            self.reading =
-                ActiveReads::Objects(GetBatch::begin(io, gets, self.at, self.deadline), targets);
+            self.reading = ActiveReads::Objects(GetBatch::begin(io, gets, self.at, self.deadline));
         }
-    }
-
-    /// Buffers for the objects that a group adopts. They are not in the arena: their sum over all
-    /// groups is bounded by the capacity of the staging memory, except that one group may always
-    /// proceed.
-    fn alloc_buffers(
-        &mut self,
-        shared: &Shared,
-        g: usize,
-        alone: &[StandaloneMember],
-    ) -> Result<Vec<AlignedBuf>> {
-        let bytes: u64 = alone.iter().map(|a| a.length).sum();
-        {
-            let mut core = shared.lock();
-            let max = shared.ssd.staging.capacity() as u64;
-            if core.dram.adopting_bytes > 0 && core.dram.adopting_bytes + bytes > max {
-                let now = core.dram.adopting_bytes;
-                let detail = format!(
-                    "buffers for adopted objects are in use bytes={bytes} used={now} max={max}"
-                );
-                return Err(Error::busy(detail));
-            }
-            core.dram.adopting_bytes += bytes;
-        }
-        self.groups[g].buffer_bytes += bytes;
-        let buffers: std::io::Result<Vec<_>> =
-            alone.iter().map(|a| AlignedBuf::new(a.length as usize)).collect();
-        buffers
-            .map_err(|e| Error::busy(format!("no memory for adopted objects bytes={bytes}: {e}")))
     }
 
     /// Free the adopted objects' buffers of groups that have their outcome.
     fn release_buffers(&mut self, shared: &Shared) {
-        for group in self.groups.iter_mut().filter(|g| g.outcome.is_some() && g.buffer_bytes > 0) {
-            group.adopted.iter_mut().for_each(|bytes| *bytes = None);
-            shared.lock().dram.adopting_bytes -= std::mem::take(&mut group.buffer_bytes);
+        if !self.unused_buffers.is_empty() {
+            let unused = std::mem::take(&mut self.unused_buffers);
+            let bytes: u64 = unused.iter().map(|objects| objects.reserved_bytes).sum();
+            drop(unused);
+            shared.lock().dram.adopting_bytes -= bytes;
         }
     }
 
@@ -405,7 +368,7 @@ impl PutBatch {
         loop {
             match &mut self.reading {
                 ActiveReads::Nothing => return true,
-                ActiveReads::Headers(batch, _) | ActiveReads::Objects(batch, _) => {
+                ActiveReads::Headers(batch) | ActiveReads::Objects(batch) => {
                     if !batch.advance(io, ticket) {
                         return false;
                     }
@@ -413,19 +376,16 @@ impl PutBatch {
             }
             match std::mem::replace(&mut self.reading, ActiveReads::Nothing) {
                 ActiveReads::Nothing => {}
-                ActiveReads::Headers(batch, targets) => {
-                    for ((g, m), probed) in targets.into_iter().zip(batch.into_probed()) {
-                        let group = &mut self.groups[g];
-                        let members = group.source.objects();
-                        group.probed.get_or_insert_with(|| vec![None; members])[m] = probed;
+                ActiveReads::Headers(batch) => {
+                    let mut probed = batch.into_probed().into_iter();
+                    for BatchGroup { source, progress, .. } in &mut self.groups {
+                        progress.end_headers(source.objects(), &mut probed);
                     }
                 }
-                ActiveReads::Objects(batch, targets) => {
-                    for ((g, m, at), buffer) in targets.into_iter().zip(batch.into_buffers()) {
-                        let group = &mut self.groups[g];
-                        let members = group.source.objects();
-                        group.adopted.resize_with(members, || None);
-                        group.adopted[m] = buffer.map(|bytes| (at, bytes));
+                ActiveReads::Objects(batch) => {
+                    let mut buffers = batch.into_buffers().into_iter();
+                    for BatchGroup { source, progress, .. } in &mut self.groups {
+                        progress.end_objects(source.objects(), &mut buffers);
                     }
                 }
             }
@@ -438,7 +398,7 @@ impl PutBatch {
     pub fn completed(&mut self, io: &mut SessionIo, completion: Completion) {
         match &mut self.reading {
             ActiveReads::Nothing => {}
-            ActiveReads::Headers(batch, _) | ActiveReads::Objects(batch, _) => {
+            ActiveReads::Headers(batch) | ActiveReads::Objects(batch) => {
                 batch.completed(io, completion)
             }
         }
@@ -448,13 +408,14 @@ impl PutBatch {
     pub fn abandon(&mut self, io: &SessionIo) {
         match &mut self.reading {
             ActiveReads::Nothing => {}
-            ActiveReads::Headers(batch, _) | ActiveReads::Objects(batch, _) => batch.abandon(io),
+            ActiveReads::Headers(batch) | ActiveReads::Objects(batch) => batch.abandon(io),
         }
         for i in 0..self.groups.len() {
-            let internal = || {
-                Error::new(ErrorKind::Unavailable, "session was dropped before the put completed")
-            };
-            self.groups[i].outcome.get_or_insert_with(|| Err(internal()));
+            if self.groups[i].progress.outcome().is_none() {
+                let detail = "session was dropped before the put completed";
+                let error = Error::new(ErrorKind::Unavailable, detail);
+                self.set_outcome(i, Err(error), Vec::new());
+            }
             self.settle_open_group(&io.shared, i);
         }
         self.release_buffers(&io.shared);
@@ -469,15 +430,39 @@ impl PutBatch {
     }
 }
 
+/// Buffers for objects that a group adopts. They are not in the arena: their sum over all groups is
+/// bounded by the capacity of the staging memory, except that one group may always proceed.
+fn alloc_buffers(shared: &Shared, members: &[StandaloneMember]) -> Result<Vec<AlignedBuf>> {
+    if members.is_empty() {
+        return Ok(Vec::new());
+    }
+    let bytes = progress::buffer_bytes(members);
+    let mut core = shared.lock();
+    let (used, max) = (core.dram.adopting_bytes, shared.ssd.staging.capacity() as u64);
+    if used > 0 && used + bytes > max {
+        let detail =
+            format!("buffers for adopted objects are in use bytes={bytes} used={used} max={max}");
+        return Err(Error::busy(detail));
+    }
+    core.dram.adopting_bytes += bytes;
+    drop(core);
+    let buffer = |standalone: &StandaloneMember| AlignedBuf::new(standalone.length as usize);
+    let buffers: std::io::Result<Vec<_>> = members.iter().map(buffer).collect();
+    buffers.map_err(|e| {
+        shared.lock().dram.adopting_bytes -= bytes;
+        Error::busy(format!("no memory for adopted objects bytes={bytes}: {e}"))
+    })
+}
+
 /// Append each object's result: the group's outcome, or `AlreadyPresent` for an adopted object.
 fn collect_results(group: BatchGroup, all: &mut Vec<PutDone>) {
-    let internal = || Error::new(ErrorKind::Internal, "put without an outcome");
-    let outcome = group.outcome.unwrap_or_else(|| Err(internal()));
+    let (outcome, adopts) = match group.progress {
+        GroupProgress::Done { outcome, adopts } => (outcome, adopts),
+        _ => (Err(Error::new(ErrorKind::Internal, "put without an outcome")), Vec::new()),
+    };
     let one = |(i, source): (usize, Source)| {
         let outcome = match &outcome {
-            Ok(PutOutcome::Stored) if is_adopted(&group.adopts, i) => {
-                Ok(PutOutcome::AlreadyPresent)
-            }
+            Ok(PutOutcome::Stored) if is_adopted(&adopts, i) => Ok(PutOutcome::AlreadyPresent),
             other => other.clone(),
         };
         PutDone { outcome, source }
@@ -486,7 +471,7 @@ fn collect_results(group: BatchGroup, all: &mut Vec<PutDone>) {
         GroupSource::Caller(objects) => {
             all.extend(objects.into_iter().map(|o| o.source).enumerate().map(one))
         }
-        GroupSource::Open(_, required) => {
+        GroupSource::Open { required, .. } => {
             all.extend(required.iter().map(|_| Source::of(Vec::new())).enumerate().map(one));
         }
     }

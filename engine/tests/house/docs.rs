@@ -11,12 +11,29 @@ fn pages() -> Vec<String> {
     pages
 }
 
-/// Targets of the page's links, without those outside of the repository.
-fn links(page: &str) -> Vec<String> {
+/// Targets of the page's links, without those outside of the repository, as (file, heading); the
+/// file is empty for a heading of the page itself.
+fn targets(page: &str) -> Vec<(String, Option<String>)> {
     let targets = page.match_indices("](").filter_map(|(at, _)| page[at + 2..].split(')').next());
-    let own = targets
-        .filter(|t| !t.contains("://") && !t.starts_with('#') && !t.contains(char::is_whitespace));
-    own.map(|t| t.split('#').next().unwrap_or(t).to_owned()).collect()
+    let own = targets.filter(|t| !t.contains("://") && !t.contains(char::is_whitespace));
+    own.map(|t| match t.split_once('#') {
+        Some((file, heading)) => (file.to_owned(), Some(heading.to_owned())),
+        None => (t.to_owned(), None),
+    })
+    .collect()
+}
+
+/// Files that the page links to.
+fn links(page: &str) -> Vec<String> {
+    targets(page).into_iter().map(|(file, _)| file).filter(|file| !file.is_empty()).collect()
+}
+
+/// Anchors of a page's headings, as Markdown viewers make them.
+fn anchors(page: &str) -> Vec<String> {
+    let headings = page.lines().filter(|line| line.starts_with('#'));
+    let kept = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');
+    let anchor = |heading: &str| heading.to_lowercase().chars().filter(kept).collect::<String>();
+    headings.map(|line| anchor(line.trim_start_matches('#').trim()).replace(' ', "-")).collect()
 }
 
 /// Pages of docs/ that `contents` does not link to.
@@ -41,13 +58,19 @@ fn links_have_existing_targets() {
     let mut broken = Vec::new();
     for page in pages() {
         let dir = page.rsplit_once('/').map_or("", |(dir, _)| dir);
-        for link in links(&text(&page)) {
-            if !root().join(dir).join(&link).exists() {
-                broken.push(format!("{page}: {link}"));
+        for (link, heading) in targets(&text(&page)) {
+            let to =
+                if link.is_empty() { root().join(&page) } else { root().join(dir).join(&link) };
+            let whole = heading.is_none_or(|heading| {
+                std::fs::read_to_string(&to).is_ok_and(|page| anchors(&page).contains(&heading))
+            });
+            if !to.exists() || !whole {
+                broken.push(format!("{page}: {}", to.display()));
             }
         }
     }
     assert_eq!(broken, Vec::<String>::new());
+    assert_eq!(anchors("# A `b`: c-d, e\ntext\n## 1. F"), ["a-b-c-d-e", "1-f"]);
     assert_eq!(links("[a](b.md#c) [d](https://e) [f](#g) `x](y z)`"), ["b.md"]);
 }
 
@@ -86,6 +109,28 @@ fn absent_functions(page: &str, sources: &[(String, String)]) -> Vec<String> {
         }
     }
     absent
+}
+
+/// Rust files that the page names and that do not exist: from the root, below `src` of the engine
+/// or its client, or below the page's own folder.
+fn absent_files(dir: &str, page: &str) -> Vec<String> {
+    let absent = |span: &&str| {
+        let path = span.split_whitespace().next().unwrap_or_default();
+        let is_path = path.ends_with(".rs") && path.contains('/') && !path.contains(['*', '{']);
+        let own = [format!("{dir}/"), format!("{dir}/src/")];
+        let shared = ["", "engine/src/", "client/src/"].map(str::to_owned);
+        is_path && !own.iter().chain(&shared).any(|place| exists(&format!("{place}{path}")))
+    };
+    spans(page).into_iter().filter(absent).map(str::to_owned).collect()
+}
+
+#[test]
+fn files_named_in_documents_exist() {
+    for page in pages() {
+        let dir = page.rsplit_once('/').map_or(".", |(dir, _)| dir);
+        assert_eq!(absent_files(dir, &text(&page)), Vec::<String>::new(), "{page}");
+    }
+    assert_eq!(absent_files(".", "`io/src/disk.rs` `io/src/none.rs` `a.rs`"), ["io/src/none.rs"]);
 }
 
 fn sources() -> Vec<(String, String)> {

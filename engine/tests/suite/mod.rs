@@ -50,6 +50,7 @@ macro_rules! for_all_behaviours {
             round_trip::batches_of_any_size_with_repeated_keys_are_answered,
             round_trip::object_of_75_mb_round_trips,
             runs::page_repeated_in_a_batch_is_put_as_if_one_by_one,
+            runs::groups_of_one_batch_absorb_objects_in_memory_and_on_ssd,
             runs::batch_larger_than_the_arena_is_stored,
             runs::refused_object_does_not_stop_its_batch,
             staging::object_larger_than_the_budget_is_got_whole,

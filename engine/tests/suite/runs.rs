@@ -1,7 +1,9 @@
 //! A batch of groups is put in runs, with the same outcomes as one by one.
 
+use std::time::Duration;
+
 use pagelith::layouts::key::ObjectKey;
-use pagelith::{Options, PutOutcome, PutSlice, Result, Size};
+use pagelith::{Done, Options, Put, PutGroup, PutOutcome, PutSlice, Result, Size, Source};
 
 use super::face::Store;
 use super::kit::*;
@@ -58,6 +60,35 @@ pub fn page_repeated_in_a_batch_is_put_as_if_one_by_one(world: &World) {
             });
             assert_eq!(found[0], found[1], "seed={seed} key={key}");
         }
+    }
+}
+
+/// The header of one object must be read, and the bytes of another are in memory.
+pub fn groups_of_one_batch_absorb_objects_in_memory_and_on_ssd(world: &World) {
+    if !world.tells_keys_apart() {
+        return; // Each put would need headers.
+    }
+    let config = world.config();
+    let store = world.open(&config);
+    let (on_ssd, in_memory) = (group(1, 2), group(2, 2));
+    assert_eq!(put_group(&store, &on_ssd[..1]), Ok(PutOutcome::Stored));
+    let store = world.reopen(store, &config);
+    assert_eq!(put_group(&store, &in_memory[..1]), Ok(PutOutcome::Stored));
+    flush(&store);
+    let put = |(key, bytes): &(ObjectKey, Vec<u8>)| Put {
+        key: *key,
+        source: Source::shared(bytes.clone().into()),
+    };
+    let groups = [&in_memory, &on_ssd].map(|page| PutGroup::new(page.iter().map(put).collect()));
+    let mut session = store.session().expect("a session");
+    let ticket = session.submit_put(groups.into(), Options::default());
+    let done = session.wait(ticket, Duration::from_secs(30));
+    let Some(Done::Put(done)) = done else { panic!("no outcome") };
+    let outcomes: Vec<_> = done.into_iter().map(|done| done.outcome).collect();
+    let absorbed = [Ok(PutOutcome::AlreadyPresent), Ok(PutOutcome::Stored)];
+    assert_eq!(outcomes, [absorbed.clone(), absorbed].concat());
+    for (key, bytes) in in_memory.iter().chain(&on_ssd) {
+        hit(&store, *key, bytes);
     }
 }
 

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 pub(crate) use self::helpers::HelperOps;
 pub(crate) use self::pool::Pool;
-use crate::check::{Align, check, refused};
 use crate::disk::{Completion, Op, Queue};
 use crate::files::Files;
+use crate::op_check::{Align, check, refused};
 use crate::sync::Arc;
 
 /// How long a dropped queue waits for its operations before it leaves them to their threads.

@@ -4,16 +4,16 @@ use std::io::{IoSlice, IoSliceMut};
 
 use rustix::io::{Errno, preadv, pwritev, retry_on_intr};
 
-use crate::calls;
-use crate::check::verdict;
 use crate::disk::Op;
 use crate::fault::IoFault;
 use crate::files::DataFile;
+use crate::op_check::verdict;
+use crate::syscall_count;
 
 /// Perform `op`. A transfer that ends early is not resumed: on a regular file it means the end of
 /// the file or of the device, and the rest may no longer be aligned.
 pub(super) fn run(op: &mut Op, file: &DataFile) -> Result<(), IoFault> {
-    calls::count();
+    syscall_count::count();
     let moved = match op {
         Op::Read { offset, parts, .. } => {
             let mut slices: Vec<IoSliceMut<'_>> =

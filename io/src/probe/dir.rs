@@ -2,18 +2,17 @@
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, StatxFlags};
 use rustix::io::{Errno, retry_on_intr};
 
-use crate::check::Align;
-use crate::create::{set_direct, show};
-use crate::fault::{FaultKind, FaultOp, IoFault};
+use crate::create::{scratch, set_direct};
+use crate::fault::{FaultKind, FaultOp, IoFault, show};
 use crate::file_system::nearest;
 pub(super) use crate::file_system::{RAMFS, TMPFS};
 use crate::files::DataFile;
-use crate::real::list;
+use crate::op_check::Align;
+use crate::real_disk::list;
 use crate::regular_file::{Access, open_store_file};
 
 /// Bytes of the temporary file: two blocks of the largest accepted alignment.
@@ -122,34 +121,6 @@ fn direct_alignment(fd: &OwnedFd) -> Option<(u32, u32)> {
     let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
     let supported = stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
     supported.then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align))
-}
-
-/// The owner of a file that this process creates in `dir`; `None` if it cannot create one.
-pub(crate) fn owner_of_new_files(dir: &Path) -> Option<u32> {
-    let stat = scratch(dir).and_then(|fd| rustix::fs::fstat(&fd)).ok()?;
-    Some(stat.st_uid)
-}
-
-/// An unnamed file in `dir`.
-fn scratch(dir: &Path) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    match retry_on_intr(|| rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR)) {
-        // The errors of file systems without O_TMPFILE (open(2)); EINVAL from some network file
-        // systems.
-        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => named_scratch(dir),
-        answer => answer,
-    }
-}
-
-/// As `scratch`, for file systems where every file has a name: it is unlinked at once.
-fn named_scratch(dir: &Path) -> Result<OwnedFd, Errno> {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    let n = COUNT.fetch_add(1, Ordering::Relaxed);
-    let path = dir.join(format!(".pagelith-probe-{}-{n}", std::process::id()));
-    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
-    let fd = retry_on_intr(|| rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR))?;
-    rustix::fs::unlink(&path)?;
-    Ok(fd)
 }
 
 /// Write the file's blocks, so that a full file system is detected now and not as a failed trial.

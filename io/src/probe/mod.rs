@@ -14,13 +14,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use self::dir::ProbeDir;
-pub(crate) use self::dir::owner_of_new_files;
 use crate::blocking::{BlockingQueue, Pool};
-use crate::check::Align;
 use crate::disk::{Disk, Queue, Side};
 use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::files::Files;
-use crate::real::{Mover, RealDisk};
+use crate::op_check::Align;
+use crate::real_disk::{Mover, RealDisk};
 use crate::uring::{Common, UringQueue, try_two};
 
 /// The side that the configuration requests.

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use crate::buffer::{AlignedBuf, Part};
-use crate::check::Align;
 use crate::disk::{FileId, Op, Queue};
 use crate::fault::{FaultKind, FaultOp, IoFault};
+use crate::op_check::Align;
 
 /// The time limit for a block; a slower device counts as failed.
 const TRIAL_WAIT: Duration = Duration::from_secs(10);

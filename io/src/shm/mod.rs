@@ -14,7 +14,6 @@ mod trap;
 mod views;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
 use memmap2::{MmapOptions, MmapRaw};
@@ -24,7 +23,9 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 pub use region::{Region, View, seal_length};
-pub use ring::{Broken, RING_BYTES, RING_MEMORY_BYTES, RingReader, RingWriter};
+pub use ring::{
+    Broken, PAIR_MEMORY_BYTES, RING_BYTES, RING_MEMORY_BYTES, RingReader, RingWriter, pair,
+};
 pub use shrinking::handle_truncation_sigbus;
 pub use views::MapLimits;
 
@@ -107,14 +108,4 @@ impl AsFd for SharedMemory {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
-}
-
-/// Bytes of memory with two rings, one for each direction.
-pub const PAIR_MEMORY_BYTES: usize = 2 * RING_MEMORY_BYTES;
-
-/// This side's ends of the two rings in `memory`; the `first` side writes to the first of them.
-pub fn pair(memory: SharedMemory, first: bool) -> (RingWriter, RingReader) {
-    let memory = Arc::new(memory);
-    let at = |second: bool| if second { RING_MEMORY_BYTES } else { 0 };
-    (RingWriter::new(memory.clone(), at(!first)), RingReader::new(memory, at(first)))
 }

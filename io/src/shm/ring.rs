@@ -78,7 +78,7 @@ pub struct RingWriter {
 }
 
 impl RingWriter {
-    pub(super) fn new(memory: Arc<SharedMemory>, at: usize) -> RingWriter {
+    fn new(memory: Arc<SharedMemory>, at: usize) -> RingWriter {
         RingWriter { ring: Ring { memory, at }, written: 0 }
     }
 
@@ -129,7 +129,7 @@ pub struct RingReader {
 }
 
 impl RingReader {
-    pub(super) fn new(memory: Arc<SharedMemory>, at: usize) -> RingReader {
+    fn new(memory: Arc<SharedMemory>, at: usize) -> RingReader {
         RingReader { ring: Ring { memory, at }, read: 0 }
     }
 
@@ -167,9 +167,18 @@ impl RingReader {
     }
 }
 
+/// Bytes of memory with two rings, one for each direction.
+pub const PAIR_MEMORY_BYTES: usize = 2 * RING_MEMORY_BYTES;
+
+/// This side's ends of the two rings in `memory`; the `first` side writes to the first of them.
+pub fn pair(memory: SharedMemory, first: bool) -> (RingWriter, RingReader) {
+    let memory = Arc::new(memory);
+    let at = |second: bool| if second { RING_MEMORY_BYTES } else { 0 };
+    (RingWriter::new(memory.clone(), at(!first)), RingReader::new(memory, at(first)))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::{PAIR_MEMORY_BYTES, pair};
     use super::*;
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 

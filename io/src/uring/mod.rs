@@ -20,6 +20,7 @@
 //!   part was done already: a read fills the same parts, a write writes the same bytes to the same
 //!   place.
 
+mod entries;
 mod fixed;
 mod ring;
 mod slots;
@@ -40,14 +41,15 @@ use std::time::{Duration, Instant};
 use io_uring::IoUring;
 use rustix::io::Errno;
 
+use self::entries::EntryRanges;
+use self::fixed::FixedBuffers;
 pub(crate) use self::fixed::may_register;
-use self::fixed::{EntryRanges, FixedBuffers};
 use self::slots::{InFlightOp, Slots};
 use crate::blocking::{HelperOps, Pool};
-use crate::check::{Align, check, refused, verdict};
 use crate::disk::{Completion, Op, Queue};
 use crate::fault::IoFault;
 use crate::files::{FileCache, Files};
+use crate::op_check::{Align, check, refused, verdict};
 use crate::registered::Registered;
 
 /// How long a dropped queue waits for its operations before it leaks them. Waiting longer than the

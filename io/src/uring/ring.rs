@@ -8,14 +8,14 @@ use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, opcode, squeue};
 use rustix::io::Errno;
 
-use super::fixed::EntryRange;
+use super::entries::EntryRange;
 use super::slots::{InFlightOp, IoVec};
 use crate::buffer::Part;
-use crate::calls;
 use crate::disk::Op;
 use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::limits;
 use crate::registered::Span;
+use crate::syscall_count;
 
 const SETUP: &str = "io_uring_setup";
 
@@ -135,7 +135,7 @@ pub(super) fn enter(
     let time = Timespec::new().sec(timeout.as_secs()).nsec(timeout.subsec_nanos());
     let args = SubmitArgs::new().timespec(&time);
     let flags = (EnterFlags::EXT_ARG | EnterFlags::GETEVENTS).bits();
-    calls::count();
+    syscall_count::count();
     // SAFETY: `args` is the argument that EXT_ARG requires, and it and `time` outlive the call. The
     // submitted entries were pushed by `push`, whose proof covers their pointers.
     let entered = unsafe { ring.submitter().enter(submit, want, flags, Some(&args)) };

@@ -11,7 +11,7 @@ use pagelith_mutants::{self as mutant, Mutant};
 
 /// Bytes per entry of a long write. A write of at least twice as many bytes is split into such
 /// entries, the last with the remainder, and each is submitted by itself: a disk processes several
-/// of them at a time, and a longer one as one (docs/decisions/0031).
+/// of them at a time, and a longer one as one (docs/decisions/0007-flusher-and-log.md).
 pub(super) const ENTRY_BYTES: u64 = 1 << 20;
 
 /// The number of entries of a write of `bytes` bytes. A write that is longer than an entry only by

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use super::fixed::EntryRange;
+use super::entries::EntryRange;
 use super::tests::{LONG, TruncatedDevice, queue_over_bytes};
 use super::*;
 use crate::buffer::{AlignedBuf, Part};

@@ -9,7 +9,7 @@ use super::slots::ENTRY_BYTES;
 use super::tests::{LONG, queue_over_bytes};
 use super::*;
 use crate::buffer::{AlignedBuf, Part};
-use crate::check::PARTS_MAX;
+use crate::op_check::PARTS_MAX;
 
 const FILE: usize = 8 << 20;
 const UNIT: usize = 4096;

@@ -6,8 +6,8 @@ mod state;
 
 use super::buffer::{Axis, AxisKind, Buffer, Part, Span, StateKind};
 use super::error::GeometryError;
-use super::model::{Attention, Indexer, Model, Placement, Window};
-use super::pool::{Component, Geometry, HitPolicy, Pool};
+use super::model::{Attention, HitPolicy, Indexer, Model, Placement, Window};
+use super::pool::{Component, Pool};
 use crate::key::Role;
 use crate::shard::{Shard, Slice};
 
@@ -71,14 +71,10 @@ pub(super) fn pools(model: &Model, placement: &Placement) -> Result<Vec<Pool>, G
     for rows in model.rows.iter().filter(|r| r.role == Role::Draft && builder.is_last_stage()) {
         pools.push(builder.rows(rows)?);
     }
-    let whole = Geometry { pools };
-    let bytes = whole
-        .pools
-        .iter()
-        .flat_map(|p| &p.components)
-        .try_fold(0u64, |n, c| n.checked_add(c.bytes));
+    let bytes =
+        pools.iter().flat_map(|p| &p.components).try_fold(0u64, |n, c| n.checked_add(c.bytes));
     bytes.ok_or_else(|| too_large(&model.name))?;
-    Ok(whole.pools)
+    Ok(pools)
 }
 
 fn too_large(pool: &str) -> GeometryError {

@@ -2,9 +2,17 @@
 //! [`super::Geometry::new`].
 
 use super::layout::Layout;
-use super::pool::HitPolicy;
 use crate::key::Role;
 use crate::shard::Slice;
+
+/// The pages of a prefix that a pool must have for the prefix to be usable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HitPolicy {
+    /// Every page.
+    AllPages,
+    /// The last `n` pages up to the end of the prefix, with `n` at least 1.
+    TrailingPages(u32),
+}
 
 /// Type of an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,21 +1,11 @@
 //! The pools of a page: components, their sizes and shards, and the keys of their objects.
 
 use super::buffer::{Buffer, Part};
-use super::error::{GeometryError, Problems};
-use super::model::{Model, Placement};
-use super::{build, check};
+use super::error::GeometryError;
+use super::model::HitPolicy;
 use crate::ids::{NamespaceId, PrefixHash};
 use crate::key::{ObjectKey, Role};
 use crate::shard::Shard;
-
-/// The pages of a prefix that a pool must have for the prefix to be usable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum HitPolicy {
-    /// Every page.
-    AllPages,
-    /// The last `n` pages up to the end of the prefix, with `n` at least 1.
-    TrailingPages(u32),
-}
 
 /// One separately stored part of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,35 +100,5 @@ impl Pool {
             component,
             components: self.components.len(),
         })
-    }
-}
-
-/// All pools of a model on one rank, in one host layout.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Geometry {
-    /// The pools: target before draft, `kv` first.
-    pub pools: Vec<Pool>,
-}
-
-impl Geometry {
-    /// The geometry of a model at a placement. An error lists every problem of the two.
-    pub fn new(model: &Model, placement: &Placement) -> Result<Geometry, GeometryError> {
-        let mut problems = Problems::default();
-        check::check(model, placement, &mut problems);
-        problems.into_result()?;
-        Ok(Geometry { pools: build::pools(model, placement)? })
-    }
-
-    /// A pool by role and name.
-    pub fn pool(&self, role: Role, name: &str) -> Result<&Pool, GeometryError> {
-        self.pools.iter().find(|p| p.role == role && p.name == name).ok_or_else(|| {
-            let mark = if role == Role::Draft { "d:" } else { "" };
-            GeometryError::UnknownPool { pool: format!("{mark}{name}") }
-        })
-    }
-
-    /// Bytes of a page over all pools. Pools with `HitPolicy::TrailingPages` count in full.
-    pub fn page_bytes(&self) -> u64 {
-        self.pools.iter().map(Pool::page_bytes).sum()
     }
 }

@@ -4,10 +4,9 @@
 
 use super::error::GeometryError;
 use super::model::{
-    Attention, Draft, Dtype, HeadAttention, Indexer, LatentAttention, LatentRow, LinearState,
-    Model, RowPool, StateShape, Window,
+    Attention, Draft, Dtype, HeadAttention, HitPolicy, Indexer, LatentAttention, LatentRow,
+    LinearState, Model, RowPool, StateShape, Window,
 };
-use super::pool::HitPolicy;
 use crate::key::Role;
 
 /// Names of all models.

@@ -9,11 +9,12 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use super::Geometry;
 use super::buffer::{AxisKind, Buffer, Part, StateKind};
 use super::error::GeometryError;
 use super::extents::{Chunk, Extents};
 use super::model::{Model, Placement};
-use super::pool::{Component, Geometry, Pool};
+use super::pool::{Component, Pool};
 use crate::key::Role;
 use crate::shard::{Shard, Slice};
 

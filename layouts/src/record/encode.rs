@@ -1,11 +1,11 @@
-//! Encoding of a record's header, and the computation of its length.
+//! Encoding of a record's header.
 
 use super::{
     CHECKSUM_AT, FLAG_MOVED, HEADER_BYTES_MAX, MAGIC, MEMBERS_MAX, Member, Record, RecordFacts,
-    RecordHead, RecordKind,
+    RecordHead, RecordKind, header_bytes,
 };
 use crate::align::align_up;
-use crate::checksum::{Checksum, block_count, checksum_around};
+use crate::checksum::{Checksum, checksum_around};
 use crate::format::{VERSION, clear};
 use crate::key::ObjectKey;
 
@@ -18,22 +18,6 @@ pub struct MemberSpec<'a> {
     pub length: u64,
     /// Block checksums, empty in a tombstone.
     pub checksums: &'a [Checksum],
-}
-
-/// Length in bytes of a header with `members` members and `blocks` checksums.
-pub const fn header_bytes(members: u64, blocks: u64) -> u64 {
-    align_up(RecordHead::BYTES as u64 + members * Member::BYTES as u64 + blocks * 16)
-}
-
-/// Length in bytes of a data record for objects of these lengths; `block_bytes` must not be 0.
-pub fn record_bytes(lengths: impl IntoIterator<Item = u64>, block_bytes: u32) -> u64 {
-    let (mut members, mut blocks, mut payload) = (0, 0, 0);
-    for length in lengths {
-        members += 1;
-        blocks += block_count(length, block_bytes);
-        payload += align_up(length);
-    }
-    header_bytes(members, blocks) + payload
 }
 
 /// Encode a record's header. `None` if the members break a rule of the format (counts, lengths,

@@ -16,7 +16,7 @@ use crate::key::ObjectKey;
 
 pub use events::{EventItem, EventsSaid, Happened};
 pub use failure::{ErrorTag, Failure, TEXT_MAX};
-pub use read::decode;
+pub use read::{Answer, decode};
 pub use views::{RegionExtent, ViewItem, digest};
 pub use write::{Written, encode};
 
@@ -223,28 +223,6 @@ pub struct Items<'a> {
     bases: List<'a, ObjectKey>,
     texts: &'a str,
     block_bytes: u32,
-}
-
-/// A decoded outcome.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer<'a> {
-    /// Of get and put: one verdict per item.
-    Items(Items<'a>),
-    /// Of exists and missing: one bit per item.
-    Bits(Bits<'a>),
-    /// Of exists prefix, remove, clear, ping, pin, unpin, lease, begin, commit, abort, prefetch,
-    /// hold, release and used.
-    Number(u64),
-    /// Of flush.
-    Flushed(Flushed),
-    /// Of stats: a JSON object.
-    Text(&'a str),
-    /// Of events.
-    Events(EventsSaid<'a>),
-    /// Of view: one per object.
-    Views(List<'a, ViewItem>),
-    /// The operation failed as a whole, without effect on any item.
-    Failed(Failure<'a>),
 }
 
 /// One bit per item.

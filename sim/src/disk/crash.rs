@@ -1,9 +1,9 @@
 //! Crashes of processes and of the whole machine, and copies of the machine's disk.
 
-use super::crash_hooks::IgnoredSyncs;
 use super::file::SimFile;
+use super::ignored_syncs::IgnoredSyncs;
+use super::snapshot::DiskSnapshot;
 use super::state::{InFlight, State};
-use super::table::FileTable;
 use super::transfer::dead;
 use crate::entropy::SplitMix64;
 use pagelith_io::disk::Op;
@@ -22,17 +22,6 @@ pub enum CrashMode {
     /// by the seed. A quarter of the writes is kept whole and a quarter lost whole. The order of
     /// writes does not matter, but if two writes to one sector are both kept, the later one wins.
     Random,
-}
-
-/// The machine's disk at one moment: durable and unsynced files, and the random state. Costs a few
-/// pointers per file; blocks are shared until written.
-#[derive(Clone, Debug)]
-pub struct DiskSnapshot {
-    files: FileTable,
-    moment: u64,
-    changes: u64,
-    capacity: u64,
-    rng: SplitMix64,
 }
 
 impl State {

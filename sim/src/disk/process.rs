@@ -10,7 +10,8 @@ use pagelith_io::fault::{FaultKind, FaultOp, IoFault};
 use pagelith_layouts::align::ALIGN;
 
 use super::plan::fault;
-use super::state::{State, dir_name};
+use super::state::State;
+use super::table::dir_name;
 use super::transfer::PARTS_MAX;
 
 /// Simulated time that a poll takes, so that a loop that only polls still sees its operations

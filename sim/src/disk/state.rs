@@ -8,10 +8,10 @@ use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::disk::{FileId, Op};
 use pagelith_io::fault::{FaultKind, FaultOp, IoFault};
 
-use super::crash::DiskSnapshot;
-use super::crash_hooks::IgnoredSyncs;
+use super::ignored_syncs::IgnoredSyncs;
 use super::plan::{LoggedOp, Pending};
 use super::rates::DiskFault;
+use super::snapshot::DiskSnapshot;
 use super::strike::FaultInjector;
 use super::table::{FileNo, FileTable};
 use crate::clock::SimClock;
@@ -176,9 +176,4 @@ fn hash_of(path: &str) -> u64 {
 /// Whether operations of this kind may change what a reboot finds, hence count as crash points.
 fn changes(kind: FaultOp) -> bool {
     matches!(kind, FaultOp::Write | FaultOp::Sync | FaultOp::Create | FaultOp::Remove)
-}
-
-/// A directory's name in messages.
-pub(crate) fn dir_name(dir: usize) -> String {
-    format!("sim{dir}")
 }

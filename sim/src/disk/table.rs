@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use super::file::SimFile;
 use super::rates::Place;
-use super::state::dir_name;
 
 /// A file by directory number and name.
 pub(crate) type FileKey = (usize, String);
@@ -100,4 +99,9 @@ impl FileTable {
 /// A file's name in messages.
 pub(crate) fn path(key: &FileKey) -> String {
     format!("{}/{}", dir_name(key.0), key.1)
+}
+
+/// A directory's name in messages.
+pub(crate) fn dir_name(dir: usize) -> String {
+    format!("sim{dir}")
 }

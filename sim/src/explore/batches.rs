@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use pagelith::{GroupId, Ticket};
+use pagelith::Ticket;
 use pagelith_io::clock::{Clock, Mono};
 
-use super::memory::Target;
+use super::batch::{Batch, BatchWork};
 use super::objects::{Oid, page_of};
 use super::report::FindingKind;
 use super::run::Run;
@@ -15,46 +15,6 @@ const FLIGHTS_MAX: usize = 3;
 /// Simulated time after which a batch counts as hanging, in addition to its deadline and to the
 /// time that a stuck device operation takes.
 const HANG_AFTER: Duration = Duration::from_secs(60);
-/// A get of one object.
-pub(super) struct Getting {
-    pub oid: Oid,
-    /// First byte of the range.
-    pub from: usize,
-    /// Bytes of the range.
-    pub len: usize,
-    /// The object's length, if the range is the whole object.
-    pub whole: Option<usize>,
-    pub target: Target,
-}
-
-/// A put of one group.
-pub(super) struct Putting {
-    pub no: u32,
-    pub base: Option<Oid>,
-    pub members: Vec<Oid>,
-    /// The put may be refused by its form.
-    pub odd: bool,
-    /// The open group that is being committed.
-    pub open: Option<GroupId>,
-}
-
-/// The gets or puts of a batch.
-pub(super) enum BatchWork {
-    Get { gets: Vec<Getting>, page: bool },
-    Put(Vec<Putting>),
-}
-
-/// A batch in flight.
-pub(super) struct Batch {
-    pub session: usize,
-    pub ticket: Ticket,
-    pub start: u32,
-    pub begun: Mono,
-    /// Other batches were in flight at the same time on sessions that only this thread polls, or it
-    /// was not polled for long: it may have waited for their resources past its deadline.
-    pub may_be_late: bool,
-    pub work: BatchWork,
-}
 
 impl Run<'_> {
     /// A session with room for another batch.

@@ -1,24 +1,20 @@
-//! A subscriber to the store's events: their contents must match look-ups.
+//! The locations of objects according to the store's events.
 
 use std::collections::BTreeMap;
 
-use pagelith::{Event, Store, Tier};
+use pagelith::{Event, Tier};
 use pagelith_layouts::ids::NamespaceId;
 use pagelith_layouts::key::ObjectKey;
-
-use super::objects::{Oid, base_of, key};
-use super::report::FindingKind;
-use super::run::Run;
 
 /// Events kept by the store: more than occur between two look-ups.
 pub(super) const EVENTS_MAX: u32 = 1 << 16;
 
 /// The location of an object according to events.
 #[derive(Clone, Copy, Debug, Default)]
-struct Place {
-    memory: bool,
+pub(super) struct Place {
+    pub(super) memory: bool,
     /// `None` if unknown: stored before the open, or on a tier that reported lost entries.
-    ssd: Option<bool>,
+    pub(super) ssd: Option<bool>,
 }
 
 /// State derived from the events since the open.
@@ -30,13 +26,14 @@ pub(super) struct EventMirror {
 }
 
 impl EventMirror {
-    fn place(&mut self, key: &ObjectKey) -> &mut Place {
+    /// Where an object is.
+    pub(super) fn place(&mut self, key: &ObjectKey) -> &mut Place {
         let empty = self.empty.contains(&key.namespace());
         self.places.entry(*key).or_insert(Place { memory: false, ssd: empty.then_some(false) })
     }
 
     /// Applies an event; false if it contradicts earlier ones.
-    fn note(&mut self, event: &Event) -> bool {
+    pub(super) fn note(&mut self, event: &Event) -> bool {
         match event {
             Event::Stored { tier, key, new } => {
                 let place = self.place(key);
@@ -75,56 +72,6 @@ impl EventMirror {
                 on_ssd.for_each(|place| place.ssd = None);
                 *tier == Tier::Ssd
             }
-        }
-    }
-}
-
-fn event_text(event: &Event) -> String {
-    match event {
-        Event::Stored { tier, key, new } => format!("stored {tier:?} {key} new={new}"),
-        Event::Removed { tier, key, gone } => format!("removed {tier:?} {key} gone={gone}"),
-        Event::Cleared { namespace } => format!("cleared {namespace}"),
-        Event::Forgot { tier } => format!("forgot {tier:?}"),
-    }
-}
-
-impl Run<'_> {
-    /// Applies new events.
-    fn apply_events(&mut self, store: &Store) {
-        let page = store.take_events(usize::MAX);
-        if page.lost > 0 {
-            self.report(FindingKind::Wrong, format!("events were dropped count={}", page.lost));
-        }
-        for event in page.events {
-            self.trace(|| format!("  event {}", event_text(&event)));
-            if !self.event_mirror.note(&event) {
-                self.report(
-                    FindingKind::Wrong,
-                    format!("event contradicts earlier events {}", event_text(&event)),
-                );
-            }
-        }
-    }
-
-    /// Presence of these objects according to events, before the store is asked.
-    pub(super) fn expected_presence(&mut self, store: &Store, oids: &[Oid]) -> Vec<Option<bool>> {
-        self.apply_events(store);
-        let expected = |oid: &Oid| {
-            let Place { memory, ssd } = *self.event_mirror.place(&key(*oid));
-            if memory { Some(true) } else { ssd }
-        };
-        oids.iter().map(expected).collect()
-    }
-
-    /// Checks that events and a look-up agree about an object.
-    pub(super) fn check_event_presence(&mut self, oid: Oid, expected: Option<bool>, exists: bool) {
-        // An attached object is visible only with its base.
-        let hidden = !exists && base_of(oid).next().is_some();
-        if expected.is_some_and(|expected| expected != exists) && !hidden {
-            self.report(
-                FindingKind::Wrong,
-                format!("look-up and events differ exists={exists} events={expected:?} oid={oid}"),
-            );
         }
     }
 }

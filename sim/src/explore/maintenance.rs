@@ -5,7 +5,7 @@ use std::time::Duration;
 use pagelith::{Options, ScrubOptions};
 use pagelith_io::clock::Clock;
 
-use super::batches::BatchWork;
+use super::batch::BatchWork;
 use super::objects::{self, NAMESPACES, Oid, PAGES, PARTS, key};
 use super::report::FindingKind;
 use super::run::Run;

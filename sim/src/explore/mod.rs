@@ -3,14 +3,17 @@
 //! makes the plan of a seed, [`explore`] executes it, and [`shrink`] reduces a failing plan to few
 //! operations.
 
+mod batch;
 mod batches;
 mod event_mirror;
+mod events;
 pub mod faults;
 mod maintenance;
 pub(crate) mod memory;
 pub mod objects;
 pub mod ops;
 pub mod oracle;
+pub mod plan;
 mod reads;
 pub mod report;
 mod restarts;
@@ -23,7 +26,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub use faults::FaultChoice;
-pub use ops::Plan;
+pub use plan::Plan;
 pub use report::{Finding, FindingKind, Sums};
 pub use run::Run;
 pub use shrink::{Shrunk, shrink};

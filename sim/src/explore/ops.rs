@@ -1,10 +1,6 @@
 //! The operations of a run. Each has a random number that decides everything else about it, so that
 //! it stays the same if others are left out.
 
-use super::faults::{FaultChoice, FaultMix};
-use super::setup::Setup;
-use crate::entropy::SplitMix64;
-
 /// One kind of operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Verb {
@@ -81,7 +77,7 @@ pub enum Verb {
 }
 
 /// Relative frequencies.
-const WEIGHTS: [(Verb, u32); 35] = [
+pub(super) const WEIGHTS: [(Verb, u32); 35] = [
     (Verb::Get, 220),
     (Verb::GetPage, 70),
     (Verb::GetRange, 60),
@@ -126,46 +122,4 @@ pub struct Op {
     pub verb: Verb,
     /// Decides everything else about it.
     pub r: u64,
-}
-
-/// The plan of a run.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// The seed.
-    pub seed: u64,
-    /// The store's setup.
-    pub setup: Setup,
-    /// The faults.
-    pub faults: FaultMix,
-    /// The operations, each with its index in the whole plan.
-    pub ops: Vec<(usize, Op)>,
-}
-
-impl Plan {
-    /// The plan of a seed.
-    pub fn of_seed(seed: u64, ops: usize, faults: FaultChoice, constant: bool) -> Plan {
-        let mut rng = SplitMix64::new(seed);
-        let mut rng = SplitMix64::new(rng.next_u64() ^ 0x5eed);
-        let faults = FaultMix::draw(&mut rng, faults);
-        let setup = Setup::draw(&mut rng, constant);
-        let total: u32 = WEIGHTS.iter().map(|(_, w)| w).sum();
-        let ops = (0..ops).map(|at| {
-            let mut left = rng.below(u64::from(total)) as u32;
-            let heavier = |(_, w): &&(Verb, u32)| {
-                let is_chosen = left < *w;
-                left = left.saturating_sub(*w);
-                is_chosen
-            };
-            let verb = WEIGHTS.iter().find(heavier).map_or(Verb::Get, |(verb, _)| *verb);
-            (at, Op { verb, r: rng.next_u64() })
-        });
-        let ops = ops.collect();
-        Plan { seed, setup, faults, ops }
-    }
-
-    /// The plan with only the operations for which `keep` of their index holds.
-    pub fn keeping(&self, keep: impl Fn(usize) -> bool) -> Plan {
-        let ops = self.ops.iter().copied().filter(|(at, _)| keep(*at)).collect();
-        Plan { ops, ..self.clone() }
-    }
 }

@@ -10,7 +10,7 @@ use pagelith::{
 };
 use pagelith_io::clock::Clock;
 
-use super::batches::{Batch, BatchWork, Getting};
+use super::batch::{Batch, BatchWork, Getting};
 use super::memory::Shape;
 use super::objects::{self, NAMESPACES, Oid, PAGES, PageKind, key};
 use super::report::FindingKind;

@@ -7,13 +7,14 @@ use std::time::Duration;
 use pagelith::{Error, ErrorKind, GroupId, Pin, Session, Store, View};
 use pagelith_io::clock::Clock;
 
-use super::batches::Batch;
+use super::batch::Batch;
 use super::event_mirror::EventMirror;
 use super::faults::{Ledger, effect, returns_wrong_bytes};
 use super::memory::Memory;
 use super::objects::{Oid, mix};
-use super::ops::{Op, Plan, Verb};
+use super::ops::{Op, Verb};
 use super::oracle::{Oracle, Struck, Wrong};
+use super::plan::Plan;
 use super::report::{Finding, FindingKind, Sums};
 use crate::disk::DiskFault;
 use crate::entropy::SplitMix64;

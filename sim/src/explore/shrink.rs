@@ -3,7 +3,7 @@
 //! of runs.
 
 use super::explore;
-use super::ops::Plan;
+use super::plan::Plan;
 use super::report::Finding;
 
 /// A failing plan, reduced.

@@ -9,7 +9,7 @@ use pagelith::{
 };
 use pagelith_io::clock::Clock;
 
-use super::batches::{BatchWork, Putting};
+use super::batch::{BatchWork, Putting};
 use super::objects::{self, Content, OTHER_FORM, Oid, PageKind, key};
 use super::report::FindingKind;
 use super::run::{OpenGroup, Run};

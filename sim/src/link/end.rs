@@ -19,11 +19,11 @@ use pagelith_transport::rights::Rights;
 use pagelith_transport::shown::{LinkRegions, Shown};
 
 use super::exposed::ExposedMemory;
+use super::net::SimNet;
 use super::owed_outcomes::OwedOutcomes;
 use super::plant::{ArrivedSums, Plant};
 use super::shares::{SharingState, pushed_event, ref_bytes};
-use super::wire::Packet;
-use super::{PACKET_BYTES, SimNet};
+use super::wire::{PACKET_BYTES, Packet};
 
 /// Longest control body in bytes.
 const CONTROL_BYTES_MAX: u32 = 1 << 20;

@@ -1,4 +1,5 @@
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use pagelith_io::buffer::{AlignedBuf, Part};
 use pagelith_io::clock::Clock;

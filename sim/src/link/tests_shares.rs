@@ -1,4 +1,5 @@
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use pagelith_io::buffer::{AlignedBuf, Part};
 use pagelith_io::shm::{Region, View};

@@ -13,9 +13,74 @@ use pagelith_layouts::wire::shown::{ItemRange, ShownPiece};
 use pagelith_layouts::wire::{Frame, Kind, Side};
 
 use super::reference_check::ReferenceCheck;
-use super::{LinkFaults, NetStats};
 use crate::clock::SimClock;
 use crate::entropy::SplitMix64;
+
+/// Delays and fault rates of packets. A packet is a control frame, or at most [`PACKET_BYTES`] of
+/// bulk data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkFaults {
+    /// Shortest delay of a packet.
+    pub delay_min: Duration,
+    /// Longest delay of a packet.
+    pub delay_max: Duration,
+    /// Packets of a million that never arrive.
+    pub drop: u32,
+    /// Packets of a million that arrive twice.
+    pub duplicate: u32,
+    /// Packets of a million that later packets overtake.
+    pub reorder: u32,
+    /// Packets of a million at which the connection breaks: no later packet arrives, and both ends
+    /// are notified.
+    pub cut: u32,
+    /// Bulk packets of a million in which one bit is flipped. Only verification detects that.
+    pub flip: u32,
+    /// Longest time between a push and the read of its memory. The link owns the memory until then,
+    /// as with a device that reads it by DMA.
+    /// reads it by itself.
+    pub hold_max: Duration,
+}
+
+/// Counters of packets and of violations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NetStats {
+    /// Sent.
+    pub packets: u64,
+    /// Packets that never arrived: lost by chance, or sent over a broken connection.
+    pub dropped: u64,
+    /// Packets that arrived twice.
+    pub duplicated: u64,
+    /// Packets that were overtaken.
+    pub reordered: u64,
+    /// Packets with a flipped bit.
+    pub flipped: u64,
+    /// Packets that arrived at an end that had given up or finished their operation.
+    pub late: u64,
+    /// Connections that broke.
+    pub cuts: u64,
+    /// Ranges passed by reference to memory.
+    pub shown: u64,
+    /// Of `shown`, ranges read after the reference was withdrawn.
+    pub looked_late: u64,
+    /// Requests of stores to their peers.
+    pub questions: u64,
+    /// Of `shown`, ranges that changed while referenced, or that do not match the
+    /// checksums of the outcome.
+    pub broken: u64,
+    /// Cancelled requests without an outcome, and outcomes without a request.
+    pub unowed: u64,
+}
+
+/// Most bulk bytes of a packet.
+pub const PACKET_BYTES: usize = 16 << 10;
+
+impl Default for LinkFaults {
+    fn default() -> LinkFaults {
+        let (delay_min, delay_max) = (Duration::from_micros(5), Duration::from_micros(50));
+        let (drop, duplicate, reorder, cut, flip, hold_max) = Default::default();
+        LinkFaults { delay_min, delay_max, drop, duplicate, reorder, cut, flip, hold_max }
+    }
+}
 
 /// A message between the ends.
 #[derive(Clone, Debug)]

@@ -6,8 +6,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use pagelith::{ErrorKind, Get, GetDone, GetOutcome, Put, PutDone, PutGroup};
 
-use super::client::{Client, StoreHandle, base, key};
+use super::client::Client;
+use super::object_keys::{base, key};
 use super::oracle::{content, length};
+use super::store_handle::StoreHandle;
 use crate::explore::memory::{Shape, Target};
 
 /// Objects being put, with version and memory.

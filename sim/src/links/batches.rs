@@ -4,7 +4,8 @@
 use pagelith::{Done, Ticket};
 
 use super::batch_memory::{Getting, Putting};
-use super::client::{Client, FOREVER, StoreHandle};
+use super::client::Client;
+use super::store_handle::{FOREVER, StoreHandle};
 
 /// A batch in progress.
 enum BatchMemory {

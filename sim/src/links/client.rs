@@ -1,70 +1,20 @@
 //! A client: it makes one call after the other, gives up at deadlines, and reuses its memory.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use pagelith::client::Attached;
-use pagelith::{Done, Get, GetDone, Options, PutDone, PutGroup, Result, Session, Store};
+use pagelith::Options;
 use pagelith_io::runtime::{Step, Task};
-use pagelith_layouts::ids::NamespaceId;
-use pagelith_layouts::key::{ObjectKey, Role};
-use pagelith_layouts::shard::Shard;
+use pagelith_layouts::key::ObjectKey;
 
-use super::machine::Machine;
-use super::oracle::{NAMESPACES, OBJECTS, Oracle};
-use super::report::Tally;
+use super::object_keys::{PAGE, group, key, namespace};
+use super::oracle::{NAMESPACES, OBJECTS};
+use super::shared::Shared;
+use super::store_handle::StoreHandle;
 use super::views::Views;
 use crate::entropy::SplitMix64;
 use crate::explore::memory::{Memory, Target};
-use crate::explore::objects;
-
-/// The store or client under test.
-pub enum StoreHandle {
-    /// A client of a store process, and that store's number.
-    Attached(Arc<Attached>, Machine, usize),
-    /// A store with peers, and its number.
-    Front(Arc<Store>, Box<Session>, usize),
-}
-
-/// State shared by the clients of a run.
-#[derive(Clone)]
-pub struct Shared {
-    pub oracle: Arc<Mutex<Oracle>>,
-    pub tally: Arc<Mutex<Tally>>,
-    /// The object that any client requested last.
-    pub asked_last: Arc<AtomicUsize>,
-    /// The object that any client put last.
-    pub put_last: Arc<AtomicUsize>,
-    /// The object that is being removed, plus 1; 0 if there is none.
-    pub removing: Arc<AtomicUsize>,
-}
-
-impl Shared {
-    pub fn oracle(&self) -> MutexGuard<'_, Oracle> {
-        self.oracle.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn tally(&self) -> MutexGuard<'_, Tally> {
-        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Removes objects through store `by`, with the objects that are removed with them.
-    fn removed(
-        &self,
-        by: usize,
-        some: Vec<usize>,
-        remove: impl FnOnce(&[ObjectKey]) -> Result<usize>,
-    ) {
-        let keys: Vec<ObjectKey> = some.iter().flat_map(|object| group(*object)).map(key).collect();
-        let some: Vec<usize> = some.into_iter().flat_map(removed_with).collect();
-        let begun = self.oracle().moment();
-        if remove(&keys).is_ok() {
-            some.into_iter().for_each(|object| self.oracle().removed(by, object, begun));
-            self.tally().removals += 1;
-        }
-    }
-}
 
 pub struct Client {
     pub handle: StoreHandle,
@@ -89,141 +39,11 @@ pub struct Client {
     pub store_unavailable: bool,
 }
 
-fn namespace(object: usize) -> NamespaceId {
-    objects::namespace(object % NAMESPACES)
-}
-
-/// Objects of one page. Those of every third page are put as a group; of another third, the second
-/// is attached to the first.
-const PAGE: usize = NAMESPACES * 2;
-
-pub fn key(object: usize) -> ObjectKey {
-    let page = object / PAGE * NAMESPACES + object % NAMESPACES;
-    let component = ["k", "v"][object / NAMESPACES % 2];
-    ObjectKey::new(
-        namespace(object),
-        objects::page_hash(page),
-        Role::Target,
-        "kv",
-        component,
-        Shard::Whole,
-    )
-    .expect("a key")
-}
-
-/// The objects that are put together with an object.
-fn group(object: usize) -> Vec<usize> {
-    let first = object / PAGE * PAGE + object % NAMESPACES;
-    match object / PAGE % 3 {
-        0 => vec![first, first + NAMESPACES],
-        _ => vec![object],
-    }
-}
-
-/// The base of an attached object.
-pub(super) fn base(object: usize) -> Option<usize> {
-    let first = object / PAGE * PAGE + object % NAMESPACES;
-    (object / PAGE % 3 == 2 && object != first).then_some(first)
-}
-
-/// The objects that are removed with an object: its group, and objects attached to it.
-fn removed_with(object: usize) -> Vec<usize> {
-    let attached = Some(object + NAMESPACES).filter(|other| base(*other) == Some(object));
-    group(object).into_iter().chain(attached).collect()
-}
-
-impl StoreHandle {
-    pub(super) fn links(&self) -> u64 {
-        match self {
-            StoreHandle::Attached(_, machine, _) => machine.dialled(),
-            StoreHandle::Front(..) => 0,
-        }
-    }
-
-    /// Whether the store passes bytes by reference to it.
-    pub(super) fn shares_memory(&self) -> bool {
-        match self {
-            StoreHandle::Attached(_, machine, _) => machine.shows(),
-            StoreHandle::Front(..) => false,
-        }
-    }
-
-    /// The store that answers.
-    pub(super) fn store(&self) -> usize {
-        match self {
-            StoreHandle::Attached(_, _, number) | StoreHandle::Front(_, _, number) => *number,
-        }
-    }
-
-    fn put(&mut self, groups: Vec<PutGroup>, options: Options) -> Vec<PutDone> {
-        match self {
-            StoreHandle::Attached(client, ..) => client.put(groups, options),
-            StoreHandle::Front(_, session, _) => {
-                let ticket = session.submit_put(groups, options);
-                match session.wait(ticket, FOREVER) {
-                    Some(Done::Put(done)) => done,
-                    _ => Vec::new(),
-                }
-            }
-        }
-    }
-
-    /// `meanwhile` runs while the get is in progress.
-    fn get(
-        &mut self,
-        gets: Vec<Get>,
-        options: Options,
-        meanwhile: impl FnOnce(&Store),
-    ) -> Vec<GetDone> {
-        match self {
-            StoreHandle::Attached(client, ..) => client.get(gets, options),
-            StoreHandle::Front(store, session, _) => {
-                let ticket = session.submit_get(gets, options);
-                meanwhile(store);
-                match session.wait(ticket, FOREVER) {
-                    Some(Done::Get(done)) => done,
-                    _ => Vec::new(),
-                }
-            }
-        }
-    }
-
-    fn exists(&mut self, keys: &[ObjectKey], options: Options) -> Result<Vec<bool>> {
-        match self {
-            StoreHandle::Attached(client, ..) => client.exists_batch(keys, options),
-            StoreHandle::Front(store, ..) => Ok(store.exists_batch(keys, options)),
-        }
-    }
-
-    fn remove(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
-        match self {
-            StoreHandle::Attached(client, ..) => client.remove(keys, options),
-            StoreHandle::Front(store, ..) => store.remove(keys, options),
-        }
-    }
-
-    fn clear(&self, namespace: NamespaceId, options: Options) -> Result<()> {
-        match self {
-            StoreHandle::Attached(client, ..) => client.clear(namespace, options).map(drop),
-            StoreHandle::Front(store, ..) => store.clear(namespace, options).map(drop),
-        }
-    }
-
-    fn flush(&self, options: Options) -> Result<()> {
-        match self {
-            StoreHandle::Attached(client, ..) => client.flush(options).map(drop),
-            StoreHandle::Front(store, ..) => store.flush(options).map(drop),
-        }
-    }
-}
-
 /// Requests of stores to their peers that one object of a client's get or put, or one call, may
 /// cause; without faults it is a third of one. `QUESTIONS_FREE` more are allowed, since many calls
 /// run at once.
 const QUESTIONS_PER_CALL_MAX: u64 = 2;
 const QUESTIONS_FREE: u64 = 100;
-/// Longer than any deadline.
-pub(super) const FOREVER: Duration = Duration::from_secs(60);
 
 impl Client {
     pub(super) fn options(&mut self) -> Options {

@@ -10,9 +10,12 @@ mod batch_memory;
 mod batches;
 mod client;
 mod machine;
+mod object_keys;
 mod oracle;
 mod report;
 mod shape;
+mod shared;
+mod store_handle;
 mod views;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,9 +27,10 @@ use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::runtime::{Runtime, Step, Task};
 use pagelith_io::signal::Signal;
 
-use self::client::{Client, Shared};
+use self::client::Client;
 use self::machine::{Machine, RunContext};
 use self::oracle::{NAMESPACES, Oracle};
+use self::shared::Shared;
 use self::views::Views;
 use crate::clock::SimClock;
 use crate::entropy::{SimEntropy, SplitMix64};
@@ -39,9 +43,6 @@ pub use shape::Shape;
 
 /// Simulated time after which a run that has not ended counts as hanging.
 const TIME_MAX: Duration = Duration::from_secs(3600);
-/// Time limit of a client's call without its own timeout.
-const TIMEOUT: Duration = Duration::from_secs(1);
-
 /// Time limit for a store to release the resources of clients that are gone.
 const RELEASE_MAX: Duration = Duration::from_secs(10);
 

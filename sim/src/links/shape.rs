@@ -1,19 +1,22 @@
 //! How the stores and clients of a run are arranged.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use pagelith::client::Attached;
 use pagelith::rpc::Peer;
 use pagelith::transport::dial::Dial;
 use pagelith_io::runtime::Env;
 
-use super::TIMEOUT;
-use super::client::StoreHandle;
 use super::machine::{self, LocalProcess, Machine, PeerDial, RunContext};
 use super::oracle::OBJECTS;
+use super::store_handle::StoreHandle;
 use crate::entropy::SplitMix64;
 use crate::explore::memory::Memory;
 use crate::explore::setup::Setup;
+
+/// Time limit of a client's call without its own timeout.
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// An arrangement of stores and clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

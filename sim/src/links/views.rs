@@ -4,8 +4,10 @@ use pagelith::client::View;
 use pagelith::{ErrorKind, Options};
 use pagelith_layouts::key::ObjectKey;
 
-use super::client::{Shared, StoreHandle, key};
+use super::object_keys::key;
 use super::oracle::length;
+use super::shared::Shared;
+use super::store_handle::StoreHandle;
 use crate::entropy::SplitMix64;
 
 /// Most views that a client holds at once.

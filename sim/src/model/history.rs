@@ -1,6 +1,17 @@
 //! The history of one key.
 
-use super::{Allowed, Put};
+/// The number of a put; the members of a group share it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Put(pub u64);
+
+/// The allowed results of a get of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allowed {
+    /// These puts.
+    pub puts: Vec<Put>,
+    /// Or a miss.
+    pub miss: bool,
+}
 
 /// Puts after which an object is still in the newest part of the log.
 const NEWEST_PUTS: u32 = 4;

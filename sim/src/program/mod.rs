@@ -16,15 +16,14 @@ macro_rules! eprintln {
 mod links;
 mod matrix;
 mod mutants;
+mod plan_args;
 mod replay;
 mod report;
 mod seeds;
 
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
-
-use crate::explore::{FaultChoice, Plan};
+use clap::{Parser, Subcommand};
 
 /// Prints to stdout; exits quietly when the reader has closed the pipe.
 fn printed(text: std::fmt::Arguments<'_>) {
@@ -62,33 +61,6 @@ enum Command {
     Mutants(mutants::MutantsArgs),
     /// Write `docs/faults.md` from the stored results.
     Report(report::ReportArgs),
-}
-
-/// The parameters of a plan, apart from its seed.
-#[derive(Args, Clone, Debug)]
-struct PlanArgs {
-    /// Operations per seed.
-    #[arg(long, default_value_t = 5000)]
-    ops: usize,
-    /// Which faults strike: `mixed` (chosen by seed: all, a single one, or none), `none`, or one by
-    /// name.
-    #[arg(long, default_value_t = FaultChoice::Mixed)]
-    faults: FaultChoice,
-    /// Give all keys one fingerprint.
-    #[arg(long)]
-    constant_fingerprint: bool,
-}
-
-impl PlanArgs {
-    fn plan(&self, seed: u64) -> Plan {
-        Plan::of_seed(seed, self.ops, self.faults, self.constant_fingerprint)
-    }
-
-    /// The arguments as text.
-    fn text(&self) -> String {
-        let constant = if self.constant_fingerprint { " --constant-fingerprint" } else { "" };
-        format!("--ops {} --faults {}{constant}", self.ops, self.faults)
-    }
 }
 
 /// Runs the command line.

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use super::PlanArgs;
+use super::plan_args::PlanArgs;
 use crate::explore::{Plan, explore, explore_with_trace, shrink};
 
 #[derive(Args)]

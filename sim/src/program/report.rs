@@ -170,12 +170,12 @@ const LINKS: &str = "\n## Links\n
 one arrangement (`--shape NAME` runs only one): clients attached to a store; the same with a store that has a peer itself; one
 or two stores with the same two peers; clients on the store's host, with bytes passed by reference in both
 directions; two or three stores that are each other's peers, with clients each. Clients of a single store sometimes have
-several batches in flight ([0053](decisions/0053-batches-in-flight-of-clients.md)).
+several batches in flight ([0013](decisions/0013-attached-clients.md)).
 
 | column | meaning |
 | --- | --- |
 | late | packets that arrived for a finished operation |
-| shown | ranges passed by reference to memory (decisions 0024, 0038) |
+| shown | ranges passed by reference to memory (decisions 0011, 0013) |
 | broken | referenced ranges that changed or did not match the outcome, resources kept for clients that are gone, requests that peers forwarded, and (since the last row) cancelled operations without an outcome, or with one too many |
 | touched late | memory written after its operation had ended |
 | held late | memory still owned by a link when its operation had ended |
@@ -186,10 +186,10 @@ Hits and look-ups are compared with puts, removals and clears:
 - A put of a store with peers ends with its outcome. After a removal, of which the peers are notified, it does not come back to that
   store; a put of the key by another store, or another store's copy, may.
 - Among stores that are each other's peers, none returns an object that one of them removed and any of them had put
-  ([0051](decisions/0051-removals-that-peers-hold-for.md)).
+  ([0015](decisions/0015-removals-among-peers.md)).
 - A range passed by reference stays unchanged until it is released or withdrawn, and matches the checksums of its outcome. No
   resource is kept for it once its client is gone.
-- A store does not forward a peer's request ([0049](decisions/0049-promises-that-checksums-hide.md)).
+- A store does not forward a peer's request ([0014](decisions/0014-peers.md)).
 
 The first row is from before the last two arrangements, the last row is of all of them.
 
@@ -211,13 +211,18 @@ The last runs, outside of `.ci/run`, of the checks in [sim/concurrency](../sim/c
 | `cargo +nightly fuzz run rings -- -max_total_time=300 -timeout=60` | 31,449 inputs: no finding |
 | the same for `wire_decode` (120 s), `ops_model` (240 s), `store_open` (120 s), and 45 s each of `key_text`, `client_names`, `record_decode`, `segment_scan`, `footer_decode`, `manifest_decode`, `checkpoint_decode`, `config` and `trace` | 347,276, 69 and 255 inputs on a machine under full load; 2.08 million inputs of the others together: no finding |
 
-At ac65ba4: `fuzz/all.sh 20`, 15 targets under AddressSanitizer, 9.9 million inputs, `rings` and `server` with 23,582 and 9,363: no finding. At 62ebf55 `sim/sanitize.sh address io engine`: clean. At 9b26570 `fuzz/all.sh 20`: no finding in 0.79 million inputs. At c8007cae the unit tests of io, transport, tiers and the engine under ThreadSanitizer: clean.
-`sim/sanitize.sh thread io engine`: a test that expects a signal ended differently, and there were eight reports about memory handed over under a mutex or `Once` of `std`, whose waiting half is not built with the sanitizer; the rest of the suite did not run.
+| commit | command | result |
+| --- | --- | --- |
+| ac65ba4 | `fuzz/all.sh 20` | 15 targets under AddressSanitizer, 9.9 million inputs, `rings` and `server` with 23,582 and 9,363: no finding |
+| 62ebf55 | `sim/sanitize.sh address io engine` | no finding |
+| 9b26570 | `fuzz/all.sh 20` | 0.79 million inputs: no finding |
+| c8007cae | the unit tests of io, transport, tiers and the engine under ThreadSanitizer | no finding |
+| before c8007cae | `sim/sanitize.sh thread io engine` | one test that expects a signal ended differently. Eight reports about memory handed over under a mutex or `Once` of `std`, whose waiting half is not built with the sanitizer. The rest of the suite did not run |
 
-At 62cdb4b and ca9b9b3, which prepare a run of puts before they copy it ([0065](decisions/0065-what-is-moved-behind-a-copy.md)): `fuzz/all.sh 20`, 15 targets under AddressSanitizer, 5.7 million inputs, `server`, `rings` and `ops_model` among them: no finding.
+At 62cdb4b and ca9b9b3, which prepare a run of puts before they copy it ([0006](decisions/0006-hashing-and-copying.md)): `fuzz/all.sh 20`, 15 targets under AddressSanitizer, 5.7 million inputs, `server`, `rings` and `ops_model` among them: no finding.
 `pagelith-sim links --seeds 0..300 --ops 2000`: 2,943,685 packets, 441,291 reordered, 291,915 duplicated, 508,182 late; 173,997 hits compared, 0 wrong, 0 buffers touched late. `TEST_PAGELITH_CLIENT_KILLS=1000 cargo test --release -p pagelith-cli --test client_kills`: 1,000 clients killed over TCP and 1,000 over shared memory, 0 wrong bytes at the surviving clients, no resources left.
 
-Not run: loom and shuttle at these two commits, and the whole table after the changes of [decision 0047](decisions/0047-stores-with-peers-that-serve.md).
+Not run: loom and shuttle at these two commits, and the whole table after the changes of [decision 0014](decisions/0014-peers.md).
 ";
 
 const PLANTS: &str = "

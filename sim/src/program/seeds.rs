@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-use super::PlanArgs;
+use super::plan_args::PlanArgs;
 use super::replay::keep_of;
 use crate::explore::{Finding, Sums, explore, shrink};
 

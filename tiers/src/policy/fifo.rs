@@ -1,9 +1,9 @@
 //! FIFO eviction by the request that filled the frame: later requests for the frame do not extend
 //! its stay.
 
+use super::frame::{FrameId, FramePolicy, Recency};
 use super::order::Order;
 use super::slab::Slab;
-use super::{FrameId, FramePolicy, Recency};
 
 /// FIFO eviction. The order is that of the epoch at insertion, not of the calls, so that the pages
 /// of two concurrent requests do not interleave and each chain leaves from its tail. Memory is

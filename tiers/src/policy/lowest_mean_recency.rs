@@ -1,7 +1,7 @@
 //! Reclaims the segment with the lowest mean recency of its objects, and reinserts its most
 //! recently used objects.
 
-use super::{ExtentFacts, SegmentFacts, SegmentPolicy, pinned_extents};
+use super::segment::{ExtentFacts, SegmentFacts, SegmentPolicy, pinned_extents};
 
 /// The victim is the segment with the lowest mean tick of its live objects; a segment without live
 /// objects precedes all others. Up to `ratio` of a segment's payload is reinserted. A store creates

@@ -8,9 +8,10 @@
 
 use std::sync::Arc;
 
+use super::frame::{FrameId, FramePolicy, Recency};
 use super::order::{Order, Walk};
 use super::slab::Slab;
-use super::{FrameId, FramePolicy, LastRequests, Recency};
+use super::touches::LastRequests;
 
 /// LRU eviction. Memory is about 50 bytes per frame of a request with many pages, and three times
 /// that for a request with one page.

@@ -6,8 +6,8 @@
 //! order is no longer than one walk, the walk does not jump, and the victim is always the first
 //! eligible frame.
 
+use super::frame::{FrameId, Recency};
 use super::places::{Place, Places};
-use super::{FrameId, Recency};
 
 /// Most frames that one walk examines. At about 100 ns per frame, this takes about 0.1 ms under the
 /// store's lock.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
-use super::{FrameId, Recency};
+use super::frame::{FrameId, Recency};
 
 /// Most places in one run. A request may have any number of places in any order, and an insertion
 /// or removal in the middle moves up to half of a run.

@@ -15,11 +15,11 @@
 //!   read it.
 //! - Second chances, and frames examined in one call, are bounded.
 
+use super::frame::{FrameId, FramePolicy, Recency};
 use super::ghost::Ghost;
 use super::order::{Order, Walk};
 use super::places::Place;
 use super::slab::Slab;
-use super::{FrameId, FramePolicy, Recency};
 
 /// Frames are evicted from the small queue while it has at least 1/10 of the bytes (the paper's 10
 /// %).

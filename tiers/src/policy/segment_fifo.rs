@@ -1,6 +1,6 @@
 //! Reclaims the oldest segment: the log is a ring, which causes the least possible writes.
 
-use super::{ExtentFacts, SegmentFacts, SegmentPolicy, pinned_extents};
+use super::segment::{ExtentFacts, SegmentFacts, SegmentPolicy, pinned_extents};
 
 /// The victim is the oldest segment; only pinned extents are reinserted.
 #[derive(Clone, Copy, Debug, Default)]

@@ -2,7 +2,7 @@
 
 use pagelith_io::hugepage;
 
-use super::FrameId;
+use super::frame::FrameId;
 
 /// What a policy notes of each frame. As long as the largest frame number seen.
 #[derive(Debug)]

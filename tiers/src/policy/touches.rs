@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use pagelith_io::atomic_array::AtomicArray;
 use pagelith_io::prefetch;
 
-use super::{FrameId, Recency};
+use super::frame::{FrameId, Recency};
 
 /// Bits of a word for the depth: 16 million pages of a prefix. The other 40 bits are the epoch:
 /// 10^12 requests.

@@ -11,7 +11,7 @@ use pagelith_layouts::checkpoint::{
 };
 use pagelith_layouts::ids::{SegmentOrder, Sequence, StoreId};
 
-use super::serial::no_memory;
+use super::serial_queue::no_memory;
 
 /// Most chunks that wait to be written; bounds the writer's memory to 1 MiB.
 const CHUNKS_WAITING: usize = 16;

@@ -9,7 +9,7 @@ use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::{SegmentId, StoreId};
 use pagelith_layouts::{names, segment};
 
-use super::serial::SerialQueue;
+use super::serial_queue::SerialQueue;
 use super::volume::VolumeError;
 
 fn misplaced(disk: &dyn Disk, dir: usize, found: String) -> VolumeError {

@@ -15,7 +15,7 @@ use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::ids::{Generation, Incarnation, NamespaceId, SegmentId, SegmentOrder};
 use pagelith_layouts::manifest::Manifest;
 
-use super::serial::no_memory;
+use super::serial_queue::no_memory;
 use super::volume::Volume;
 use pagelith_io::fault::IoFault;
 

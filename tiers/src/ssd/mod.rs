@@ -16,18 +16,20 @@
 
 pub mod append;
 pub mod checkpoint;
+mod completions;
 mod dir_check;
+mod footer;
 pub mod guards;
-mod headless;
+mod incarnations;
 pub mod log;
 pub mod manifest_writer;
-mod pump;
 pub mod read;
 pub mod recover;
+mod recovered;
 mod scan_result;
+pub mod segment_walk;
 pub mod segments;
-pub mod serial;
+pub mod serial_queue;
 pub mod sync;
 pub mod volume;
 mod volume_error;
-pub mod walk;

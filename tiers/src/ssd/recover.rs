@@ -9,7 +9,7 @@ use pagelith_layouts::checkpoint::{
     self, CHUNK_BYTES, CheckpointEntry, CheckpointFacts, ChunkKind, SegmentMark,
 };
 use pagelith_layouts::error::FormatError;
-use pagelith_layouts::footer::{self, FooterEntry, FooterFacts};
+use pagelith_layouts::footer::{self, FooterEntry};
 use pagelith_layouts::ids::{Incarnation, SegmentId, SegmentOrder, Sequence};
 use pagelith_layouts::manifest::Manifest;
 use pagelith_layouts::record::Record;
@@ -17,14 +17,14 @@ use pagelith_layouts::scan;
 use pagelith_layouts::segment::{self, SegmentIdentity};
 use pagelith_mutants::{self as mutant, Mutant};
 
-use super::headless::{keep_incarnations, raise_incarnations};
+use super::footer::{Footer, read_footer};
+use super::incarnations::{keep_incarnations, raise_incarnations};
+pub use super::recovered::Recovered;
+use super::recovered::UNREADABLE_SEQUENCES;
 use super::scan_result::ScanResult;
 use super::segments::{Segment, SegmentState, SegmentTable};
-use super::serial::{SerialQueue, no_memory};
-use super::volume::{Full, Volume};
-
-/// Larger than the number of sequences assigned since any segment was opened.
-pub(super) const UNREADABLE_SEQUENCES: u64 = 1 << 40;
+use super::serial_queue::{SerialQueue, no_memory};
+use super::volume::Volume;
 
 /// Most scans of a segment whose reads may have returned wrong data. A crash leaves the same signs,
 /// so the number is bounded.
@@ -41,38 +41,6 @@ pub trait Sink {
     fn forget_all(&mut self);
     /// A member of a record in the log, tombstones included.
     fn log_entry(&mut self, segment: SegmentId, entry: &FooterEntry);
-}
-
-/// Result of recovery.
-#[derive(Debug)]
-pub struct Recovered {
-    /// All segments, sealed or free.
-    pub segments: SegmentTable,
-    /// First order that was not assigned yet.
-    pub next_order: SegmentOrder,
-    /// First sequence that was not assigned yet.
-    pub next_sequence: Sequence,
-    /// Serial of the checkpoint that was used.
-    pub checkpoint: Option<u64>,
-    /// The store was closed cleanly: the checkpoint is complete.
-    pub clean: bool,
-    /// Number of checkpoints with a valid header whose content is damaged, other than by a newer
-    /// checkpoint. Only damage at rest causes this.
-    pub refused_checkpoints: u32,
-    /// Largest serial of any checkpoint found.
-    pub last_serial: u64,
-    /// Number of footers read.
-    pub footers: u32,
-    /// Number of segments without a footer, which were scanned.
-    pub scanned: u32,
-    /// Number of incomplete records: torn by the crash, and covered by no flush.
-    pub torn: u64,
-    /// Number of unreadable segments, whose records are dropped.
-    pub unreadable: u32,
-    /// Bytes written to seal segments that were open.
-    pub bytes_written: u64,
-    /// The manifest could not be written because the file system is full.
-    pub full: Option<Full>,
 }
 
 /// Recover the content of a store. Segments without a footer are sealed, so that afterwards every
@@ -401,34 +369,6 @@ fn unreadable(
     s.data_end = segment_bytes;
     found.next_sequence = Sequence(found.next_sequence.0.saturating_add(UNREADABLE_SEQUENCES));
     Ok(())
-}
-
-/// A segment's footer, as returned by [`footer::decode`].
-pub type Footer = (FooterFacts, Vec<FooterEntry>);
-
-/// Read a segment's footer. The outer error is a device fault, the inner one means that there is no
-/// valid footer.
-pub fn read_footer(
-    volume: &Volume,
-    serial: &mut SerialQueue,
-    identity: SegmentIdentity,
-) -> Result<Result<Footer, FormatError>, IoFault> {
-    let segment_bytes = volume.geometry.segment_bytes;
-    // Enough for the footer of a segment with 64 KiB objects at the default sizes; longer footers
-    // take two reads.
-    let first = (64 * 1024).min(segment_bytes) as usize;
-    let tail_at = segment_bytes - first as u64;
-    let (file, at) = volume.place(identity.segment, tail_at);
-    let tail = serial.read(file, at, first)?;
-    let Some(bytes) = footer::claimed_bytes(&tail, segment_bytes) else {
-        return Ok(footer::decode(&tail, identity, segment_bytes));
-    };
-    if bytes <= first as u64 {
-        return Ok(footer::decode(&tail[first - bytes as usize..], identity, segment_bytes));
-    }
-    let (file, at) = volume.place(identity.segment, segment_bytes - bytes);
-    let whole = serial.read(file, at, bytes as usize)?;
-    Ok(footer::decode(&whole, identity, segment_bytes))
 }
 
 /// Scan a segment record by record; returns its footer, or `None` if no record is valid.

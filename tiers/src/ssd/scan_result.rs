@@ -10,7 +10,7 @@ use pagelith_layouts::record::RecordKind;
 use pagelith_layouts::scan::Found;
 use pagelith_layouts::segment::SegmentIdentity;
 
-use super::recover::Footer;
+use super::footer::Footer;
 
 /// The records found by scans of a segment.
 #[derive(Default)]

@@ -14,7 +14,7 @@ use pagelith_layouts::manifest::{self, Manifest, Superblock};
 use pagelith_layouts::names;
 
 use super::dir_check;
-use super::serial::SerialQueue;
+use super::serial_queue::SerialQueue;
 pub use super::volume_error::VolumeError;
 
 /// Fewest segments of a store: one open, one spare, one being reclaimed, one with data.

@@ -11,11 +11,11 @@ use rustix::net::{
     getsockname, listen, socket_with, sockopt::set_socket_reuseaddr,
 };
 
-use super::connected::{peer_user, system_error};
-use super::listener::ListenError;
+use super::connected::peer_user;
+use super::listen_config::ListenError;
 use super::source::Source;
 use crate::address::{Address, Endpoint};
-use crate::closed::Closed;
+use crate::closed::{Closed, system_error};
 
 /// Length of the kernel's accept queue.
 const BACKLOG: i32 = 128;

@@ -13,13 +13,12 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect as start, socket_with,
 };
 
-use super::connected::system_error;
+use super::connected::{Socket, SocketLink, SocketPending};
 use super::rings::Rings;
-use super::{Socket, SocketLink, SocketPending, offered};
 use crate::address::{Address, Endpoint};
 use crate::auth::Key;
 use crate::capability::Offer;
-use crate::closed::Closed;
+use crate::closed::{Closed, system_error};
 use crate::handshake::Handshake;
 use crate::limits::Limits;
 use crate::pending::{Pending, Progress};
@@ -73,7 +72,7 @@ pub fn connect(
             Socket::unix(socket, memory)?.sharing(shows.to_vec())
         }
     };
-    let offer = offered(offer, to, can_share);
+    let offer = offer.at(to, can_share);
     let handshake = Handshake::client(offer, key, entropy);
     Ok(Pending::new(socket, to.to_string(), Side::Client, offer, handshake, (clock, limits)))
 }

@@ -16,15 +16,18 @@ use rustix::io::{Errno, readv, retry_on_intr};
 use rustix::net::sockopt::{set_socket_keepalive, set_tcp_nodelay};
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
+use super::poll::wait_for;
 use super::rings::Rings;
-use crate::closed::Closed;
+use crate::closed::{Closed, system_error};
+use crate::conn::Conn;
 use crate::limits::Limits;
+use crate::pending::Pending;
 use crate::shown::{LinkRegions, REGIONS_MAX};
 use crate::stream::{IoResult, Stream};
 
 /// Time that an end polls its socket before it sleeps: bytes in flight arrive sooner than the
-/// kernel puts a core to sleep and wakes it again (decision 0032 has the results of gets with 0, 20
-/// and 50 us).
+/// kernel puts a core to sleep and wakes it again (benches/results/link-waits.md has gets with 0,
+/// 20 and 50 us).
 const SPIN: Duration = Duration::from_micros(50);
 /// Memory that a socket maps before its peer is identified: none.
 const NOTHING: MapLimits = MapLimits { all: 0, of_peer: 0, peer: 0 };
@@ -40,6 +43,11 @@ pub struct Socket {
     /// The last wait found nothing. An idle socket is not polled at each visit of its thread.
     idle: bool,
 }
+
+/// A link over a socket.
+pub type SocketLink = Conn<Socket>;
+/// A connection in its handshake.
+pub type SocketPending = Pending<Socket>;
 
 /// The transport of the bytes.
 enum Carrier {
@@ -140,11 +148,6 @@ pub(super) fn peer_user(socket: &OwnedFd) -> Result<u32, Closed> {
 /// Whether connections of this user are admitted: the user of this process, and root.
 pub(super) fn is_trusted(user: u32) -> bool {
     user == rustix::process::geteuid().as_raw() || user == 0
-}
-
-/// The error of a failed system call.
-pub(super) fn system_error(operation: &'static str) -> impl Fn(Errno) -> Closed {
-    move |e| Closed::System { operation, errno: e.raw_os_error() }
 }
 
 impl AsFd for Socket {
@@ -285,15 +288,4 @@ fn moved(operation: &'static str, result: Result<usize, Errno>) -> IoResult {
         Err(Errno::CONNRESET | Errno::PIPE) => IoResult::Ended,
         Err(e) => IoResult::Failed { operation, errno: e.raw_os_error() },
     }
-}
-
-/// Wait at most `timeout` until one of these can be read, or written if its flag is set; false if
-/// none can.
-pub(super) fn wait_for(sockets: &[(BorrowedFd<'_>, bool)], timeout: Duration) -> bool {
-    let flags = |write: &bool| if *write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-    let mut fds: Vec<_> =
-        sockets.iter().map(|(fd, write)| PollFd::from_borrowed_fd(*fd, flags(write))).collect();
-    let timeout = Timespec::try_from(timeout).ok();
-    // A signal may end the wait early: callers check the clock.
-    !matches!(poll(&mut fds, timeout.as_ref()), Ok(0) | Err(Errno::INTR))
 }

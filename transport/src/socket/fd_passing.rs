@@ -10,8 +10,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-use super::connected::system_error;
-use crate::closed::Closed;
+use crate::closed::{Closed, system_error};
 use crate::shown::REGIONS_MAX;
 
 /// Maximum descriptors in one message: a link's rings, and regions.

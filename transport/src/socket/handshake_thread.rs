@@ -14,7 +14,7 @@ use std::time::Duration;
 use pagelith_io::clock::{Clock, Mono};
 use rustix::net::{Shutdown, shutdown};
 
-use super::{SocketLink, SocketPending};
+use super::connected::{SocketLink, SocketPending};
 use crate::closed::Closed;
 use crate::pending::Progress;
 

@@ -11,18 +11,19 @@ use pagelith_layouts::wire::Side;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::accept::{Accepted, Acceptor};
-use super::connected::is_trusted;
+use super::connected::{Socket, SocketLink, SocketPending, is_trusted};
 use super::handshake_thread::{HandshakeThread, HandshakeThreads, close_on_thread};
-use super::pending_peers::{Handshaking, PendingPeers};
+use super::listen_config::{ListenConfig, ListenError};
+use super::pending_peers::{Arrival, Handshaking, PendingPeers};
+use super::poll::wait_for;
 use super::source::Source;
-use super::{Socket, SocketLink, SocketPending, offered, wait};
 use crate::address::Address;
 use crate::capability::Offer;
 use crate::closed::Closed;
 use crate::handshake::{Admission, Handshake};
 use crate::limits::Limits;
+use crate::link_permits::LinkPermits;
 use crate::pending::{Pending, Progress};
-use crate::permits::LinkPermits;
 use crate::resolve::Resolver;
 use crate::rights::Namespaces;
 
@@ -36,59 +37,6 @@ const THREADS_PER_HANDSHAKE: usize = 2;
 /// Pause after a failed accept: the missing resource (a descriptor, memory, a thread) becomes free
 /// when another connection ends.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
-
-/// The address of a listener, and the clients that it admits.
-#[derive(Clone, Debug)]
-pub struct ListenConfig {
-    /// The address; port 0 for any free port. For a host name, all addresses to which it resolves.
-    /// The file of a Unix socket is created with access for its user only, and removed with the
-    /// listener. It replaces the file of a process that has ended.
-    pub address: Address,
-    /// How clients authenticate.
-    pub admission: Admission,
-    /// Admit clients of other hosts, which must authenticate with a key. Otherwise the address must
-    /// be loopback.
-    pub beyond_this_host: bool,
-}
-
-/// Why a listener could not be created.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ListenError {
-    /// The host name could not be resolved.
-    #[error(transparent)]
-    Unresolved(Closed),
-    /// The address is reachable from other hosts without [`ListenConfig::beyond_this_host`].
-    #[error(
-        "the address is not loopback: allow other hosts (--beyond-this-host, with keys) or listen at loopback address={0}"
-    )]
-    BeyondThisHost(Address),
-    /// Clients of other hosts could connect without a key.
-    #[error("clients of other hosts must authenticate with a key: configure one address={0}")]
-    NoKey(Address),
-    /// A system call failed.
-    #[error("{operation} failed: {} address={address} errno={errno}", std::io::Error::from_raw_os_error(*.errno))]
-    System {
-        /// Which operation.
-        operation: &'static str,
-        /// The address.
-        address: Address,
-        /// The kernel's errno.
-        errno: i32,
-    },
-}
-
-/// The outcome of one connection.
-pub enum Arrival {
-    /// The link of an admitted client.
-    Link(Box<SocketLink>),
-    /// A client that was not admitted, or an accept that failed.
-    Refused {
-        /// The client's address; empty for a failed accept.
-        peer: String,
-        /// The reason.
-        why: Closed,
-    },
-}
 
 /// Listening sockets, and the connections in their handshakes.
 pub struct Listener {
@@ -152,7 +100,7 @@ impl Listener {
                 })?,
             )),
         };
-        let offer = offered(offer, &address, true);
+        let offer = offer.at(&address, true);
         let admission = listen.admission.clone();
         Ok(Listener {
             acceptor,
@@ -306,4 +254,27 @@ impl Listener {
         let handshake = handshake.with_permits(self.permits.clone());
         Pending::new(socket, peer, Side::Server, self.offer, handshake, outside)
     }
+}
+
+/// Wait at most `timeout` until one of these must be polled; false if none must. `others` are
+/// further descriptors that a server's thread waits for: a ring, an eventfd.
+pub fn wait(
+    listener: Option<&Listener>,
+    links: &[&SocketLink],
+    others: &[BorrowedFd<'_>],
+    timeout: Duration,
+) -> bool {
+    // Without a short circuit: each link must announce that this end is about to sleep.
+    let arm =
+        |any, link: &&SocketLink| any | link.stream().is_some_and(|s| s.arm(link.wants_write()));
+    if links.iter().fold(false, arm) {
+        return true;
+    }
+    let open = links.iter().filter_map(|link| Some((link.stream()?.as_fd(), link.wants_write())));
+    let mut sockets: Vec<_> = open.collect();
+    sockets.extend(listener.into_iter().flat_map(Listener::sockets));
+    sockets.extend(others.iter().map(|fd| (*fd, false)));
+    let due = links.iter().map(|link| link.due()).chain(listener.and_then(Listener::due)).min();
+    let timeout = due.map_or(timeout, |due| due.min(timeout));
+    wait_for(&sockets, timeout) || due.is_some_and(|due| due <= timeout)
 }

@@ -15,13 +15,25 @@ use std::time::Duration;
 use pagelith_io::clock::Mono;
 use pagelith_layouts::wire::greeting::{Reason, Refusal};
 
-use super::SocketPending;
+use super::connected::{SocketLink, SocketPending};
 use super::handshake_thread::{HandshakeResult, HandshakeThread};
-use super::listener::Arrival;
 use super::source::Source;
 use crate::closed::Closed;
 use crate::limits::Limits;
 use crate::pending::Progress;
+
+/// The outcome of one connection.
+pub enum Arrival {
+    /// The link of an admitted client.
+    Link(Box<SocketLink>),
+    /// A client that was not admitted, or an accept that failed.
+    Refused {
+        /// The client's address; empty for a failed accept.
+        peer: String,
+        /// The reason.
+        why: Closed,
+    },
+}
 
 /// A handshake, by the thread that runs it.
 pub(super) enum Handshaking {

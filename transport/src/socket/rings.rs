@@ -20,13 +20,13 @@ use pagelith_io::system::SystemClock;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-use super::connected::wait_for;
 use super::fd_passing;
+use super::poll::wait_for;
 use crate::closed::Closed;
 use crate::stream::IoResult;
 
 /// Time that an end polls the rings before it sleeps: longer than a small request takes, and than
-/// the other end needs to wake it (decision 0032 has the results of puts with 50, 100 and 200 us).
+/// the other end needs to wake it (benches/results/link-waits.md has puts with 50, 100 and 200 us).
 const SPIN: Duration = Duration::from_micros(100);
 /// Polls between two readings of the clock.
 const POLLS_PER_CLOCK_READ: u32 = 32;

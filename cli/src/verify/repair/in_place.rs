@@ -21,9 +21,10 @@ use pagelith_layouts::manifest::{self, Manifest};
 use pagelith_layouts::names;
 
 use super::super::metadata::StoreMetadata;
+use super::options::RepairOptions;
+use super::report::{MAY_RETURN, Repair, Report};
 use super::segment::{Plan, Rewrite, plan};
 use super::survey::survey;
-use super::{MAY_RETURN, Repair, RepairOptions, Report};
 use crate::machine::{Access, open_store_file};
 use crate::on_disk::OnDisk;
 use crate::on_disk::files::Files;

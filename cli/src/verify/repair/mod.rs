@@ -12,20 +12,21 @@ mod dir_order;
 mod in_place;
 #[cfg(test)]
 mod interrupted;
+mod options;
 mod rebuild;
+mod report;
 mod segment;
 mod survey;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::bail;
-use clap::{Args, ValueEnum};
-use pagelith_layouts::ids::SegmentId;
-use serde::Serialize;
 
-use super::finding::Finding;
+pub(super) use self::options::RepairArgs;
+use self::options::RepairOptions;
+use self::report::Report;
 use super::metadata::StoreMetadata;
-use super::{VerifyReport, in_use};
+use super::report::{VerifyReport, in_use};
 use crate::exit::RunStatus;
 use crate::on_disk::files::Files;
 use crate::on_disk::{LockMode, OnDisk, files_of};
@@ -33,129 +34,6 @@ use crate::output::{log, out};
 
 /// Maximum rounds of verify and repair. One suffices unless a repair reveals further damage.
 const ROUNDS: u32 = 4;
-
-/// Warning if `--repair=keep` cannot keep promise 3.
-const MAY_RETURN: &str = "objects that were removed or cleared may return";
-
-/// The flags of repair.
-#[derive(Args, Clone, Debug)]
-pub(super) struct RepairArgs {
-    /// Drop and report what is damaged, and leave a store that verifies and opens; the store must
-    /// be closed. If removals may be lost with the damage, all older objects are dropped too;
-    /// without a valid manifest the store becomes empty. =keep keeps these instead: objects that
-    /// were removed or cleared may then return
-    #[arg(long, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "drop")]
-    repair: Option<DoubtPolicy>,
-    /// Repair even if a directory holds no file of the store, because its drive is lost for good.
-    /// Without this flag repair refuses and reports what it would drop, since the drive may just
-    /// not be mounted
-    #[arg(long, requires = "repair")]
-    drop_missing_dirs: bool,
-    /// With --repair=keep, if both superblocks are lost: `ssd.bytes` of the store in bytes
-    #[arg(long, value_name = "BYTES", requires = "repair")]
-    capacity_bytes: Option<u64>,
-    /// With --repair=keep, if both superblocks are lost: `namespaces_max` of the store
-    #[arg(long, value_name = "N", requires = "repair")]
-    namespaces_max: Option<u32>,
-}
-
-/// Handling of objects that a lost removal may have hidden.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum DoubtPolicy {
-    /// Doubtful objects are dropped.
-    Drop,
-    /// Doubtful objects are kept.
-    Keep,
-}
-
-/// The options of a repair.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct RepairOptions {
-    keep: bool,
-    drop_missing_dirs: bool,
-    capacity_bytes: Option<u64>,
-    namespaces_max: Option<u32>,
-}
-
-impl RepairArgs {
-    /// The options, if repair was requested.
-    pub(super) fn options(&self) -> Option<RepairOptions> {
-        let keep = self.repair? == DoubtPolicy::Keep;
-        Some(RepairOptions {
-            keep,
-            drop_missing_dirs: self.drop_missing_dirs,
-            capacity_bytes: self.capacity_bytes,
-            namespaces_max: self.namespaces_max,
-        })
-    }
-}
-
-/// One repair action.
-#[derive(Clone, Debug, Serialize)]
-struct Repair {
-    /// The action, in lower case.
-    action: &'static str,
-    /// The reason.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    cause: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    segment: Option<u32>,
-    /// Dropped objects, as far as they could be counted.
-    objects: u64,
-    /// Their keys, as far as they are known.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    keys: Vec<String>,
-    file: String,
-}
-
-impl Repair {
-    fn new(action: &'static str, cause: impl std::fmt::Display, file: &Path) -> Repair {
-        let (cause, file) = (cause.to_string(), file.display().to_string());
-        Repair { action, cause, segment: None, objects: 0, keys: Vec::new(), file }
-    }
-
-    fn of(mut self, segment: SegmentId) -> Repair {
-        self.segment = Some(segment.0);
-        self
-    }
-}
-
-impl std::fmt::Display for Repair {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "repaired: {}", self.action)?;
-        if !self.cause.is_empty() {
-            write!(f, " ({})", self.cause)?;
-        }
-        if let Some(segment) = self.segment {
-            write!(f, " segment={segment}")?;
-        }
-        write!(f, " objects={} file={}", self.objects, self.file)?;
-        self.keys.iter().try_for_each(|key| write!(f, "\n  dropped key={key}"))
-    }
-}
-
-/// Findings, actions and result of a repair. The order of the fields is the order of the JSON keys.
-#[derive(Debug, Default, Serialize)]
-struct Report {
-    /// Findings before the repair.
-    damage: Vec<Finding>,
-    repairs: Vec<Repair>,
-    /// Objects dropped, as far as they could be counted.
-    dropped_objects: u64,
-    warnings: Vec<String>,
-    /// The store after the repair.
-    #[serde(flatten)]
-    after: VerifyReport,
-}
-
-impl Report {
-    fn warn(&mut self, warning: impl Into<String>) {
-        let warning = warning.into();
-        if !self.warnings.contains(&warning) {
-            self.warnings.push(warning);
-        }
-    }
-}
 
 /// Repair the store in these directories, and print a report.
 pub(super) fn run(

@@ -17,9 +17,11 @@ use pagelith_layouts::ids::{
 use pagelith_layouts::manifest::{self, Manifest, Superblock};
 use pagelith_layouts::names;
 
+use super::dir_order;
 use super::in_place::write_copy;
+use super::options::RepairOptions;
+use super::report::{MAY_RETURN, Repair, Report};
 use super::survey::survey;
-use super::{MAY_RETURN, Repair, RepairOptions, Report, dir_order};
 use crate::on_disk::files::Files;
 use crate::on_disk::{OnDisk, display_dirs};
 

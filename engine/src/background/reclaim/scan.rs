@@ -4,7 +4,7 @@ use pagelith_io::disk::Completion;
 use pagelith_layouts::footer::{self, FooterEntry};
 use pagelith_layouts::ids::SegmentId;
 use pagelith_layouts::segment::SegmentIdentity;
-use pagelith_tiers::ssd::walk::Walk;
+use pagelith_tiers::ssd::segment_walk::Walk;
 
 use crate::background::log_context::LogContext;
 use crate::background::log_op::LogOp;

@@ -1,9 +1,11 @@
 //! The end of a batch of gets: counters, returned results, and misses to request from peers.
 
+use pagelith_io::buffer::AlignedBuf;
+
 use super::GetBatch;
-use crate::api::outcome::{GetDone, GetOutcome, MissCause, Tier};
+use crate::api::outcome::{GetDone, MissCause};
 use crate::api::stats::Counters;
-use crate::read::slot::Slot;
+use crate::read::slot::{Hit, HitSource, Purpose, Settled, Slot};
 use crate::rpc::remote_get::{CallOptions, MissedItem};
 use crate::state::session_io::SessionIo;
 
@@ -26,26 +28,15 @@ impl GetBatch {
             io.shared.lock().counters.prefetched += promoted;
         }
         for slot in &self.slots {
-            match &slot.outcome {
+            match slot.settled() {
                 // A prefetched object counts neither as a hit nor as a miss.
-                Some(Ok(GetOutcome::Miss(MissCause::Damaged))) if is_prefetch => {
-                    counters.damaged += 1
-                }
+                Some(Settled::Miss(MissCause::Damaged)) if is_prefetch => counters.damaged += 1,
                 _ if is_prefetch => {}
-                Some(Ok(GetOutcome::Hit { tier: Tier::Memory, bytes })) => {
-                    counters.hits_memory += 1;
-                    counters.bytes_memory += bytes;
-                    counters.hits_unverified += u64::from(slot.unverified);
-                }
-                Some(Ok(GetOutcome::Hit { bytes, .. })) => {
-                    counters.hits_ssd += 1;
-                    counters.bytes_ssd += bytes;
-                    counters.staged_bytes += slot.cold.as_ref().map_or(0, |cold| cold.staged_bytes);
-                }
+                Some(Settled::Hit(hit)) => count_hit(&mut counters, hit),
                 // Peers are asked first; they decide whether it is a miss.
-                Some(Ok(GetOutcome::Miss(_))) if !missed.is_empty() => {}
-                Some(Ok(GetOutcome::Miss(cause))) => counters.miss(*cause),
-                Some(Err(_)) | None => {}
+                Some(Settled::Miss(_)) if !missed.is_empty() => {}
+                Some(Settled::Miss(cause)) => counters.miss(*cause),
+                Some(Settled::Failed(_)) | None => {}
             }
         }
         io.shared.reads.counters.add(io.counter_stripe, &counters);
@@ -56,19 +47,42 @@ impl GetBatch {
         Finished { done: self.slots.iter_mut().map(Slot::take_done).collect(), missed, options }
     }
 
+    /// The buffer of each object that was read; not counted as hits.
+    pub fn into_buffers(self) -> Vec<Option<AlignedBuf>> {
+        let buffer = |mut slot: Slot| match slot.settled()? {
+            Settled::Hit(_) => slot.destination.take()?.into_buffer(),
+            Settled::Miss(_) | Settled::Failed(_) => None,
+        };
+        self.slots.into_iter().map(buffer).collect()
+    }
+
     /// Misses that peers may have.
     fn missed(&self, io: &SessionIo) -> Vec<MissedItem> {
         if io.connections.is_none() || self.late || self.local_only {
             return Vec::new();
         }
-        let is_miss = |slot: &Slot| {
-            slot.outcome.as_ref().is_some_and(|o| o.as_ref().is_ok_and(|o| !o.is_hit()))
+        let missed = |(index, slot): (usize, &Slot)| match (slot.settled()?, &slot.purpose) {
+            (Settled::Miss(_), Purpose::Deliver(range)) => {
+                Some(MissedItem { index, key: slot.key, range: range.clone() })
+            }
+            (Settled::Miss(_) | Settled::Hit(_) | Settled::Failed(_), _) => None,
         };
-        let missed = |(at, slot): (usize, &Slot)| MissedItem {
-            index: at,
-            key: slot.get.key,
-            range: slot.get.range.clone(),
-        };
-        self.slots.iter().enumerate().filter(|(_, slot)| is_miss(slot)).map(missed).collect()
+        self.slots.iter().enumerate().filter_map(missed).collect()
+    }
+}
+
+fn count_hit(counters: &mut Counters, hit: &Hit) {
+    match &hit.source {
+        HitSource::Memory { verified } => {
+            counters.hits_memory += 1;
+            counters.bytes_memory += hit.bytes;
+            counters.hits_unverified += u64::from(!verified);
+        }
+        HitSource::Ssd { staged_bytes, .. } => {
+            counters.hits_ssd += 1;
+            counters.bytes_ssd += hit.bytes;
+            counters.staged_bytes += staged_bytes;
+        }
+        HitSource::Header(_) => {}
     }
 }

@@ -17,14 +17,12 @@ pub(crate) struct Header {
     /// Objects without an outcome that need it. At 0 its memory is returned at once: scratch has
     /// room for some hundred headers, and a batch may have thousands.
     pub users: usize,
-    /// It was inserted into the header cache.
-    cached: bool,
 }
 
 impl Header {
     /// The header of the record at this place, without users.
     pub fn new(place: HeaderPlace) -> Header {
-        Header { place, bytes: None, users: 0, cached: false }
+        Header { place, bytes: None, users: 0 }
     }
 
     /// Whether the bytes are from the header cache.
@@ -35,28 +33,27 @@ impl Header {
     /// Prefetch the cache lines for an insertion into the header cache; called before the object at
     /// this place is verified.
     pub fn prepare_caching(&self, shared: &Shared, place: Option<(SegmentIdentity, u64)>) {
-        let read =
-            place.filter(|_| !self.cached && matches!(self.bytes, Some(HeaderBytes::Read(_))));
-        read.into_iter()
-            .for_each(|(identity, offset)| shared.ssd.headers.prefetch_insert(identity, offset));
+        let to_insert = matches!(self.bytes, Some(HeaderBytes::Read { inserted: false, .. }));
+        if let (true, Some((identity, offset))) = (to_insert, place) {
+            shared.ssd.headers.prefetch_insert(identity, offset);
+        }
     }
 
-    /// Insert it into the header cache, after a hit.
-    pub fn cache(&mut self, shared: &Shared) {
-        let read = match &self.bytes {
-            Some(HeaderBytes::Read(part)) if !self.cached => Record::of_trimmed(part.bytes()),
-            Some(HeaderBytes::Read(_) | HeaderBytes::Cached(_)) | None => None,
-        };
-        read.iter().for_each(|record| shared.ssd.headers.insert_read(record));
-        self.cached = true;
+    /// Insert it into the header cache, once, after a hit.
+    pub fn insert_into_cache(&mut self, shared: &Shared) {
+        if let Some(HeaderBytes::Read { part, inserted: inserted @ false }) = &mut self.bytes {
+            let record = Record::of_trimmed(part.bytes());
+            record.iter().for_each(|record| shared.ssd.headers.insert_read(record));
+            *inserted = true;
+        }
     }
 }
 
 /// The bytes of a header.
 #[derive(Debug)]
 pub(crate) enum HeaderBytes {
-    /// Read from the device, into scratch memory.
-    Read(Part),
+    /// Read from the device, into scratch memory; perhaps inserted into the header cache.
+    Read { part: Part, inserted: bool },
     /// From the header cache, verified on insertion; without its padding.
     Cached(Box<[u8]>),
 }
@@ -65,7 +62,7 @@ impl HeaderBytes {
     /// The header's length by its own claim, if more than what was read.
     pub fn longer_claim(&self) -> Option<u64> {
         match self {
-            HeaderBytes::Read(part) => {
+            HeaderBytes::Read { part, .. } => {
                 Record::claimed_header_bytes(part.bytes()).filter(|n| *n > part.len() as u64)
             }
             HeaderBytes::Cached(_) => None,
@@ -75,7 +72,7 @@ impl HeaderBytes {
     /// The header, verified now unless it is from the header cache.
     pub fn record(&self) -> Result<Record<'_>, FormatError> {
         match self {
-            HeaderBytes::Read(part) => Record::decode(part.bytes()),
+            HeaderBytes::Read { part, .. } => Record::decode(part.bytes()),
             HeaderBytes::Cached(trimmed) => Record::of_trimmed(trimmed).ok_or(FormatError::Short {
                 structure: "cached header",
                 need: 0,
@@ -87,7 +84,7 @@ impl HeaderBytes {
     /// Whether the bytes are from the header cache.
     fn was_cached(&self) -> bool {
         match self {
-            HeaderBytes::Read(_) => false,
+            HeaderBytes::Read { .. } => false,
             HeaderBytes::Cached(_) => true,
         }
     }
@@ -95,7 +92,7 @@ impl HeaderBytes {
     /// Return its memory.
     pub fn release(self, scratch: &mut Scratch) {
         match self {
-            HeaderBytes::Read(part) => scratch.give_back(part),
+            HeaderBytes::Read { part, .. } => scratch.give_back(part),
             HeaderBytes::Cached(_) => {}
         }
     }

@@ -2,7 +2,8 @@
 
 use pagelith_layouts::checksum::BLOCK_BYTES;
 
-use super::{OfferedState, PutOp};
+use super::incoming::IncomingObject;
+use super::{GroupState, PutOp};
 
 /// Maximum number of groups of a run, and of bytes unless the first group alone exceeds it. A run
 /// is looked up under one lock acquisition, reserved in one call and stored as one batch.
@@ -13,12 +14,12 @@ impl PutOp {
     /// The groups of the run that begins with group `at`.
     pub(crate) fn run(&self, at: usize) -> Vec<usize> {
         let bytes_of = |at: usize| -> u64 {
-            self.offered[self.groups[at].objects.clone()].iter().map(|o| o.length).sum()
+            self.objects[self.groups[at].objects.clone()].iter().map(|o| o.length).sum()
         };
         let mut bytes = bytes_of(at);
         let fits = |at: &usize| {
             bytes = bytes.saturating_add(bytes_of(*at));
-            matches!(self.groups[*at].state, OfferedState::New) && bytes <= RUN_BYTES
+            matches!(self.groups[*at].state, GroupState::New) && bytes <= RUN_BYTES
         };
         let following = (at + 1..self.groups.len()).take(RUN_GROUPS - 1).take_while(fits);
         let mut run = Vec::with_capacity(RUN_GROUPS.min(self.groups.len() - at));
@@ -33,7 +34,9 @@ impl PutOp {
         let is_whole = self.open_group.is_none() && self.required.is_none();
         is_whole
             && self.block_bytes == BLOCK_BYTES
-            && self.offered[self.groups[at].objects.clone()].iter().all(|o| o.shown.is_some())
+            && self.objects[self.groups[at].objects.clone()]
+                .iter()
+                .all(IncomingObject::is_in_client_memory)
     }
 }
 
@@ -46,8 +49,8 @@ mod tests {
     use pagelith_layouts::shard::Shard;
     use pagelith_layouts::wire::request::Verb;
 
-    use super::super::offered::{ObjectBuffer, OfferedObject};
-    use super::super::{CallContext, OfferedGroup};
+    use super::super::incoming::IncomingBytes;
+    use super::super::{CallContext, IncomingGroup};
     use super::*;
     use crate::api::request::Options;
     use crate::state::put_spec::PutOrigin;
@@ -63,16 +66,15 @@ mod tests {
             Shard::Whole,
         );
         let key = key.expect("a key");
-        let offered = |_| OfferedObject {
+        let object = |_| IncomingObject {
             key,
             length,
             sums: Checksums::new(),
-            shown: None,
-            buffer: ObjectBuffer::None,
+            bytes: IncomingBytes::AtClient,
             verdict: None,
         };
         let group =
-            |at: usize| OfferedGroup { base: None, objects: at..at + 1, state: OfferedState::New };
+            |at: usize| IncomingGroup { base: None, objects: at..at + 1, state: GroupState::New };
         PutOp {
             call: CallContext {
                 options: Options::default(),
@@ -81,7 +83,7 @@ mod tests {
             },
             verb: Verb::Put,
             block_bytes: BLOCK_BYTES,
-            offered: (0..objects).map(offered).collect(),
+            objects: (0..objects).map(object).collect(),
             groups: (0..objects).map(group).collect(),
             required: None,
             open_group: None,

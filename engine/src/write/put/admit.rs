@@ -8,7 +8,7 @@ use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::GroupKind;
 
-use super::Admitted;
+use super::AdmittedGroup;
 use crate::api::error::{Error, Result};
 use crate::api::outcome::PutOutcome;
 use crate::memory::visibility::VisibilityFilter;
@@ -39,12 +39,10 @@ pub(crate) enum Admission {
     NeedHeaders(Vec<usize>),
     /// These members are present as single objects: their bytes must be read to become the group's.
     NeedObjects(Vec<StandaloneMember>),
-    /// Some objects of the group were never put.
-    MissingObjects,
     /// Memory for this number of bytes is not available now.
     NoMemory(u64),
     /// Memory is reserved.
-    Admitted(Admitted),
+    Admitted(AdmittedGroup),
 }
 
 /// An object that is already present.
@@ -129,7 +127,8 @@ pub(crate) fn admit(
         .enumerate()
         .any(|(i, object)| object.length.is_none() && standalone(i).is_none())
     {
-        return Admission::MissingObjects;
+        // Some objects of the group were never put.
+        return Admission::Done(Ok(PutOutcome::Waiting));
     }
     let was_read =
         |a: &StandaloneMember| adopted.get(a.member).copied().flatten() == Some(a.location);
@@ -183,7 +182,7 @@ pub(crate) fn reserve_memory(
         return Admission::NoMemory(group.iter().filter_map(|o| o.length).sum());
     }
     let (existing, adopts, open_group, origin) = (Vec::new(), Vec::new(), None, PutOrigin::Put);
-    Admission::Admitted(Admitted {
+    Admission::Admitted(AdmittedGroup {
         generation,
         fingerprints,
         reservation,

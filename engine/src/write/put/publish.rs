@@ -9,11 +9,11 @@ use pagelith_layouts::record::GroupKind;
 use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::policy::{FrameId, Recency};
 
-use super::PublishResult;
-use super::copied::CopiedGroup;
-use crate::api::error::{Error, ErrorKind};
+use super::copy::ConfirmedGroup;
+use super::{Published, ReturnedGroup, into_members};
+use crate::api::error::Error;
 use crate::api::outcome::{FlushReport, PutOutcome, Tier};
-use crate::memory::frames::{FrameData, FrameMember, FrameRef, FrameState, Members};
+use crate::memory::frames::{FrameData, FrameMember, FrameRef, FrameState};
 use crate::memory::index::{Entry, TICK_MODULUS, name_of};
 use crate::memory::visibility::VisibilityFilter;
 use crate::state::core::Core;
@@ -26,35 +26,24 @@ pub(crate) fn publish(
     shared: &Shared,
     core: &mut Core,
     kind: PutKind<'_>,
-    copied: CopiedGroup,
+    group: ConfirmedGroup,
     at: Recency,
-) -> PublishResult {
-    let (mismatch, complete) = (copied.mismatch_error(), copied.is_complete());
-    let CopiedGroup { mut data, number, existing, open_group, origin, .. } = copied;
-    core.dram.frames.give_back(number);
+) -> Result<Published, ReturnedGroup> {
+    let ConfirmedGroup { mut data, existing, open_group, origin } = group;
     let (fetched, generation) = (origin == PutOrigin::Fetched, data.generation);
-    if let Some(error) = mismatch {
-        return return_to_caller(error, data);
-    }
-    if !complete {
-        let detail = "group was not copied completely";
-        return return_to_caller(Error::new(ErrorKind::Internal, detail), data);
-    }
     let objects = data.members.len() as u64;
     if core.generation(data.namespace) != generation {
         // The namespace was cleared while the group was copied: stored, and removed by the clear.
         free_members(core, &data.members);
-        return PublishResult::Done(PutOutcome::Stored, Vec::new());
+        return Ok(Published::without_frames(PutOutcome::Stored));
     }
     if let PutOrigin::Offered(since) = origin
         && !since.is_some_and(|since| shared.remote.removal_fence.is_unchanged_since(since))
         && !mutant::on(Mutant::ToldBeforeOffers)
     {
         core.count_busy(data.members.iter().map(|m| &m.key), shared.now());
-        return return_to_caller(
-            Error::busy("objects were removed while a peer's offer was in flight"),
-            data,
-        );
+        let error = Error::busy("objects were removed while a peer's offer was in flight");
+        return Err(ReturnedGroup::new(error, data));
     }
     // Most keys that are put are new, and then no existing object has to be replaced.
     let meets_existing =
@@ -62,7 +51,7 @@ pub(crate) fn publish(
     if meets_existing && is_present(core, kind, &data.members, generation) {
         free_members(core, &data.members);
         core.counters.puts_present += if fetched { 0 } else { objects };
-        return PublishResult::Done(PutOutcome::AlreadyPresent, Vec::new());
+        return Ok(Published::without_frames(PutOutcome::AlreadyPresent));
     }
     let first_changed = || changed_member(shared, core, &data.members, &existing, generation);
     if let Some(key) = meets_existing.then(first_changed).flatten() {
@@ -71,20 +60,20 @@ pub(crate) fn publish(
         if !fetched {
             core.count_busy(data.members.iter().map(|m| &m.key), shared.now());
         }
-        return return_to_caller(error, data);
+        return Err(ReturnedGroup::new(error, data));
     }
     if let Some(error) = open_group.and_then(|id| commit_error(core, id)) {
         core.count_busy(data.members.iter().map(|m| &m.key), shared.now());
-        return return_to_caller(error, data);
+        return Err(ReturnedGroup::new(error, data));
     }
     let writes = core.ssd.as_ref().is_some_and(|s| s.health.writes());
     if core.dram.write_buffer_only && !writes {
         // No tier is left to keep the group.
-        return refuse(core, &data.members);
+        return Ok(refuse(core, &data.members));
     }
     if let PutKind::Attached(base) = kind {
         let attached =
-            AttachedGroup { base: *base, generation, at, members: members_of(data), existing };
+            AttachedGroup { base: *base, generation, at, members: into_members(data), existing };
         if core.is_base_present(name_of(shared.fingerprint(base, generation))) {
             return attach(shared, core, attached, origin);
         }
@@ -94,31 +83,30 @@ pub(crate) fn publish(
         // Attached groups from peers do not wait: without their base they are not stored.
         free_members(core, &attached.members);
         core.counters.puts_refused += if fetched { 0 } else { objects };
-        return PublishResult::Done(PutOutcome::Refused, Vec::new());
+        return Ok(Published::without_frames(PutOutcome::Refused));
     }
     // Reserved before any change, so that a refusal leaves the state as it was.
     if !reserve_index_entries(core, objects) {
-        return refuse(core, &data.members);
+        return Ok(refuse(core, &data.members));
     }
     if core.dram.frames.is_full() {
-        return return_to_caller(too_many_frames(), data);
+        return Err(ReturnedGroup::new(too_many_frames(), data));
     }
     if meets_existing {
         remove_replaced(shared, core, &data.members, generation);
     }
     let bytes = data.object_bytes();
     Arc::make_mut(&mut data).sequence = core.next_sequence();
-    let frame = match insert_frame(core, &data, at, origin) {
-        Ok(frame) => frame,
-        Err(()) => return return_to_caller(too_many_frames(), data),
+    let mut frames = match insert_frame(core, &data, at, origin) {
+        Ok(frame) => Vec::from_iter(frame),
+        Err(()) => return Err(ReturnedGroup::new(too_many_frames(), data)),
     };
-    let mut frames: Vec<FrameRef> = frame.into_iter().collect();
     count_put(core, origin, objects, bytes);
     if core.pending_groups.has_attached() {
         let keys: Vec<_> = data.members.iter().map(|m| m.key).collect();
         publish_waiting(shared, core, &keys, generation, &mut frames);
     }
-    PublishResult::Done(PutOutcome::Stored, frames)
+    Ok(Published { outcome: PutOutcome::Stored, frames })
 }
 
 /// Publish the attached groups that waited for these objects of their base.
@@ -138,27 +126,17 @@ fn publish_waiting(
             continue;
         }
         match attach(shared, core, attached, PutOrigin::Put) {
-            PublishResult::Done(_, more) => frames.extend(more),
-            PublishResult::Returned(_, members) => free_members(core, &members),
+            Ok(published) => frames.extend(published.frames),
+            Err(returned) => returned.free(core),
         }
     }
-}
-
-/// Refuse the group with `error`: its memory belongs to the caller again.
-fn return_to_caller(error: Error, data: Arc<FrameData>) -> PublishResult {
-    PublishResult::Returned(error, members_of(data).into_vec())
-}
-
-/// The objects of a group that is not visible; the caller has the only reference.
-fn members_of(data: Arc<FrameData>) -> Members {
-    Arc::try_unwrap(data).map(|data| data.members).unwrap_or_default()
 }
 
 /// The reason why an admitted open group cannot be committed: it was aborted since, or objects of
 /// it were removed during the commit. Removed objects must not reappear with the group.
 fn commit_error(core: &Core, id: u64) -> Option<Error> {
     match core.pending_groups.get(id) {
-        None => Some(crate::write::groups::not_open()),
+        None => Some(crate::write::open_group::not_open()),
         Some(open) if open.lost_members => Some(Error::busy(format!(
             "an object of the group was removed key={}",
             open.required[0]
@@ -168,18 +146,22 @@ fn commit_error(core: &Core, id: u64) -> Option<Error> {
 }
 
 /// Keep attached objects until their base is visible.
-fn wait_for_base(shared: &Shared, core: &mut Core, attached: AttachedGroup) -> PublishResult {
+fn wait_for_base(
+    shared: &Shared,
+    core: &mut Core,
+    attached: AttachedGroup,
+) -> Result<Published, ReturnedGroup> {
     if core.pending_groups.contains_attached(&attached.base, &attached.members) {
         free_members(core, &attached.members);
-        return PublishResult::Done(PutOutcome::Waiting, Vec::new());
+        return Ok(Published::without_frames(PutOutcome::Waiting));
     }
     let bytes = attached.members.iter().map(|m| m.extent.padded_bytes()).sum();
     if let Err(error) = core.check_pending_capacity(shared.now(), None, bytes) {
         core.count_busy(attached.members.iter().map(|m| &m.key), shared.now());
-        return PublishResult::Returned(error, attached.members.into_vec());
+        return Err(ReturnedGroup { error, members: attached.members.into_vec() });
     }
     core.pending_groups.add_attached(attached, shared.group_deadline());
-    PublishResult::Done(PutOutcome::Waiting, Vec::new())
+    Ok(Published::without_frames(PutOutcome::Waiting))
 }
 
 /// Make attached objects visible; their base is present.
@@ -188,16 +170,16 @@ fn attach(
     core: &mut Core,
     attached: AttachedGroup,
     origin: PutOrigin,
-) -> PublishResult {
+) -> Result<Published, ReturnedGroup> {
     let AttachedGroup { base, generation, at, members, .. } = attached;
     let objects = members.len() as u64;
     let name = name_of(shared.fingerprint(&base, generation));
     // Each object takes an entry and a link. The evictions may remove the base.
     if !reserve_index_entries(core, 2 * objects) || !core.is_base_present(name) {
-        return refuse(core, &members);
+        return Ok(refuse(core, &members));
     }
     if core.dram.frames.is_full() {
-        return PublishResult::Returned(too_many_frames(), members.into_vec());
+        return Err(ReturnedGroup { error: too_many_frames(), members: members.into_vec() });
     }
     remove_replaced(shared, core, &members, generation);
     let bytes: u64 = members.iter().map(|m| m.extent.bytes).sum();
@@ -213,15 +195,15 @@ fn attach(
     };
     let data = Arc::new(data);
     let frames = match insert_frame(core, &data, at, origin) {
-        Ok(frame) => frame.into_iter().collect(),
-        Err(()) => return return_to_caller(too_many_frames(), data),
+        Ok(frame) => Vec::from_iter(frame),
+        Err(()) => return Err(ReturnedGroup::new(too_many_frames(), data)),
     };
     for m in &data.members {
         let linked = core.index.insert_link(m.fingerprint, name);
         debug_assert!(linked.is_ok(), "{linked:?}");
     }
     count_put(core, origin, objects, bytes);
-    PublishResult::Done(PutOutcome::Stored, frames)
+    Ok(Published { outcome: PutOutcome::Stored, frames })
 }
 
 fn count_put(core: &mut Core, origin: PutOrigin, objects: u64, bytes: u64) {
@@ -242,7 +224,7 @@ fn free_members(core: &mut Core, members: &[FrameMember]) {
     members.iter().for_each(|m| core.dram.space.free(m.extent));
 }
 
-fn refuse(core: &mut Core, members: &[FrameMember]) -> PublishResult {
+fn refuse(core: &mut Core, members: &[FrameMember]) -> Published {
     free_members(core, members);
     core.counters.puts_refused += members.len() as u64;
     if let Some(first) = members.first() {
@@ -250,7 +232,7 @@ fn refuse(core: &mut Core, members: &[FrameMember]) -> PublishResult {
             FlushReport { refused_objects: members.len() as u64, ..FlushReport::default() };
         core.flushes.add(first.key.namespace(), &refused);
     }
-    PublishResult::Done(PutOutcome::Refused, Vec::new())
+    Published::without_frames(PutOutcome::Refused)
 }
 
 /// Whether DRAM holds exactly this group, visible to all readers.

@@ -11,7 +11,7 @@
 use pagelith_io::hashed_copy::{Copier, StoreKind};
 use pagelith_tiers::policy::Recency;
 
-use super::{BatchGroup, GroupSource, Needs, PutBatch};
+use super::{GroupSource, PutBatch};
 use crate::api::error::Error;
 use crate::api::outcome::PutOutcome;
 use crate::state::core::Core;
@@ -19,10 +19,11 @@ use crate::state::put_spec::ObjectSize;
 use crate::state::shared::Shared;
 use crate::write::put;
 use crate::write::put::admit::{Admission, admit};
-use crate::write::put::copied::CopiedGroup;
+use crate::write::put::copy::PreparedGroup;
 use crate::write::put::new_keys;
 use crate::write::put::new_keys::NewKeys;
-use crate::write::put::{Admitted, PublishResult};
+use crate::write::put::publish::publish;
+use crate::write::put::{AdmittedGroup, Published};
 
 /// Groups in a run. Sixteen were slower than four with one thread.
 const RUN_GROUPS_MAX: usize = 4;
@@ -37,7 +38,7 @@ struct RunGroup {
     group: usize,
     sizes: Vec<ObjectSize>,
     /// Set if a lookup without the lock found none of its keys.
-    fresh: Option<NewKeys>,
+    new_keys: Option<NewKeys>,
 }
 
 /// A group that was admitted and is being copied.
@@ -46,7 +47,7 @@ struct CopyingGroup {
     adopts: Vec<bool>,
     bytes: u64,
     /// On `Err`, the reserved memory of a group that has changed since its admission.
-    copied: Result<CopiedGroup, Box<Admitted>>,
+    prepared: Result<PreparedGroup, Box<AdmittedGroup>>,
 }
 
 /// Vectors that a batch reuses between its runs.
@@ -55,7 +56,7 @@ pub(crate) struct RunScratch {
     /// The run that is about to be admitted.
     next: Vec<RunGroup>,
     /// Members of `next` with reserved memory, by their number in it.
-    admitted: Vec<(usize, Admitted)>,
+    admitted: Vec<(usize, AdmittedGroup)>,
     /// The previous run.
     copied: Vec<CopyingGroup>,
 }
@@ -115,22 +116,22 @@ impl PutBatch {
         run.clear();
         let mut taken = 0;
         for i in from..self.groups.len() {
-            let group = &mut self.groups[i];
-            if group.outcome.is_some() {
+            let group = &self.groups[i];
+            if !group.progress.is_ready() {
                 continue;
             }
-            let open = matches!(group.source, GroupSource::Open(..));
+            let open = matches!(group.source, GroupSource::Open { .. });
             if run.len() == RUN_GROUPS_MAX || (open && !run.is_empty()) {
                 return i;
             }
             let Some(sizes) = group.sizes(shared) else {
-                group.outcome = Some(Err(crate::write::groups::not_open()));
+                self.set_outcome(i, Err(crate::write::open_group::not_open()), Vec::new());
                 continue;
             };
             if let Err(error) =
                 shared.check_open().and_then(|()| put::check(shared, group.kind(), &sizes))
             {
-                group.outcome = Some(Err(error));
+                self.set_outcome(i, Err(error), Vec::new());
                 self.settle_open_group(shared, i);
                 continue;
             }
@@ -139,7 +140,7 @@ impl PutBatch {
             if !run.is_empty() && (taken > RUN_BYTES_MAX || run.iter().any(same_page)) {
                 return i;
             }
-            run.push(RunGroup { group: i, sizes, fresh: None });
+            run.push(RunGroup { group: i, sizes, new_keys: None });
             if open {
                 return i + 1;
             }
@@ -155,12 +156,11 @@ impl PutBatch {
             let group = &self.groups[member.group];
             let page = &member.sizes[0].key;
             matches!(group.source, GroupSource::Caller(_))
-                && group.probed.is_none()
-                && group.adopted.is_empty()
+                && group.progress.is_new()
                 && !copied.iter().any(|one| self.groups[one.group].key(0).same_page(page))
         };
         let candidates =
-            next.iter_mut().filter(unseen).map(|member| (&member.sizes[..], &mut member.fresh));
+            next.iter_mut().filter(unseen).map(|member| (&member.sizes[..], &mut member.new_keys));
         new_keys::find_new(shared, &mut candidates.collect::<Vec<_>>());
     }
 
@@ -177,15 +177,15 @@ impl PutBatch {
         let RunScratch { next: run, admitted, .. } = runs;
         let (mut full, mut end) = (false, end);
         for (at, member) in run.iter_mut().enumerate() {
-            let group = &mut self.groups[member.group];
-            let adopted: Vec<_> =
-                group.adopted.iter().map(|a| a.as_ref().map(|(at, _)| *at)).collect();
+            let group = &self.groups[member.group];
+            let adopted = group.progress.adopted().iter();
+            let adopted: Vec<_> = adopted.map(|a| a.as_ref().map(|(at, _)| *at)).collect();
             let (kind, sizes) = (group.kind(), &member.sizes[..]);
-            let fresh =
-                member.fresh.take().and_then(|fresh| fresh.admit(shared, core, kind, sizes));
+            let admitted_as_new =
+                member.new_keys.take().and_then(|keys| keys.admit(shared, core, kind, sizes));
             let admit_by_lookup =
-                || admit(shared, core, kind, sizes, group.probed.as_deref(), &adopted);
-            match fresh.unwrap_or_else(admit_by_lookup) {
+                || admit(shared, core, kind, sizes, group.progress.headers(), &adopted);
+            match admitted_as_new.unwrap_or_else(admit_by_lookup) {
                 Admission::Admitted(mut one) => {
                     let has_existing = one.has_existing();
                     one.origin = self.origin;
@@ -205,9 +205,19 @@ impl PutBatch {
                     core.count_busy(sizes.iter().map(|size| &size.key), shared.now());
                     full = true;
                     let detail = format!("arena is full of pages in use bytes={bytes}");
-                    group.outcome = Some(Err(Error::busy(detail)));
+                    self.set_outcome(member.group, Err(Error::busy(detail)), Vec::new());
                 }
-                other => group.not_admitted(other, &sizes[0]),
+                Admission::Done(outcome) => self.set_outcome(member.group, outcome, Vec::new()),
+                Admission::NeedHeaders(members) => {
+                    if !self.groups[member.group].progress.need_headers(members) {
+                        self.fail_changed(member.group);
+                    }
+                }
+                Admission::NeedObjects(members) => {
+                    if !self.groups[member.group].progress.need_objects(members) {
+                        self.fail_changed(member.group);
+                    }
+                }
             }
         }
         (end, full)
@@ -218,41 +228,37 @@ impl PutBatch {
         &mut self,
         shared: &Shared,
         run_group: &RunGroup,
-        mut admitted: Admitted,
+        mut admitted: AdmittedGroup,
     ) -> CopyingGroup {
         let at = self.recency_of(run_group.group);
         let group = &mut self.groups[run_group.group];
-        if let GroupSource::Open(id, _) = &group.source {
+        if let GroupSource::Open { id, .. } = &group.source {
             admitted.open_group = Some(*id);
         }
-        let adopts = admitted.adopts.clone();
-        let copied = group.prepare(shared, admitted, at);
-        CopyingGroup {
-            group: run_group.group,
-            adopts,
-            bytes: total_bytes(&run_group.sizes),
-            copied,
-        }
+        let adopts = std::mem::take(&mut admitted.adopts);
+        let prepared = group.prepare(shared, admitted, &adopts, at);
+        let bytes = total_bytes(&run_group.sizes);
+        CopyingGroup { group: run_group.group, adopts, bytes, prepared }
     }
 
     /// Copy the bytes of a run.
     fn copy_run(&self, shared: &Shared, run: &mut [CopyingGroup]) {
-        let filling = |one| {
-            let CopyingGroup { group, adopts, copied, .. }: &mut CopyingGroup = one;
-            Some((&self.groups[*group], &adopts[..], copied.as_mut().ok()?.begin_copy()?))
+        let begin_copy = |one| {
+            let CopyingGroup { group, adopts, prepared, .. }: &mut CopyingGroup = one;
+            Some((&self.groups[*group], &adopts[..], prepared.as_mut().ok()?.begin_copy()?))
         };
-        let mut filling: Vec<_> = run.iter_mut().filter_map(filling).collect();
+        let copies: Vec<_> = run.iter_mut().filter_map(begin_copy).collect();
         let mut copier = Copier::new(StoreKind::PastCache);
-        for (group, adopts, filling) in &mut filling {
-            filling.fill(&shared.memory, &mut copier, |member| group.member_bytes(adopts, member));
+        for (group, adopts, copy) in copies {
+            copy.fill(&shared.memory, &mut copier, |member| group.member_bytes(adopts, member));
         }
     }
 
     /// Make the groups of the copied run visible.
     fn publish(&mut self, shared: &Shared, core: &mut Core, run: &mut Vec<CopyingGroup>) {
-        for CopyingGroup { group, adopts, bytes, copied } in run.drain(..) {
-            let outcome = match copied {
-                Ok(copied) => self.publish_one(shared, core, group, &adopts, copied),
+        for CopyingGroup { group, adopts, bytes, prepared } in run.drain(..) {
+            let outcome = match prepared {
+                Ok(prepared) => self.publish_one(shared, core, group, &adopts, prepared),
                 Err(admitted) => {
                     admitted.give_back(core);
                     let first = self.groups[group].key(0);
@@ -260,8 +266,7 @@ impl PutBatch {
                 }
             };
             self.unqueued_bytes += bytes;
-            let group = &mut self.groups[group];
-            (group.adopts, group.outcome) = (adopts, Some(outcome));
+            self.set_outcome(group, outcome, adopts);
         }
     }
 
@@ -276,43 +281,26 @@ impl PutBatch {
         core: &mut Core,
         number: usize,
         adopts: &[bool],
-        copied: CopiedGroup,
+        prepared: PreparedGroup,
     ) -> crate::api::error::Result<PutOutcome> {
         let (group, at) = (&self.groups[number], self.recency_of(number));
-        match put::publish::publish(shared, core, group.kind(), copied, at) {
-            PublishResult::Done(outcome, frames) => {
+        let confirmed = prepared.confirm(core);
+        match confirmed.and_then(|copied| publish(shared, core, group.kind(), copied, at)) {
+            Ok(Published { outcome, frames }) => {
                 self.frames.extend(frames);
                 Ok(outcome)
             }
-            PublishResult::Returned(error, members) => {
-                group.take_back(core, adopts, members);
-                Err(error)
+            Err(returned) => {
+                group.take_back(core, adopts, returned.members);
+                Err(returned.error)
             }
         }
     }
-}
 
-impl BatchGroup {
-    /// Set the outcome or the needed reads of a group without memory after admission.
-    fn not_admitted(&mut self, admission: Admission, first: &ObjectSize) {
-        // A read that did not yield the object once is not repeated.
-        let changed_again = || {
-            Err(Error::busy(format!("object changed during the put, retry it key={}", first.key)))
-        };
-        match admission {
-            Admission::Done(outcome) => self.outcome = Some(outcome),
-            Admission::MissingObjects => self.outcome = Some(Ok(PutOutcome::Waiting)),
-            Admission::NeedHeaders(_) if self.probed.is_some() => {
-                self.outcome = Some(changed_again())
-            }
-            Admission::NeedHeaders(members) => self.needs = Needs::Headers(members),
-            Admission::NeedObjects(_) if self.objects_requested => {
-                self.outcome = Some(changed_again())
-            }
-            Admission::NeedObjects(members) => {
-                (self.needs, self.objects_requested) = (Needs::Objects(members), true)
-            }
-            Admission::Admitted(_) | Admission::NoMemory(_) => {}
-        }
+    /// A read that did not yield the object once is not repeated.
+    fn fail_changed(&mut self, number: usize) {
+        let key = self.groups[number].key(0);
+        let error = Error::busy(format!("object changed during the put, retry it key={key}"));
+        self.set_outcome(number, Err(error), Vec::new());
     }
 }

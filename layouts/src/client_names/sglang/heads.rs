@@ -4,32 +4,10 @@
 
 use std::fmt::Write;
 
-use super::{SglangBackend, SglangConfig};
+use super::config::{HeadLayers, SglangBackend, SglangConfig};
 use crate::client_names::ContextError;
 use crate::key::Role;
 use crate::shard::{Shard, Slice};
-
-/// The layers of a pool with heads on one pipeline stage. A name contains the stage but not the
-/// layers; the key of a head group contains the layers but not the stage.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeadLayers {
-    /// Target or draft model.
-    pub role: Role,
-    /// The pool's name in a key: `kv` or `swa`.
-    pub pool: String,
-    /// The stage.
-    pub pp_rank: u16,
-    /// First layer.
-    pub from: u16,
-    /// One past the last layer; above `from`.
-    pub to: u16,
-}
-
-impl HeadLayers {
-    fn is_of(&self, role: Role, pool: &str) -> bool {
-        self.role == role && self.pool == pool
-    }
-}
 
 impl SglangConfig {
     pub(super) fn check_heads(&self) -> Result<(), ContextError> {

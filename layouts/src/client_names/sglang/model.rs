@@ -1,7 +1,7 @@
 //! Derives the configuration from a model and a placement, so that names and geometry cannot
 //! disagree.
 
-use super::{HeadLayers, SglangConfig};
+use super::config::{HeadLayers, SglangConfig};
 use crate::geometry::{Attention, Geometry, GeometryError, Model, Placement};
 use crate::shard::{Shard, Slice};
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::SglangConfig;
+use super::config::SglangConfig;
 use crate::client_names::take_number;
 use crate::shard::{Shard, Slice};
 

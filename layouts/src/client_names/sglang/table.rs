@@ -1,10 +1,19 @@
 //! Table of the objects that the Mooncake backend names, from `_get_hybrid_page_component_keys` and
 //! the three buffer functions of `mooncake_store.py`.
 
-use super::{Part, SglangConfig};
+use super::config::SglangConfig;
 use crate::client_names::{DATA, take_number};
 use crate::key::Role;
 use crate::shard::Shard;
+
+/// The fields in a text after its page hash.
+#[derive(Clone, Copy)]
+pub(super) struct Part<'a> {
+    pub(super) role: Role,
+    pub(super) pool: &'a str,
+    pub(super) component: &'a str,
+    pub(super) shard: Shard,
+}
 
 /// Condition under which a server prints a row.
 #[derive(Clone, Copy, PartialEq, Eq)]

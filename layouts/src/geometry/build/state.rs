@@ -2,9 +2,9 @@
 
 use super::super::buffer::{AxisKind, StateKind};
 use super::super::error::GeometryError;
-use super::super::model::{LinearState, StateShape};
+use super::super::model::{HitPolicy, LinearState, StateShape};
 use super::super::names;
-use super::super::pool::{HitPolicy, Pool};
+use super::super::pool::Pool;
 use super::{Builder, Layers, axes, too_large};
 use crate::key::Role;
 

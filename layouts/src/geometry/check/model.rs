@@ -2,11 +2,10 @@
 
 use super::super::error::Problems;
 use super::super::model::{
-    Attention, Draft, HeadAttention, Indexer, LatentAttention, LatentRow, LinearState, Model,
-    RowPool, StateShape, Window,
+    Attention, Draft, HeadAttention, HitPolicy, Indexer, LatentAttention, LatentRow, LinearState,
+    Model, RowPool, StateShape, Window,
 };
-use super::super::pool::HitPolicy;
-use super::pools;
+use super::attentions::pools;
 use crate::ids::{NamespaceId, PrefixHash};
 use crate::key::ObjectKey;
 use crate::shard::Shard;

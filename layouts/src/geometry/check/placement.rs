@@ -3,7 +3,7 @@
 use super::super::error::Problems;
 use super::super::layout::{Class, Layout};
 use super::super::model::{Attention, HeadAttention, Indexer, Model, Placement};
-use super::{attentions, pools};
+use super::attentions::{attentions, pools};
 use crate::key::Role;
 
 /// Check that every slice is valid; false if one is not.

@@ -7,6 +7,28 @@ use crate::format::{is_zero, read};
 use crate::key::KeyCheck;
 use crate::record::OBJECT_BYTES_MAX;
 
+/// A decoded outcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer<'a> {
+    /// Of get and put: one verdict per item.
+    Items(Items<'a>),
+    /// Of exists and missing: one bit per item.
+    Bits(Bits<'a>),
+    /// Of exists prefix, remove, clear, ping, pin, unpin, lease, begin, commit, abort, prefetch,
+    /// hold, release and used.
+    Number(u64),
+    /// Of flush.
+    Flushed(Flushed),
+    /// Of stats: a JSON object.
+    Text(&'a str),
+    /// Of events.
+    Events(EventsSaid<'a>),
+    /// Of view: one per object.
+    Views(List<'a, ViewItem>),
+    /// The operation failed as a whole, without effect on any item.
+    Failed(Failure<'a>),
+}
+
 /// Read an outcome. `Ok` means that every number is valid; the client must check that the outcome
 /// matches its request (verb, items, keys and lengths).
 pub fn decode(body: &[u8]) -> Result<(Verb, Answer<'_>), FormatError> {

@@ -1,0 +1,109 @@
+//! Plans the reads of a batch, and divides its staged objects into sub-batches that fit the staging
+//! budget.
+
+use std::sync::atomic::Ordering;
+
+use pagelith_layouts::staging;
+
+use super::{GetBatch, Header, HeaderBytes};
+use crate::read::plan;
+use crate::read::plan::{Piece, PlannedRead, ReadTarget};
+use crate::read::slot::{PayloadRead, StagedRead};
+use crate::state::session_io::SessionIo;
+
+impl GetBatch {
+    /// Plan the reads of these objects, which are on SSD.
+    pub(crate) fn plan(&mut self, io: &SessionIo, which: &[usize]) {
+        let Some(facts) = &io.facts else { return };
+        let align = facts.memory_align.max(facts.offset_align);
+        let budget = io.shared.config.staging_budget();
+        let late = io.shared.reads.slow.may_outlast(self.deadline, io.shared.now());
+        let staged_only = late || io.shared.reads.direct_suspended.load(Ordering::Relaxed);
+        let mut targets = Vec::with_capacity(which.len());
+        let mut cached_headers = Vec::with_capacity(which.len());
+        let mut staged = Vec::new();
+        io.shared.ssd.headers.prefetch(which.iter().filter_map(|&i| self.slots[i].header_place()));
+        for &i in which {
+            let Some(mut target) = self.slots[i].target(i, align, facts.parts_max, staged_only)
+            else {
+                continue;
+            };
+            if target.direct_parts.is_none() {
+                let stretch = target.chunks[0].clone();
+                let cost = staging::cost(stretch.end - stretch.start);
+                if cost > budget {
+                    // Above the whole budget: streamed alone, in chunks.
+                    target.chunks =
+                        plan::split_chunks(stretch, io.shared.config.staging_chunk_bytes());
+                }
+                staged.push((targets.len(), cost));
+            }
+            let cached = self.slots[i].find_cached_header(&io.shared);
+            target.header_cached = cached.is_some();
+            cached_headers.push(cached);
+            targets.push(target);
+        }
+        self.assign_stages(&mut targets, &staged, budget);
+        let (reads, headers, header_of) = plan::plan(&targets, self.headers.len(), facts.parts_max);
+        self.headers.extend(headers.into_iter().map(Header::new));
+        for ((target, number), cached) in targets.iter().zip(header_of).zip(cached_headers) {
+            let header = &mut self.headers[number];
+            header.users += 1;
+            header.bytes = cached.map(HeaderBytes::Cached).or(header.bytes.take());
+            self.slots[target.slot].begin_read(number, payload_read(target));
+        }
+        self.waiting.extend(reads);
+    }
+
+    /// Split the staged objects into sub-batches, in order and greedily. Numbers continue from the
+    /// sub-batches that the batch already has.
+    fn assign_stages(&mut self, targets: &mut [ReadTarget], staged: &[(usize, u64)], budget: u64) {
+        let costs: Vec<u64> = staged.iter().map(|(_, cost)| *cost).collect();
+        for range in staging::split(&costs, budget) {
+            self.stage_unsettled.push(range.len());
+            for (target, _) in &staged[range] {
+                targets[*target].stage = self.stage_unsettled.len();
+            }
+        }
+    }
+
+    /// Plan again, as staged reads, the direct pieces of a waiting read: the device may not
+    /// complete a direct read before the deadline.
+    pub(crate) fn stage_instead(&mut self, io: &mut SessionIo, read: &PlannedRead) {
+        let mut which = Vec::new();
+        for piece in &read.pieces {
+            if let Piece::Direct { slot, round, .. } = piece
+                && self.slots[*slot].needs_round(*round)
+            {
+                which.push(*slot);
+            }
+        }
+        which.iter().for_each(|&slot| self.discard_read(io, slot));
+        if let Some(Piece::Header { header, bytes }) = read.pieces.first()
+            && self.headers[*header].users > 0
+        {
+            // Objects of other reads still need the header.
+            let pieces = [Piece::Header { header: *header, bytes: *bytes }].into();
+            self.waiting.push_front(PlannedRead {
+                bytes: *bytes,
+                parts: 1,
+                pieces,
+                ..read.clone()
+            });
+        }
+        self.plan(io, &which);
+    }
+}
+
+/// The read of a target's payload, not begun.
+fn payload_read(target: &ReadTarget) -> PayloadRead {
+    match target.direct_parts {
+        None => PayloadRead::Staged(StagedRead {
+            stage: target.stage,
+            left: target.chunks.len(),
+            arrived: Vec::new(),
+        }),
+        Some(_) if target.chunks.is_empty() => PayloadRead::Skipped,
+        Some(_) => PayloadRead::Direct { arrived: false },
+    }
+}

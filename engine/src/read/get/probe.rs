@@ -1,0 +1,53 @@
+//! Probes: whether objects are present, by their record headers. They do not count as hits.
+
+use pagelith_io::clock::Mono;
+use pagelith_layouts::ids::Generation;
+use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::record::GroupKind;
+use pagelith_tiers::policy::Recency;
+
+use super::GetBatch;
+use crate::memory::index::SsdPlace;
+use crate::read::slot::{Hit, HitSource, ProbedHeader, Settled, Slot};
+use crate::state::session_io::SessionIo;
+
+/// An object that a probe found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Probed {
+    /// Length in bytes.
+    pub length: u64,
+    /// Every object of its record, itself included, and the SSD place of each; empty if it was
+    /// found in DRAM.
+    pub members: Vec<(ObjectKey, SsdPlace)>,
+    /// The kind of its group; `None` if it was found in DRAM.
+    pub kind: Option<GroupKind>,
+    /// The namespace's generation when the object was found on SSD. If the namespace was cleared
+    /// since, the object is absent.
+    pub generation: Option<Generation>,
+}
+
+impl GetBatch {
+    /// Probe by their headers whether these objects are present.
+    pub fn probe(io: &mut SessionIo, keys: &[ObjectKey], at: Recency, deadline: Mono) -> GetBatch {
+        Self::begin_slots(io, keys.iter().map(|k| Slot::probe(*k)).collect(), at, deadline)
+    }
+
+    /// The result of each probe; `None` for an absent object.
+    pub fn into_probed(self) -> Vec<Option<Probed>> {
+        let probed = |mut slot: Slot| {
+            let Settled::Hit(Hit { length, source, .. }) = slot.take_settled()? else {
+                return None;
+            };
+            Some(match source {
+                HitSource::Header(header) => {
+                    let ProbedHeader { members, kind, generation } = *header;
+                    Probed { length, members, kind: Some(kind), generation: Some(generation) }
+                }
+                HitSource::Memory { .. } | HitSource::Ssd { .. } => {
+                    Probed { length, members: Vec::new(), kind: None, generation: None }
+                }
+            })
+        };
+        self.slots.into_iter().map(probed).collect()
+    }
+}

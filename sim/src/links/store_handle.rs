@@ -1,0 +1,107 @@
+//! The store or client under test, and its calls.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pagelith::client::Attached;
+use pagelith::{Done, Get, GetDone, Options, PutDone, PutGroup, Result, Session, Store};
+use pagelith_layouts::ids::NamespaceId;
+use pagelith_layouts::key::ObjectKey;
+
+use super::machine::Machine;
+
+/// Longer than any deadline.
+pub(super) const FOREVER: Duration = Duration::from_secs(60);
+
+/// The store or client under test.
+pub enum StoreHandle {
+    /// A client of a store process, and that store's number.
+    Attached(Arc<Attached>, Machine, usize),
+    /// A store with peers, and its number.
+    Front(Arc<Store>, Box<Session>, usize),
+}
+
+impl StoreHandle {
+    pub(super) fn links(&self) -> u64 {
+        match self {
+            StoreHandle::Attached(_, machine, _) => machine.dialled(),
+            StoreHandle::Front(..) => 0,
+        }
+    }
+
+    /// Whether the store passes bytes by reference to it.
+    pub(super) fn shares_memory(&self) -> bool {
+        match self {
+            StoreHandle::Attached(_, machine, _) => machine.shows(),
+            StoreHandle::Front(..) => false,
+        }
+    }
+
+    /// The store that answers.
+    pub(super) fn store(&self) -> usize {
+        match self {
+            StoreHandle::Attached(_, _, number) | StoreHandle::Front(_, _, number) => *number,
+        }
+    }
+
+    pub(super) fn put(&mut self, groups: Vec<PutGroup>, options: Options) -> Vec<PutDone> {
+        match self {
+            StoreHandle::Attached(client, ..) => client.put(groups, options),
+            StoreHandle::Front(_, session, _) => {
+                let ticket = session.submit_put(groups, options);
+                match session.wait(ticket, FOREVER) {
+                    Some(Done::Put(done)) => done,
+                    _ => Vec::new(),
+                }
+            }
+        }
+    }
+
+    /// `meanwhile` runs while the get is in progress.
+    pub(super) fn get(
+        &mut self,
+        gets: Vec<Get>,
+        options: Options,
+        meanwhile: impl FnOnce(&Store),
+    ) -> Vec<GetDone> {
+        match self {
+            StoreHandle::Attached(client, ..) => client.get(gets, options),
+            StoreHandle::Front(store, session, _) => {
+                let ticket = session.submit_get(gets, options);
+                meanwhile(store);
+                match session.wait(ticket, FOREVER) {
+                    Some(Done::Get(done)) => done,
+                    _ => Vec::new(),
+                }
+            }
+        }
+    }
+
+    pub(super) fn exists(&mut self, keys: &[ObjectKey], options: Options) -> Result<Vec<bool>> {
+        match self {
+            StoreHandle::Attached(client, ..) => client.exists_batch(keys, options),
+            StoreHandle::Front(store, ..) => Ok(store.exists_batch(keys, options)),
+        }
+    }
+
+    pub(super) fn remove(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
+        match self {
+            StoreHandle::Attached(client, ..) => client.remove(keys, options),
+            StoreHandle::Front(store, ..) => store.remove(keys, options),
+        }
+    }
+
+    pub(super) fn clear(&self, namespace: NamespaceId, options: Options) -> Result<()> {
+        match self {
+            StoreHandle::Attached(client, ..) => client.clear(namespace, options).map(drop),
+            StoreHandle::Front(store, ..) => store.clear(namespace, options).map(drop),
+        }
+    }
+
+    pub(super) fn flush(&self, options: Options) -> Result<()> {
+        match self {
+            StoreHandle::Attached(client, ..) => client.flush(options).map(drop),
+            StoreHandle::Front(store, ..) => store.flush(options).map(drop),
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! The interface of policies that order the segments of the SSD log.
+
+use pagelith_layouts::ids::SegmentId;
+
+/// Largest share of a segment's payload that a policy may reinsert. At this share, reinsertion
+/// alone raises write amplification to at most 1 / (1 - 0.25) = 1.33, and a pass over the log still
+/// frees three quarters of the reclaimed bytes.
+pub const REINSERT_RATIO_MAX: f64 = 0.25;
+
+/// The facts about a sealed segment that a policy uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentFacts {
+    /// The segment.
+    pub segment: SegmentId,
+    /// Position in the log: count of segments opened in the store, this one included.
+    pub order: u64,
+    /// Number of objects in it that the index points to.
+    pub live_objects: u32,
+    /// Padded bytes of the live objects.
+    pub live_bytes: u64,
+    /// Sum of the ticks of the last requests for the live objects.
+    pub recency_sum: u64,
+    /// Whether a reader uses it, so that it may not be the victim now.
+    pub pinned: bool,
+    /// Lowest sequence number of a record in it.
+    pub min_sequence: u64,
+}
+
+/// The facts about a live extent of the victim that a policy uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExtentFacts {
+    /// Bytes to write if it is reinserted, header and padding included.
+    pub bytes: u64,
+    /// Tick of its last request; within a request, a page nearer to the head has the larger tick.
+    pub tick: u64,
+    /// Whether it must survive, regardless of the budget.
+    pub pinned: bool,
+}
+
+/// Chooses the segment to reclaim, and the extents of it to reinsert.
+pub trait SegmentPolicy: Send {
+    /// The name under which [`segment_policy`](super::segment_policy) creates it.
+    fn name(&self) -> &'static str;
+    /// Share of a segment's payload (0 to [`REINSERT_RATIO_MAX`]) that is the budget of `reinsert`.
+    fn reinsert_ratio(&self) -> f64;
+    /// The segment to reclaim, as an index into `sealed`; never a pinned one. `None` if there is
+    /// none. O(segments); called once per reclaim.
+    fn victim(&self, sealed: &[SegmentFacts]) -> Option<usize>;
+    /// The victim's live extents to reinsert: indices in the order in which they are appended.
+    /// Pinned extents come first and are included even beyond `budget_bytes`; their bytes count
+    /// against it. Other extents qualify with a tick above `mean_tick`, the mean over the store.
+    /// They follow oldest first, so that the last used extent is the newest in the log.
+    fn reinsert(&self, extents: &[ExtentFacts], mean_tick: u64, budget_bytes: u64) -> Vec<usize>;
+}
+
+/// Indices of the pinned extents, oldest tick first, and their bytes: every policy reinserts these.
+pub(super) fn pinned_extents(extents: &[ExtentFacts]) -> (Vec<usize>, u64) {
+    let mut pinned: Vec<usize> = (0..extents.len()).filter(|&i| extents[i].pinned).collect();
+    pinned.sort_by_key(|&i| extents[i].tick);
+    let bytes = pinned.iter().fold(0u64, |sum, &i| sum.saturating_add(extents[i].bytes));
+    (pinned, bytes)
+}

@@ -1,0 +1,37 @@
+//! Reading of a segment's footer from the device.
+
+use pagelith_io::fault::IoFault;
+use pagelith_layouts::error::FormatError;
+use pagelith_layouts::footer::{self, FooterEntry, FooterFacts};
+use pagelith_layouts::segment::SegmentIdentity;
+
+use super::serial_queue::SerialQueue;
+use super::volume::Volume;
+
+/// A segment's footer, as returned by [`footer::decode`].
+pub(super) type Footer = (FooterFacts, Vec<FooterEntry>);
+
+/// Read a segment's footer. The outer error is a device fault, the inner one means that there is no
+/// valid footer.
+pub(super) fn read_footer(
+    volume: &Volume,
+    serial: &mut SerialQueue,
+    identity: SegmentIdentity,
+) -> Result<Result<Footer, FormatError>, IoFault> {
+    let segment_bytes = volume.geometry.segment_bytes;
+    // Enough for the footer of a segment with 64 KiB objects at the default sizes; longer footers
+    // take two reads.
+    let first = (64 * 1024).min(segment_bytes) as usize;
+    let tail_at = segment_bytes - first as u64;
+    let (file, at) = volume.place(identity.segment, tail_at);
+    let tail = serial.read(file, at, first)?;
+    let Some(bytes) = footer::claimed_bytes(&tail, segment_bytes) else {
+        return Ok(footer::decode(&tail, identity, segment_bytes));
+    };
+    if bytes <= first as u64 {
+        return Ok(footer::decode(&tail[first - bytes as usize..], identity, segment_bytes));
+    }
+    let (file, at) = volume.place(identity.segment, segment_bytes - bytes);
+    let whole = serial.read(file, at, bytes as usize)?;
+    Ok(footer::decode(&whole, identity, segment_bytes))
+}

@@ -1,0 +1,45 @@
+//! The address of a listener, the clients that it admits, and the reasons why it cannot be created.
+
+use crate::address::Address;
+use crate::closed::Closed;
+use crate::handshake::Admission;
+
+/// The address of a listener, and the clients that it admits.
+#[derive(Clone, Debug)]
+pub struct ListenConfig {
+    /// The address; port 0 for any free port. For a host name, all addresses to which it resolves.
+    /// The file of a Unix socket is created with access for its user only, and removed with the
+    /// listener. It replaces the file of a process that has ended.
+    pub address: Address,
+    /// How clients authenticate.
+    pub admission: Admission,
+    /// Admit clients of other hosts, which must authenticate with a key. Otherwise the address must
+    /// be loopback.
+    pub beyond_this_host: bool,
+}
+
+/// Why a listener could not be created.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ListenError {
+    /// The host name could not be resolved.
+    #[error(transparent)]
+    Unresolved(Closed),
+    /// The address is reachable from other hosts without [`ListenConfig::beyond_this_host`].
+    #[error(
+        "the address is not loopback: allow other hosts (--beyond-this-host, with keys) or listen at loopback address={0}"
+    )]
+    BeyondThisHost(Address),
+    /// Clients of other hosts could connect without a key.
+    #[error("clients of other hosts must authenticate with a key: configure one address={0}")]
+    NoKey(Address),
+    /// A system call failed.
+    #[error("{operation} failed: {} address={address} errno={errno}", std::io::Error::from_raw_os_error(*.errno))]
+    System {
+        /// Which operation.
+        operation: &'static str,
+        /// The address.
+        address: Address,
+        /// The kernel's errno.
+        errno: i32,
+    },
+}
