@@ -14,6 +14,7 @@ use pagelith_io::disk::Completion;
 use pagelith_io::signal::Signal;
 
 use self::pass::Pass;
+pub use self::pass::ScrubReport;
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::background::log_context::LogContext;
 use crate::background::log_op::LogOp;
@@ -33,24 +34,6 @@ pub struct ScrubOptions {
     /// Longest duration of the pass, which then ends with a partial report. Each read has the
     /// configured `deadline_ms`.
     pub timeout: Option<Duration>,
-}
-
-/// Result of a scrub. Damaged objects were dropped: the next `exists` returns false for them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ScrubReport {
-    /// Segments of which every record was checked.
-    pub segments: u64,
-    /// Objects of which every byte was verified.
-    pub objects: u64,
-    /// Bytes read.
-    pub bytes: u64,
-    /// Objects that failed verification.
-    pub damaged: u64,
-    /// Objects that could not be read; each read was tried twice.
-    pub unreadable: u64,
-    /// Of the damaged and unreadable objects, those that DRAM also held, and that are being written
-    /// to SSD again.
-    pub repaired_from_dram: u64,
 }
 
 /// Limits reads to a rate.

@@ -8,8 +8,6 @@ use pagelith_io::clock::Mono;
 use pagelith_layouts::key::ObjectKey;
 use rustc_hash::FxHasher;
 
-use crate::state::core::Core;
-
 /// Tries of an object with at most this time between them count as one put.
 const RETRY_GAP_MAX: Duration = Duration::from_secs(1);
 /// Number of remembered objects, 64 KiB. If another object took its slot, the next try of an object
@@ -35,14 +33,6 @@ impl BusyPuts {
         let slot = &mut self.0[(hash >> 52) as usize % SLOTS];
         let (last, at) = std::mem::replace(slot, (hash, now));
         last != hash || now.since(at) > RETRY_GAP_MAX
-    }
-}
-
-impl Core {
-    /// Count a put of these objects that was refused as `Busy`.
-    pub fn count_busy<'a>(&mut self, keys: impl Iterator<Item = &'a ObjectKey>, now: Mono) {
-        let is_first = |key: &&ObjectKey| self.dram.busy.record(key, now);
-        self.counters.puts_busy += keys.filter(is_first).count() as u64;
     }
 }
 

@@ -390,4 +390,46 @@ impl Core {
         ssd.queue.push(job(id));
         Some(id)
     }
+
+    /// Count a put of these objects that was refused as `Busy`.
+    pub fn count_busy<'a>(&mut self, keys: impl Iterator<Item = &'a ObjectKey>, now: Mono) {
+        let is_first = |key: &&ObjectKey| self.dram.busy.record(key, now);
+        self.counters.puts_busy += keys.filter(is_first).count() as u64;
+    }
+
+    /// Something in a segment was dropped as damaged.
+    pub fn note_damage(&mut self, segment: SegmentId) {
+        if let Some(ssd) = self.ssd.as_mut() {
+            let order = ssd.segments.get(segment).order;
+            ssd.damage.note(order);
+        }
+    }
+
+    /// Drop a frame whose bytes in the arena differ from the put's, with its entries. Its record
+    /// may be in flight to SSD, or be there although its write failed (the frame is queued again
+    /// then); an open after a crash would find it.
+    pub fn drop_damaged(&mut self, id: FrameId) {
+        let may_be_written = self.dram.frames.get(id).is_some_and(|f| match f.state {
+            FrameState::Queued | FrameState::Writing => true,
+            // A dead frame was written, or was removed or cleared, which the log records, or its
+            // damage was noted when it was dropped.
+            FrameState::Clean | FrameState::Dead => false,
+        });
+        self.drop_frame(id, false);
+        if let Some(ssd) = self.ssd.as_mut().filter(|_| may_be_written) {
+            ssd.damage.writing = true;
+        }
+    }
+
+    /// Whether this store certainly holds objects of a namespace, and whether it may: the
+    /// namespaces on SSD are not always known.
+    pub fn holds_of(&self, namespace: NamespaceId) -> (bool, bool) {
+        let (written, may) =
+            self.ssd.as_ref().map_or((false, false), |ssd| ssd.written.has(namespace));
+        let in_memory =
+            || self.dram.frames.iter().any(|(_, f)| !f.is_dead() && f.data.namespace == namespace);
+        // A commit in progress learns of a clear only through the raised generation.
+        let holds = written || self.pending_groups.is_committing_in(namespace) || in_memory();
+        (holds, holds || may)
+    }
 }

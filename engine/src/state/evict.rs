@@ -62,7 +62,8 @@ impl Core {
         wanted: Option<u64>,
     ) -> Option<FreedFrame> {
         self.unlink_frame(id, everywhere);
-        self.dram.frames.get_mut(id)?.state = FrameState::Dead;
+        let frame = self.dram.frames.get_mut(id)?;
+        frame.state = FrameState::Dead;
         // After the change of the index: a reader that pins the frame later has looked it up
         // before, and its snapshot fails validation.
         if self.dram.frames.close(id) || mutant::on(Mutant::HeldFrameFreed) {

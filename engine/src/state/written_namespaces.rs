@@ -5,8 +5,6 @@ use std::collections::BTreeSet;
 
 use pagelith_layouts::ids::NamespaceId;
 
-use crate::state::core::Core;
-
 /// Most namespaces remembered; beyond that, any namespace may have been written.
 const NAMESPACES_MAX: usize = 65_536;
 
@@ -37,20 +35,6 @@ impl WrittenNamespaces {
     pub fn has(&self, namespace: NamespaceId) -> (bool, bool) {
         let known = self.known.contains(&namespace);
         (known, known || self.others)
-    }
-}
-
-impl Core {
-    /// Whether this store certainly holds objects of a namespace, and whether it may: the
-    /// namespaces on SSD are not always known.
-    pub fn holds_of(&self, namespace: NamespaceId) -> (bool, bool) {
-        let (written, may) =
-            self.ssd.as_ref().map_or((false, false), |ssd| ssd.written.has(namespace));
-        let in_memory =
-            || self.dram.frames.iter().any(|(_, f)| !f.is_dead() && f.data.namespace == namespace);
-        // A commit in progress learns of a clear only through the raised generation.
-        let holds = written || self.pending_groups.is_committing_in(namespace) || in_memory();
-        (holds, holds || may)
     }
 }
 

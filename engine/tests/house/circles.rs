@@ -26,8 +26,7 @@ const CLIENT: [&[&str]; 3] = [
 ];
 
 /// As `CLIENT`, in `engine/src`.
-const ENGINE: [&[&str]; 7] = [
-    &["background/scrub.rs", "background/scrub/pass.rs"],
+const ENGINE: [&[&str]; 6] = [
     &["config/parse.rs", "config/valid.rs", "config/validate.rs"],
     &[
         "memory/index/entry.rs",
@@ -51,17 +50,12 @@ const ENGINE: [&[&str]; 7] = [
         "server/put/run.rs",
     ],
     &[
-        "state/busy_puts.rs",
         "state/core.rs",
-        "state/damage.rs",
-        "state/dram_core.rs",
         "state/frame_access.rs",
         "state/peer_offers.rs",
         "state/peer_queue.rs",
         "state/pending_groups.rs",
         "state/read_view.rs",
-        "state/ssd_core.rs",
-        "state/written_namespaces.rs",
     ],
     &[
         "store/close.rs",

@@ -18,10 +18,27 @@ use pagelith_tiers::ssd::read::Verifier;
 use pagelith_tiers::ssd::segment_walk::Walk;
 use pagelith_tiers::ssd::segments::SegmentState;
 
-use super::ScrubReport;
 use crate::memory::index::{SsdPlace, Visited};
 use crate::memory::visibility::VisibilityFilter;
 use crate::state::shared::Shared;
+
+/// Result of a scrub. Damaged objects were dropped: the next `exists` returns false for them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScrubReport {
+    /// Segments of which every record was checked.
+    pub segments: u64,
+    /// Objects of which every byte was verified.
+    pub objects: u64,
+    /// Bytes read.
+    pub bytes: u64,
+    /// Objects that failed verification.
+    pub damaged: u64,
+    /// Objects that could not be read; each read was tried twice.
+    pub unreadable: u64,
+    /// Of the damaged and unreadable objects, those that DRAM also held, and that are being written
+    /// to SSD again.
+    pub repaired_from_dram: u64,
+}
 
 /// Bytes of a payload per read.
 const CHUNK: u64 = 256 * 1024;
