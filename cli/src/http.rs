@@ -16,7 +16,7 @@ use anyhow::{Context, bail};
 use pagelith::io::staging::StagingPool;
 use pagelith::io::system::SystemClock;
 use pagelith::transport::address::Endpoint;
-use pagelith::transport::limits::Limits;
+use pagelith::transport::limits::LinkLimits;
 use pagelith::transport::resolve::Resolver;
 use pagelith::{Stats, Store};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -76,7 +76,7 @@ impl Http {
 
     fn bind(endpoint: &Endpoint) -> anyhow::Result<TcpListener> {
         let addresses = Resolver::default()
-            .addresses(endpoint, Limits::default().handshake)
+            .addresses(endpoint, LinkLimits::default().handshake)
             .with_context(|| format!("--metrics={endpoint}"))?;
         if !addresses.iter().all(|address| address.ip().is_loopback()) {
             bail!(

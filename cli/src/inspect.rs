@@ -11,7 +11,7 @@ use pagelith_layouts::align::{ALIGN, align_up};
 use pagelith_layouts::format;
 use pagelith_layouts::ids::{NamespaceId, SegmentId};
 use pagelith_layouts::manifest::Manifest;
-use pagelith_layouts::scan::Found;
+use pagelith_layouts::scan::ScanItem;
 use serde::Serialize;
 
 use crate::exit::RunStatus;
@@ -207,7 +207,7 @@ impl Inspection {
             return Ok(row);
         }
         segment.scan(disk, &mut |found| {
-            let Found::Record { record, payload: Ok(()) } = found else { return };
+            let ScanItem::Record { record, payload: Ok(()) } = found else { return };
             let facts = record.facts();
             record
                 .members()

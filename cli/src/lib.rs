@@ -9,7 +9,7 @@
 )]
 
 mod bench;
-mod clients;
+mod client_limits;
 mod content;
 mod exit;
 mod http;
@@ -38,7 +38,7 @@ use std::sync::Arc;
 use clap::{Command as Program, CommandFactory, FromArgMatches, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
-use crate::settings::Defaults;
+use crate::settings::StoreDefaults;
 
 /// A log-structured, tiered page store for LLM KV caches.
 #[derive(Parser, Debug)]
@@ -61,7 +61,7 @@ enum Command {
 
 /// The program's command line. Each command's help states the defaults of that command.
 fn program() -> Program {
-    let store_defaults = |command| Defaults::of_the_store().in_help(command);
+    let store_defaults = |command| StoreDefaults::of_the_store().in_help(command);
     Cli::command()
         .mut_subcommand("replay", |command| replay::DEFAULTS.in_help(command))
         .mut_subcommand("serve", |command| serve::defaults(None).in_help(command))

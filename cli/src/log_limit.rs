@@ -21,7 +21,7 @@ pub(crate) struct RefusalLimit {
 
 /// The lines to log for one refusal.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Decision {
+pub(crate) struct LogDecision {
     /// Whether the refusal gets its own line.
     pub line: bool,
     /// Suppressed lines of the previous second.
@@ -30,7 +30,7 @@ pub(crate) struct Decision {
 
 impl RefusalLimit {
     /// Count a refusal of a peer, or with `of_accept` a failed accept.
-    pub(crate) fn refused(&mut self, now: Mono, of_accept: bool) -> Decision {
+    pub(crate) fn refused(&mut self, now: Mono, of_accept: bool) -> LogDecision {
         let mut decision = self.roll_over(now);
         let fits = match of_accept {
             true => !std::mem::replace(&mut self.accept_failed, true),
@@ -46,14 +46,14 @@ impl RefusalLimit {
     }
 
     /// Start a new second if the current one has passed; returns its suppressed lines.
-    pub(crate) fn roll_over(&mut self, now: Mono) -> Decision {
+    pub(crate) fn roll_over(&mut self, now: Mono) -> LogDecision {
         let since = *self.since.get_or_insert(now);
         if now.since(since) < SECOND {
-            return Decision::default();
+            return LogDecision::default();
         }
         let suppressed = self.suppressed;
         *self = RefusalLimit { since: Some(now), ..RefusalLimit::default() };
-        Decision { line: false, suppressed }
+        LogDecision { line: false, suppressed }
     }
 }
 
@@ -69,11 +69,11 @@ mod tests {
             (0..100).filter(|_| limit.refused(at(ms), false).line).count()
         };
         assert_eq!((lines(&mut limit, 0), lines(&mut limit, 999)), (10, 0));
-        assert_eq!(limit.roll_over(at(999)), Decision::default());
-        assert_eq!(limit.roll_over(at(1000)), Decision { line: false, suppressed: 190 });
-        assert_eq!(limit.roll_over(at(3000)), Decision::default(), "no line was suppressed");
+        assert_eq!(limit.roll_over(at(999)), LogDecision::default());
+        assert_eq!(limit.roll_over(at(1000)), LogDecision { line: false, suppressed: 190 });
+        assert_eq!(limit.roll_over(at(3000)), LogDecision::default(), "no line was suppressed");
         assert_eq!(lines(&mut limit, 3000), 10);
-        assert_eq!(limit.refused(at(4000), false), Decision { line: true, suppressed: 90 });
+        assert_eq!(limit.refused(at(4000), false), LogDecision { line: true, suppressed: 90 });
     }
 
     #[test]

@@ -4,17 +4,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::bail;
-use pagelith::client::Attached;
+use pagelith::client::Client;
 use pagelith::config::{Config, PeerConfig, ValidConfig};
 use pagelith::io::entropy::Entropy;
 use pagelith::io::system::SystemEntropy;
 use pagelith::transport::address::Address;
 use pagelith::transport::auth::Key;
-use pagelith::transport::capability::Offer;
+use pagelith::transport::capability::Capabilities;
 
 /// The capabilities that this process offers on every link.
-pub(crate) fn offer() -> Offer {
-    Offer::of_this_build(SystemEntropy.bytes16())
+pub(crate) fn offer() -> Capabilities {
+    Capabilities::of_this_build(SystemEntropy.bytes16())
 }
 
 /// Maximum duration of a call to another process's store: the default of a store.
@@ -64,6 +64,6 @@ impl PeerFlags {
 }
 
 /// Attach to the store process at `address`, authenticated by `key`.
-pub(crate) fn attach(address: &Address, key: Option<&Key>) -> anyhow::Result<Attached> {
-    Ok(Attached::to(address, key, TIMEOUT)?)
+pub(crate) fn attach(address: &Address, key: Option<&Key>) -> anyhow::Result<Client> {
+    Ok(Client::to(address, key, TIMEOUT)?)
 }

@@ -12,7 +12,7 @@ use clap::Args;
 use pagelith::config::{Config, Size, SizeError, ValidConfig};
 use pagelith::io::clock::{Clock, Mono};
 use pagelith::io::fault::IoFault;
-use pagelith::io::shm::Region;
+use pagelith::io::shm::SharedRegion;
 use pagelith::io::staging::StagingPool;
 use pagelith::io::system::{SystemClock, SystemEntropy};
 use pagelith::io::threads::thread_start_fault;
@@ -21,22 +21,22 @@ use pagelith::layouts::align::align_down;
 use pagelith::server::Server;
 use pagelith::transport::address::{Address, Endpoint};
 use pagelith::transport::auth::KeyRing;
-use pagelith::transport::closed::Closed;
-use pagelith::transport::handshake::Admission;
-use pagelith::transport::limits::Limits;
+use pagelith::transport::closed::LinkError;
+use pagelith::transport::handshake::ClientAuth;
+use pagelith::transport::limits::LinkLimits;
 use pagelith::transport::link::Link;
 use pagelith::transport::rights::Rights;
-use pagelith::transport::socket::{Arrival, ListenConfig, Listener, Socket, SocketLink};
+use pagelith::transport::socket::{AdmissionResult, ListenConfig, Listener, Socket, SocketLink};
 use pagelith::{FlushReport, Options, Store};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::clients::{self, ClientFlags, ClientMemory};
+use crate::client_limits::{self, ClientFlags, ClientMemory};
 use crate::exit::RunStatus;
 use crate::http::{Http, ServeState};
 use crate::log_limit::RefusalLimit;
 use crate::output::{log, never_block_on_the_log, out};
 use crate::peers::{PeerFlags, offer};
-use crate::settings::{Defaults, StoreFlags};
+use crate::settings::{StoreDefaults, StoreFlags};
 
 /// Maximum single wait of the listener and of idle links; the delay after which a signal takes
 /// effect.
@@ -68,7 +68,7 @@ pub(crate) struct ServeArgs {
     peers: PeerFlags,
     /// Allow an address that other hosts can reach; the connection is not encrypted
     #[arg(long, requires = "keys")]
-    beyond_this_host: bool,
+    allow_remote: bool,
     /// Address of the HTTP server for `/metrics` and `/healthz`, on loopback; port 0 for any free
     /// port
     #[arg(long, value_name = "HOST:PORT")]
@@ -83,8 +83,8 @@ pub(crate) struct ServeArgs {
 
 /// The defaults of the store. With `shared`, its memory is shared with clients that may read all of
 /// it, and so is transfer memory of that length.
-pub(crate) fn defaults(shared: Option<Size>) -> Defaults {
-    Defaults { shared, ..Defaults::of_the_store() }
+pub(crate) fn defaults(shared: Option<Size>) -> StoreDefaults {
+    StoreDefaults { shared, ..StoreDefaults::of_the_store() }
 }
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<RunStatus> {
@@ -98,9 +98,9 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<RunStatus> {
     }
     let admission = match &args.keys {
         Some(path) => {
-            Admission::Keys(Arc::new(KeyRing::new(key_file::ring(path)?, &SystemEntropy)?))
+            ClientAuth::Keys(Arc::new(KeyRing::new(key_file::ring(path)?, &SystemEntropy)?))
         }
-        None => Admission::Connection(Rights::all()),
+        None => ClientAuth::Connection(Rights::all()),
     };
     // Memory is shared only if every client has all rights. With keys, clients read only their
     // namespaces.
@@ -112,11 +112,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<RunStatus> {
     let memory = ClientMemory::for_store(&config, args.transfer)?;
     let (staging, transfer) = transfer_memory(&config, args.transfer)
         .context("cannot allocate the memory of --transfer")?;
-    let listen = ListenConfig {
-        address: args.listen.clone(),
-        admission,
-        beyond_this_host: args.beyond_this_host,
-    };
+    let listen =
+        ListenConfig { address: args.listen.clone(), admission, allow_remote: args.allow_remote };
     // Finds an address that cannot be bound before a store is created. Until the store is open,
     // clients are refused.
     drop(listener(&listen, args.clients.limits(&args.listen, descriptors)?)?);
@@ -132,7 +129,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<RunStatus> {
     let regions = store.shared_memory().into_iter().chain(transfer).collect();
     let serving = ServeState::new(staging);
     let limits = args.clients.limits(&args.listen, descriptors)?;
-    clients::log_bounds(&limits, &args.listen, descriptors, &memory);
+    client_limits::log_bounds(&limits, &args.listen, descriptors, &memory);
     let mut listener = listener(&listen, limits)?.with_shared_regions(regions);
     let mut http = args.metrics.as_ref().map(Http::listen).transpose()?;
     let mut lines = http
@@ -219,8 +216,10 @@ fn serve(
                 log_suppressed(limit.roll_over(clock.now()).suppressed);
                 for arrival in arrivals.drain(..) {
                     match arrival {
-                        Arrival::Link(link) => start_client(link, scope, store, serving, stop),
-                        Arrival::Refused { peer, why } => {
+                        AdmissionResult::Link(link) => {
+                            start_client(link, scope, store, serving, stop)
+                        }
+                        AdmissionResult::Refused { peer, why } => {
                             log_refusal(&mut limit, clock.now(), &peer, &why)
                         }
                     }
@@ -258,7 +257,7 @@ fn end_without_clients(store: &Store, serving: &ServeState) -> ! {
 }
 
 /// Log that a client was refused, or that accept failed.
-fn log_refusal(limit: &mut RefusalLimit, now: Mono, peer: &str, why: &Closed) {
+fn log_refusal(limit: &mut RefusalLimit, now: Mono, peer: &str, why: &LinkError) {
     let decision = limit.refused(now, peer.is_empty());
     log_suppressed(decision.suppressed);
     match (decision.line, peer) {
@@ -315,7 +314,7 @@ fn spawn<'scope>(
     builder.spawn_scoped(scope, guarded).map(drop).map_err(|error| thread_start_fault(name, &error))
 }
 
-fn listener(listen: &ListenConfig, limits: Limits) -> anyhow::Result<Listener> {
+fn listener(listen: &ListenConfig, limits: LinkLimits) -> anyhow::Result<Listener> {
     let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
     Listener::new(listen, offer(), entropy, clock, limits).context("cannot listen")
 }
@@ -324,7 +323,7 @@ fn listener(listen: &ListenConfig, limits: Limits) -> anyhow::Result<Listener> {
 fn transfer_memory(
     config: &ValidConfig,
     bytes: Size,
-) -> std::io::Result<(StagingPool, Option<Arc<Region>>)> {
+) -> std::io::Result<(StagingPool, Option<Arc<SharedRegion>>)> {
     let bytes = align_down(bytes.bytes()) as usize;
     if config.dram_shared() {
         let (staging, memory) = StagingPool::shared(bytes)?;

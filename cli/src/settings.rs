@@ -7,11 +7,11 @@ use anyhow::{Context, bail};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, Command, Subcommand};
 use pagelith::config::{
-    Config, ConfigError, ConfigFormat, DramPolicy, ENV_PREFIX, Facts, Size, SsdIo, SsdPolicy,
-    ValidConfig,
+    Config, ConfigError, ConfigFormat, DramPolicy, ENV_PREFIX, MachineLimits, Size, SsdIo,
+    SsdPolicy, ValidConfig,
 };
 use pagelith::io::regular_file::read_text;
-use pagelith::io::shm::Region;
+use pagelith::io::shm::SharedRegion;
 
 use crate::exit::RunStatus;
 use crate::output::{log, out};
@@ -67,7 +67,7 @@ enum ConfigAction {
 
 pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<RunStatus> {
     let (ConfigAction::Check(flags) | ConfigAction::Show(flags)) = &args.action;
-    match flags.validate(Defaults::of_the_store(), None, &|_| {})? {
+    match flags.validate(StoreDefaults::of_the_store(), None, &|_| {})? {
         Ok(valid) if matches!(args.action, ConfigAction::Show(_)) => {
             out!("{}", valid.config().to_json_string())?;
             Ok(RunStatus::Clean)
@@ -91,7 +91,7 @@ pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<RunStatus> {
 
 /// A command's defaults for settings without file, environment and flag.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Defaults {
+pub(crate) struct StoreDefaults {
     pub(crate) dram: Size,
     pub(crate) ssd: Size,
     /// If set, the arena is memory that other processes can map. That needs a system that lets this
@@ -100,11 +100,11 @@ pub(crate) struct Defaults {
     pub(crate) shared: Option<Size>,
 }
 
-impl Defaults {
+impl StoreDefaults {
     /// The defaults of [`Config`] itself, which also apply to embedded stores.
-    pub(crate) fn of_the_store() -> Defaults {
+    pub(crate) fn of_the_store() -> StoreDefaults {
         let config = Config::default();
-        Defaults { dram: config.dram.bytes, ssd: config.ssd.bytes, shared: None }
+        StoreDefaults { dram: config.dram.bytes, ssd: config.ssd.bytes, shared: None }
     }
 
     /// Add the defaults to the help of a command with [`StoreFlags`].
@@ -144,7 +144,7 @@ pub(crate) fn io_backend() -> impl TypedValueParser<Value = SsdIo> {
 }
 
 /// Sets single settings; the last layer of a configuration.
-pub(crate) type Tune<'a> = &'a dyn Fn(&mut Config);
+pub(crate) type ConfigOverride<'a> = &'a dyn Fn(&mut Config);
 
 impl StoreFlags {
     /// Only these flags.
@@ -155,9 +155,9 @@ impl StoreFlags {
     /// The configuration, or an error with all of its problems.
     pub(crate) fn resolve(
         &self,
-        defaults: Defaults,
+        defaults: StoreDefaults,
         fresh_dir: Option<&Path>,
-        tune: Tune<'_>,
+        tune: ConfigOverride<'_>,
     ) -> anyhow::Result<ValidConfig> {
         self.validate(defaults, fresh_dir, tune)?.context("the configuration is invalid")
     }
@@ -167,9 +167,9 @@ impl StoreFlags {
     /// created here. `tune` sets the settings that the command itself requires.
     fn validate(
         &self,
-        defaults: Defaults,
+        defaults: StoreDefaults,
         fresh_dir: Option<&Path>,
-        tune: Tune<'_>,
+        tune: ConfigOverride<'_>,
     ) -> anyhow::Result<Result<ValidConfig, ConfigError>> {
         let file = self.config.as_deref().map(read_file).transpose()?;
         let given = |section: &str, name: &str| {
@@ -199,7 +199,7 @@ impl StoreFlags {
             }
             tune(config);
         });
-        let facts = Facts::of_this_machine()?;
+        let facts = MachineLimits::of_this_machine()?;
         Ok(builder.validate(&facts).and_then(|valid| valid.check_machine(&facts).map(|()| valid)))
     }
 
@@ -236,7 +236,7 @@ fn read_file(path: &Path) -> anyhow::Result<(ConfigFormat, String)> {
 /// Whether this process can share memory of this length with others; logs the reason if not.
 fn can_share(length: Size) -> bool {
     let bytes = usize::try_from(length.bytes()).unwrap_or(usize::MAX);
-    let made = Region::new(bytes.max(1));
+    let made = SharedRegion::new(bytes.max(1));
     if let Err(error) = &made {
         log!(
             "memory cannot be shared with clients of this host, so every hit is sent to them; set dram.shared = false to accept \

@@ -6,7 +6,7 @@ mod common;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 
-use common::serving::{Serving, command, hits, json, keys};
+use common::store_process::{StoreProcess, command, hits, json, keys};
 use serde_json::Value;
 
 fn replay(attach: &str, requests: &str) -> Command {
@@ -29,7 +29,7 @@ fn client_finds_objects_of_the_previous_client_over_tcp_and_unix_socket() {
     {
         let store = tempfile::tempdir().expect("a directory");
         let ssd = ["--ssd", "256MiB", "--dir", store.path().to_str().expect("text")];
-        let server = Serving::with(&[&["--listen", &listen][..], &ssd].concat());
+        let server = StoreProcess::with(&[&["--listen", &listen][..], &ssd].concat());
         let first = json(&replay(&server.address, "150").output().expect("run"));
         let second = json(&replay(&server.address, "150").output().expect("run"));
         for report in [&first, &second] {
@@ -46,7 +46,7 @@ fn client_finds_objects_of_the_previous_client_over_tcp_and_unix_socket() {
         );
         // The next process of the store finds the flushed objects.
         drop(server);
-        let server = Serving::with(&[&["--listen", &listen][..], &ssd].concat());
+        let server = StoreProcess::with(&[&["--listen", &listen][..], &ssd].concat());
         let third = json(&replay(&server.address, "150").output().expect("run"));
         assert!(
             is_right(&third) && found(&third) == found(&second) && hits(&third, "ssd") > 0,
@@ -57,7 +57,7 @@ fn client_finds_objects_of_the_previous_client_over_tcp_and_unix_socket() {
 
 #[test]
 fn pages_of_several_pools_hit_as_whole_groups() {
-    let server = Serving::at("tcp:127.0.0.1:0");
+    let server = StoreProcess::at("tcp:127.0.0.1:0");
     for model in ["deepseek-v3.2+deepseek-v3.2-mtp", "qwen3-next"] {
         let run = || {
             let mut replay = replay(&server.address, "40");
@@ -71,7 +71,7 @@ fn pages_of_several_pools_hit_as_whole_groups() {
 
 #[test]
 fn restart_of_a_killed_store_process_costs_only_misses() {
-    let mut server = Serving::at("tcp:127.0.0.1:0");
+    let mut server = StoreProcess::at("tcp:127.0.0.1:0");
     let mut client = replay(&server.address, "5000");
     client.env("RUST_LOG", "warn").stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut running = client.spawn().expect("spawned");
@@ -84,7 +84,7 @@ fn restart_of_a_killed_store_process_costs_only_misses() {
     while rest.matches("peer cannot be reached").count() < 3
         && stderr.read_line(&mut rest).expect("a line") > 0
     {}
-    let again = Serving::at(&server.address.clone());
+    let again = StoreProcess::at(&server.address.clone());
     stderr.read_to_string(&mut rest).expect("text");
     let report = json(&running.wait_with_output().expect("ended"));
     assert!(is_right(&report) && report["requests"] == 5000, "{report}");
@@ -109,7 +109,7 @@ fn attached_replay_refuses_store_flags_and_needs_a_valid_key() {
     }
     let dir = tempfile::tempdir().expect("a directory");
     let (known, stranger) = (keys(dir.path(), &["rank-0"]), keys(dir.path(), &["rank-1"]));
-    let server = Serving::with(&["--listen", "tcp:127.0.0.1:0", "--keys", &known]);
+    let server = StoreProcess::with(&["--listen", "tcp:127.0.0.1:0", "--keys", &known]);
     let with = |key: &str| {
         let mut command = replay(&server.address, "20");
         command.args(["--key", key]);
@@ -127,7 +127,7 @@ fn attached_replay_refuses_store_flags_and_needs_a_valid_key() {
 
 #[test]
 fn host_name_works_for_listening_attaching_and_peers() {
-    let server = Serving::with(&["--listen", "tcp:localhost:0", "--metrics", "localhost:0"]);
+    let server = StoreProcess::with(&["--listen", "tcp:localhost:0", "--metrics", "localhost:0"]);
     assert!(server.address.starts_with("tcp:localhost:"), "{}", server.address);
     assert_eq!(server.get("/healthz").0, 200);
     let attached = json(&replay(&server.address, "20").output().expect("run"));

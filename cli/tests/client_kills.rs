@@ -10,7 +10,7 @@ mod common;
 use std::io::Write as _;
 use std::process::{Child, Command, Stdio};
 
-use common::serving::{Serving, command, hits, json};
+use common::store_process::{StoreProcess, command, hits, json};
 
 const KILLS: u64 = 12;
 /// Concurrent clients that are killed.
@@ -35,7 +35,7 @@ fn replay(address: &str, seed: u64, requests: &str) -> Command {
     replay
 }
 
-fn metric(server: &Serving, name: &str) -> u64 {
+fn metric(server: &StoreProcess, name: &str) -> u64 {
     let (status, text) = server.get("/metrics");
     assert_eq!(status, 200);
     let line = text.lines().find_map(|line| line.strip_prefix(&format!("pagelith_{name} ")));
@@ -44,7 +44,7 @@ fn metric(server: &Serving, name: &str) -> u64 {
 
 /// Number of objects that the store has stored or returned. A client is killed after a given
 /// increase.
-fn moved(server: &Serving) -> u64 {
+fn moved(server: &StoreProcess) -> u64 {
     ["puts_stored_total", "hits_memory_total", "hits_ssd_total"]
         .iter()
         .map(|name| metric(server, name))
@@ -56,8 +56,9 @@ fn campaign(listen: &str, kills: u64) {
     let dir = tempfile::tempdir().expect("a directory");
     // Less memory than the clients put, so that some gets read from the disk.
     let flags = ["--listen", listen, "--metrics", "127.0.0.1:0", "--ssd", "256MiB", "--dir"];
-    let server =
-        Serving::with(&[&flags[..], &[dir.path().join("store").to_str().expect("text")]].concat());
+    let server = StoreProcess::with(
+        &[&flags[..], &[dir.path().join("store").to_str().expect("text")]].concat(),
+    );
     let mut survivor = replay(&server.address, 1, "400").spawn().expect("spawned");
     let mut ended = 0;
     let spawn = |seed| replay(&server.address, 1 + seed % 5, "400").spawn().expect("spawned");

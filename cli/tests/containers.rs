@@ -7,7 +7,7 @@ mod common;
 use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::process::{Child, Command, Stdio};
 
-use common::serving::{command, hits, json};
+use common::store_process::{command, hits, json};
 
 /// Killed on drop, with all of its processes.
 struct Container(Child);

@@ -6,11 +6,11 @@ mod common;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 
-use common::serving::command;
+use common::store_process::command;
 use pagelith::layouts::ids::OpId;
-use pagelith::layouts::wire::greeting::{Reason, Refusal};
+use pagelith::layouts::wire::greeting::{Refusal, RefusalReason};
 use pagelith::layouts::wire::head::{self, HeadFacts};
-use pagelith::layouts::wire::{Kind, VERSION_GREETING};
+use pagelith::layouts::wire::{FrameKind, VERSION_GREETING};
 
 const TEXT: &str =
     "gone\nclosed durable_objects=7\r\u{1b}[2J\u{1b}]0;title\u{7}\u{9b}31m\u{202e}end";
@@ -22,10 +22,14 @@ fn text_of_an_unauthenticated_server_is_escaped_on_one_line() {
     let server = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().expect("a client");
         let _ = stream.read(&mut [0; 64]).expect("a greeting");
-        let refusal =
-            Refusal { reason: Reason::Denied, versions: (1, 1), missing: 0, text: TEXT.into() };
+        let refusal = Refusal {
+            reason: RefusalReason::Denied,
+            versions: (1, 1),
+            missing: 0,
+            text: TEXT.into(),
+        };
         let body = refusal.encode();
-        let facts = HeadFacts::control(VERSION_GREETING, Kind::Refusal, OpId(0), &body);
+        let facts = HeadFacts::control(VERSION_GREETING, FrameKind::Refusal, OpId(0), &body);
         stream.write_all(&[&head::encode(&facts, [0; 16])[..], &body].concat()).expect("sent");
         let _ = stream.read_to_end(&mut Vec::new());
     });

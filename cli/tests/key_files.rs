@@ -10,7 +10,7 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
 
-use common::serving::keys;
+use common::store_process::keys;
 
 /// Time limit that ends a program which blocks on a pipe.
 const SECONDS: &str = "60";

@@ -8,21 +8,21 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::filled::{Filled, PAGES};
-use common::{Ran, pagelith};
+use common::filled_store::{FilledStore, PAGES};
+use common::{ProgramOutput, pagelith};
 use pagelith::ErrorKind;
 
 const COMMANDS: [&[&str]; 4] =
     [&["inspect"], &["verify"], &["verify", "--repair"], &["verify", "--repair=keep"]];
 
-fn run(f: &Filled, command: &[&str]) -> Ran {
+fn run(f: &FilledStore, command: &[&str]) -> ProgramOutput {
     let mut args: Vec<OsString> = command.iter().map(Into::into).collect();
     args.extend(f.dirs.iter().map(|d| d.as_os_str().to_owned()));
     pagelith(&args)
 }
 
 /// All files in the directories, with their content.
-fn contents(f: &Filled) -> Vec<(PathBuf, Vec<u8>)> {
+fn contents(f: &FilledStore) -> Vec<(PathBuf, Vec<u8>)> {
     let there = f.dirs.iter().filter(|d| d.exists());
     let entries = there.flat_map(|d| fs::read_dir(d).unwrap()).map(|e| e.unwrap().path());
     let mut files: Vec<_> =
@@ -32,7 +32,7 @@ fn contents(f: &Filled) -> Vec<(PathBuf, Vec<u8>)> {
 }
 
 /// Remove the drives: their directories become empty (`remains`) or missing.
-fn unmount(f: &Filled, which: &[usize], remains: bool) {
+fn unmount(f: &FilledStore, which: &[usize], remains: bool) {
     for i in which {
         fs::rename(&f.dirs[*i], away(&f.dirs[*i])).unwrap();
         if remains {
@@ -42,7 +42,7 @@ fn unmount(f: &Filled, which: &[usize], remains: bool) {
     }
 }
 
-fn mount(f: &Filled, which: &[usize]) {
+fn mount(f: &FilledStore, which: &[usize]) {
     for i in which {
         if f.dirs[*i].exists() {
             fs::remove_dir_all(&f.dirs[*i]).unwrap();
@@ -57,7 +57,7 @@ fn away(dir: &Path) -> PathBuf {
 
 #[test]
 fn store_with_missing_drives_is_refused_until_they_are_mounted() {
-    let f = Filled::new(3, true);
+    let f = FilledStore::new(3, true);
     let whole = contents(&f);
     for missing in [&[0][..], &[1], &[2], &[0, 1], &[1, 2], &[0, 2]] {
         for remains in [true, false] {
@@ -96,7 +96,7 @@ fn store_with_missing_drives_is_refused_until_they_are_mounted() {
 
 #[test]
 fn repair_reports_what_it_would_drop_before_it_drops() {
-    let f = Filled::new(2, true);
+    let f = FilledStore::new(2, true);
     unmount(&f, &[1], true);
     let message = |flag: &str| run(&f, &["verify", flag]).stderr;
     let number = |text: &str, name: &str| -> u64 {
@@ -117,7 +117,7 @@ fn repair_reports_what_it_would_drop_before_it_drops() {
 fn repair_with_drop_missing_dirs_makes_the_store_usable() {
     for lost in 0..3 {
         for how in ["--repair", "--repair=keep"] {
-            let f = Filled::new(3, true);
+            let f = FilledStore::new(3, true);
             unmount(&f, &[lost], false);
             let ran = run(&f, &["verify", how, "--drop-missing-dirs"]);
             assert_eq!(ran.code, Some(2), "{ran:?}");
@@ -138,7 +138,7 @@ fn repair_with_drop_missing_dirs_makes_the_store_usable() {
 
 #[test]
 fn store_with_all_drives_missing_is_not_found() {
-    let f = Filled::new(2, true);
+    let f = FilledStore::new(2, true);
     unmount(&f, &[0, 1], true);
     for command in COMMANDS {
         let ran = run(&f, command);
@@ -153,7 +153,7 @@ fn store_with_all_drives_missing_is_not_found() {
 #[test]
 fn missing_segments_file_is_dropped_only_on_request() {
     for how in ["--repair", "--repair=keep"] {
-        let f = Filled::new(2, true);
+        let f = FilledStore::new(2, true);
         let (file, elsewhere) = (f.dirs[1].join("segments"), f.dirs[1].with_extension("elsewhere"));
         fs::rename(&file, &elsewhere).unwrap();
         let before = contents(&f);

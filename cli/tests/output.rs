@@ -1,4 +1,4 @@
-//! Output that cannot be written: a closed pipe, a pipe that is not read, and a full_disk disk.
+//! Output that cannot be written: a closed pipe, a pipe that is not read, and a full disk.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
 mod common;
@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Output, Stdio};
 
-use common::serving::{Serving, command, json};
+use common::store_process::{StoreProcess, command, json};
 
 /// Run with this stdout.
 fn run(args: &[&str], stdout: impl Into<Stdio>) -> Output {
@@ -120,10 +120,10 @@ fn serve_with_an_unwritable_log_serves_and_keeps_objects() {
             "full disk" => full_disk(),
             _ => unread,
         };
-        let mut server = Serving::logging_to(stderr, &flags);
+        let mut server = StoreProcess::logging_to(stderr, &flags);
         let client =
             ["replay", "--json", "--object-bytes", "8KiB", "--requests", "100", "--attach"];
-        let attach = |server: &Serving| {
+        let attach = |server: &StoreProcess| {
             json(&command(&[&client[..], &[&server.address]].concat()).output().expect("run"))
         };
         let (first, second) = (attach(&server), attach(&server));
@@ -133,7 +133,7 @@ fn serve_with_an_unwritable_log_serves_and_keeps_objects() {
         );
         assert_eq!(server.get("/healthz").0, 200);
         end(&mut server.child);
-        let again = attach(&Serving::with(&flags));
+        let again = attach(&StoreProcess::with(&flags));
         assert_eq!(again["prefix_hit_ratio"], 1.0, "objects are lost log={log} {again}");
     }
 }

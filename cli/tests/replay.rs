@@ -5,7 +5,7 @@ mod common;
 
 use std::path::Path;
 
-use common::{Ran, pagelith, pagelith_with};
+use common::{ProgramOutput, pagelith, pagelith_with};
 
 /// A small store; the small workload uses both of its tiers.
 const SMALL: [&str; 10] = [
@@ -22,7 +22,7 @@ const SMALL: [&str; 10] = [
 ];
 
 /// Run the small workload; these flags replace its own.
-fn replay(more: &[&str]) -> Ran {
+fn replay(more: &[&str]) -> ProgramOutput {
     let name = |flag: &str| flag.split('=').next().map(str::to_owned);
     let own = SMALL.into_iter().filter(|own| !more.iter().any(|flag| name(flag) == name(own)));
     pagelith(&own.chain(more.iter().copied()).collect::<Vec<_>>())
@@ -338,7 +338,7 @@ fn flags_override_the_environment_and_that_overrides_the_file() {
         "--config",
         &*file.to_string_lossy(),
     ];
-    let arena = |ran: Ran| {
+    let arena = |ran: ProgramOutput| {
         assert_eq!(ran.code, Some(0), "{ran:?}");
         let at = ran.stderr.find("arena=").unwrap();
         ran.stderr[at..].split_whitespace().next().unwrap().to_owned()

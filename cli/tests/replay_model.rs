@@ -5,7 +5,7 @@ mod common;
 
 use std::path::Path;
 
-use common::{Ran, pagelith};
+use common::{ProgramOutput, pagelith};
 use serde_json::{Value, json};
 
 const DEEPSEEK: &str = "--model=deepseek-v3.2+deepseek-v3.2-mtp";
@@ -25,7 +25,7 @@ const SMALL: [&str; 7] = [
 ];
 
 /// Run the small workload; these flags replace its own.
-fn replay(more: &[&str]) -> Ran {
+fn replay(more: &[&str]) -> ProgramOutput {
     let name = |flag: &str| flag.split('=').next().map(str::to_owned);
     let own = SMALL.into_iter().filter(|own| !more.iter().any(|flag| name(flag) == name(own)));
     pagelith(&own.chain(more.iter().copied()).collect::<Vec<_>>())

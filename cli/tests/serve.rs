@@ -6,7 +6,7 @@ mod common;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
-use common::serving::{Serving, command, hits, json, keys};
+use common::store_process::{StoreProcess, command, hits, json, keys};
 
 /// A replay with little local memory.
 fn replay(remote: &str, requests: &str) -> Command {
@@ -16,7 +16,7 @@ fn replay(remote: &str, requests: &str) -> Command {
 
 #[test]
 fn replay_beyond_local_memory_hits_at_a_peer() {
-    let server = Serving::at("tcp:127.0.0.1:0");
+    let server = StoreProcess::at("tcp:127.0.0.1:0");
     let report = json(&replay(&server.address, "150").output().expect("run"));
     assert!(hits(&report, "remote") > 0 && hits(&report, "dram") > 0, "{report}");
     assert_eq!(
@@ -31,7 +31,7 @@ fn replay_beyond_local_memory_hits_at_a_peer() {
 }
 
 /// End it by SIGTERM: it closes its store, and offers the remaining objects to its peers.
-fn end(server: &mut Serving) {
+fn end(server: &mut StoreProcess) {
     let killed = Command::new("kill").args(["-TERM", &server.child.id().to_string()]).status();
     assert!(killed.expect("run").success());
     server.says("closed durable_objects=0");
@@ -39,7 +39,7 @@ fn end(server: &mut Serving) {
 }
 
 /// Number of objects put into its store.
-fn stored(server: &Serving) -> u64 {
+fn stored(server: &StoreProcess) -> u64 {
     let (_, text) = server.get("/metrics");
     let line = text.lines().find_map(|line| line.strip_prefix("pagelith_puts_stored_total "));
     line.and_then(|value| value.parse().ok()).expect("a number")
@@ -47,7 +47,8 @@ fn stored(server: &Serving) -> u64 {
 
 #[test]
 fn replay_puts_everything_at_the_preferred_peer() {
-    let serving = || Serving::with(&["--listen", "tcp:127.0.0.1:0", "--metrics", "127.0.0.1:0"]);
+    let serving =
+        || StoreProcess::with(&["--listen", "tcp:127.0.0.1:0", "--metrics", "127.0.0.1:0"]);
     let (near, far) = (serving(), serving());
     let both = |prefer: &str| {
         let mut replay = replay(&near.address, "150");
@@ -67,10 +68,11 @@ fn replay_puts_everything_at_the_preferred_peer() {
 #[test]
 fn peers_of_a_file_have_weights_and_flags_override_them() {
     let dir = tempfile::tempdir().expect("a directory");
-    let serving = || Serving::with(&["--listen", "tcp:127.0.0.1:0", "--metrics", "127.0.0.1:0"]);
+    let serving =
+        || StoreProcess::with(&["--listen", "tcp:127.0.0.1:0", "--metrics", "127.0.0.1:0"]);
     let (one, two) = (serving(), serving());
     let file = dir.path().join("pagelith.toml");
-    let peer = |server: &Serving, name: &str, rest: &str| {
+    let peer = |server: &StoreProcess, name: &str, rest: &str| {
         format!("[[remote.peers]]\naddress = \"{}\"\nname = \"{name}\"\n{rest}\n", server.address)
     };
     // With such a low weight it owns none of some hundred pages.
@@ -87,7 +89,7 @@ fn peers_of_a_file_have_weights_and_flags_override_them() {
     assert!(stored(&one) > 0, "the preferred peer gets all pages");
     // A store process uses the peers of its file too, and offers the pages of its clients to them.
     let (three, before) = (serving(), stored(&two));
-    let front = Serving::with(&[
+    let front = StoreProcess::with(&[
         "--listen",
         "tcp:127.0.0.1:0",
         "--config",
@@ -101,7 +103,7 @@ fn peers_of_a_file_have_weights_and_flags_override_them() {
 
 /// Remote hits in pages of a client of `front` with this seed. Then `front` offers its remaining
 /// pages to its peers, and ends.
-fn client_of(mut front: Serving, seed: &str) -> u64 {
+fn client_of(mut front: StoreProcess, seed: &str) -> u64 {
     let flags = [
         "replay",
         "--json",
@@ -128,7 +130,7 @@ fn store_process_uses_the_peers_and_the_key_of_its_file() {
     let dir = tempfile::tempdir().expect("a directory");
     let (known, stranger) = (keys(dir.path(), &["rank-0"]), keys(dir.path(), &["rank-1"]));
     let serving = ["--listen", "tcp:127.0.0.1:0", "--metrics", "127.0.0.1:0", "--keys", &known];
-    let (owner, light) = (Serving::with(&serving), Serving::with(&serving));
+    let (owner, light) = (StoreProcess::with(&serving), StoreProcess::with(&serving));
     let file = dir.path().join("pagelith.toml");
     let written = |preferred: bool| {
         let peers = format!(
@@ -140,7 +142,7 @@ fn store_process_uses_the_peers_and_the_key_of_its_file() {
     };
     let front = |flags: &[&str]| {
         let file = file.to_str().expect("text");
-        Serving::with(&[&["--listen", "tcp:127.0.0.1:0", "--config", file], flags].concat())
+        StoreProcess::with(&[&["--listen", "tcp:127.0.0.1:0", "--config", file], flags].concat())
     };
     // Pages are offered to the peer that owns nearly all; another store process finds them there.
     written(false);
@@ -162,7 +164,7 @@ fn store_process_uses_the_peers_and_the_key_of_its_file() {
 
 #[test]
 fn restart_of_a_killed_peer_costs_only_misses() {
-    let mut server = Serving::at("tcp:127.0.0.1:0");
+    let mut server = StoreProcess::at("tcp:127.0.0.1:0");
     let running = replay(&server.address, "1000")
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -170,7 +172,7 @@ fn restart_of_a_killed_peer_costs_only_misses() {
         .expect("spawned");
     server.says("serving peer=");
     server.kill();
-    let mut server = Serving::at(&server.address.clone());
+    let mut server = StoreProcess::at(&server.address.clone());
     let report = json(&running.wait_with_output().expect("ended"));
     assert_eq!(
         (&report["wrong_bytes"], &report["partial_groups"]),
@@ -186,7 +188,7 @@ fn restart_of_a_killed_peer_costs_only_misses() {
 
 #[test]
 fn sigterm_closes_the_store_with_exit_status_0() {
-    end(&mut Serving::at("tcp:127.0.0.1:0"));
+    end(&mut StoreProcess::at("tcp:127.0.0.1:0"));
 }
 
 #[test]
@@ -204,7 +206,7 @@ fn non_loopback_address_without_the_option_is_refused() {
 fn client_without_a_valid_key_is_not_served() {
     let dir = tempfile::tempdir().expect("a directory");
     let (known, stranger) = (keys(dir.path(), &["rank-0"]), keys(dir.path(), &["rank-1"]));
-    let server = Serving::with(&["--listen", "tcp:127.0.0.1:0", "--keys", &known]);
+    let server = StoreProcess::with(&["--listen", "tcp:127.0.0.1:0", "--keys", &known]);
     let with =
         |key: &[&str]| json(&replay(&server.address, "150").args(key).output().expect("run"));
     assert!(hits(&with(&["--key", &known]), "remote") > 0);
@@ -231,7 +233,7 @@ fn read_only_key_puts_nothing() {
         "--metrics",
         "127.0.0.1:0",
     ];
-    let server = Serving::with(&flags);
+    let server = StoreProcess::with(&flags);
     let report = json(&replay(&server.address, "150").args(["--key", &key]).output().expect("run"));
     assert_eq!((hits(&report, "remote"), &report["wrong_bytes"]), (0, &0.into()), "{report}");
     assert!(server.get("/metrics").1.contains("\npagelith_puts_stored_total 0\n"));
@@ -239,7 +241,7 @@ fn read_only_key_puts_nothing() {
 
 #[test]
 fn metrics_count_served_objects() {
-    let server = Serving::with(&["--listen", "tcp:127.0.0.1:0", "--metrics", "127.0.0.1:0"]);
+    let server = StoreProcess::with(&["--listen", "tcp:127.0.0.1:0", "--metrics", "127.0.0.1:0"]);
     let report = json(&replay(&server.address, "150").output().expect("run"));
     let (status, metrics) = server.get("/metrics");
     assert_eq!(status, 200);
@@ -262,20 +264,20 @@ fn metrics_count_served_objects() {
 fn unix_socket_serves_and_a_stale_file_is_replaced() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("socket");
-    let mut server = Serving::at(&format!("unix:{}", path.display()));
+    let mut server = StoreProcess::at(&format!("unix:{}", path.display()));
     let report = json(&replay(&server.address, "150").output().expect("run"));
     assert!(hits(&report, "remote") > 0 && report["wrong_bytes"] == 0, "{report}");
     // The stale file of a killed process does not block the next one.
     server.kill();
     assert!(path.exists());
-    let server = Serving::at(&server.address.clone());
+    let server = StoreProcess::at(&server.address.clone());
     let report = json(&replay(&server.address, "150").output().expect("run"));
     assert!(hits(&report, "remote") > 0 && report["wrong_bytes"] == 0, "{report}");
 }
 
 #[test]
 fn server_serves_hits_of_its_peer_to_clients() {
-    let owner = Serving::at("tcp:127.0.0.1:0");
+    let owner = StoreProcess::at("tcp:127.0.0.1:0");
     let on = |address: &str| {
         let flags = [
             "replay",
@@ -292,7 +294,7 @@ fn server_serves_hits_of_its_peer_to_clients() {
     let first = on(&owner.address);
     assert_eq!((hits(&first, "remote"), &first["wrong_bytes"]), (0, &0.into()), "{first}");
     // Its own store is still empty.
-    let middle = Serving::with(&["--listen", "tcp:127.0.0.1:0", "--remote", &owner.address]);
+    let middle = StoreProcess::with(&["--listen", "tcp:127.0.0.1:0", "--remote", &owner.address]);
     let second = on(&middle.address);
     assert!(hits(&second, "remote") > 0, "{second}");
     assert_eq!(

@@ -8,8 +8,8 @@ use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::serving::Serving;
-use pagelith::client::Attached;
+use common::store_process::StoreProcess;
+use pagelith::client::Client;
 
 /// Descriptor limit of the process: few enough to exhaust.
 const DESCRIPTORS: &str = "330";
@@ -17,17 +17,17 @@ const DESCRIPTORS: &str = "330";
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A store process with an HTTP server and a descriptor limit.
-fn serving() -> Serving {
+fn serving() -> StoreProcess {
     let program = env!("CARGO_BIN_EXE_pagelith");
     let mut shell = common::without_settings(Command::new("sh"));
     let serve = format!(
         "ulimit -n {DESCRIPTORS} && exec {program} serve --dram 8MiB --listen tcp:127.0.0.1:0 --metrics 127.0.0.1:0"
     );
-    Serving::of(shell.args(["-c", &serve]).stderr(Stdio::piped()))
+    StoreProcess::of(shell.args(["-c", &serve]).stderr(Stdio::piped()))
 }
 
 /// End it by SIGTERM with status 0; returns its log.
-fn end(mut server: Serving) -> String {
+fn end(mut server: StoreProcess) -> String {
     let killed = Command::new("kill").args(["-TERM", &server.child.id().to_string()]).status();
     assert!(killed.expect("run").success());
     let mut log = String::new();
@@ -38,7 +38,7 @@ fn end(mut server: Serving) -> String {
 
 /// Check that both paths respond within [`TIMEOUT`].
 #[track_caller]
-fn assert_responds(server: &Serving) {
+fn assert_responds(server: &StoreProcess) {
     for (path, expected) in
         [("/healthz", "\r\n\r\nok ssd_state=off\n"), ("/metrics", "\npagelith_links ")]
     {
@@ -52,7 +52,7 @@ fn assert_responds(server: &Serving) {
     }
 }
 
-fn send(server: &Serving, bytes: &[u8]) -> TcpStream {
+fn send(server: &StoreProcess, bytes: &[u8]) -> TcpStream {
     let mut stream =
         TcpStream::connect(server.metrics.as_ref().expect("an address")).expect("connected");
     // The server may read only a part of it.
@@ -82,7 +82,7 @@ fn metrics_respond_while_clients_use_all_links() {
     let server = serving();
     let address = server.address.parse().expect("an address");
     let mut links = Vec::new();
-    while let Ok(link) = Attached::to(&address, None, Duration::from_secs(1)) {
+    while let Ok(link) = Client::to(&address, None, Duration::from_secs(1)) {
         links.push(link);
         assert!(links.len() < 1000, "clients are not bounded");
     }

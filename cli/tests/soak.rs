@@ -14,13 +14,13 @@
     reason = "a test sets up and polls at real processes, threads and time"
 )]
 
-#[path = "soak/behaved.rs"]
-mod behaved;
 mod common;
 #[path = "soak/hostile.rs"]
 mod hostile;
-#[path = "soak/stranger.rs"]
-mod stranger;
+#[path = "soak/unauthenticated.rs"]
+mod unauthenticated;
+#[path = "soak/well_behaved.rs"]
+mod well_behaved;
 
 use std::fs::File;
 use std::io::Write as _;
@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use common::serving::{Serving, command};
+use common::store_process::{StoreProcess, command};
 use pagelith::Size;
 use pagelith::key_file;
 use pagelith::layouts::ids::NamespaceId;
@@ -95,7 +95,7 @@ impl Tenant {
     /// A tenant with a new key and a namespace of this name; adds the key to the server's file.
     fn new(name: &str, rights: &str, home: &Path, address: &Address) -> Tenant {
         let namespace = Namespace { model: name.into(), ..Namespace::default() }.id();
-        let own = PathBuf::from(common::serving::keys(home, &[name]));
+        let own = PathBuf::from(common::store_process::keys(home, &[name]));
         let entry = std::fs::read_to_string(&own).expect("an entry");
         let may = format!("rights = [{rights}]\nnamespaces = [\"{namespace}\"]\n\n");
         let mut ring = File::options().append(true).open(ring(home)).expect("the server's file");
@@ -114,7 +114,7 @@ fn seconds() -> u64 {
 }
 
 /// Gauges of activity that are not zero.
-fn gauges_left(server: &Serving) -> Vec<String> {
+fn gauges_left(server: &StoreProcess) -> Vec<String> {
     let (status, text) = server.get("/metrics");
     assert_eq!(status, 200);
     let gauges = text
@@ -130,7 +130,7 @@ fn gauges_left(server: &Serving) -> Vec<String> {
 }
 
 /// Peak memory of the process, and the memory plan of store and clients that it logged, in bytes.
-fn memory(server: &Serving, log: &Path) -> (u64, u64) {
+fn memory(server: &StoreProcess, log: &Path) -> (u64, u64) {
     let status =
         std::fs::read_to_string(format!("/proc/{}/status", server.child.id())).expect("a status");
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
@@ -209,7 +209,7 @@ fn well_behaved_tenant_is_unharmed_by_kills_and_a_hostile_tenant() {
     let behaved = Tenant::new("behaved", "\"read\", \"write\", \"remove\"", home, &address);
     let hostile = Tenant::new("hostile", "\"read\", \"write\"", home, &address);
     // Without namespaces, since a replay chooses its own.
-    let dying = common::serving::keys(home, &["dying"]);
+    let dying = common::store_process::keys(home, &["dying"]);
     let entry = std::fs::read_to_string(&dying).expect("an entry");
     let mut file = File::options().append(true).open(ring(home)).expect("the server's file");
     writeln!(file, "{entry}rights = [\"read\", \"write\"]").expect("written");
@@ -220,10 +220,10 @@ fn well_behaved_tenant_is_unharmed_by_kills_and_a_hostile_tenant() {
         ["--listen", &listen, "--keys", keys, "--metrics", "127.0.0.1:0", "--ssd", SSD, "--dir"];
     let stderr = Stdio::from(File::create(&log).expect("a log"));
     let mut server =
-        Serving::logging_to(stderr, &[&flags[..], &[dir.to_str().expect("text")]].concat());
+        StoreProcess::logging_to(stderr, &[&flags[..], &[dir.to_str().expect("text")]].concat());
 
     let total = Duration::from_secs(seconds());
-    let mut client = behaved::Behaved::new(&behaved);
+    let mut client = well_behaved::WellBehavedTenant::new(&behaved);
     let alone = client.work(total / ALONE, |_| ());
     let busy = client.work(total / ALONE, burn);
     let counters = hostile::Counters::default();
@@ -233,7 +233,7 @@ fn well_behaved_tenant_is_unharmed_by_kills_and_a_hostile_tenant() {
             let killing = scope.spawn(|| kill_clients(&listen, &dying, stop));
             scope.spawn(|| hostile::never_read(&hostile, &counters, stop));
             scope.spawn(|| hostile::pass_descriptors(&hostile, &counters, stop));
-            scope.spawn(|| stranger::connect_silently(&address, &counters, stop));
+            scope.spawn(|| unauthenticated::connect_silently(&address, &counters, stop));
             kills = killing.join().expect("no panic");
         });
     });
@@ -264,7 +264,7 @@ fn well_behaved_tenant_is_unharmed_by_kills_and_a_hostile_tenant() {
 }
 
 /// SIGTERM ends the server with all objects durable.
-fn assert_clean_end(server: &mut Serving, log: &Path) {
+fn assert_clean_end(server: &mut StoreProcess, log: &Path) {
     let pid = rustix::process::Pid::from_child(&server.child);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("signalled");
     let status = server.child.wait().expect("ended");

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::path::Path;
 
 use common::fixture::{Fixture, LENGTHS, SEGMENT_BYTES, flip};
-use common::{Ran, pagelith};
+use common::{ProgramOutput, pagelith};
 use serde_json::Value;
 
 /// Two sealed segments (one in its second incarnation, with remains of the first after its end),
@@ -23,20 +23,20 @@ fn store(dir: &Path) -> (Fixture, [Vec<u64>; 3]) {
     (f, [first, second, open])
 }
 
-fn verify(f: &Fixture) -> Ran {
+fn verify(f: &Fixture) -> ProgramOutput {
     let mut args = vec!["verify".into(), "--json".into()];
     args.extend(f.dirs.iter().map(|d| d.as_os_str().to_owned()));
     pagelith(&args)
 }
 
 /// The findings of severity `wrong`.
-fn wrong(ran: &Ran) -> Vec<Value> {
+fn wrong(ran: &ProgramOutput) -> Vec<Value> {
     let all = ran.json()["findings"].as_array().unwrap().clone();
     all.into_iter().filter(|f| f["severity"] == "wrong").collect()
 }
 
 /// The only finding of severity `wrong`: (segment, offset, cause).
-fn only_wrong(ran: &Ran) -> (Option<u64>, Option<u64>, String) {
+fn only_wrong(ran: &ProgramOutput) -> (Option<u64>, Option<u64>, String) {
     assert_eq!(ran.code, Some(1), "{ran:?}");
     let wrong = wrong(ran);
     assert_eq!(wrong.len(), 1, "{ran:?}");

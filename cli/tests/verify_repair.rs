@@ -7,17 +7,17 @@ mod common;
 
 use std::fs::File;
 
-use common::filled::{
-    CAPACITY_BYTES, Filled, NAMESPACES_MAX, PAGES, RecordLocation, SEGMENT_BYTES, bytes,
+use common::filled_store::{
+    CAPACITY_BYTES, FilledStore, NAMESPACES_MAX, PAGES, RecordLocation, SEGMENT_BYTES, bytes,
     is_present, key, pages, put, zero,
 };
 use common::fixture::flip;
-use common::{Ran, pagelith};
+use common::{ProgramOutput, pagelith};
 use pagelith::Options;
 use pagelith_layouts::ids::SegmentId;
 use pagelith_layouts::record::RecordKind;
 
-fn run(f: &Filled, flags: &[&str]) -> Ran {
+fn run(f: &FilledStore, flags: &[&str]) -> ProgramOutput {
     let mut args: Vec<std::ffi::OsString> = vec!["verify".into(), "--json".into()];
     args.extend(flags.iter().map(Into::into));
     args.extend(f.dirs.iter().map(|d| d.as_os_str().to_owned()));
@@ -27,7 +27,7 @@ fn run(f: &Filled, flags: &[&str]) -> Ran {
 /// Repair with these flags. Asserts that the store then verifies, and that a second repair writes
 /// nothing. Returns the report of the first repair.
 #[track_caller]
-fn repaired(f: &Filled, flags: &[&str]) -> serde_json::Value {
+fn repaired(f: &FilledStore, flags: &[&str]) -> serde_json::Value {
     let before = run(f, &[]);
     assert_eq!(before.code, Some(1), "the damage is found {before:?}");
     let ran = run(f, flags);
@@ -48,7 +48,7 @@ fn repaired(f: &Filled, flags: &[&str]) -> serde_json::Value {
     report
 }
 
-fn contents(f: &Filled) -> Vec<(std::ffi::OsString, Vec<u8>)> {
+fn contents(f: &FilledStore) -> Vec<(std::ffi::OsString, Vec<u8>)> {
     let entries = f.dirs.iter().flat_map(|d| std::fs::read_dir(d).unwrap());
     let mut files: Vec<_> = entries
         .map(|e| e.unwrap())
@@ -59,11 +59,11 @@ fn contents(f: &Filled) -> Vec<(std::ffi::OsString, Vec<u8>)> {
 }
 
 /// The third segment of the log: sealed, and neither first nor last.
-fn middle(f: &Filled) -> SegmentId {
+fn middle(f: &FilledStore) -> SegmentId {
     f.segments()[2]
 }
 
-fn record_of(f: &Filled, kind: RecordKind, but: &[SegmentId]) -> RecordLocation {
+fn record_of(f: &FilledStore, kind: RecordKind, but: &[SegmentId]) -> RecordLocation {
     let ids = f.segments();
     let last = ids[ids.len() - 1];
     let all =
@@ -74,7 +74,7 @@ fn record_of(f: &Filled, kind: RecordKind, but: &[SegmentId]) -> RecordLocation 
 /// Damage without loss: the damaged structure is redundant.
 #[test]
 fn redundant_structure_is_rewritten_without_loss() {
-    type Damage = fn(&Filled);
+    type Damage = fn(&FilledStore);
     let damages: [(&str, Damage); 9] = [
         ("manifest block", |f| flip(&f.manifest_path(0), 4096 + 100)),
         ("superblock", |f| flip(&f.manifest_path(1), 70)),
@@ -93,7 +93,7 @@ fn redundant_structure_is_rewritten_without_loss() {
     for (name, damage) in damages {
         for (dirs, close) in [(1, true), (2, false)] {
             eprintln!("{name} dirs={dirs} close={close}");
-            let f = Filled::new(dirs, close);
+            let f = FilledStore::new(dirs, close);
             damage(&f);
             let report = repaired(&f, &["--repair"]);
             assert_eq!(report["dropped_objects"], 0, "{name} {report}");
@@ -106,7 +106,7 @@ fn redundant_structure_is_rewritten_without_loss() {
 #[test]
 fn damaged_checkpoint_is_dropped() {
     for at in [60, 4096 + 100, 4096 + 65536 + 100] {
-        let f = Filled::new(1, true);
+        let f = FilledStore::new(1, true);
         flip(&f.checkpoint_path(1), at);
         let report = repaired(&f, &["--repair"]);
         assert_eq!(report["repairs"].as_array().unwrap().len(), 1, "{report}");
@@ -117,7 +117,7 @@ fn damaged_checkpoint_is_dropped() {
 /// An open skips a segment without a head, unless the checkpoint has entries of it.
 #[test]
 fn missing_head_of_a_segment_in_the_checkpoint_is_rewritten() {
-    let f = Filled::new(1, true);
+    let f = FilledStore::new(1, true);
     f.write(middle(&f), 0, &[0; 4096]);
     repaired(&f, &["--repair"]);
     assert_eq!(f.missing(), Vec::<u64>::new());
@@ -129,7 +129,7 @@ fn damaged_record_loses_only_its_objects() {
         for (at, what) in
             [(20, "checksum"), (40, "store"), (200, "key"), (8192, "payload"), (4096, "first byte")]
         {
-            let f = Filled::new(1, close);
+            let f = FilledStore::new(1, close);
             let record = record_of(&f, RecordKind::Data, &[]);
             f.flip(record.segment, record.offset + at);
             let report = repaired(&f, &["--repair"]);
@@ -148,7 +148,7 @@ fn damaged_record_loses_only_its_objects() {
 
 #[test]
 fn damaged_records_and_footer_lose_only_the_records() {
-    let f = Filled::new(1, false);
+    let f = FilledStore::new(1, false);
     let id = middle(&f);
     let records = f.records(id);
     // Only payloads: the intact headers have the keys.
@@ -165,7 +165,7 @@ fn damaged_records_and_footer_lose_only_the_records() {
 fn damaged_removals_are_rewritten() {
     for close in [true, false] {
         for at in [20, 200] {
-            let f = Filled::new(1, close);
+            let f = FilledStore::new(1, close);
             let record = record_of(&f, RecordKind::Tombstones, &[]);
             f.flip(record.segment, record.offset + at);
             let report = repaired(&f, &["--repair"]);
@@ -180,7 +180,7 @@ fn damaged_removals_are_rewritten() {
 #[test]
 fn older_objects_are_dropped_if_removals_may_be_lost() {
     let damage = |close| {
-        let f = Filled::new(1, close);
+        let f = FilledStore::new(1, close);
         let record = record_of(&f, RecordKind::Tombstones, &f.segments()[..2]);
         f.flip(record.segment, record.offset + 200);
         f.flip(record.segment, SEGMENT_BYTES - 60);
@@ -220,7 +220,7 @@ fn older_objects_are_dropped_if_removals_may_be_lost() {
 #[test]
 fn truncated_segments_file_is_extended_again() {
     for (flags, keeps) in [("--repair", false), ("--repair=keep", true)] {
-        let f = Filled::new(2, true);
+        let f = FilledStore::new(2, true);
         let (path, _) = f.place(SegmentId(0));
         // Segments 0 and 2 of this directory remain.
         File::options().write(true).open(&path).unwrap().set_len(2 * SEGMENT_BYTES).unwrap();
@@ -237,7 +237,7 @@ fn truncated_segments_file_is_extended_again() {
 
 #[test]
 fn missing_segments_file_is_created_again() {
-    let f = Filled::new(2, true);
+    let f = FilledStore::new(2, true);
     std::fs::remove_file(f.place(SegmentId(1)).0).unwrap();
     repaired(&f, &["--repair", "--drop-missing-dirs"]);
     f.missing();
@@ -246,7 +246,7 @@ fn missing_segments_file_is_created_again() {
 /// One block of the manifest is damaged in both copies.
 #[test]
 fn store_without_a_valid_manifest_becomes_empty() {
-    let f = Filled::new(1, true);
+    let f = FilledStore::new(1, true);
     (0..2).for_each(|copy| flip(&f.manifest_path(copy), 4096 + 100));
     let report = repaired(&f, &["--repair"]);
     assert!(report.to_string().contains("store is made empty"), "{report}");
@@ -255,7 +255,7 @@ fn store_without_a_valid_manifest_becomes_empty() {
 
 /// Whether all objects are present that were neither removed nor cleared. Cleared objects may
 /// return if they had been written, since only the manifest records clears.
-fn is_complete(f: &Filled) -> bool {
+fn is_complete(f: &FilledStore) -> bool {
     let store = f.open();
     let mut kept = (0..PAGES).filter(|page| !f.removed.contains(page));
     let present = kept.all(|page| is_present(&store, &key("m", page, 0), &bytes(page, 0, 0)));
@@ -267,7 +267,7 @@ fn is_complete(f: &Filled) -> bool {
 fn repair_keep_rebuilds_a_lost_manifest_from_the_segments() {
     for (name, block) in [("segment facts", 1), ("namespace facts", 2)] {
         for close in [true, false] {
-            let f = Filled::new(2, close);
+            let f = FilledStore::new(2, close);
             (0..2).for_each(|copy| zero(&f.manifest_path(copy), block * 4096, 4096));
             let report = repaired(&f, &["--repair=keep"]);
             assert!(report["warnings"].to_string().contains("may return"), "{report}");
@@ -280,7 +280,7 @@ fn repair_keep_rebuilds_a_lost_manifest_from_the_segments() {
 #[test]
 fn store_without_a_superblock_is_removed_or_rebuilt_with_given_sizes() {
     let lose = || {
-        let f = Filled::new(1, false);
+        let f = FilledStore::new(1, false);
         (0..2).for_each(|copy| std::fs::remove_file(f.manifest_path(copy)).unwrap());
         f
     };
@@ -307,7 +307,7 @@ fn store_without_a_superblock_is_removed_or_rebuilt_with_given_sizes() {
 /// first bytes, which are readable again, must not return.
 #[test]
 fn object_replaced_by_a_damaged_record_does_not_return() {
-    let f = Filled::new(1, false);
+    let f = FilledStore::new(1, false);
     let stays =
         |r: &RecordLocation| r.kind == RecordKind::Data && !f.removed.contains(&pages(&r.keys)[0]);
     let old = f.records(middle(&f)).into_iter().find(stays).unwrap();
@@ -335,10 +335,10 @@ fn object_replaced_by_a_damaged_record_does_not_return() {
 
 #[test]
 fn store_in_use_or_with_wrong_directories_is_not_repaired() {
-    let f = Filled::new(2, true);
+    let f = FilledStore::new(2, true);
     flip(&f.manifest_path(0), 4096 + 100);
     let files = contents(&f);
-    let refused = |f: &Filled, text: &str| {
+    let refused = |f: &FilledStore, text: &str| {
         let ran = run(f, &["--repair"]);
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{ran:?}");
         assert!(ran.stderr.contains(text), "{ran:?}");
@@ -369,7 +369,7 @@ fn store_in_use_or_with_wrong_directories_is_not_repaired() {
 
 #[test]
 fn manifests_of_two_stores_are_not_repaired() {
-    let (f, other) = (Filled::new(1, true), Filled::new(1, true));
+    let (f, other) = (FilledStore::new(1, true), FilledStore::new(1, true));
     std::fs::copy(other.manifest_path(1), f.manifest_path(1)).unwrap();
     for flags in ["--repair", "--repair=keep"] {
         let ran = run(&f, &[flags]);

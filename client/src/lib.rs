@@ -17,10 +17,10 @@ pub use api::error::{Error, ErrorKind, Result};
 pub use api::events::{Event, Events};
 pub use api::hits::{HitPolicy, PagesFound, PagesQuery, PoolQuery};
 pub use api::outcome::{
-    CloseReport, Done, FlushReport, GetDone, GetOutcome, MissCause, PutDone, PutOutcome, Ticket,
-    Tier,
+    CloseReport, CompletedBatch, CompletedGet, CompletedPut, FlushReport, GetOutcome, MissCause,
+    PutOutcome, Ticket, Tier,
 };
 pub use api::request::{
-    Destination, Get, GetSlice, Options, Put, PutGroup, PutSlice, Request, Source,
+    Destination, Get, GetSlice, Options, Put, PutGroup, PutSlice, RequestEpoch, Source,
 };
 pub use rpc::Peer;

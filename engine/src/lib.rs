@@ -2,11 +2,11 @@
 //!
 //! ```
 //! use pagelith::layouts::{ids::PrefixHash, key::{ObjectKey, Role}, namespace::Namespace, shard::Shard};
-//! use pagelith::{Config, Facts, GetSlice, Options, PutSlice, Size, Store};
+//! use pagelith::{Config, MachineLimits, GetSlice, Options, PutSlice, Size, Store};
 //!
 //! let mut config = Config::default(); // DRAM only; set `ssd.bytes` and `ssd.dirs` to survive a restart
 //! config.dram.bytes = Size::mib(8);
-//! let store = Store::open(config.validate(&Facts::of_this_machine()?)?)?;
+//! let store = Store::open(config.validate(&MachineLimits::of_this_machine()?)?)?;
 //!
 //! let model = Namespace { model: "llama-3-8b".into(), page_tokens: 64, ..Namespace::default() }.id();
 //! let key = |part| ObjectKey::new(model, PrefixHash([7; 32]), Role::Target, "kv", part, Shard::Whole);
@@ -43,17 +43,18 @@ pub mod rpc {
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals {
-    pub use crate::memory::index::{Entry, Index, IndexError, SsdPlace};
+    pub use crate::memory::index::{Entry, Index, IndexError, SsdLocation};
 }
 
 pub use background::scrub::{ScrubOptions, ScrubReport};
-pub use config::{Config, ConfigError, Facts, Size, ValidConfig};
+pub use config::{Config, ConfigError, MachineLimits, Size, ValidConfig};
 pub(crate) use pagelith_client::api;
 pub use pagelith_client::client;
 pub use pagelith_client::{
-    CloseReport, Destination, Done, Error, ErrorKind, Event, Events, FlushReport, Get, GetDone,
-    GetOutcome, GetSlice, HitPolicy, MissCause, Options, PagesFound, PagesQuery, PoolQuery, Put,
-    PutDone, PutGroup, PutOutcome, PutSlice, Request, Result, Source, Ticket, Tier,
+    CloseReport, CompletedBatch, CompletedGet, CompletedPut, Destination, Error, ErrorKind, Event,
+    Events, FlushReport, Get, GetOutcome, GetSlice, HitPolicy, MissCause, Options, PagesFound,
+    PagesQuery, PoolQuery, Put, PutGroup, PutOutcome, PutSlice, RequestEpoch, Result, Source,
+    Ticket, Tier,
 };
 pub use pagelith_io as io;
 pub use pagelith_io::buffer::AlignedBuf;

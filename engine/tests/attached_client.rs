@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use pagelith::client::Attached;
+use pagelith::client::Client;
 use pagelith::io::clock::Clock;
 use pagelith::io::staging::StagingPool;
 use pagelith::io::system::{SystemClock, SystemEntropy};
@@ -19,21 +19,21 @@ use pagelith::layouts::shard::Shard;
 use pagelith::layouts::wire::greeting::Feature;
 use pagelith::server::Server;
 use pagelith::transport::address::Address;
-use pagelith::transport::capability::Offer;
+use pagelith::transport::capability::Capabilities;
 use pagelith::transport::dial::SocketDial;
-use pagelith::transport::handshake::Admission;
-use pagelith::transport::limits::Limits;
+use pagelith::transport::handshake::ClientAuth;
+use pagelith::transport::limits::LinkLimits;
 use pagelith::transport::resolve::Resolver;
 use pagelith::transport::rights::{Namespaces, Rights};
 use pagelith::transport::shown::SharedRegions;
-use pagelith::transport::socket::{Arrival, ListenConfig, Listener};
+use pagelith::transport::socket::{AdmissionResult, ListenConfig, Listener};
 use pagelith::{
-    Config, ErrorKind, Event, Events, Facts, GetOutcome, GetSlice, MissCause, Options, PutOutcome,
-    PutSlice, Size, Store, Tier,
+    Config, ErrorKind, Event, Events, GetOutcome, GetSlice, MachineLimits, MissCause, Options,
+    PutOutcome, PutSlice, Size, Store, Tier,
 };
 
 const LEN: usize = 100_000;
-const PATIENCE: Duration = Duration::from_secs(30);
+const WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// A store process; dropping it ends it abruptly, as a crash would.
 struct Process {
@@ -41,82 +41,91 @@ struct Process {
     stop: Arc<AtomicBool>,
     /// Whether it must stop answering while it still accepts connections, and whether it has
     /// stopped.
-    deaf: Arc<AtomicBool>,
-    is_deaf: Arc<AtomicBool>,
+    stop_answering: Arc<AtomicBool>,
+    has_stopped_answering: Arc<AtomicBool>,
     store: Arc<Store>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Process {
     fn at(address: &Address, instance: u8) -> Process {
-        Process::offering(address, Offer::of_this_build([instance; 16]))
+        Process::offering(address, Capabilities::of_this_build([instance; 16]))
     }
 
-    fn offering(address: &Address, offer: Offer) -> Process {
+    fn offering(address: &Address, offer: Capabilities) -> Process {
         Process::of(address, offer, Rights::all(), 1000)
     }
 
     /// A process that keeps `events` events, and whose clients have these rights.
-    fn of(address: &Address, offer: Offer, rights: Rights, events: u32) -> Process {
+    fn of(address: &Address, offer: Capabilities, rights: Rights, events: u32) -> Process {
         let mut config = Config::default();
         config.dram.bytes = Size::mib(16);
         config.index.max_objects = Some(1000);
         config.events.max = events;
-        let valid = config.validate(&Facts::of_this_machine().expect("facts")).expect("valid");
+        let valid =
+            config.validate(&MachineLimits::of_this_machine().expect("facts")).expect("valid");
         let store = Arc::new(Store::open(valid).expect("opened"));
         let served = store.clone();
         let listen = ListenConfig {
             address: address.clone(),
-            admission: Admission::Connection(rights),
-            beyond_this_host: false,
+            admission: ClientAuth::Connection(rights),
+            allow_remote: false,
         };
         let clock = Arc::new(SystemClock::new());
         let mut listener =
-            Listener::new(&listen, offer, Arc::new(SystemEntropy), clock, Limits::default())
+            Listener::new(&listen, offer, Arc::new(SystemEntropy), clock, LinkLimits::default())
                 .expect("listens");
         let address = listener.address().clone();
         let flag = || Arc::new(AtomicBool::new(false));
-        let (stop, deaf, is_deaf) = (flag(), flag(), flag());
-        let (ends, hears_not, says_so) = (stop.clone(), deaf.clone(), is_deaf.clone());
+        let (stop, stop_answering, has_stopped_answering) = (flag(), flag(), flag());
+        let (ends, hears_not, says_so) =
+            (stop.clone(), stop_answering.clone(), has_stopped_answering.clone());
         let thread = std::thread::spawn(move || {
             let staging = StagingPool::new(16 << 20).expect("memory");
             let (mut arrivals, mut servers) = (Vec::new(), Vec::new());
             while !ends.load(Ordering::Relaxed) {
                 listener.wait(&mut arrivals, Duration::from_micros(200));
                 for arrival in arrivals.drain(..) {
-                    let Arrival::Link(link) = arrival else { panic!("refused") };
+                    let AdmissionResult::Link(link) = arrival else { panic!("refused") };
                     servers.push(Server::new(&served, link, staging.clone()).expect("serves"));
                 }
-                let deaf = hears_not.load(Ordering::Relaxed);
-                says_so.store(deaf, Ordering::Release);
-                if !deaf {
-                    servers.iter_mut().for_each(|server| while server.turn() {});
+                let stop_answering = hears_not.load(Ordering::Relaxed);
+                says_so.store(stop_answering, Ordering::Release);
+                if !stop_answering {
+                    servers.iter_mut().for_each(|server| while server.poll() {});
                 }
             }
         });
-        Process { address, stop, deaf, is_deaf, store, thread: Some(thread) }
+        Process {
+            address,
+            stop,
+            stop_answering,
+            has_stopped_answering,
+            store,
+            thread: Some(thread),
+        }
     }
 
-    fn hear(&self, hears: bool) {
-        self.deaf.store(!hears, Ordering::Relaxed);
-        while self.is_deaf.load(Ordering::Acquire) == hears {
+    fn set_answering(&self, hears: bool) {
+        self.stop_answering.store(!hears, Ordering::Relaxed);
+        while self.has_stopped_answering.load(Ordering::Acquire) == hears {
             std::thread::yield_now();
         }
     }
 
-    fn client(&self, timeout: Duration) -> Attached {
+    fn client(&self, timeout: Duration) -> Client {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let dial = SocketDial {
             address: self.address.clone(),
-            offer: Offer::of_this_build([9; 16]),
+            offer: Capabilities::of_this_build([9; 16]),
             key: None,
             entropy: Arc::new(SystemEntropy),
             clock: clock.clone(),
-            limits: Limits::default(),
-            shows: SharedRegions::default(),
+            limits: LinkLimits::default(),
+            shared_regions: SharedRegions::default(),
             resolver: Resolver::default(),
         };
-        Attached::attach(Arc::new(dial), clock, timeout).expect("attached")
+        Client::attach(Arc::new(dial), clock, timeout).expect("attached")
     }
 }
 
@@ -138,14 +147,14 @@ fn key(page: u8) -> ObjectKey {
         .expect("a key")
 }
 
-fn put(client: &Attached, page: u8) -> pagelith::Result<PutOutcome> {
+fn put(client: &Client, page: u8) -> pagelith::Result<PutOutcome> {
     let bytes = vec![page; LEN];
     client
         .put_batch(&[PutSlice { key: key(page), pieces: &[&bytes] }], Options::default())
         .remove(0)
 }
 
-fn get(client: &Attached, page: u8) -> pagelith::Result<GetOutcome> {
+fn get(client: &Client, page: u8) -> pagelith::Result<GetOutcome> {
     let mut bytes = vec![0xee; LEN];
     let get = GetSlice { key: key(page), range: None, pieces: &mut [&mut bytes] };
     let outcome = client.get_batch(&mut [get], Options::default()).remove(0);
@@ -181,7 +190,7 @@ fn dead_server_is_an_error_and_unresponsive_server_times_out() {
     let process = Process::at(&anywhere(), 1);
     let client = process.client(Duration::from_millis(100));
     assert_eq!(put(&client, 1), Ok(PutOutcome::Stored));
-    process.hear(false);
+    process.set_answering(false);
     // The caller gets its memory back each time; five timeouts in a row open no breaker, since the
     // connection stays.
     for _ in 0..5 {
@@ -192,7 +201,7 @@ fn dead_server_is_an_error_and_unresponsive_server_times_out() {
     unavailable(client.exists_batch(&[key(1)], Options::default()).expect_err("no answer"));
     unavailable(client.exists_prefix(&[key(1)], Options::default()).expect_err("no answer"));
     unavailable(client.remove(&[key(1)], Options::default()).expect_err("no answer"));
-    process.hear(true);
+    process.set_answering(true);
     let long = Options { timeout: Some(Duration::from_secs(30)), ..Options::default() };
     client.ping(long).expect("it answers again");
     assert!(client.stats(long).expect("answered").contains("\"puts_stored\":"));
@@ -231,7 +240,7 @@ fn invalid_put_is_refused_locally_and_connection_survives() {
 }
 
 /// Put one of the two objects of a page's group.
-fn put_part(client: &Attached, object: &str) -> pagelith::Result<PutOutcome> {
+fn put_part(client: &Client, object: &str) -> pagelith::Result<PutOutcome> {
     let named = |component| {
         ObjectKey::new(
             NamespaceId([1; 16]),
@@ -263,7 +272,7 @@ fn part_lost_with_a_server_is_put_again() {
 
 #[test]
 fn server_without_parts_is_named_and_connection_survives() {
-    let old = Offer::of_this_build([1; 16]).without(Feature::Parts);
+    let old = Capabilities::of_this_build([1; 16]).without(Feature::Parts);
     let process = Process::offering(&anywhere(), old);
     let client = process.client(Duration::from_secs(60));
     let refused = put_part(&client, "k").expect_err("it cannot be asked");
@@ -273,7 +282,7 @@ fn server_without_parts_is_named_and_connection_survives() {
 }
 
 /// A counter of a store.
-fn counter(client: &Attached, name: &str) -> u64 {
+fn counter(client: &Client, name: &str) -> u64 {
     let text = client.stats(Options::default()).expect("answered");
     let value: serde_json::Value = serde_json::from_str(&text).expect("an object");
     value[name].as_u64().expect("a number")
@@ -311,7 +320,7 @@ fn lost_pin_is_reported_and_not_released_over_a_new_connection() {
 
 #[test]
 fn server_without_pins_is_named_and_connection_survives() {
-    let old = Offer::of_this_build([1; 16]).without(Feature::Pins).without(Feature::Begun);
+    let old = Capabilities::of_this_build([1; 16]).without(Feature::Pins).without(Feature::Begun);
     let process = Process::offering(&anywhere(), old);
     let client = process.client(Duration::from_secs(60));
     assert_eq!(put(&client, 1), Ok(PutOutcome::Stored));
@@ -364,8 +373,8 @@ fn group_lost_with_its_server_is_reported() {
 #[test]
 fn client_receives_events_since_its_first_read() {
     let process = Process::at(&anywhere(), 1);
-    let (client, other) = (process.client(PATIENCE), process.client(PATIENCE));
-    let stores = |client: &Attached, page| assert_eq!(put(client, page), Ok(PutOutcome::Stored));
+    let (client, other) = (process.client(WAIT_MAX), process.client(WAIT_MAX));
+    let stores = |client: &Client, page| assert_eq!(put(client, page), Ok(PutOutcome::Stored));
     stores(&other, 1);
     assert_eq!(client.take_events(100, Options::default()), Ok(Events::default()));
     stores(&other, 2);
@@ -382,7 +391,7 @@ fn client_receives_events_since_its_first_read() {
     let address = process.address.clone();
     drop(process);
     let again = Process::at(&address, 2);
-    let next = again.client(PATIENCE);
+    let next = again.client(WAIT_MAX);
     (5..9).for_each(|page| stores(&next, page));
     assert_eq!(told(100), Events { events: Vec::new(), lost: 1 });
     stores(&next, 9);
@@ -392,10 +401,10 @@ fn client_receives_events_since_its_first_read() {
 #[test]
 fn events_of_unreadable_namespaces_are_skipped() {
     let own = NamespaceId([5; 16]);
-    let offer = Offer::of_this_build([1; 16]);
+    let offer = Capabilities::of_this_build([1; 16]);
     let process =
-        Process::of(&anywhere(), offer, Rights::of(Namespaces::These([own].into())), 3000);
-    let client = process.client(PATIENCE);
+        Process::of(&anywhere(), offer, Rights::of(Namespaces::Listed([own].into())), 3000);
+    let client = process.client(WAIT_MAX);
     assert_eq!(client.take_events(1, Options::default()), Ok(Events::default()));
     let foreign = |n: u16| {
         let mut hash = [0; 32];
@@ -425,17 +434,19 @@ fn events_of_unreadable_namespaces_are_skipped() {
 }
 
 #[test]
-fn store_without_events_says_so() {
-    let none = Process::of(&anywhere(), Offer::of_this_build([1; 16]), Rights::all(), 0);
+fn store_without_events_reports_it() {
+    let none = Process::of(&anywhere(), Capabilities::of_this_build([1; 16]), Rights::all(), 0);
     let refused =
-        none.client(PATIENCE).take_events(1, Options::default()).expect_err("none are kept");
+        none.client(WAIT_MAX).take_events(1, Options::default()).expect_err("none are kept");
     assert_eq!(
         (refused.kind, &refused.message[..33]),
         (ErrorKind::Incompatible, "the store keeps no events: its se")
     );
-    let old =
-        Process::offering(&anywhere(), Offer::of_this_build([1; 16]).without(Feature::Events));
-    let refused = old.client(PATIENCE).take_events(1, Options::default()).expect_err("no events");
+    let old = Process::offering(
+        &anywhere(),
+        Capabilities::of_this_build([1; 16]).without(Feature::Events),
+    );
+    let refused = old.client(WAIT_MAX).take_events(1, Options::default()).expect_err("no events");
     assert_eq!(refused.kind, ErrorKind::Incompatible);
     assert_eq!(refused.message, "the store keeps no events: set events.max on it");
 }

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use pagelith::client::Attached;
+use pagelith::client::Client;
 use pagelith::io::buffer::AlignedBuf;
-use pagelith::io::shm::Region;
+use pagelith::io::shm::SharedRegion;
 use pagelith::io::staging::StagingPool;
 use pagelith::io::system::{SystemClock, SystemEntropy};
 use pagelith::layouts::ids::{NamespaceId, PrefixHash};
@@ -20,109 +20,119 @@ use pagelith::layouts::shard::Shard;
 use pagelith::layouts::wire::greeting::Feature;
 use pagelith::server::Server;
 use pagelith::transport::address::Address;
-use pagelith::transport::capability::Offer;
-use pagelith::transport::handshake::Admission;
-use pagelith::transport::limits::Limits;
+use pagelith::transport::capability::Capabilities;
+use pagelith::transport::handshake::ClientAuth;
+use pagelith::transport::limits::LinkLimits;
 use pagelith::transport::rights::Rights;
-use pagelith::transport::socket::{Arrival, ListenConfig, Listener};
+use pagelith::transport::socket::{AdmissionResult, ListenConfig, Listener};
 use pagelith::{
-    Config, Destination, Done, ErrorKind, Facts, Get, GetOutcome, MissCause, Options, Put,
-    PutGroup, PutOutcome, Size, Source, Store, Ticket, Tier,
+    CompletedBatch, Config, Destination, ErrorKind, Get, GetOutcome, MachineLimits, MissCause,
+    Options, Put, PutGroup, PutOutcome, Size, Source, Store, Ticket, Tier,
 };
 
 /// Two blocks and some, in whole pages: a client reads no such object from where it lies on SSD,
 /// for there is none.
 const LEN: usize = 73_728;
 const OBJECTS: u64 = 8;
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// What the two sides have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Transport {
     Tcp,
     /// A Unix socket, and nothing else.
     Socket,
     /// The rings, and all memory.
-    Shown,
+    SharedArena,
 }
 
-const WAYS: [Way; 3] = [Way::Tcp, Way::Socket, Way::Shown];
+const WAYS: [Transport; 3] = [Transport::Tcp, Transport::Socket, Transport::SharedArena];
 
 /// A store process; dropping it ends it abruptly, as a crash would.
 struct Process {
-    way: Way,
+    way: Transport,
     address: Address,
     stop: Arc<AtomicBool>,
     /// Whether it must stop answering, and whether it has stopped.
-    deaf: Arc<AtomicBool>,
-    is_deaf: Arc<AtomicBool>,
+    stop_answering: Arc<AtomicBool>,
+    has_stopped_answering: Arc<AtomicBool>,
     /// Connections that clients made so far.
     links: Arc<AtomicUsize>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Process {
-    fn at(way: Way, address: &Address, instance: u8) -> Process {
+    fn at(way: Transport, address: &Address, instance: u8) -> Process {
         let mut config = Config::default();
         config.dram.bytes = Size::mib(64);
         config.dram.shared = true;
         config.index.max_objects = Some(10_000);
-        let valid = config.validate(&Facts::of_this_machine().expect("facts")).expect("valid");
+        let valid =
+            config.validate(&MachineLimits::of_this_machine().expect("facts")).expect("valid");
         let store = Store::open(valid).expect("opened");
-        let (address, admission) = (address.clone(), Admission::Connection(Rights::all()));
-        let listen = ListenConfig { address, admission, beyond_this_host: false };
+        let (address, admission) = (address.clone(), ClientAuth::Connection(Rights::all()));
+        let listen = ListenConfig { address, admission, allow_remote: false };
         let (clock, offer) = (Arc::new(SystemClock::new()), offer(way, instance));
         let (staging, memory) = StagingPool::shared(16 << 20).expect("memory");
         let mut listener =
-            Listener::new(&listen, offer, Arc::new(SystemEntropy), clock, Limits::default())
+            Listener::new(&listen, offer, Arc::new(SystemEntropy), clock, LinkLimits::default())
                 .expect("listens");
-        if way == Way::Shown {
+        if way == Transport::SharedArena {
             listener = listener
                 .with_shared_regions(store.shared_memory().into_iter().chain([memory]).collect());
         }
         let address = listener.address().clone();
         let flag = || Arc::new(AtomicBool::new(false));
-        let (stop, deaf, is_deaf, links) = (flag(), flag(), flag(), Arc::new(AtomicUsize::new(0)));
+        let (stop, stop_answering, has_stopped_answering, links) =
+            (flag(), flag(), flag(), Arc::new(AtomicUsize::new(0)));
         let (ends, hears_not, says_so, counts) =
-            (stop.clone(), deaf.clone(), is_deaf.clone(), links.clone());
+            (stop.clone(), stop_answering.clone(), has_stopped_answering.clone(), links.clone());
         let thread = std::thread::spawn(move || {
             let (mut arrivals, mut servers) = (Vec::new(), Vec::new());
             while !ends.load(Ordering::Relaxed) {
                 listener.wait(&mut arrivals, Duration::from_micros(200));
                 for arrival in arrivals.drain(..) {
-                    let Arrival::Link(link) = arrival else { panic!("refused") };
+                    let AdmissionResult::Link(link) = arrival else { panic!("refused") };
                     servers.push(Server::new(&store, link, staging.clone()).expect("serves"));
                     counts.fetch_add(1, Ordering::Relaxed);
                 }
-                let deaf = hears_not.load(Ordering::Relaxed);
-                says_so.store(deaf, Ordering::Release);
-                if !deaf {
-                    servers.iter_mut().for_each(|server| while server.turn() {});
+                let stop_answering = hears_not.load(Ordering::Relaxed);
+                says_so.store(stop_answering, Ordering::Release);
+                if !stop_answering {
+                    servers.iter_mut().for_each(|server| while server.poll() {});
                 }
             }
         });
-        Process { way, address, stop, deaf, is_deaf, links, thread: Some(thread) }
+        Process {
+            way,
+            address,
+            stop,
+            stop_answering,
+            has_stopped_answering,
+            links,
+            thread: Some(thread),
+        }
     }
 
-    fn hear(&self, hears: bool) {
-        self.deaf.store(!hears, Ordering::Relaxed);
-        while self.is_deaf.load(Ordering::Acquire) == hears {
+    fn set_answering(&self, hears: bool) {
+        self.stop_answering.store(!hears, Ordering::Relaxed);
+        while self.has_stopped_answering.load(Ordering::Acquire) == hears {
             std::thread::yield_now();
         }
     }
 
     /// A client, and buffers that the store maps if the transport allows.
-    fn client(&self, buffers: usize) -> (Attached, Vec<AlignedBuf>) {
-        let client = Attached::to(&self.address, None, PATIENCE).expect("attached");
+    fn client(&self, buffers: usize) -> (Client, Vec<AlignedBuf>) {
+        let client = Client::to(&self.address, None, WAIT_MAX).expect("attached");
         let (buffers, region) = AlignedBuf::shown(buffers, LEN).expect("memory");
-        if self.way == Way::Shown {
+        if self.way == Transport::SharedArena {
             client.share(region).expect("shared");
         }
         (client, buffers)
     }
 
     /// End it abruptly.
-    fn end(mut self) -> (Way, Address) {
+    fn end(mut self) -> (Transport, Address) {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.take().map(JoinHandle::join).expect("once").expect("no panic");
         (self.way, self.address.clone())
@@ -137,19 +147,21 @@ impl Drop for Process {
     }
 }
 
-fn offer(way: Way, instance: u8) -> Offer {
-    match Offer::of_this_build([instance; 16]) {
-        offer if way == Way::Shown => offer,
+fn offer(way: Transport, instance: u8) -> Capabilities {
+    match Capabilities::of_this_build([instance; 16]) {
+        offer if way == Transport::SharedArena => offer,
         offer => offer.without(Feature::SharedMemory),
     }
 }
 
 /// A directory for a store process's socket.
-fn place(way: Way) -> (Address, tempfile::TempDir) {
+fn place(way: Transport) -> (Address, tempfile::TempDir) {
     let dir = tempfile::tempdir().expect("a directory");
     match way {
-        Way::Tcp => ("tcp:127.0.0.1:0".parse().expect("an address"), dir),
-        Way::Socket | Way::Shown => (Address::Unix(dir.path().join("socket")), dir),
+        Transport::Tcp => ("tcp:127.0.0.1:0".parse().expect("an address"), dir),
+        Transport::Socket | Transport::SharedArena => {
+            (Address::Unix(dir.path().join("socket")), dir)
+        }
     }
 }
 
@@ -191,16 +203,19 @@ fn gets(n: u64, buffers: Vec<AlignedBuf>) -> Vec<Get> {
 }
 
 /// Outcomes of a put, and its buffers.
-fn was_put(done: Option<Done>) -> (Vec<pagelith::Result<PutOutcome>>, Vec<AlignedBuf>) {
-    let Some(Done::Put(done)) = done else { panic!("not a put: {done:?}") };
+fn was_put(done: Option<CompletedBatch>) -> (Vec<pagelith::Result<PutOutcome>>, Vec<AlignedBuf>) {
+    let Some(CompletedBatch::Put(done)) = done else { panic!("not a put: {done:?}") };
     done.into_iter()
         .map(|done| (done.outcome, done.source.into_buffer().expect("its buffer")))
         .unzip()
 }
 
 /// The same for a get; the bytes of hits are correct.
-fn was_got(n: u64, done: Option<Done>) -> (Vec<pagelith::Result<GetOutcome>>, Vec<AlignedBuf>) {
-    let Some(Done::Get(done)) = done else { panic!("not a get: {done:?}") };
+fn was_got(
+    n: u64,
+    done: Option<CompletedBatch>,
+) -> (Vec<pagelith::Result<GetOutcome>>, Vec<AlignedBuf>) {
+    let Some(CompletedBatch::Get(done)) = done else { panic!("not a get: {done:?}") };
     assert_eq!(done.len() as u64, OBJECTS);
     for (page, done) in pages(n).zip(&done) {
         if done.outcome.as_ref().is_ok_and(GetOutcome::is_hit) {
@@ -239,7 +254,7 @@ fn each_batch_completes_once_with_its_own_bytes() {
             at.insert(ticket, places);
             assert!(under_way.insert(ticket, n).is_none(), "tickets differ");
         }
-        while let Some((ticket, done)) = session.wait_any(PATIENCE) {
+        while let Some((ticket, done)) = session.wait_any(WAIT_MAX) {
             let (outcomes, back) = was_put(Some(done));
             assert!(under_way.remove(&ticket).is_some(), "{way:?}: a ticket comes once");
             assert_eq!(outcomes, all(Ok(PutOutcome::Stored)), "{way:?}");
@@ -253,9 +268,9 @@ fn each_batch_completes_once_with_its_own_bytes() {
         let got: Vec<Ticket> = [4, 0, 99, 2].map(&mut submit).into();
         let again = session.submit_put(puts(1, taken(&mut buffers)), Options::default());
         let new = session.submit_put(puts(50, taken(&mut buffers)), Options::default());
-        assert_eq!(was_put(session.wait(new, PATIENCE)).0, all(Ok(PutOutcome::Stored)), "{way:?}");
-        assert!(session.wait(new, PATIENCE).is_none(), "handed out already");
-        assert_eq!(was_got(2, session.wait(got[3], PATIENCE)).0, all(hit()), "{way:?}");
+        assert_eq!(was_put(session.wait(new, WAIT_MAX)).0, all(Ok(PutOutcome::Stored)), "{way:?}");
+        assert!(session.wait(new, WAIT_MAX).is_none(), "handed out already");
+        assert_eq!(was_got(2, session.wait(got[3], WAIT_MAX)).0, all(hit()), "{way:?}");
         let mut seen = BTreeMap::new();
         while seen.len() < 4 {
             if let Some((ticket, done)) = session.poll() {
@@ -268,7 +283,7 @@ fn each_batch_completes_once_with_its_own_bytes() {
             assert_eq!(was_got(n, seen.remove(&ticket)).0, all(outcome), "{way:?} n={n}");
         }
         assert!(
-            session.wait_any(PATIENCE).is_none() && session.poll().is_none(),
+            session.wait_any(WAIT_MAX).is_none() && session.poll().is_none(),
             "nothing is under way"
         );
         drop(session);
@@ -291,10 +306,10 @@ fn requests_lost_with_a_connection_go_to_the_next_server() {
         let (client, mut buffers) = process.client(7 * OBJECTS as usize);
         let mut session = client.session();
         let first = session.submit_put(puts(0, taken(&mut buffers)), Options::default());
-        let (outcomes, back) = was_put(session.wait(first, PATIENCE));
+        let (outcomes, back) = was_put(session.wait(first, WAIT_MAX));
         assert_eq!(outcomes, all(Ok(PutOutcome::Stored)), "{way:?}");
         buffers.extend(back);
-        process.hear(false);
+        process.set_answering(false);
         let mut get = |n| session.submit_get(gets(n, taken(&mut buffers)), Options::default());
         let lost: Vec<Ticket> = (0..5).map(&mut get).collect();
         let put = session.submit_put(puts(6, taken(&mut buffers)), Options::default());
@@ -302,14 +317,14 @@ fn requests_lost_with_a_connection_go_to_the_next_server() {
         let (way, address) = process.end();
         let _process = Process::at(way, &address, 2);
         for (n, ticket) in (0..).zip(lost) {
-            let (outcomes, _) = was_got(n, session.wait(ticket, PATIENCE));
+            let (outcomes, _) = was_got(n, session.wait(ticket, WAIT_MAX));
             assert_eq!(outcomes, all(Ok(GetOutcome::Miss(MissCause::Absent))), "{way:?} n={n}");
         }
-        assert_eq!(was_put(session.wait(put, PATIENCE)).0, all(Ok(PutOutcome::Stored)), "{way:?}");
+        assert_eq!(was_put(session.wait(put, WAIT_MAX)).0, all(Ok(PutOutcome::Stored)), "{way:?}");
         let error = client.flush(Options::default()).expect_err("the first batch is gone");
         assert!(error.message.contains("the store process was started again"), "{way:?}: {error}");
         let get = session.submit_get(gets(6, taken(&mut buffers)), Options::default());
-        assert_eq!(was_got(6, session.wait(get, PATIENCE)).0, all(hit()), "{way:?}");
+        assert_eq!(was_got(6, session.wait(get, WAIT_MAX)).0, all(hit()), "{way:?}");
     }
 }
 
@@ -320,7 +335,7 @@ fn dead_server_fails_each_batch_and_returns_its_memory() {
         let process = Process::at(way, &address, 1);
         let (client, mut buffers) = process.client(4 * OBJECTS as usize);
         let mut session = client.session();
-        process.hear(false);
+        process.set_answering(false);
         let got =
             [0, 1].map(|n| session.submit_get(gets(n, taken(&mut buffers)), Options::default()));
         let put =
@@ -328,7 +343,7 @@ fn dead_server_fails_each_batch_and_returns_its_memory() {
         process.end();
         let unavailable = |error: &pagelith::Error| error.kind == ErrorKind::Unavailable;
         for (n, ticket) in (0..).zip(got) {
-            let (outcomes, back) = was_got(n, session.wait(ticket, PATIENCE));
+            let (outcomes, back) = was_got(n, session.wait(ticket, WAIT_MAX));
             assert!(
                 outcomes.iter().all(|o| o.as_ref().is_err_and(unavailable)),
                 "{way:?} {outcomes:?}"
@@ -336,7 +351,7 @@ fn dead_server_fails_each_batch_and_returns_its_memory() {
             buffers.extend(back);
         }
         for ticket in put {
-            let (outcomes, back) = was_put(session.wait(ticket, PATIENCE));
+            let (outcomes, back) = was_put(session.wait(ticket, WAIT_MAX));
             assert!(
                 outcomes.iter().all(|o| o.as_ref().is_err_and(unavailable)),
                 "{way:?} {outcomes:?}"
@@ -350,7 +365,7 @@ fn dead_server_fails_each_batch_and_returns_its_memory() {
 /// Memory is something else's as soon as a batch is over, also one whose time is up while the store
 /// copies: none of that is ever here under the keys of the batch.
 #[test]
-fn what_came_into_memory_behind_a_put_is_never_what_was_put() {
+fn memory_reused_after_a_put_does_not_change_the_stored_bytes() {
     for way in WAYS {
         let (address, _dir) = place(way);
         let process = Process::at(way, &address, 1);
@@ -359,14 +374,14 @@ fn what_came_into_memory_behind_a_put_is_never_what_was_put() {
         let mut stored = 0;
         for n in 0..200 {
             // Some have all the time that they need, on a busy machine too.
-            let timeout = if n % 50 == 49 { PATIENCE } else { Duration::from_micros(n % 50 * 20) };
+            let timeout = if n % 50 == 49 { WAIT_MAX } else { Duration::from_micros(n % 50 * 20) };
             let options = Options { timeout: Some(timeout), ..Options::default() };
             let ticket = session.submit_put(puts(n, taken(&mut buffers)), options);
-            let (outcomes, mut back) = was_put(session.wait(ticket, PATIENCE));
+            let (outcomes, mut back) = was_put(session.wait(ticket, WAIT_MAX));
             back.iter_mut().for_each(|buffer| buffer.fill(0xc3));
             stored += outcomes.iter().filter(|outcome| outcome.is_ok()).count();
             let ticket = session.submit_get(gets(n, taken(&mut buffers)), Options::default());
-            let (found, more) = was_got(n, session.wait(ticket, PATIENCE));
+            let (found, more) = was_got(n, session.wait(ticket, WAIT_MAX));
             for (put, got) in outcomes.iter().zip(found) {
                 let hit = got.as_ref().is_ok_and(GetOutcome::is_hit);
                 assert!(put.is_err() || hit, "{way:?} n={n}: {put:?}, and then {got:?}");
@@ -387,8 +402,8 @@ fn batch_past_its_deadline_is_late_and_others_continue() {
         let mut session = client.session();
         // A connection takes time too.
         let first = session.submit_get(gets(0, taken(&mut buffers)), Options::default());
-        buffers.extend(was_got(0, session.wait(first, PATIENCE)).1);
-        process.hear(false);
+        buffers.extend(was_got(0, session.wait(first, WAIT_MAX)).1);
+        process.set_answering(false);
         let soon = Options { timeout: Some(Duration::from_millis(20)), ..Options::default() };
         // More than it takes for a store to be let alone, were each of them a failure of the link.
         let late: Vec<Ticket> =
@@ -397,21 +412,21 @@ fn batch_past_its_deadline_is_late_and_others_continue() {
         let patient = session.submit_get(gets(6, taken(&mut buffers)), Options::default());
         assert!(session.wait(patient, Duration::ZERO).is_none(), "the server does not answer");
         for (n, ticket) in (0..).zip(late) {
-            let (outcomes, back) = was_got(n, session.wait(ticket, PATIENCE));
+            let (outcomes, back) = was_got(n, session.wait(ticket, WAIT_MAX));
             assert_eq!(outcomes, all(Ok(GetOutcome::Miss(MissCause::Late))), "{way:?} n={n}");
             buffers.extend(back);
         }
-        let (outcomes, back) = was_put(session.wait(put, PATIENCE));
+        let (outcomes, back) = was_put(session.wait(put, WAIT_MAX));
         assert!(outcomes.iter().all(Result::is_err), "{way:?} {outcomes:?}");
         buffers.extend(back);
         // The memory of an expired batch belongs to the caller again, whatever the store does with
         // the request.
         buffers.iter_mut().for_each(|buffer| buffer.fill(0xcc));
-        process.hear(true);
+        process.set_answering(true);
         let absent = Ok(GetOutcome::Miss(MissCause::Absent));
-        assert_eq!(was_got(6, session.wait(patient, PATIENCE)).0, all(absent), "{way:?}");
+        assert_eq!(was_got(6, session.wait(patient, WAIT_MAX)).0, all(absent), "{way:?}");
         let put = session.submit_put(puts(5, taken(&mut buffers)), Options::default());
-        assert!(was_put(session.wait(put, PATIENCE)).0.iter().all(Result::is_ok), "{way:?}");
+        assert!(was_put(session.wait(put, WAIT_MAX)).0.iter().all(Result::is_ok), "{way:?}");
         assert!(
             buffers.iter().all(|buffer| buffer.iter().all(|byte| *byte == 0xcc)),
             "{way:?}: written to"
@@ -431,7 +446,7 @@ fn connection_full_of_late_batches_recovers() {
         let mut session = client.session();
         let mut put = |session: &mut pagelith::client::Session<'_>, n, options| {
             let ticket = session.submit_put(puts(n, taken(&mut buffers)), options);
-            let (outcomes, back) = was_put(session.wait(ticket, PATIENCE));
+            let (outcomes, back) = was_put(session.wait(ticket, WAIT_MAX));
             buffers.extend(back);
             outcomes
         };
@@ -440,7 +455,7 @@ fn connection_full_of_late_batches_recovers() {
             all(Ok(PutOutcome::Stored)),
             "{way:?}"
         );
-        process.hear(false);
+        process.set_answering(false);
         let soon = Options { timeout: Some(Duration::from_micros(100)), ..Options::default() };
         for _ in 0..300 {
             assert!(
@@ -448,7 +463,7 @@ fn connection_full_of_late_batches_recovers() {
                 "{way:?}: the server does not answer"
             );
         }
-        process.hear(true);
+        process.set_answering(true);
         assert_eq!(
             put(&mut session, 2, Options::default()),
             all(Ok(PutOutcome::Stored)),
@@ -467,8 +482,8 @@ fn dropped_session_releases_caller_memory() {
         let (client, mut buffers) = process.client(5 * OBJECTS as usize);
         let mut session = client.session();
         let put = session.submit_put(puts(0, taken(&mut buffers)), Options::default());
-        assert_eq!(was_put(session.wait(put, PATIENCE)).0, all(Ok(PutOutcome::Stored)), "{way:?}");
-        process.hear(hears);
+        assert_eq!(was_put(session.wait(put, WAIT_MAX)).0, all(Ok(PutOutcome::Stored)), "{way:?}");
+        process.set_answering(hears);
         let guard = Arc::new(());
         let mut targets = vec![vec![0xee_u8; LEN]; 3 * OBJECTS as usize];
         for targets in targets.chunks_mut(OBJECTS as usize) {
@@ -494,11 +509,11 @@ fn dropped_session_releases_caller_memory() {
             "{way:?} hears={hears}"
         );
         targets.iter_mut().for_each(|target| target.fill(0xcc));
-        process.hear(true);
+        process.set_answering(true);
         let links = process.links.load(Ordering::Relaxed);
         let mut session = client.session();
         let get = session.submit_get(gets(0, taken(&mut buffers)), Options::default());
-        assert_eq!(was_got(0, session.wait(get, PATIENCE)).0, all(hit()), "{way:?} hears={hears}");
+        assert_eq!(was_got(0, session.wait(get, WAIT_MAX)).0, all(hit()), "{way:?} hears={hears}");
         assert_eq!(process.links.load(Ordering::Relaxed), links, "{way:?}: it is made anew");
         assert!(
             targets.iter().flatten().all(|byte| *byte == 0xcc),
@@ -511,15 +526,15 @@ fn dropped_session_releases_caller_memory() {
 /// later connections only.
 #[test]
 fn memory_shared_during_a_session_is_exported_over_later_connections() {
-    let (address, _dir) = place(Way::Shown);
-    let process = Process::at(Way::Shown, &address, 1);
+    let (address, _dir) = place(Transport::SharedArena);
+    let process = Process::at(Transport::SharedArena, &address, 1);
     let (client, _) = process.client(1);
     let mut session = client.session();
     let put = |session: &mut pagelith::client::Session<'_>, n, buffers| {
         let ticket = session.submit_put(puts(n, buffers), Options::default());
-        was_put(session.wait(ticket, PATIENCE))
+        was_put(session.wait(ticket, WAIT_MAX))
     };
-    let (buffers, region): (Vec<AlignedBuf>, Arc<Region>) =
+    let (buffers, region): (Vec<AlignedBuf>, Arc<SharedRegion>) =
         AlignedBuf::shown(OBJECTS as usize, LEN).expect("memory");
     let (outcomes, buffers) = put(&mut session, 1, buffers);
     assert_eq!(outcomes, all(Ok(PutOutcome::Stored)));

@@ -7,19 +7,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[macro_use]
 mod suite;
 
-use suite::face::{Between, EMBEDDED_ONLY};
-use suite::world::{Kind, World, unavailable};
+use suite::env::{IoKind, TestEnv, unavailable};
+use suite::harness::{EMBEDDED_ONLY, Transport};
 
 static SHOWN: AtomicUsize = AtomicUsize::new(0);
 static SKIPPED: AtomicUsize = AtomicUsize::new(0);
 
-fn show(name: &str, between: Between, kind: Kind, constant: bool, behaviour: fn(&World)) {
+fn show(name: &str, between: Transport, kind: IoKind, constant: bool, behaviour: fn(&TestEnv)) {
     // Bypasses the test harness's capture, so that skipped behaviours are reported.
     let say = |line: String| {
         let _ = writeln!(std::io::stderr(), "{line}");
     };
     let embedded_only = || {
-        let rows = EMBEDDED_ONLY.iter().filter(|_| between != Between::Nothing);
+        let rows = EMBEDDED_ONLY.iter().filter(|_| between != Transport::Embedded);
         rows.filter(|(prefix, _)| name.starts_with(prefix)).map(|(_, why)| (*why).to_owned()).next()
     };
     match unavailable(kind).or_else(embedded_only) {
@@ -27,7 +27,7 @@ fn show(name: &str, between: Between, kind: Kind, constant: bool, behaviour: fn(
             SKIPPED.fetch_add(1, Ordering::Relaxed);
             say(format!("skipped: {name} over {kind:?} behind {between:?}: {why}"));
         }
-        None => behaviour(&World::behind(between, kind, constant, 1)),
+        None => behaviour(&TestEnv::behind(between, kind, constant, 1)),
     }
     if SHOWN.fetch_add(1, Ordering::Relaxed) + 1 == suite::ALL.len() * SIDES {
         let skipped = SKIPPED.load(Ordering::Relaxed);
@@ -46,19 +46,19 @@ macro_rules! tests {
                 #[allow(non_snake_case)]
                 fn $name() {
                     let name = concat!(stringify!($module), "::", stringify!($name));
-                    super::show(name, super::Between::$between, super::Kind::$kind, $constant, super::suite::$module::$name);
+                    super::show(name, super::Transport::$between, super::IoKind::$kind, $constant, super::suite::$module::$name);
                 }
             )+
         }
     };
 }
 
-for_all_behaviours!(tests, uring, Nothing, Uring, false);
-for_all_behaviours!(tests, blocking, Nothing, Blocking, false);
-for_all_behaviours!(tests, sim, Nothing, Sim, false);
-for_all_behaviours!(tests, uring_constant_fingerprint, Nothing, Uring, true);
-for_all_behaviours!(tests, sim_constant_fingerprint, Nothing, Sim, true);
+for_all_behaviours!(tests, uring, Embedded, Uring, false);
+for_all_behaviours!(tests, blocking, Embedded, Blocking, false);
+for_all_behaviours!(tests, sim, Embedded, Sim, false);
+for_all_behaviours!(tests, uring_constant_fingerprint, Embedded, Uring, true);
+for_all_behaviours!(tests, sim_constant_fingerprint, Embedded, Sim, true);
 for_all_behaviours!(tests, tcp, Tcp, Blocking, false);
-for_all_behaviours!(tests, shared_memory, Shared, Blocking, false);
-for_all_behaviours!(tests, shown, Shown, Blocking, false);
+for_all_behaviours!(tests, shared_memory, SharedRings, Blocking, false);
+for_all_behaviours!(tests, shown, SharedArena, Blocking, false);
 for_all_behaviours!(tests, sim_link, Sim, Sim, false);

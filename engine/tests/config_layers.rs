@@ -4,14 +4,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pagelith::config::{
-    Config, ConfigFormat, DramPolicy, Facts, MemoryPlan, PeerConfig, Promote, Size, SsdIo,
+    Config, ConfigFormat, DramPolicy, MachineLimits, MemoryPlan, PeerConfig, Promote, Size, SsdIo,
     SsdPolicy, fields,
 };
 use pagelith::transport::address::Address;
 use proptest::prelude::*;
 
-fn facts(memory_bytes: u64) -> Facts {
-    Facts { memory_bytes, memory_source: "test".to_owned() }
+fn facts(memory_bytes: u64) -> MachineLimits {
+    MachineLimits { memory_bytes, memory_source: "test".to_owned() }
 }
 
 #[test]
@@ -304,8 +304,8 @@ fn every_setting_of_a_file_is_applied() {
     );
     // No setting is left at its default, so none of the lines above could pass by accident.
     for field in fields() {
-        let default = field.shown_in(&Config::default());
-        assert_ne!(field.shown_in(valid.config()), default, "{}", field.path());
+        let default = field.format_value(&Config::default());
+        assert_ne!(field.format_value(valid.config()), default, "{}", field.path());
     }
     assert_eq!(
         Config::from_json_str(&valid.config().to_json_string()).as_ref(),

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use pagelith::Store;
-use pagelith::config::{Config, ConfigFormat, Facts, Field, Size, fields};
+use pagelith::config::{Config, ConfigFormat, Field, MachineLimits, Size, fields};
 
 /// Largest file that a test creates. Larger tiers are validated the same way.
 const FILES_MAX: u64 = 100_000_000;
@@ -71,7 +71,7 @@ fn opens_or_names(base: &[(&str, &str)], dir: &Path, field: &Field, value: &str)
         text += &format!("ssd.dirs = [{dir:?}]\n");
     }
     let builder = Config::builder().file(ConfigFormat::Toml, &text);
-    match builder.validate(&Facts::of_this_machine().unwrap()) {
+    match builder.validate(&MachineLimits::of_this_machine().unwrap()) {
         Err(error) => {
             let text = error.to_string();
             // The value is within its documented range, so the message must not quote the range.
@@ -132,7 +132,7 @@ fn documented_values_open_or_are_refused_by_name() {
 #[test]
 fn sizes_are_used_in_whole_pages() {
     let text = "dram.bytes = \"1GB\"\nstaging.bytes = 2_000_001";
-    let facts = Facts { memory_bytes: 8 << 30, memory_source: "test".into() };
+    let facts = MachineLimits { memory_bytes: 8 << 30, memory_source: "test".into() };
     let valid = Config::builder().file(ConfigFormat::Toml, text).validate(&facts).unwrap();
     assert_eq!((valid.arena_bytes(), valid.staging_bytes()), (999_997_440, 1_998_848));
     let store = Store::open(valid).unwrap();

@@ -1,7 +1,7 @@
 //! A wrong configuration is refused, and the message names the setting and the expected value. One
 //! row per wrong value; the whole message is compared.
 
-use pagelith::config::{Config, ConfigError, ConfigFormat, Facts, PeerConfig, fields};
+use pagelith::config::{Config, ConfigError, ConfigFormat, MachineLimits, PeerConfig, fields};
 use pagelith::transport::address::Address;
 
 const SSD: &str = "ssd.bytes = \"1GiB\"\nssd.dirs = [\"/a\"]\n";
@@ -190,8 +190,8 @@ const ENV_ROWS: &[(&str, &str, &str, &str)] = &[
     ("PAGELITH_QQQQ", "1", "PAGELITH_QQQQ", "is not a setting; a setting is PAGELITH_ and its path with __ for dots, such as PAGELITH_DRAM__BYTES"),
 ];
 
-fn facts() -> Facts {
-    Facts { memory_bytes: 1 << 50, memory_source: "test".to_owned() }
+fn facts() -> MachineLimits {
+    MachineLimits { memory_bytes: 1 << 50, memory_source: "test".to_owned() }
 }
 
 /// The only problem of `result`.

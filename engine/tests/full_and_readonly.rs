@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 use loop_device::{LoopFs, run, text};
 use pagelith::config::SsdIo;
-use pagelith::io::disk::Side;
-use pagelith::{Config, Error, ErrorKind, Facts, Options, Size, Store};
+use pagelith::io::disk::IoBackend;
+use pagelith::{Config, Error, ErrorKind, MachineLimits, Options, Size, Store};
 
 fn config(dirs: &[&Path], ssd: Size) -> Config {
     let mut config = Config::default();
@@ -25,7 +25,7 @@ fn config(dirs: &[&Path], ssd: Size) -> Config {
 }
 
 fn open(config: Config) -> Result<Store, Error> {
-    let facts = Facts::of_this_machine().unwrap();
+    let facts = MachineLimits::of_this_machine().unwrap();
     Store::open(config.validate(&facts).unwrap())
 }
 
@@ -118,7 +118,7 @@ fn read_only_file_system_is_denied_by_name() {
 }
 
 #[test]
-fn directory_without_a_device_uses_the_blocking_backend_and_says_so() {
+fn directory_without_a_device_uses_the_blocking_backend_and_reports_it() {
     let mounts = fs::read_to_string("/proc/mounts").unwrap();
     if !mounts.lines().any(|l| l.starts_with("tmpfs /dev/shm ") || l.contains(" /dev/shm tmpfs ")) {
         println!("skipped: /dev/shm is no tmpfs here");
@@ -131,7 +131,7 @@ fn directory_without_a_device_uses_the_blocking_backend_and_says_so() {
     let dir = home.path().join("store");
     let store = open(config(&[&dir], Size::mib(8))).unwrap();
     let (side, reason) = (store.opened().side, store.opened().side_reason.clone());
-    assert_eq!(side, Some(Side::Blocking));
+    assert_eq!(side, Some(IoBackend::Blocking));
     assert!(reason.contains("tmpfs has no device"), "{reason}");
     assert!(reason.contains("/dev/shm"), "{reason}");
     store.close().unwrap();

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use killed::model::Model;
 use killed::workload::Plan;
-use killed::{Victim, Word};
+use killed::{ChildProcess, LogEntry};
 use loop_device::{LoopFs, Throttle};
 use pagelith::{ErrorKind, Store};
 
@@ -99,18 +99,18 @@ fn plan(dir: &Path, io: &'static str) -> Plan {
 /// written.
 fn kill_while_it_writes(plan: &Plan, throttle: &Throttle, model: &mut Model) {
     let program = std::env::current_exe().unwrap();
-    let mut victim = Victim::start(plan, Some(throttle.command(&program)));
+    let mut victim = ChildProcess::start(plan, Some(throttle.command(&program)));
     let mut stored = 0;
     while stored < 450 {
-        let word = victim.hear().expect("a child that lives");
-        if let Word::Stored(..) = word {
+        let word = victim.read_entry().expect("a child that lives");
+        if let LogEntry::Stored(..) = word {
             stored += 1;
         }
-        model.hear(word);
+        model.apply(word);
     }
     victim.kill();
-    while let Some(word) = victim.hear() {
-        model.hear(word);
+    while let Some(word) = victim.read_entry() {
+        model.apply(word);
     }
 }
 

@@ -7,7 +7,8 @@ use pagelith::layouts::{
     ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard,
 };
 use pagelith::{
-    AlignedBuf, Config, Facts, GetOutcome, GetSlice, Options, PutOutcome, PutSlice, Size, Store,
+    AlignedBuf, Config, GetOutcome, GetSlice, MachineLimits, Options, PutOutcome, PutSlice, Size,
+    Store,
 };
 
 const FULL: usize = 20_000;
@@ -36,7 +37,7 @@ fn config(home: &tempfile::TempDir) -> Config {
 }
 
 fn open(config: &Config) -> Store {
-    Store::open(config.validate(&Facts::of_this_machine().unwrap()).unwrap()).unwrap()
+    Store::open(config.validate(&MachineLimits::of_this_machine().unwrap()).unwrap()).unwrap()
 }
 
 fn put(store: &Store, key: ObjectKey, bytes: &[u8]) {

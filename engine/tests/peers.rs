@@ -5,12 +5,12 @@
 mod attached;
 #[path = "peers/configured.rs"]
 mod configured;
-#[path = "suite/hits_drawn.rs"]
-mod hits_drawn;
 #[path = "peers/idle.rs"]
 mod idle;
 #[path = "peers/preferred.rs"]
 mod preferred;
+#[path = "suite/random_queries.rs"]
+mod random_queries;
 #[path = "peers/removals.rs"]
 mod removals;
 #[path = "peers/rules.rs"]
@@ -34,20 +34,20 @@ use pagelith::layouts::wire::greeting::Feature;
 use pagelith::rpc::Peer;
 use pagelith::server::Server;
 use pagelith::transport::address::Address;
-use pagelith::transport::capability::Offer;
+use pagelith::transport::capability::Capabilities;
 use pagelith::transport::dial::SocketDial;
-use pagelith::transport::handshake::Admission;
-use pagelith::transport::limits::Limits;
+use pagelith::transport::handshake::ClientAuth;
+use pagelith::transport::limits::LinkLimits;
 use pagelith::transport::rights::Rights;
-use pagelith::transport::socket::{Arrival, ListenConfig, Listener};
+use pagelith::transport::socket::{AdmissionResult, ListenConfig, Listener};
 use pagelith::{
-    AlignedBuf, Config, Destination, Done, Facts, Get, GetOutcome, GetSlice, MissCause, Options,
-    PutOutcome, PutSlice, Size, Store, Tier, ValidConfig,
+    AlignedBuf, CompletedBatch, Config, Destination, Get, GetOutcome, GetSlice, MachineLimits,
+    MissCause, Options, PutOutcome, PutSlice, Size, Store, Tier, ValidConfig,
 };
 use tempfile::TempDir;
 
 const LEN: usize = 70_001;
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 const NAMESPACE: NamespaceId = NamespaceId([5; 16]);
 
 /// The peer.
@@ -70,28 +70,33 @@ impl Process {
 
     /// A peer that serves this store.
     fn of(store: Store) -> Process {
-        Process::admitting(store, Admission::Connection(Rights::all()))
+        Process::admitting(store, ClientAuth::Connection(Rights::all()))
     }
 
-    fn admitting(store: Store, admission: Admission) -> Process {
-        Process::offering(store, admission, Offer::of_this_build([1; 16]))
+    fn admitting(store: Store, admission: ClientAuth) -> Process {
+        Process::offering(store, admission, Capabilities::of_this_build([1; 16]))
     }
 
-    fn offering(store: Store, admission: Admission, offer: Offer) -> Process {
+    fn offering(store: Store, admission: ClientAuth, offer: Capabilities) -> Process {
         Process::timed(store, admission, offer, Arc::new(SystemClock::new()))
     }
 
     /// The clock of its connections.
-    fn timed(store: Store, admission: Admission, offer: Offer, clock: Arc<dyn Clock>) -> Process {
+    fn timed(
+        store: Store,
+        admission: ClientAuth,
+        offer: Capabilities,
+        clock: Arc<dyn Clock>,
+    ) -> Process {
         let store = Arc::new(store);
         let listen = ListenConfig {
             address: "tcp:127.0.0.1:0".parse().expect("an address"),
             admission,
-            beyond_this_host: false,
+            allow_remote: false,
         };
         let entropy = Arc::new(SystemEntropy);
         let mut listener =
-            Listener::new(&listen, offer, entropy, clock, Limits::default()).expect("listens");
+            Listener::new(&listen, offer, entropy, clock, LinkLimits::default()).expect("listens");
         let address = listener.address().clone();
         let stop = Arc::new(AtomicBool::new(false));
         let (ends, served) = (stop.clone(), store.clone());
@@ -105,10 +110,10 @@ impl Process {
             while !ends.load(Ordering::Relaxed) {
                 listener.wait(&mut arrivals, Duration::from_micros(200));
                 for arrival in arrivals.drain(..) {
-                    let Arrival::Link(link) = arrival else { panic!("refused") };
+                    let AdmissionResult::Link(link) = arrival else { panic!("refused") };
                     servers.push(Server::new(&served, link, staging.clone()).expect("serves"));
                 }
-                servers.iter_mut().for_each(|server| while server.turn() {});
+                servers.iter_mut().for_each(|server| while server.poll() {});
                 servers.retain(|server| server.closed().is_none());
                 if is_cut.swap(false, Ordering::Relaxed) {
                     servers.clear();
@@ -121,7 +126,7 @@ impl Process {
     }
 
     /// A store that uses this peer with this offer.
-    fn front(&self, config: &Config, offer: Offer) -> Store {
+    fn front(&self, config: &Config, offer: Capabilities) -> Store {
         let dial = SocketDial::new(self.address.clone(), None, offer, Arc::new(SystemClock::new()));
         let peer =
             Peer { name: "peer".into(), weight: 1.0, preferred: false, dial: Arc::new(dial) };
@@ -138,7 +143,7 @@ impl Drop for Process {
 }
 
 fn valid(config: &Config) -> ValidConfig {
-    config.validate(&Facts::of_this_machine().expect("facts")).expect("valid")
+    config.validate(&MachineLimits::of_this_machine().expect("facts")).expect("valid")
 }
 
 /// A configuration with DRAM only.
@@ -149,8 +154,8 @@ fn memory() -> Config {
     config
 }
 
-fn offer() -> Offer {
-    Offer::of_this_build([2; 16])
+fn offer() -> Capabilities {
+    Capabilities::of_this_build([2; 16])
 }
 
 fn key(page: u64, component: &str) -> ObjectKey {
@@ -209,7 +214,7 @@ fn all(tier: Tier, count: usize) -> Vec<Option<Tier>> {
 fn until(what: &str, is_so: impl Fn() -> bool) {
     let began = Instant::now();
     while !is_so() {
-        assert!(began.elapsed() < PATIENCE, "timed out waiting until {what}");
+        assert!(began.elapsed() < WAIT_MAX, "timed out waiting until {what}");
         std::thread::yield_now();
     }
 }
@@ -285,7 +290,7 @@ fn object_is_not_kept_with_promote_never_or_without_metadata() {
     put(&process.store, &[key(1, "k")]);
     let mut never = memory();
     never.dram.promote = Promote::Never;
-    let old = Offer { features: offer().features & !Feature::Members.bit(), ..offer() };
+    let old = Capabilities { features: offer().features & !Feature::Members.bit(), ..offer() };
     for (config, offer) in [(never, offer()), (memory(), old)] {
         let front = process.front(&config, offer);
         for _ in 0..2 {
@@ -321,7 +326,9 @@ fn object_removed_during_its_transfer_is_not_kept() {
             true => _ = front.clear(NAMESPACE, Options::default()).expect("cleared"),
             false => _ = front.remove(&[key_asked], Options::default()).expect("removed"),
         }
-        let Some(Done::Get(done)) = session.wait(ticket, PATIENCE) else { panic!("it ends") };
+        let Some(CompletedBatch::Get(done)) = session.wait(ticket, WAIT_MAX) else {
+            panic!("it ends")
+        };
         assert_eq!(done[0].outcome, Ok(GetOutcome::Hit { tier: Tier::Remote, bytes: LEN as u64 }));
         assert_eq!(get(&front, &[key_asked]), [None], "clears={clears}");
         assert_eq!(front.stats().promoted, before, "clears={clears}");
@@ -336,7 +343,7 @@ fn get_over(session: &mut pagelith::Session, key: ObjectKey) -> Option<Tier> {
     let destination = Destination::owned(AlignedBuf::new(LEN).expect("memory"));
     let ticket =
         session.submit_get(vec![Get { key, range: None, destination }], Options::default());
-    let Some(Done::Get(done)) = session.wait(ticket, PATIENCE) else { panic!("it ends") };
+    let Some(CompletedBatch::Get(done)) = session.wait(ticket, WAIT_MAX) else { panic!("it ends") };
     match done[0].outcome.as_ref().expect("no error") {
         GetOutcome::Hit { tier, .. } => Some(*tier),
         GetOutcome::Miss(cause) => {

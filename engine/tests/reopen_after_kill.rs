@@ -13,11 +13,11 @@ mod killed;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use killed::Victim;
+use killed::ChildProcess;
 use killed::content::Rng;
+use killed::kill_disk::KillPoint;
+use killed::kill_points::POINTS;
 use killed::model::{Model, Tally};
-use killed::points::POINTS;
-use killed::trap::Aim;
 use killed::workload::Plan;
 use pagelith::{ErrorKind, Store};
 
@@ -95,7 +95,7 @@ fn kill_at_each_named_point_leaves_a_consistent_store() {
             _ => 3,
         };
         let nth = 1 + rng.below(most);
-        let died = campaign.round(round, Death::At(Aim { point, nth: nth as u32 }));
+        let died = campaign.round(round, Death::At(KillPoint { point, nth: nth as u32 }));
         hit[point] += u64::from(died);
     }
     // A child's progress depends on the machine too: points that were not reached get more lives.
@@ -106,7 +106,7 @@ fn kill_at_each_named_point_leaves_a_consistent_store() {
             if point < POINTS_OF_A_NEW_STORE {
                 campaign.new_store();
             }
-            *hit += u64::from(campaign.round(round, Death::At(Aim { point, nth: 1 })));
+            *hit += u64::from(campaign.round(round, Death::At(KillPoint { point, nth: 1 })));
             round += 1;
         }
     }
@@ -128,7 +128,7 @@ enum Death {
     /// Killed after this number of log words, at any moment.
     Random,
     /// At a point, by itself; killed at any moment if it does not reach it.
-    At(Aim),
+    At(KillPoint),
 }
 
 /// Kills in one or several stores.
@@ -210,12 +210,12 @@ impl<'a> Campaign<'a> {
         let aim = if let Death::At(aim) = death { Some(aim) } else { None };
         let plan = Plan { seed, aim, ..(self.plan)(self.home.path()) };
         let mut rng = Rng(seed);
-        let mut victim = Victim::start(&plan, None);
+        let mut victim = ChildProcess::start(&plan, None);
         let mut left = if aim.is_some() { WORDS_MAX } else { words_to_live(&mut rng) };
         let mut ended = false;
         while left > 0 && !ended {
-            match victim.hear() {
-                Some(word) => self.model.hear(word),
+            match victim.read_entry() {
+                Some(word) => self.model.apply(word),
                 None => ended = true,
             }
             left -= 1;
@@ -227,8 +227,8 @@ impl<'a> Campaign<'a> {
                 std::hint::spin_loop();
             }
             victim.kill();
-            while let Some(word) = victim.hear() {
-                self.model.hear(word);
+            while let Some(word) = victim.read_entry() {
+                self.model.apply(word);
             }
         }
         let (store, open) = open(&plan);

@@ -2,38 +2,39 @@
 //! gets, each verified, or not at all.
 #![allow(clippy::disallowed_methods, reason = "tests look at files from outside the store")]
 
-#[path = "suite/face.rs"]
+#[path = "suite/env.rs"]
 #[allow(dead_code, reason = "each test program uses its own part")]
-mod face;
-#[path = "reshard/fleet.rs"]
-mod fleet;
-#[path = "suite/kit.rs"]
+mod env;
+#[path = "suite/harness.rs"]
 #[allow(dead_code, reason = "each test program uses its own part")]
-mod kit;
+mod harness;
+#[path = "suite/helpers.rs"]
+#[allow(dead_code, reason = "each test program uses its own part")]
+mod helpers;
+#[path = "reshard/servers.rs"]
+mod servers;
 #[path = "reshard/table.rs"]
 mod table;
 #[path = "reshard/tensor.rs"]
 mod tensor;
-#[path = "suite/world.rs"]
-#[allow(dead_code, reason = "each test program uses its own part")]
-mod world;
 
-use face::Store;
-use fleet::{Case, Read, Side, get, get_all, mha, namespace_of, restored};
+use env::{IoKind, TestEnv};
+use harness::Store;
 use pagelith::layouts::checksum::BLOCK_BYTES;
 use pagelith::layouts::geometry::Layout;
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::{ErrorKind, GetOutcome, MissCause, Options, PutOutcome, PutSlice, Tier};
-use world::{Kind, World};
+use servers::{Case, Read, Side, get, get_all, mha, namespace_of, restored};
 
 /// Directories with the backend that the machine allows.
-fn cold() -> World {
-    let kind = if world::unavailable(Kind::Uring).is_none() { Kind::Uring } else { Kind::Blocking };
-    World::new(kind, false, 1)
+fn cold() -> TestEnv {
+    let kind =
+        if env::unavailable(IoKind::Uring).is_none() { IoKind::Uring } else { IoKind::Blocking };
+    TestEnv::new(kind, false, 1)
 }
 
-fn in_memory() -> World {
-    World::new(Kind::Blocking, false, 1)
+fn in_memory() -> TestEnv {
+    TestEnv::new(IoKind::Blocking, false, 1)
 }
 
 /// A case where a head is one checksum block.
@@ -44,7 +45,7 @@ fn by_heads() -> Case {
 fn written(store: &Store, case: &Case, tp: u16) {
     let outcomes = case.write(store, namespace_of(tp), tp);
     assert!(outcomes.iter().all(|o| *o == Ok(PutOutcome::Stored)), "{outcomes:?}");
-    kit::flush(store);
+    helpers::flush(store);
 }
 
 fn keys(reads: &[Read]) -> Vec<ObjectKey> {
@@ -66,7 +67,7 @@ fn flipped_bit_misses_exactly_the_ranges_that_contain_it() {
             (0..8).map(|rank| case.reads(namespace_of(1), 1, rank, 8)).collect();
         let k = &readers[3][0];
         assert_eq!(k.range.end - k.range.start, u64::from(BLOCK_BYTES) / rotten.len() as u64);
-        world.flip(0, "segments", kit::find(&world, k.key).payload + k.range.start + 100);
+        world.flip(0, "segments", helpers::find(&world, k.key).payload + k.range.start + 100);
 
         let store = world.open(&config);
         let mut buffers: Vec<Vec<u8>> = (0..8).map(|rank| case.empty(rank, 8)).collect();
@@ -164,7 +165,7 @@ fn servers_with_equal_head_splits_share_objects() {
             wide.iter().map(|r| PutSlice { key: r.key, pieces: &pieces }).collect();
         let refused = store.put_groups(&[&of_rank], Options::default()).remove(0);
         assert_eq!(refused.map_err(|e| e.kind), Err(ErrorKind::Invalid));
-        kit::flush(&store);
+        helpers::flush(&store);
         for tp in [1, 2, 4, 8] {
             for rank in 0..tp {
                 // It reads the objects that it would have stored itself, without knowing other

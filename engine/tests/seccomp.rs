@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 mod suite;
 
-use suite::world::{Kind, World};
+use suite::env::{IoKind, TestEnv};
 
 const CHILD: &str = "TEST_PAGELITH_WEARS_FILTER";
 
@@ -43,7 +43,7 @@ fn child() {
                     let next = todo.lock().expect("no panic holds it").next();
                     let Some((name, behaviour)) = next else { return };
                     say(format_args!("{name}"));
-                    behaviour(&World::new(Kind::Refused, false, 1));
+                    behaviour(&TestEnv::new(IoKind::Refused, false, 1));
                     say(format_args!("{name} done"));
                 }
             });

@@ -16,7 +16,7 @@ use pagelith::io::system::{SystemClock, SystemEntropy};
 use pagelith::layouts::{
     ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard,
 };
-use pagelith::{Config, Facts, Options, PutOutcome, PutSlice, Size, Store};
+use pagelith::{Config, MachineLimits, Options, PutOutcome, PutSlice, Size, Store};
 
 const BYTES: usize = 60 << 10;
 
@@ -84,7 +84,7 @@ fn valid(home: &Path, policy: SsdPolicy) -> ValidConfig {
     config.ssd.segment_bytes = Some(Size::mib(1));
     config.ssd.policy = policy;
     config.ssd.dirs = vec![home.join("store")];
-    config.validate(&Facts::of_this_machine().unwrap()).unwrap()
+    config.validate(&MachineLimits::of_this_machine().unwrap()).unwrap()
 }
 
 #[test]

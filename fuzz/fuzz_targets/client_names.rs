@@ -41,7 +41,7 @@ fn names(choice: &[u8; 3]) -> Option<ClientNames> {
             head_layers: if split { head_layers(pp_size) } else { Vec::new() },
             rank_replicated: kind & 16 != 0,
             draft_rank_replicated: kind & 32 != 0,
-            road: if kind & 64 != 0 {
+            backend: if kind & 64 != 0 {
                 SglangBackend::DirectLinker
             } else {
                 SglangBackend::HostPools

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pagelith::config::{Config, ConfigError, ConfigFormat, ENV_PREFIX, Facts};
+use pagelith::config::{Config, ConfigError, ConfigFormat, ENV_PREFIX, MachineLimits};
 
 /// Separates the file's text from the environment, and variables from each other.
 const NEXT: u8 = 0;
@@ -29,7 +29,7 @@ fuzz_target!(|data: &[u8]| {
             assert_eq!(again, config);
         }
     }
-    let facts = Facts { memory_bytes: 1 << (20 + choice / 8), memory_source: "fuzz".into() };
+    let facts = MachineLimits { memory_bytes: 1 << (20 + choice / 8), memory_source: "fuzz".into() };
     match builder().validate(&facts) {
         Err(refused) => check(&refused),
         Ok(valid) => {

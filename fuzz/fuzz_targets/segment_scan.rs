@@ -8,7 +8,7 @@ use libfuzzer_sys::fuzz_target;
 use pagelith_fuzz::{BLOCK, IDENTITY, seal};
 use pagelith_layouts::checksum::checksum;
 use pagelith_layouts::record::Record;
-use pagelith_layouts::scan::{Found, SCRATCH_BYTES, scan};
+use pagelith_layouts::scan::{ScanItem, SCRATCH_BYTES, scan};
 
 thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; SCRATCH_BYTES]);
@@ -35,14 +35,14 @@ fn check(image: &[u8]) {
     };
     let mut last = 0;
     let mut free_from = BLOCK as u64;
-    let mut found = |f: Found<'_>| {
+    let mut found = |f: ScanItem<'_>| {
         let offset = match &f {
-            Found::Record { record, .. } => record.facts().offset,
-            Found::Junk { offset, .. } => *offset,
+            ScanItem::Record { record, .. } => record.facts().offset,
+            ScanItem::Unrecognized { offset, .. } => *offset,
         };
         assert!(offset > last && offset >= free_from, "in order and apart");
         last = offset;
-        if let Found::Record { record, payload } = f {
+        if let ScanItem::Record { record, payload } = f {
             assert_eq!(record.expect(IDENTITY, offset), Ok(()));
             assert!(offset + record.record_bytes() <= image.len() as u64);
             assert_eq!(payload.is_ok(), is_whole(&record, image));

@@ -3,10 +3,10 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pagelith_fuzz::damaged::Damaged;
+use pagelith_fuzz::damaged::DamagedStore;
 
 thread_local! {
-    static STORE: Damaged = Damaged::default();
+    static STORE: DamagedStore = DamagedStore::default();
 }
 
 fuzz_target!(|data: &[u8]| {

@@ -5,16 +5,16 @@ use libfuzzer_sys::fuzz_target;
 use pagelith_layouts::checksum::{checksum64, key_hash};
 use pagelith_layouts::wire::auth::{ChallengeBody, ProofBody};
 use pagelith_layouts::wire::greeting::{Greeting, Refusal};
-use pagelith_layouts::wire::outcome::{self, Answer, EventItem, ViewItem, Written};
+use pagelith_layouts::wire::outcome::{self, DecodedOutcome, EventItem, ViewItem, OutcomeToSend};
 use pagelith_layouts::wire::request::{self, RequestBody, Verb};
-use pagelith_layouts::wire::{FrameHead, Kind, head, pull, shown};
+use pagelith_layouts::wire::{FrameHead, FrameKind, head, pull, shm_ref};
 
 fuzz_target!(|data: &[u8]| {
     check(data);
     // A fuzzer cannot guess a checksum: also run the same bytes with both checksums corrected.
     let mut sealed = data.to_vec();
     let Some((head, body)) = sealed.split_first_chunk_mut::<{ FrameHead::BYTES }>() else { return };
-    if head[6] != Kind::Data as u8 {
+    if head[6] != FrameKind::Data as u8 {
         head[20..24].copy_from_slice(&u32::try_from(body.len()).unwrap_or(u32::MAX).to_le_bytes());
         head[32..40].copy_from_slice(&checksum64(body).to_le_bytes());
     }
@@ -28,42 +28,42 @@ fn check(bytes: &[u8]) {
     assert_eq!(head::encode(&facts, mac)[..], bytes[..FrameHead::BYTES]);
     assert_eq!(body.len(), facts.body_bytes as usize);
     match facts.kind {
-        Kind::Hello | Kind::Welcome => {
+        FrameKind::Hello | FrameKind::Welcome => {
             if let Ok(greeting) = Greeting::decode(body) {
                 assert_eq!(greeting.encode(), body[..Greeting::BYTES]);
             }
         }
-        Kind::Refusal => {
+        FrameKind::Refusal => {
             if let Ok(refusal) = Refusal::decode(body) {
                 assert_eq!(refusal.encode(), body);
             }
         }
-        Kind::Challenge => drop(ChallengeBody::decode(body)),
-        Kind::Proof => {
+        FrameKind::Challenge => drop(ChallengeBody::decode(body)),
+        FrameKind::Proof => {
             if let Ok(proof) = ProofBody::decode(body) {
                 assert_eq!(ProofBody::new(proof.key_name(), proof.nonce, proof.proof), Some(proof));
             }
         }
-        Kind::Pull => {
+        FrameKind::Pull => {
             if let Ok(items) = pull::decode(body) {
                 assert_eq!(pull::encode(&items.iter().collect::<Vec<_>>()), body);
             }
         }
-        Kind::Shown => {
-            if let Ok(decoded) = shown::decode(body) {
+        FrameKind::Shown => {
+            if let Ok(decoded) = shm_ref::decode(body) {
                 let pieces: Vec<_> = decoded.pieces.iter().collect();
-                assert_eq!(shown::encode(decoded.item, decoded.offset, &pieces), body);
+                assert_eq!(shm_ref::encode(decoded.item, decoded.offset, &pieces), body);
                 assert_eq!(decoded.length, pieces.iter().map(|piece| piece.length).sum::<u64>());
             }
         }
-        Kind::Taken => {
-            if let Ok(stretches) = shown::decode_taken(body) {
-                assert_eq!(shown::encode_released(&stretches.collect::<Vec<_>>()), body);
+        FrameKind::Taken => {
+            if let Ok(stretches) = shm_ref::decode_released(body) {
+                assert_eq!(shm_ref::encode_released(&stretches.collect::<Vec<_>>()), body);
             }
         }
-        Kind::Request => request(body),
-        Kind::Outcome => outcome(body),
-        Kind::Data | Kind::Cancel | Kind::Ping | Kind::Pong | Kind::Bye => {}
+        FrameKind::Request => request(body),
+        FrameKind::Outcome => outcome(body),
+        FrameKind::Data | FrameKind::Cancel | FrameKind::Ping | FrameKind::Pong | FrameKind::Bye => {}
     }
 }
 
@@ -82,21 +82,21 @@ fn request(body: &[u8]) {
 fn outcome(body: &[u8]) {
     let Ok((_, answer)) = outcome::decode(body) else { return };
     match answer {
-        Answer::Items(items) => assert_eq!(items.iter().count(), items.len()),
-        Answer::Bits(bits) => assert_eq!(bits.iter().count(), bits.len()),
-        Answer::Events(decoded) => {
+        DecodedOutcome::Items(items) => assert_eq!(items.iter().count(), items.len()),
+        DecodedOutcome::Bits(bits) => assert_eq!(bits.iter().count(), bits.len()),
+        DecodedOutcome::Events(decoded) => {
             let items: Vec<EventItem> =
                 decoded.iter().map(|happened| EventItem::of(&happened)).collect();
             assert_eq!(
-                outcome::encode(Verb::Events, &Written::Events(&items, decoded.next, decoded.lost)),
+                outcome::encode(Verb::Events, &OutcomeToSend::Events(&items, decoded.next, decoded.lost)),
                 body
             );
         }
-        Answer::Views(views) => {
+        DecodedOutcome::Views(views) => {
             let items: Vec<ViewItem> =
-                views.iter().map(|view| ViewItem::of(view.key_hash(), view.lies())).collect();
-            assert_eq!(outcome::encode(Verb::View, &Written::Views(&items)), body);
+                views.iter().map(|view| ViewItem::of(view.key_hash(), view.location())).collect();
+            assert_eq!(outcome::encode(Verb::View, &OutcomeToSend::Views(&items)), body);
         }
-        Answer::Number(_) | Answer::Flushed(_) | Answer::Text(_) | Answer::Failed(_) => {}
+        DecodedOutcome::Number(_) | DecodedOutcome::Flushed(_) | DecodedOutcome::Text(_) | DecodedOutcome::Failed(_) => {}
     }
 }

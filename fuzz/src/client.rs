@@ -20,18 +20,18 @@ use pagelith::layouts::shard::Shard;
 use pagelith::layouts::wire::head::{self, HeadFacts};
 use pagelith::layouts::wire::put::PutBuilder;
 use pagelith::layouts::wire::request::{self, GetItem, RequestBody, RequestOptions};
-use pagelith::layouts::wire::{Kind, List, Side, VERSION_MAX};
+use pagelith::layouts::wire::{FrameKind, List, LinkRole, VERSION_MAX};
 use pagelith::server::Server;
 use pagelith::transport::address::Address;
-use pagelith::transport::capability::Offer;
-use pagelith::transport::closed::Closed;
-use pagelith::transport::handshake::{Admission, Handshake};
-use pagelith::transport::limits::Limits;
-use pagelith::transport::pending::Pending;
+use pagelith::transport::capability::Capabilities;
+use pagelith::transport::closed::LinkError;
+use pagelith::transport::handshake::{ClientAuth, Handshake};
+use pagelith::transport::limits::LinkLimits;
+use pagelith::transport::pending::PendingHandshake;
 use pagelith::transport::rights::Rights;
-use pagelith::transport::socket::{Arrival, ListenConfig, Listener};
-use pagelith::transport::stream::{IoResult, Stream};
-use pagelith::{Config, Facts, Options, PutSlice, Size, Store};
+use pagelith::transport::socket::{AdmissionResult, ListenConfig, Listener};
+use pagelith::transport::stream::{StreamResult, Stream};
+use pagelith::{Config, MachineLimits, Options, PutSlice, Size, Store};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 /// Offset of a ring's data, and of its count of bytes written.
@@ -41,7 +41,7 @@ const WRITTEN_AT: u64 = 0;
 const TURNS: usize = 4;
 const CLOSE_TURNS_MAX: usize = 100_000;
 
-struct World {
+struct FuzzServer {
     store: Store,
     staging: StagingPool,
     listener: Listener,
@@ -49,22 +49,22 @@ struct World {
     greeting: Vec<u8>,
 }
 
-static WORLD: Mutex<Option<World>> = Mutex::new(None);
+static SERVER: Mutex<Option<FuzzServer>> = Mutex::new(None);
 
 /// Records everything written to it.
 #[derive(Clone, Default)]
-struct Kept(Arc<Mutex<Vec<u8>>>);
+struct Recorder(Arc<Mutex<Vec<u8>>>);
 
-impl Stream for Kept {
-    fn read(&mut self, _: &mut [IoSliceMut<'_>]) -> IoResult {
-        IoResult::Blocked
+impl Stream for Recorder {
+    fn read(&mut self, _: &mut [IoSliceMut<'_>]) -> StreamResult {
+        StreamResult::Blocked
     }
 
-    fn write(&mut self, parts: &[IoSlice<'_>]) -> IoResult {
+    fn write(&mut self, parts: &[IoSlice<'_>]) -> StreamResult {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let before = kept.len();
         parts.iter().for_each(|part| kept.extend_from_slice(part));
-        IoResult::Bytes(kept.len() - before)
+        StreamResult::Bytes(kept.len() - before)
     }
 
     fn ready(&mut self, _: bool, _: Duration) -> bool {
@@ -88,13 +88,13 @@ fn key(page: u8) -> ObjectKey {
     .expect("a key")
 }
 
-impl World {
-    fn new() -> World {
+impl FuzzServer {
+    fn new() -> FuzzServer {
         let mut config = Config::default();
         config.dram.bytes = Size::mib(8);
         config.index.max_objects = Some(1000);
         config.deadline_ms = 50;
-        let valid = config.validate(&Facts::of_this_machine().expect("facts")).expect("valid");
+        let valid = config.validate(&MachineLimits::of_this_machine().expect("facts")).expect("valid");
         let store = Store::open(valid).expect("a store");
         for page in 0..4 {
             let bytes = vec![page; 70_000];
@@ -102,22 +102,22 @@ impl World {
         }
         let path = std::env::temp_dir().join(format!("pagelith-fuzz-{}", std::process::id()));
         let address = Address::Unix(path.clone());
-        let admission = Admission::Connection(Rights::all());
-        let listen = ListenConfig { address, admission, beyond_this_host: false };
-        let offer = Offer::of_this_build([1; 16]);
+        let admission = ClientAuth::Connection(Rights::all());
+        let listen = ListenConfig { address, admission, allow_remote: false };
+        let offer = Capabilities::of_this_build([1; 16]);
         let listener =
-            Listener::new(&listen, offer, Arc::new(SystemEntropy), clock(), Limits::default());
-        let sent = Kept::default();
-        let offer = Offer::of_this_build([2; 16]);
+            Listener::new(&listen, offer, Arc::new(SystemEntropy), clock(), LinkLimits::default());
+        let sent = Recorder::default();
+        let offer = Capabilities::of_this_build([2; 16]);
         let handshake = Handshake::client(offer, None, &SystemEntropy);
-        let outside = (clock(), Limits::default());
+        let outside = (clock(), LinkLimits::default());
         drop(
-            Pending::new(sent.clone(), "server".into(), Side::Client, offer, handshake, outside)
+            PendingHandshake::new(sent.clone(), "server".into(), LinkRole::Client, offer, handshake, outside)
                 .poll(),
         );
         let greeting = sent.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let staging = StagingPool::new(9 << 20).expect("memory");
-        World { store, staging, listener: listener.expect("listens"), path, greeting }
+        FuzzServer { store, staging, listener: listener.expect("listens"), path, greeting }
     }
 
     /// A client that has sent its greeting and shared its memory, and the server's end.
@@ -135,7 +135,7 @@ impl World {
         while arrivals.is_empty() {
             self.listener.wait(&mut arrivals, Duration::from_secs(5));
         }
-        let Some(Arrival::Link(link)) = arrivals.pop() else {
+        let Some(AdmissionResult::Link(link)) = arrivals.pop() else {
             panic!("client with a valid greeting was refused")
         };
         let server = Server::new(&self.store, link, self.staging.clone()).expect("serves");
@@ -144,9 +144,9 @@ impl World {
 }
 
 /// Runs an input; returns why the link ended.
-pub fn run(data: &[u8]) -> Option<Closed> {
-    let mut world = WORLD.lock().unwrap_or_else(PoisonError::into_inner);
-    let world = world.get_or_insert_with(World::new);
+pub fn run(data: &[u8]) -> Option<LinkError> {
+    let mut world = SERVER.lock().unwrap_or_else(PoisonError::into_inner);
+    let world = world.get_or_insert_with(FuzzServer::new);
     let (client, memory, mut server) = world.connect();
     let (mut rest, mut written, mut op) = (data, 0u64, 0u64);
     while let Some((what, behind)) = rest.split_first() {
@@ -162,7 +162,7 @@ pub fn run(data: &[u8]) -> Option<Closed> {
             // A frame with correct checksums: of any kind, or a request.
             2 | 3 => {
                 op += u64::from(what % 3);
-                let kind = Kind::ALL[usize::from(*what) % Kind::ALL.len()];
+                let kind = FrameKind::ALL[usize::from(*what) % FrameKind::ALL.len()];
                 send(
                     &memory,
                     &mut written,
@@ -176,7 +176,7 @@ pub fn run(data: &[u8]) -> Option<Closed> {
                 send(
                     &memory,
                     &mut written,
-                    &frame(Kind::Request, OpId(op), ask(of(0), of(1), of(2), of(3))),
+                    &frame(FrameKind::Request, OpId(op), ask(of(0), of(1), of(2), of(3))),
                 );
             }
             // A ring counter, and arbitrary bytes at an arbitrary offset.
@@ -192,7 +192,7 @@ pub fn run(data: &[u8]) -> Option<Closed> {
             }
         }
         for _ in 0..TURNS {
-            server.turn();
+            server.poll();
         }
     }
     drop(client);
@@ -200,7 +200,7 @@ pub fn run(data: &[u8]) -> Option<Closed> {
     while server.closed().is_none() {
         turns += 1;
         assert!(turns < CLOSE_TURNS_MAX, "the link outlives its client");
-        server.turn();
+        server.poll();
     }
     let why = server.closed().cloned();
     drop(server);
@@ -228,9 +228,9 @@ fn send(memory: &OwnedFd, written: &mut u64, bytes: &[u8]) {
     write_at(memory, WRITTEN_AT, &written.to_ne_bytes());
 }
 
-fn frame(kind: Kind, op: OpId, body: Vec<u8>) -> Vec<u8> {
+fn frame(kind: FrameKind, op: OpId, body: Vec<u8>) -> Vec<u8> {
     let facts = match kind {
-        Kind::Data => HeadFacts::data(VERSION_MAX, op, 0, 0, body.len() as u32),
+        FrameKind::Data => HeadFacts::data(VERSION_MAX, op, 0, 0, body.len() as u32),
         _ => HeadFacts::control(VERSION_MAX, kind, op, &body),
     };
     [&head::encode(&facts, [0; 16])[..], &body].concat()
@@ -240,7 +240,7 @@ fn frame(kind: Kind, op: OpId, body: Vec<u8>) -> Vec<u8> {
 fn ask(verb: u8, page: u8, other: u8, number: u8) -> Vec<u8> {
     let (deadline_ms, request) = (u32::from(number % 8), u64::from(other % 3));
     let terms =
-        RequestOptions { deadline_ms, depth: number.into(), request, of_store: page % 32 == 31 };
+        RequestOptions { deadline_ms, depth: number.into(), request, from_store: page % 32 == 31 };
     let keys = [key(page), key(other)];
     let length = [70_000, 1, 100, 70_001][usize::from(number % 4)];
     let items = [
@@ -274,10 +274,10 @@ mod tests {
     #[test]
     fn valid_client_is_served_and_invalid_one_is_disconnected() {
         // A get, an exists, then the client disconnects.
-        assert_eq!(run(&[4, 2, 1, 1, 0, 4, 0, 1, 2, 0]), Some(Closed::Ended));
-        assert!(matches!(run(&[0; 300]), Some(Closed::Broken(_))), "zeros are no head");
+        assert_eq!(run(&[4, 2, 1, 1, 0, 4, 0, 1, 2, 0]), Some(LinkError::Disconnected));
+        assert!(matches!(run(&[0; 300]), Some(LinkError::ProtocolViolation(_))), "zeros are no head");
         assert!(
-            matches!(run(&[6, 9, 9, 9, 9, 9, 9, 9, 9]), Some(Closed::System { .. })),
+            matches!(run(&[6, 9, 9, 9, 9, 9, 9, 9, 9]), Some(LinkError::SystemCall { .. })),
             "a count that cannot be"
         );
     }

@@ -10,7 +10,7 @@ use pagelith::layouts::namespace::Namespace;
 use pagelith::layouts::record::Record;
 use pagelith::layouts::shard::Shard;
 use pagelith::layouts::{footer::FooterTail, names};
-use pagelith::{Config, Facts, GetOutcome, GetSlice, Options, PutSlice, Size, Store, ValidConfig};
+use pagelith::{Config, MachineLimits, GetOutcome, GetSlice, Options, PutSlice, Size, Store, ValidConfig};
 use pagelith_sim::disk::{CrashMode, DiskSnapshot, FaultPlan};
 use pagelith_sim::env::SimWorld;
 
@@ -29,7 +29,7 @@ const FILES: [&str; 5] = [
 
 /// The result of an input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Opened {
+pub struct OpenResult {
     /// The store opened.
     pub open: bool,
     /// Objects that were read.
@@ -37,7 +37,7 @@ pub struct Opened {
 }
 
 /// A machine with a store, and its disk as the store left it.
-pub struct Damaged {
+pub struct DamagedStore {
     world: SimWorld,
     stores: [DiskSnapshot; 2],
     lengths: [Vec<usize>; 2],
@@ -53,7 +53,7 @@ fn config() -> ValidConfig {
     c.staging.bytes = Size::mib(1);
     c.staging.chunk_bytes = Size::kib(64);
     c.index.max_objects = Some(256);
-    let facts = Facts { memory_bytes: 1 << 40, memory_source: "fuzz".into() };
+    let facts = MachineLimits { memory_bytes: 1 << 40, memory_source: "fuzz".into() };
     c.validate(&facts).expect("a valid configuration")
 }
 
@@ -94,9 +94,9 @@ fn fill(store: &Store) {
     store.flush(Options::default()).expect("a device that works");
 }
 
-impl Default for Damaged {
+impl Default for DamagedStore {
     /// The store after a close, with a checkpoint, and after a drop.
-    fn default() -> Damaged {
+    fn default() -> DamagedStore {
         let world = SimWorld::new(1);
         let empty = world.disk.snapshot();
         let end = |close: bool| {
@@ -112,7 +112,7 @@ impl Default for Damaged {
             (world.disk.snapshot(), FILES.map(|name| length(&world, name)).to_vec())
         };
         let ((closed, a), (dropped, b)) = (end(true), end(false));
-        Damaged { world, stores: [closed, dropped], lengths: [a, b] }
+        DamagedStore { world, stores: [closed, dropped], lengths: [a, b] }
     }
 }
 
@@ -150,11 +150,11 @@ impl<'a> Edit<'a> {
     }
 }
 
-impl Damaged {
+impl DamagedStore {
     /// Overwrites the files as the input says and opens the store. Gets return only bytes that were
     /// put, unless the input made a checksum right; nothing panics.
-    pub fn run(&self, input: &[u8]) -> Opened {
-        let Some((which, mut rest)) = input.split_first() else { return Opened::default() };
+    pub fn run(&self, input: &[u8]) -> OpenResult {
+        let Some((which, mut rest)) = input.split_first() else { return OpenResult::default() };
         let which = usize::from(which & 1);
         self.world.disk.restore(&self.stores[which]);
         let mut forged = false;
@@ -163,7 +163,7 @@ impl Damaged {
             self.apply(&edit, self.lengths[which][edit.file]);
         }
         let Ok(store) = Store::open_in(config(), self.world.env()) else {
-            return Opened::default();
+            return OpenResult::default();
         };
         let mut hits = 0;
         for page in 0..PAGES {
@@ -186,7 +186,7 @@ impl Damaged {
         let _ = store.put_batch(&[put], Options::default());
         let _ = store.flush(Options::default());
         let _ = store.close();
-        Opened { open: true, hits }
+        OpenResult { open: true, hits }
     }
 
     fn apply(&self, edit: &Edit<'_>, length: usize) {
@@ -241,19 +241,19 @@ mod tests {
 
     #[test]
     fn untouched_store_opens_with_all_objects() {
-        let damaged = Damaged::default();
+        let damaged = DamagedStore::default();
         // Four odd pages were cleared; then a group with its attached objects and one object were
         // removed.
         let here = (usize::from(PAGES) - 4) * PARTS.len() - 3 - 1;
         for which in [0, 1] {
-            assert_eq!(damaged.run(&[which]), Opened { open: true, hits: here }, "which={which}");
+            assert_eq!(damaged.run(&[which]), OpenResult { open: true, hits: here }, "which={which}");
         }
-        assert_eq!(damaged.run(&[]), Opened::default());
+        assert_eq!(damaged.run(&[]), OpenResult::default());
     }
 
     #[test]
     fn damage_is_detected() {
-        let damaged = Damaged::default();
+        let damaged = DamagedStore::default();
         let whole = damaged.run(&[0]).hits;
         // The first block of both manifests, zeroed.
         assert!(!damaged.run(&[0, 1, 0, 0, 0, 0xC0, 0, 2, 0, 0, 0, 0xC0, 0]).open);

@@ -6,55 +6,55 @@
 //! decides everything else about it.
 
 use pagelith_sim::entropy::SplitMix64;
-use pagelith_sim::explore::ops::{Op, Verb};
-use pagelith_sim::explore::{FaultChoice, Finding, Plan, Sums, explore};
+use pagelith_sim::explore::ops::{PlannedOp, OpKind};
+use pagelith_sim::explore::{FaultChoice, Finding, ExplorePlan, RunTotals, explore};
 
 /// Most operations executed: an input must not take minutes.
 const OPS_MAX: usize = 300;
 
-const VERBS: [Verb; 33] = [
-    Verb::Get,
-    Verb::GetPage,
-    Verb::GetRange,
-    Verb::GetLent,
-    Verb::Put,
-    Verb::PutMany,
-    Verb::PutLent,
-    Verb::PutOther,
-    Verb::Attach,
-    Verb::Fill,
-    Verb::Commit,
-    Verb::Abort,
-    Verb::Exists,
-    Verb::ExistsGroups,
-    Verb::View,
-    Verb::Remove,
-    Verb::Clear,
-    Verb::Hasty,
-    Verb::Pin,
-    Verb::Unpin,
-    Verb::Lease,
-    Verb::Flush,
-    Verb::Poll,
-    Verb::Drain,
-    Verb::Idle,
-    Verb::Jump,
-    Verb::NewSession,
-    Verb::Audit,
-    Verb::Close,
-    Verb::Abandon,
-    Verb::Crash,
-    Verb::CrashSoon,
-    Verb::CrashTwice,
+const VERBS: [OpKind; 33] = [
+    OpKind::Get,
+    OpKind::GetPage,
+    OpKind::GetRange,
+    OpKind::GetBorrowed,
+    OpKind::Put,
+    OpKind::PutMany,
+    OpKind::PutBorrowed,
+    OpKind::PutOther,
+    OpKind::Attach,
+    OpKind::Fill,
+    OpKind::Commit,
+    OpKind::Abort,
+    OpKind::Exists,
+    OpKind::ExistsGroups,
+    OpKind::View,
+    OpKind::Remove,
+    OpKind::Clear,
+    OpKind::HastyRemoval,
+    OpKind::Pin,
+    OpKind::Unpin,
+    OpKind::Lease,
+    OpKind::Flush,
+    OpKind::Poll,
+    OpKind::Drain,
+    OpKind::Idle,
+    OpKind::Jump,
+    OpKind::NewSession,
+    OpKind::Audit,
+    OpKind::Close,
+    OpKind::Abandon,
+    OpKind::Crash,
+    OpKind::CrashSoon,
+    OpKind::CrashTwice,
 ];
 
 /// The plan of an input; `None` if it is too short.
-pub fn plan(input: &[u8]) -> Option<Plan> {
+pub fn plan(input: &[u8]) -> Option<ExplorePlan> {
     let ([a, b, flags], rest) = input.split_first_chunk::<3>()?;
     let seed = u64::from(u16::from_le_bytes([*a, *b]));
     let faults = if flags & 1 == 1 { FaultChoice::Mixed } else { FaultChoice::None };
-    let mut plan = Plan::of_seed(seed, 0, faults, flags & 2 == 2);
-    let op = |bytes: &[u8; 3]| Op {
+    let mut plan = ExplorePlan::of_seed(seed, 0, faults, flags & 2 == 2);
+    let op = |bytes: &[u8; 3]| PlannedOp {
         verb: VERBS[usize::from(bytes[0]) % VERBS.len()],
         r: SplitMix64::new(u64::from(u16::from_le_bytes([bytes[1], bytes[2]]))).next_u64(),
     };
@@ -64,7 +64,7 @@ pub fn plan(input: &[u8]) -> Option<Plan> {
 }
 
 /// Executes an input; returns the findings.
-pub fn run(input: &[u8]) -> (Sums, Vec<Finding>) {
+pub fn run(input: &[u8]) -> (RunTotals, Vec<Finding>) {
     plan(input).map(|plan| explore(&plan)).unwrap_or_default()
 }
 

@@ -26,7 +26,7 @@ impl AtomicArray {
         let bytes =
             count.checked_mul(size_of::<AtomicU64>()).ok_or(std::io::ErrorKind::OutOfMemory)?;
         let mut memory = AlignedBuf::new(bytes)?;
-        memory.keep_from_children();
+        memory.exclude_from_fork();
         // The memory does not move with the buffer's handle.
         Ok(AtomicArray { base: NonNull::from(&mut memory[..]).cast(), count, memory })
     }

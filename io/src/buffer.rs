@@ -9,10 +9,10 @@ use memmap2::{Advice, MmapMut, MmapRaw};
 use pagelith_layouts::align::align_up;
 
 use crate::buffer_cache;
-use crate::shm::Region;
+use crate::shm::SharedRegion;
 
 /// Keeps borrowed memory valid for as long as a [`Part`] of it exists.
-pub type Keep = Arc<dyn Any + Send + Sync>;
+pub type KeepAlive = Arc<dyn Any + Send + Sync>;
 
 /// Distance in bytes between consecutive buffers of one mapping.
 fn stride(len: usize) -> usize {
@@ -33,7 +33,7 @@ enum Map {
     /// A slice of a shared mapping, from this byte offset. The slices of two buffers are disjoint.
     Slice(Arc<MmapRaw>, usize),
     /// A slice of a region, which can be shared with other processes.
-    InRegion(Arc<Region>, usize),
+    InRegion(Arc<SharedRegion>, usize),
 }
 
 impl AlignedBuf {
@@ -51,7 +51,7 @@ impl AlignedBuf {
     }
 
     /// As [`AlignedBuf::many`], with one buffer for each of `lengths`, in that order.
-    pub fn several(lengths: &[usize]) -> std::io::Result<Vec<AlignedBuf>> {
+    pub fn with_lengths(lengths: &[usize]) -> std::io::Result<Vec<AlignedBuf>> {
         let mut total = 0usize;
         let mut places = Vec::with_capacity(lengths.len());
         for len in lengths {
@@ -83,10 +83,13 @@ impl AlignedBuf {
 
     /// As [`AlignedBuf::many`], in a region that can be shared with other processes. Returns the
     /// region too.
-    pub fn shown(count: usize, len: usize) -> std::io::Result<(Vec<AlignedBuf>, Arc<Region>)> {
+    pub fn shown(
+        count: usize,
+        len: usize,
+    ) -> std::io::Result<(Vec<AlignedBuf>, Arc<SharedRegion>)> {
         let stride = stride(len);
         let total = stride.checked_mul(count.max(1)).ok_or(std::io::ErrorKind::OutOfMemory)?;
-        let region = Arc::new(Region::new(total)?);
+        let region = Arc::new(SharedRegion::new(total)?);
         let slice = |i| AlignedBuf { map: Map::InRegion(region.clone(), i * stride), len };
         Ok(((0..count).map(slice).collect(), region))
     }
@@ -107,7 +110,7 @@ impl AlignedBuf {
     /// Exclude the memory, of all buffers that share the mapping, from forked children: a parent
     /// that writes would otherwise copy it page by page. The memory is unmapped in a child. Short
     /// buffers, whose mappings are reused for other buffers, are not affected.
-    pub fn keep_from_children(&self) {
+    pub fn exclude_from_fork(&self) {
         // If the system declines, the cost is memory after a fork, nothing else.
         let _ = match &self.map {
             Map::Whole(Some(map)) if map.len() > buffer_cache::CACHED_MAP_BYTES_MAX => {
@@ -116,7 +119,7 @@ impl AlignedBuf {
             Map::Whole(_) => Ok(()),
             Map::Slice(map, _) => map.advise(Advice::DontFork),
             Map::InRegion(region, _) => {
-                region.keep_from_children();
+                region.exclude_from_fork();
                 Ok(())
             }
         };
@@ -198,7 +201,7 @@ enum Backing {
     Buffer(AlignedBuf),
     /// A buffer that several parts share.
     SharedBuffer(Arc<AlignedBuf>),
-    Borrowed(#[allow(dead_code, reason = "held for its drop")] Option<Keep>),
+    Borrowed(#[allow(dead_code, reason = "held for its drop")] Option<KeepAlive>),
 }
 
 impl Backing {
@@ -237,7 +240,7 @@ impl Part {
     /// `ptr..ptr + len` is initialised memory, valid for reads and writes until the part is dropped
     /// (`keep` may be what ensures it), and nothing else reads or writes it while the part or an
     /// operation holding the part exists.
-    pub unsafe fn exclusive(ptr: NonNull<u8>, len: usize, keep: Option<Keep>) -> Part {
+    pub unsafe fn exclusive(ptr: NonNull<u8>, len: usize, keep: Option<KeepAlive>) -> Part {
         Part { ptr, len, exclusive: true, backing: Backing::Borrowed(keep) }
     }
 
@@ -247,7 +250,7 @@ impl Part {
     /// `ptr..ptr + len` is initialised memory, valid for reads until the part is dropped (`keep`
     /// may be what ensures it), and nothing writes it while the part or an operation holding the
     /// part exists.
-    pub unsafe fn shared(ptr: NonNull<u8>, len: usize, keep: Option<Keep>) -> Part {
+    pub unsafe fn shared(ptr: NonNull<u8>, len: usize, keep: Option<KeepAlive>) -> Part {
         Part { ptr, len, exclusive: false, backing: Backing::Borrowed(keep) }
     }
 
@@ -341,23 +344,23 @@ impl Part {
 /// Parts that several operations may read at once; they are handed back when no operation reads
 /// them any more.
 #[derive(Clone)]
-pub struct Readers(Arc<Mutex<Vec<Part>>>);
+pub struct SharedParts(Arc<Mutex<Vec<Part>>>);
 
-impl Readers {
+impl SharedParts {
     /// Share `parts` with readers.
-    pub fn new(parts: Vec<Part>) -> Readers {
-        Readers(Arc::new(Mutex::new(parts)))
+    pub fn new(parts: Vec<Part>) -> SharedParts {
+        SharedParts(Arc::new(Mutex::new(parts)))
     }
 
     /// Access the parts, for their addresses. While the value exists the memory is not written, so
     /// the bytes may be read too.
-    pub fn look<R>(&self, look: impl FnOnce(&[Part]) -> R) -> R {
+    pub fn with_parts<R>(&self, look: impl FnOnce(&[Part]) -> R) -> R {
         look(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Read-only parts of the same bytes.
     pub fn parts(&self) -> Vec<Part> {
-        let keep: Keep = self.0.clone();
+        let keep: KeepAlive = self.0.clone();
         let parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let reader = |part: &Part| {
             // SAFETY: `keep` holds the part that owns or borrows the memory. Only that part could
@@ -385,8 +388,8 @@ pub struct BorrowScope<'mem> {
 impl<'mem> BorrowScope<'mem> {
     /// Run `body` with a lender, and abort the process if a part of it still exists afterwards.
     pub fn scope<R>(body: impl FnOnce(&BorrowScope<'mem>) -> R) -> R {
-        struct AbortOnLoan(Arc<()>);
-        impl Drop for AbortOnLoan {
+        struct AbortOnLeak(Arc<()>);
+        impl Drop for AbortOnLeak {
             fn drop(&mut self) {
                 // The guard's own count and the lender's; also reached when `body` panics.
                 let on_loan = Arc::strong_count(&self.0) > 1;
@@ -398,7 +401,7 @@ impl<'mem> BorrowScope<'mem> {
             }
         }
         let lender = BorrowScope { loans: Arc::new(()), _memory: std::marker::PhantomData };
-        let abort_on_loan = AbortOnLoan(lender.loans.clone());
+        let abort_on_loan = AbortOnLeak(lender.loans.clone());
         let lender = std::panic::AssertUnwindSafe(lender);
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(&lender)));
         drop(lender);

@@ -23,7 +23,7 @@ pub struct FileId(pub u32);
 
 /// Which implementation moves the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum IoBackend {
     /// io_uring with O_DIRECT.
     Uring,
     /// Positioned reads and writes on helper threads, for kernels, containers and file systems that
@@ -37,7 +37,7 @@ pub enum Side {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskFacts {
     /// Which implementation moves the bytes.
-    pub side: Side,
+    pub side: IoBackend,
     /// Whether transfers bypass the page cache.
     pub direct: bool,
     /// Alignment of a part's address in bytes, a power of two of at most 4096.
@@ -130,7 +130,7 @@ pub trait Queue: Send {
     /// passed.
     fn wait(&mut self, done: &mut Vec<Completion>, timeout: Duration);
     /// Bound the wait for operations in flight when this queue is dropped; the default is 30 s.
-    fn limit_drop(&mut self, _wait: Duration) {}
+    fn set_drop_timeout(&mut self, _wait: Duration) {}
 }
 
 /// Storage in one or several directories. Control operations block and are rare.
@@ -161,7 +161,7 @@ pub trait Disk: Send + Sync {
     /// the next open. Costs two system calls a file.
     fn check_names(&self) -> Result<(), IoFault>;
     /// The first bytes of a file, whether or not it is locked; for messages only.
-    fn glance(&self, _dir: usize, _name: &str) -> Option<Vec<u8>> {
+    fn read_prefix(&self, _dir: usize, _name: &str) -> Option<Vec<u8>> {
         None
     }
     /// Register the `len` bytes at address `base`, as far as this side can, so that reads into them

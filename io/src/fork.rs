@@ -24,7 +24,7 @@ pub(crate) fn track(files: &Arc<Files>) {
 /// For a child that was just forked: release the data files of stores that its parent has open. The
 /// child must not use those stores anyway. Files that a parent's thread had locked at the time of
 /// the fork are left as they are.
-pub fn leave_files() {
+pub fn release_files_after_fork() {
     let Ok(disks) = DISKS.try_lock() else { return };
     let Ok(null) = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
     else {

@@ -10,7 +10,7 @@ use pagelith_layouts::checksum::{Checksum, StreamChecksum, checksum};
 #[cfg(target_arch = "x86_64")]
 use stripes::{Accumulators, SHORT_MAX, STRIPE};
 
-pub use blocks::{Copier, Piece, copy_blocks};
+pub use blocks::{Copier, SourcePiece, copy_blocks};
 
 mod blocks;
 #[cfg(target_arch = "x86_64")]
@@ -28,18 +28,18 @@ const WIDE_BYTES: u64 = 8 << 20;
 
 /// The kind of store that a copy uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StoreKind {
+pub enum CopyMode {
     /// Ordinary stores: for bytes that are read next, and for memory that is cached.
     Cached,
     /// Non-temporal stores, where the CPU has them: an ordinary store first reads the line that it
     /// overwrites. For memory that is not read again soon.
-    PastCache,
+    NonTemporal,
 }
 
-impl StoreKind {
+impl CopyMode {
     /// The kind for a caller that receives `bytes` bytes at once, and may read them next.
-    pub fn of(bytes: u64) -> StoreKind {
-        if bytes < WIDE_BYTES { StoreKind::Cached } else { StoreKind::PastCache }
+    pub fn of(bytes: u64) -> CopyMode {
+        if bytes < WIDE_BYTES { CopyMode::Cached } else { CopyMode::NonTemporal }
     }
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct BlockCopy {
         not(target_arch = "x86_64"),
         expect(dead_code, reason = "on other CPUs all copies are plain")
     )]
-    stores: StoreKind,
+    stores: CopyMode,
     /// Bytes of the block that are not copied yet.
     left: usize,
     sum: Sum,
@@ -82,7 +82,7 @@ enum SeparateHash {
 
 impl BlockCopy {
     /// Begin a block of `len` bytes.
-    fn new(len: usize, stores: StoreKind) -> BlockCopy {
+    fn new(len: usize, stores: CopyMode) -> BlockCopy {
         let mut block = BlockCopy { stores, left: 0, sum: Sum::Separate(SeparateHash::Empty) };
         block.begin(len);
         block
@@ -122,7 +122,7 @@ impl BlockCopy {
     ///
     /// # Panics
     /// If the block has fewer bytes left.
-    pub(crate) unsafe fn piece_shared(&mut self, to: &mut [u8], from: *const u8) {
+    pub(crate) unsafe fn copy_shared(&mut self, to: &mut [u8], from: *const u8) {
         // SAFETY: the caller's promise.
         unsafe { self.copy::<true>(to, from) }
     }
@@ -133,7 +133,7 @@ impl BlockCopy {
     /// If the block has fewer bytes left.
     pub(crate) fn hash_in_place(&mut self, bytes: &[u8]) {
         let mut discarded = [0; 4096];
-        let stores = std::mem::replace(&mut self.stores, StoreKind::Cached);
+        let stores = std::mem::replace(&mut self.stores, CopyMode::Cached);
         bytes
             .chunks(discarded.len())
             .for_each(|bytes| self.piece(&mut discarded[..bytes.len()], bytes));
@@ -226,7 +226,7 @@ impl Fused {
         &mut self,
         to: &mut [u8],
         from: *const u8,
-        stores: StoreKind,
+        stores: CopyMode,
     ) {
         let mut done = 0;
         if self.in_part > 0 {
@@ -245,7 +245,7 @@ impl Fused {
         }
         let (to, from) = (&mut to[done..], from.wrapping_add(done));
         let count = (to.len() / STRIPE).min(self.stripes_max() - self.stripes);
-        let bypasses_cache = stores == StoreKind::PastCache
+        let bypasses_cache = stores == CopyMode::NonTemporal
             && count * STRIPE > PLAIN_BYTES
             && to.as_ptr().addr() % 32 == 0;
         // SAFETY: `to` contains `count` stripes, and so does `from` by the caller's promise.

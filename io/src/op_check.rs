@@ -19,7 +19,7 @@ pub(crate) const BYTES_MAX: u64 = 0x7fff_f000;
 
 /// Alignment in bytes that transfers must keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Align {
+pub(crate) struct Alignment {
     /// For a part's address and length.
     pub(crate) memory: usize,
     /// For offsets and total lengths.
@@ -29,7 +29,7 @@ pub(crate) struct Align {
 /// The file of `op`, looked up by number with `find`, if `op` passes every check.
 pub(crate) fn check<F: Deref<Target = DataFile>>(
     find: impl FnOnce(FileId) -> Option<F>,
-    align: Align,
+    align: Alignment,
     op: &Op,
 ) -> Result<F, IoFault> {
     let (id, offset) = target(op);
@@ -49,7 +49,7 @@ pub(crate) fn check<F: Deref<Target = DataFile>>(
     }
 }
 
-fn broken_rule(file: &DataFile, align: Align, op: &Op) -> Option<String> {
+fn broken_rule(file: &DataFile, align: Alignment, op: &Op) -> Option<String> {
     let (offset, parts, reads) = match op {
         Op::Read { offset, parts, .. } => (*offset, parts, true),
         Op::Write { offset, parts, .. } => (*offset, parts, false),
@@ -96,7 +96,7 @@ pub(crate) fn verdict(op: &Op, path: &str, moved: Result<u64, Errno>) -> Result<
     let (_, offset) = target(op);
     let wanted = op.bytes();
     match moved {
-        Ok(n) if n == wanted || mutant::on(Mutant::ShortIsOk) => Ok(()),
+        Ok(n) if n == wanted || mutant::on(Mutant::ShortTransferAccepted) => Ok(()),
         Ok(n) => {
             let detail = format!("moved={n} wanted={wanted}");
             Err(IoFault::found(FaultKind::Short, fault_op(op), path, offset, detail))

@@ -1,11 +1,11 @@
 //! A table of values that threads pin without a lock, while its owner may retire them.
 //!
-//! [`Readers`] is one word: the number of readers, and an open bit. Both change by
+//! [`PinCount`] is one word: the number of readers, and an open bit. Both change by
 //! read-modify-writes of that word, so all changes have one order. A reader that entered before the
 //! close is counted when it is closed; a later one is refused and changes nothing. This needs no
 //! fence.
 //!
-//! [`PinTableOwner`] and [`Kept`] are the two sides of a table of values with such words.
+//! [`PinTableOwner`] and [`PinTable`] are the two sides of a table of values with such words.
 //! Invariants:
 //! 1. A place is filled only while it is empty, and opened after that: a reader that enters finds
 //!    the value.
@@ -33,15 +33,15 @@ const CHUNK: usize = 1 << 18;
 
 /// A count of readers and whether more may enter. Initially closed.
 #[derive(Debug)]
-pub struct Readers(AtomicU32);
+pub struct PinCount(AtomicU32);
 
-impl Default for Readers {
-    fn default() -> Readers {
-        Readers(AtomicU32::new(0))
+impl Default for PinCount {
+    fn default() -> PinCount {
+        PinCount(AtomicU32::new(0))
     }
 }
 
-impl Readers {
+impl PinCount {
     /// Open it. A reader that enters after this sees all earlier writes.
     pub fn open(&self) {
         self.0.fetch_or(OPEN, Release);
@@ -107,13 +107,13 @@ impl Readers {
     }
 }
 
-struct Place<T> {
-    readers: Readers,
+struct PinSlot<T> {
+    readers: PinCount,
     value: AtomicPtr<T>,
 }
 
 /// Places that are allocated together.
-type Chunk<T> = OnceLock<Box<[Place<T>]>>;
+type Chunk<T> = OnceLock<Box<[PinSlot<T>]>>;
 
 struct Table<T> {
     chunks: Box<[Chunk<T>]>,
@@ -124,7 +124,7 @@ struct Table<T> {
 
 impl<T> Table<T> {
     #[inline]
-    fn place(&self, at: usize) -> Option<&Place<T>> {
+    fn place(&self, at: usize) -> Option<&PinSlot<T>> {
         self.chunks.get(at / CHUNK)?.get()?.get(at % CHUNK)
     }
 }
@@ -148,7 +148,7 @@ pub struct PinTableOwner<T> {
 }
 
 /// The readers' side: it pins values.
-pub struct Kept<T> {
+pub struct PinTable<T> {
     table: Arc<Table<T>>,
 }
 
@@ -160,8 +160,8 @@ impl<T> PinTableOwner<T> {
     }
 
     /// The readers' side of the table.
-    pub fn kept(&self) -> Kept<T> {
-        Kept { table: self.table.clone() }
+    pub fn table(&self) -> PinTable<T> {
+        PinTable { table: self.table.clone() }
     }
 
     /// Put a value into an empty place, and open the place. Returns false, and does nothing, if the
@@ -175,7 +175,7 @@ impl<T> PinTableOwner<T> {
             let count = (self.table.places - at / CHUNK * CHUNK).min(CHUNK);
             let mut places = hugepage::table(count);
             let place =
-                || Place { readers: Readers::default(), value: AtomicPtr::new(ptr::null_mut()) };
+                || PinSlot { readers: PinCount::default(), value: AtomicPtr::new(ptr::null_mut()) };
             places.resize_with(count, place);
             places.into_boxed_slice()
         });
@@ -213,7 +213,7 @@ impl<T> PinTableOwner<T> {
     }
 }
 
-impl<T> Kept<T> {
+impl<T> PinTable<T> {
     /// Pin the value of a place, if the place is open.
     #[inline]
     pub fn enter(&self, at: usize) -> Option<PinnedRef<'_, T>> {
@@ -226,7 +226,7 @@ impl<T> Kept<T> {
 /// dropped without [`PinnedRef::leave`], the reader counts as inside for ever, and the value stays.
 #[must_use]
 pub struct PinnedRef<'a, T> {
-    place: &'a Place<T>,
+    place: &'a PinSlot<T>,
     _value: PhantomData<&'a T>,
 }
 
@@ -256,32 +256,32 @@ mod tests {
 
     #[test]
     fn pinned_value_stays_until_last_reader_leaves() {
-        let mut keeper = PinTableOwner::new(3);
-        let kept = keeper.kept();
-        assert!(kept.enter(1).is_none(), "it is empty");
+        let mut owner = PinTableOwner::new(3);
+        let table = owner.table();
+        assert!(table.enter(1).is_none(), "it is empty");
         let value = Arc::new(7);
-        assert!(keeper.fill(1, value.clone()) && !keeper.fill(1, value.clone()));
-        assert!(!keeper.fill(3, value.clone()), "no such place");
-        let (first, second) = (kept.enter(1).expect("open"), kept.enter(1).expect("open"));
-        assert_eq!((*first, keeper.count(1)), (7, 2));
-        assert_eq!(keeper.take(1), None, "it is open");
-        keeper.close(1);
-        assert!(kept.enter(1).is_none(), "closed");
-        assert_eq!(keeper.take(1), None, "two readers are inside");
+        assert!(owner.fill(1, value.clone()) && !owner.fill(1, value.clone()));
+        assert!(!owner.fill(3, value.clone()), "no such place");
+        let (first, second) = (table.enter(1).expect("open"), table.enter(1).expect("open"));
+        assert_eq!((*first, owner.count(1)), (7, 2));
+        assert_eq!(owner.take(1), None, "it is open");
+        owner.close(1);
+        assert!(table.enter(1).is_none(), "closed");
+        assert_eq!(owner.take(1), None, "two readers are inside");
         assert!(!first.leave());
-        assert_eq!((*second, keeper.take(1)), (7, None));
+        assert_eq!((*second, owner.take(1)), (7, None));
         assert!(second.leave(), "the last reader");
-        assert_eq!(keeper.take(1), Some(value.clone()));
-        assert_eq!((keeper.take(1), keeper.count(1)), (None, 0));
-        assert!(keeper.fill(1, value.clone()));
-        assert!(!kept.enter(1).expect("open again").leave(), "it was not closed");
-        drop((keeper, kept));
+        assert_eq!(owner.take(1), Some(value.clone()));
+        assert_eq!((owner.take(1), owner.count(1)), (None, 0));
+        assert!(owner.fill(1, value.clone()));
+        assert!(!table.enter(1).expect("open again").leave(), "it was not closed");
+        drop((owner, table));
         assert_eq!(Arc::strong_count(&value), 1);
     }
 
     #[test]
     fn close_if_empty_succeeds_without_readers() {
-        let readers = Readers::default();
+        let readers = PinCount::default();
         assert!(!readers.enter() && readers.close_if_empty(), "initially closed");
         readers.open();
         assert!(readers.enter() && !readers.close_if_empty());

@@ -12,19 +12,19 @@ use rustix::io::{Errno, retry_on_intr};
 use crate::blocking::{BlockingQueue, Pool};
 use crate::copy_on_write;
 use crate::create::{check_name, create, lock, make_dirs, remove_dirs, set_direct, sync_dir};
-use crate::disk::{Disk, DiskFacts, FileId, Queue, Side};
+use crate::disk::{Disk, DiskFacts, FileId, IoBackend, Queue};
 use crate::fault::{FaultKind, FaultOp, IoFault, show};
 use crate::file_system::check_length;
 use crate::files::{DataFile, Files};
 use crate::fork;
-use crate::op_check::{Align, PARTS_MAX};
-use crate::registered::{Registered, Registration, Span};
+use crate::op_check::{Alignment, PARTS_MAX};
+use crate::registered::{MemoryRange, RegisteredMemory, Registration};
 use crate::regular_file::{Access, lstat_name, open_store_file};
 use crate::sync::{Mutex, PoisonError};
-use crate::uring::{self, Common, UringQueue};
+use crate::uring::{self, UringQueue, UringShared};
 
 /// The mechanism that transfers the bytes.
-pub(crate) enum Mover {
+pub(crate) enum TransferBackend {
     /// One ring per queue.
     Uring {
         /// Performs the operations that do not go through a ring.
@@ -40,10 +40,10 @@ pub(crate) enum Mover {
 pub(crate) struct RealDisk {
     dirs: Vec<PathBuf>,
     files: Arc<Files>,
-    registered: Arc<Registered>,
-    mover: Mover,
+    registered: Arc<RegisteredMemory>,
+    mover: TransferBackend,
     direct: bool,
-    align: Align,
+    align: Alignment,
     reason: String,
     /// Whether the warning about a queue without a ring was logged.
     ring_warned: AtomicBool,
@@ -60,9 +60,9 @@ impl RealDisk {
     /// A disk over `dirs`, which need not exist; `reason` says why `mover` was chosen.
     pub(crate) fn new(
         dirs: &[PathBuf],
-        mover: Mover,
+        mover: TransferBackend,
         direct: bool,
-        align: Align,
+        align: Alignment,
         reason: String,
     ) -> RealDisk {
         let made = Mutex::default();
@@ -119,8 +119,8 @@ impl Disk for RealDisk {
     fn facts(&self) -> DiskFacts {
         DiskFacts {
             side: match self.mover {
-                Mover::Uring { .. } => Side::Uring,
-                Mover::Blocking(_) => Side::Blocking,
+                TransferBackend::Uring { .. } => IoBackend::Uring,
+                TransferBackend::Blocking(_) => IoBackend::Blocking,
             },
             direct: self.direct,
             memory_align: self.align.memory,
@@ -185,7 +185,7 @@ impl Disk for RealDisk {
             .try_for_each(|file| check_name_of(file, self.dir(file.dir, FaultOp::Sync)?))
     }
 
-    fn glance(&self, dir: usize, name: &str) -> Option<Vec<u8>> {
+    fn read_prefix(&self, dir: usize, name: &str) -> Option<Vec<u8>> {
         let path = self.dir(dir, FaultOp::Open).ok()?.join(name);
         let fd = open_store_file(&path, Access::Read).ok()?;
         let mut bytes = vec![0; ALIGN as usize];
@@ -195,29 +195,32 @@ impl Disk for RealDisk {
     }
 
     fn register(&self, base: usize, len: usize) -> Result<Registration, IoFault> {
-        let span = Span { base, len };
+        let span = MemoryRange { base, len };
         match self.mover {
-            Mover::Uring { .. } if len > 0 => {
+            TransferBackend::Uring { .. } if len > 0 => {
                 uring::may_register(span)?;
                 Ok(self.registered.add(span))
             }
-            Mover::Uring { .. } | Mover::Blocking(_) => Ok(Registration::none()),
+            TransferBackend::Uring { .. } | TransferBackend::Blocking(_) => {
+                Ok(Registration::none())
+            }
         }
     }
 
     fn queue(&self, depth: usize) -> Result<Box<dyn Queue>, IoFault> {
         let (files, align) = (self.files.clone(), self.align);
         let (pool, fault) = match &self.mover {
-            Mover::Uring { pool, may_do_without } => {
+            TransferBackend::Uring { pool, may_do_without } => {
                 let registered = self.registered.clone();
-                let common = Common { files: files.clone(), registered, align, pool: pool.clone() };
+                let common =
+                    UringShared { files: files.clone(), registered, align, pool: pool.clone() };
                 match UringQueue::new(common, depth) {
                     Ok(queue) => return Ok(Box::new(queue)),
                     Err(fault) if *may_do_without => (pool, Some(fault)),
                     Err(fault) => return Err(fault),
                 }
             }
-            Mover::Blocking(pool) => (pool, None),
+            TransferBackend::Blocking(pool) => (pool, None),
         };
         if let Some(fault) = fault {
             match self.ring_warned.swap(true, Ordering::Relaxed) {

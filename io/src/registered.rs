@@ -20,12 +20,12 @@ const BUFFERS_MAX: usize = 1 << 14;
 
 /// A range of memory, by address: the kernel's `struct iovec` of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Span {
+pub(crate) struct MemoryRange {
     pub(crate) base: usize,
     pub(crate) len: usize,
 }
 
-impl Span {
+impl MemoryRange {
     /// Whether the range does not wrap around, and is no longer than a ring can register.
     pub(crate) fn can_register(self) -> bool {
         self.base.checked_add(self.len).is_some()
@@ -33,17 +33,17 @@ impl Span {
     }
 
     /// The range split into buffers that the kernel accepts.
-    pub(crate) fn buffers(self) -> impl Iterator<Item = Span> {
+    pub(crate) fn buffers(self) -> impl Iterator<Item = MemoryRange> {
         (0..self.len.div_ceil(BUFFER_BYTES_MAX)).map(move |i| {
             let at = i * BUFFER_BYTES_MAX;
-            Span { base: self.base + at, len: (self.len - at).min(BUFFER_BYTES_MAX) }
+            MemoryRange { base: self.base + at, len: (self.len - at).min(BUFFER_BYTES_MAX) }
         })
     }
 }
 
 /// The memory registered with a disk.
 #[derive(Debug, Default)]
-pub(crate) struct Registered {
+pub(crate) struct RegisteredMemory {
     list: Mutex<List>,
     /// Incremented with each change of the list, so that rings detect changes without a lock.
     version: AtomicU64,
@@ -52,12 +52,12 @@ pub(crate) struct Registered {
 #[derive(Debug, Default)]
 struct List {
     next: u64,
-    spans: Vec<(u64, Span)>,
+    spans: Vec<(u64, MemoryRange)>,
 }
 
-impl Registered {
+impl RegisteredMemory {
     /// Add a range, until the registration is dropped.
-    pub(crate) fn add(self: &Arc<Self>, span: Span) -> Registration {
+    pub(crate) fn add(self: &Arc<Self>, span: MemoryRange) -> Registration {
         let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
         let id = list.next;
         list.next += 1;
@@ -72,9 +72,10 @@ impl Registered {
     }
 
     /// The version of the list and its buffers, without duplicates and sorted by address.
-    pub(crate) fn buffers(&self) -> (u64, Vec<Span>) {
+    pub(crate) fn buffers(&self) -> (u64, Vec<MemoryRange>) {
         let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut all: Vec<Span> = list.spans.iter().flat_map(|(_, span)| span.buffers()).collect();
+        let mut all: Vec<MemoryRange> =
+            list.spans.iter().flat_map(|(_, span)| span.buffers()).collect();
         all.sort_by_key(|span| (span.base, span.len));
         all.dedup();
         (self.version(), all)
@@ -85,7 +86,7 @@ impl Registered {
 #[derive(Debug)]
 #[must_use = "dropping this ends the registration"]
 pub struct Registration {
-    entry: Option<(Arc<Registered>, u64)>,
+    entry: Option<(Arc<RegisteredMemory>, u64)>,
 }
 
 impl Registration {
@@ -116,8 +117,8 @@ mod tests {
 
     #[test]
     fn registered_ranges_are_listed_once_in_address_order() {
-        let all = Arc::new(Registered::default());
-        let span = |base, len| Span { base, len };
+        let all = Arc::new(RegisteredMemory::default());
+        let span = |base, len| MemoryRange { base, len };
         assert_eq!(all.buffers(), (0, vec![]));
         let (long, twice) =
             (all.add(span(1 << 40, BUFFER_BYTES_MAX + 4096)), all.add(span(4096, 8192)));

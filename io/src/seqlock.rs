@@ -75,7 +75,7 @@ impl SeqLocks {
     /// Note a stripe's version before reading in it. `None` while it is being changed: then a read
     /// there is worthless.
     #[inline]
-    pub fn mark(&self, stripe: usize) -> Option<ReadStamp> {
+    pub fn stamp(&self, stripe: usize) -> Option<ReadStamp> {
         let version = self.stripes[stripe].load(Acquire);
         // A stripe number must fit 32 bits, else two stripes would share a mark; there are never
         // that many.
@@ -84,11 +84,11 @@ impl SeqLocks {
 
     /// Whether none of the stripes has changed since it was marked.
     #[inline]
-    pub fn hold(&self, marks: &[ReadStamp]) -> bool {
+    pub fn validate(&self, stamps: &[ReadStamp]) -> bool {
         // The writer of a value that was read began its stripe first, and that version is seen
         // after this fence.
         fence(Acquire);
-        marks.iter().all(|mark| self.stripes[mark.stripe as usize].load(Relaxed) == mark.version)
+        stamps.iter().all(|mark| self.stripes[mark.stripe as usize].load(Relaxed) == mark.version)
     }
 }
 
@@ -99,13 +99,13 @@ mod tests {
     #[test]
     fn mark_is_valid_until_stripe_begins() {
         let versions = SeqLocks::new(2);
-        let (first, second) = (versions.mark(0).expect("even"), versions.mark(1).expect("even"));
-        assert!(versions.hold(&[first, second]));
+        let (first, second) = (versions.stamp(0).expect("even"), versions.stamp(1).expect("even"));
+        assert!(versions.validate(&[first, second]));
         assert!(versions.begin(0) && !versions.begin(0));
-        assert!(versions.mark(0).is_none());
-        assert!(!versions.hold(&[first, second]) && versions.hold(&[second]));
+        assert!(versions.stamp(0).is_none());
+        assert!(!versions.validate(&[first, second]) && versions.validate(&[second]));
         versions.end(0);
-        assert!(!versions.hold(&[first]), "the earlier read is out of date");
-        assert!(versions.hold(&[versions.mark(0).expect("even"), second]));
+        assert!(!versions.validate(&[first]), "the earlier read is out of date");
+        assert!(versions.validate(&[versions.stamp(0).expect("even"), second]));
     }
 }

@@ -32,7 +32,7 @@ struct PoolState {
 
 enum Memory {
     Own(#[expect(dead_code, reason = "held for its drop")] AlignedBuf),
-    Shared(#[expect(dead_code, reason = "held for its drop")] Arc<shm::Region>),
+    Shared(#[expect(dead_code, reason = "held for its drop")] Arc<shm::SharedRegion>),
 }
 
 // SAFETY: `base` points into the mapping that `_memory` owns, which any thread may use. Bytes are
@@ -49,13 +49,13 @@ impl PoolState {
 }
 
 /// An allocated run; held by its part.
-struct Loan {
+struct StagingRun {
     state: Arc<PoolState>,
     start: u32,
     pages: u32,
 }
 
-impl Drop for Loan {
+impl Drop for StagingRun {
     fn drop(&mut self) {
         self.state.runs().free(self.start, self.pages);
         self.state.released.raise();
@@ -78,17 +78,17 @@ impl StagingPool {
         let pages = pages_of(bytes)?;
         // A new mapping: one from the buffer cache would have to be cleared as a whole.
         let mut buf = AlignedBuf::many(1, bytes)?.pop().ok_or(io::ErrorKind::OutOfMemory)?;
-        buf.keep_from_children();
+        buf.exclude_from_fork();
         let base = NonNull::from(&mut buf[..]).cast();
         Ok(StagingPool::with_memory(base, bytes, pages, Memory::Own(buf)))
     }
 
     /// As [`StagingPool::new`], in a region that can be shared with other processes. Returns the
     /// region too.
-    pub fn shared(bytes: usize) -> io::Result<(StagingPool, Arc<shm::Region>)> {
+    pub fn shared(bytes: usize) -> io::Result<(StagingPool, Arc<shm::SharedRegion>)> {
         let pages = pages_of(bytes)?;
-        let memory = Arc::new(shm::Region::new(bytes)?);
-        memory.keep_from_children();
+        let memory = Arc::new(shm::SharedRegion::new(bytes)?);
+        memory.exclude_from_fork();
         // In this process only the pool's parts read or write the region; its other users handle
         // offsets and lengths only.
         let base = NonNull::new(memory.base()).ok_or(io::ErrorKind::OutOfMemory)?;
@@ -108,7 +108,7 @@ impl StagingPool {
     pub fn try_part(&self, len: usize) -> Option<Part> {
         let pages = u32::try_from(len.div_ceil(PAGE)).ok()?;
         let start = self.state.runs().alloc(pages)?;
-        let loan = Loan { state: Arc::clone(&self.state), start, pages };
+        let loan = StagingRun { state: Arc::clone(&self.state), start, pages };
         // SAFETY: the run is inside the mapping, because the allocator counts exactly its pages.
         let ptr = unsafe { self.state.base.add(start as usize * PAGE) };
         // SAFETY: the mapping is zeroed, so initialised. `loan` keeps the mapping alive and the run

@@ -111,7 +111,7 @@ structure! {
 impl CheckpointEntry {
     /// A withdrawal of every entry of the record at `record_block` of `segment`. Objects left that
     /// record while the snapshot was copied, so that the snapshot may lack members of its group.
-    pub fn withdraws(segment: u32, record_block: u16) -> CheckpointEntry {
+    pub fn withdrawal(segment: u32, record_block: u16) -> CheckpointEntry {
         CheckpointEntry { segment, record_block, ..bytemuck::Zeroable::zeroed() }
     }
 

@@ -37,7 +37,7 @@ pub const BLOCK_BYTES_MAX: u32 = 1 << 20;
 
 /// Whether `block_bytes` is a valid block size: a multiple of 4096, from 4096 to
 /// [`BLOCK_BYTES_MAX`].
-pub const fn block_bytes_ok(block_bytes: u32) -> bool {
+pub const fn is_valid_block_bytes(block_bytes: u32) -> bool {
     block_bytes > 0
         && block_bytes <= BLOCK_BYTES_MAX
         && crate::align::is_aligned(block_bytes as u64)
@@ -196,7 +196,7 @@ mod tests {
         let sizes =
             [0, 512, 4095, 4096, BLOCK_BYTES, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX + 4096, u32::MAX];
         assert_eq!(
-            sizes.map(block_bytes_ok),
+            sizes.map(is_valid_block_bytes),
             [false, false, false, true, true, true, false, false]
         );
     }

@@ -48,7 +48,7 @@ impl ContextError {
     }
 
     /// An error unless every size is at least 1.
-    fn unless_sizes(sizes: &[(&'static str, u16)]) -> Result<(), ContextError> {
+    fn ensure_sizes(sizes: &[(&'static str, u16)]) -> Result<(), ContextError> {
         sizes.iter().try_for_each(|(field, size)| {
             ContextError::unless(*size > 0, field, size, "at least 1")
         })

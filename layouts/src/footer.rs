@@ -9,7 +9,7 @@
 use crate::align::{ALIGN, align_up, is_aligned};
 use crate::checksum::{Checksum, checksum_around};
 use crate::error::FormatError;
-use crate::format::{VERSION, counter_ok, is_zero, read, structure};
+use crate::format::{VERSION, is_valid_counter, is_zero, read, structure};
 use crate::ids::{Incarnation, SegmentOrder, Sequence, StoreId};
 use crate::key::ObjectKey;
 use crate::record::{GroupKind, MEMBERS_MAX, OBJECT_BYTES_MAX, Record, RecordKind, record_bytes};
@@ -321,8 +321,8 @@ fn check_entry(e: &FooterEntry) -> Result<(), FormatError> {
     if !kind_ok
         || !base_ok
         || e.reserved != 0
-        || !counter_ok(e.sequence)
-        || !counter_ok(e.generation)
+        || !is_valid_counter(e.sequence)
+        || !is_valid_counter(e.generation)
     {
         return Err(FormatError::field(WHAT, "entry", e.key));
     }

@@ -73,7 +73,7 @@ pub(crate) fn read<T: bytemuck::AnyBitPattern>(bytes: &[u8]) -> Option<T> {
 
 /// Whether a stored counter is valid. Counters start at 1, and incrementing a value read from a
 /// file must not overflow.
-pub(crate) const fn counter_ok(value: u64) -> bool {
+pub(crate) const fn is_valid_counter(value: u64) -> bool {
     value != 0 && value != u64::MAX
 }
 

@@ -11,7 +11,7 @@ use crate::segment::SegmentIdentity;
 /// The result at one offset of a segment.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "lives on the stack for the length of one call")]
-pub enum Found<'a> {
+pub enum ScanItem<'a> {
     /// An intact header that names this place, and the result of verifying its payload.
     Record {
         /// The header.
@@ -20,7 +20,7 @@ pub enum Found<'a> {
         payload: Result<(), (usize, FormatError)>,
     },
     /// A block that begins like a header but is invalid, or names another place or incarnation.
-    Junk {
+    Unrecognized {
         /// Byte offset in the segment.
         offset: u64,
         /// Why it was refused.
@@ -79,7 +79,7 @@ pub fn scan<E>(
     end: u64,
     scratch: &mut [u8],
     read: &mut ReadAt<'_, E>,
-    found: &mut dyn FnMut(Found<'_>),
+    found: &mut dyn FnMut(ScanItem<'_>),
 ) -> Result<(), E> {
     let end = align_down(end);
     let room = align_down(scratch.len() as u64);
@@ -105,11 +105,11 @@ pub fn scan<E>(
             Ok(record) => {
                 let payload = verify_payload(&record, offset, &mut window)?;
                 let step = if payload.is_ok() { record.record_bytes() } else { ALIGN };
-                found(Found::Record { record, payload });
+                found(ScanItem::Record { record, payload });
                 offset += step;
             }
             Err(error) => {
-                found(Found::Junk { offset, error });
+                found(ScanItem::Unrecognized { offset, error });
                 offset += ALIGN;
             }
         }

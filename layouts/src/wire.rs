@@ -3,7 +3,7 @@
 //! The server drives transfers in both directions. A client sends control frames, and sends object
 //! bytes only if a [`pull`] requested them. The server sends object bytes only for a get in flight.
 //! No frame contains a memory address: bytes in shared memory are named by a region, which was
-//! passed over the connection, and an offset ([`shown`]).
+//! passed over the connection, and an offset ([`shm_ref`]).
 //!
 //! A frame is a [`FrameHead`] and a body. The body of a data frame is object bytes, which are read
 //! into the memory that the reader provided for them. Every other body is a control body: its
@@ -19,7 +19,7 @@ pub mod printable;
 pub mod pull;
 pub mod put;
 pub mod request;
-pub mod shown;
+pub mod shm_ref;
 
 mod list;
 
@@ -51,7 +51,7 @@ pub const DATA_BODY_MAX: u32 = 128 << 20;
 /// Kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Kind {
+pub enum FrameKind {
     /// First frame of a client: its capabilities.
     Hello = 1,
     /// The server's reply: its capabilities.
@@ -86,80 +86,100 @@ pub enum Kind {
 
 /// End of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Side {
+pub enum LinkRole {
     /// The end that sends requests.
     Client,
     /// The store.
     Server,
 }
 
-impl Side {
+impl LinkRole {
     /// The other end.
-    pub fn other(self) -> Side {
+    pub fn other(self) -> LinkRole {
         match self {
-            Side::Client => Side::Server,
-            Side::Server => Side::Client,
+            LinkRole::Client => LinkRole::Server,
+            LinkRole::Server => LinkRole::Client,
         }
     }
 }
 
-impl Kind {
+impl FrameKind {
     /// All kinds.
-    pub const ALL: [Kind; 15] = [
-        Kind::Hello,
-        Kind::Welcome,
-        Kind::Refusal,
-        Kind::Challenge,
-        Kind::Proof,
-        Kind::Request,
-        Kind::Pull,
-        Kind::Data,
-        Kind::Outcome,
-        Kind::Cancel,
-        Kind::Ping,
-        Kind::Pong,
-        Kind::Bye,
-        Kind::Shown,
-        Kind::Taken,
+    pub const ALL: [FrameKind; 15] = [
+        FrameKind::Hello,
+        FrameKind::Welcome,
+        FrameKind::Refusal,
+        FrameKind::Challenge,
+        FrameKind::Proof,
+        FrameKind::Request,
+        FrameKind::Pull,
+        FrameKind::Data,
+        FrameKind::Outcome,
+        FrameKind::Cancel,
+        FrameKind::Ping,
+        FrameKind::Pong,
+        FrameKind::Bye,
+        FrameKind::Shown,
+        FrameKind::Taken,
     ];
 
     /// The kind with this tag; no kind has tag 0.
-    pub fn of(tag: u8) -> Option<Kind> {
-        Kind::ALL.into_iter().find(|kind| *kind as u8 == tag)
+    pub fn from_tag(tag: u8) -> Option<FrameKind> {
+        FrameKind::ALL.into_iter().find(|kind| *kind as u8 == tag)
     }
 
     /// Whether the frame precedes authentication; its body then has at most [`GREETING_BODY_MAX`]
     /// bytes.
     pub fn is_greeting(self) -> bool {
         match self {
-            Kind::Hello | Kind::Welcome | Kind::Refusal | Kind::Challenge | Kind::Proof => true,
-            Kind::Request | Kind::Pull | Kind::Data | Kind::Outcome | Kind::Shown | Kind::Taken => {
-                false
-            }
-            Kind::Cancel | Kind::Ping | Kind::Pong | Kind::Bye => false,
+            FrameKind::Hello
+            | FrameKind::Welcome
+            | FrameKind::Refusal
+            | FrameKind::Challenge
+            | FrameKind::Proof => true,
+            FrameKind::Request
+            | FrameKind::Pull
+            | FrameKind::Data
+            | FrameKind::Outcome
+            | FrameKind::Shown
+            | FrameKind::Taken => false,
+            FrameKind::Cancel | FrameKind::Ping | FrameKind::Pong | FrameKind::Bye => false,
         }
     }
 
     /// Whether `side` may send it.
-    pub fn is_sent_by(self, side: Side) -> bool {
+    pub fn is_sent_by(self, side: LinkRole) -> bool {
         match self {
-            Kind::Hello | Kind::Request | Kind::Cancel => side == Side::Client,
-            Kind::Welcome | Kind::Refusal | Kind::Challenge | Kind::Pull | Kind::Outcome => {
-                side == Side::Server
-            }
-            Kind::Proof | Kind::Data | Kind::Ping | Kind::Pong | Kind::Bye => true,
-            Kind::Shown | Kind::Taken => true,
+            FrameKind::Hello | FrameKind::Request | FrameKind::Cancel => side == LinkRole::Client,
+            FrameKind::Welcome
+            | FrameKind::Refusal
+            | FrameKind::Challenge
+            | FrameKind::Pull
+            | FrameKind::Outcome => side == LinkRole::Server,
+            FrameKind::Proof
+            | FrameKind::Data
+            | FrameKind::Ping
+            | FrameKind::Pong
+            | FrameKind::Bye => true,
+            FrameKind::Shown | FrameKind::Taken => true,
         }
     }
 
     /// Whether the frame has no body.
     pub fn is_bare(self) -> bool {
         match self {
-            Kind::Cancel | Kind::Ping | Kind::Pong | Kind::Bye => true,
-            Kind::Hello | Kind::Welcome | Kind::Refusal | Kind::Challenge | Kind::Proof => false,
-            Kind::Request | Kind::Pull | Kind::Data | Kind::Outcome | Kind::Shown | Kind::Taken => {
-                false
-            }
+            FrameKind::Cancel | FrameKind::Ping | FrameKind::Pong | FrameKind::Bye => true,
+            FrameKind::Hello
+            | FrameKind::Welcome
+            | FrameKind::Refusal
+            | FrameKind::Challenge
+            | FrameKind::Proof => false,
+            FrameKind::Request
+            | FrameKind::Pull
+            | FrameKind::Data
+            | FrameKind::Outcome
+            | FrameKind::Shown
+            | FrameKind::Taken => false,
         }
     }
 }
@@ -168,7 +188,7 @@ impl Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
     /// Kind.
-    pub kind: Kind,
+    pub kind: FrameKind,
     /// Operation; 0 if none.
     pub op: OpId,
     /// Body, written by the encoder of its kind.
@@ -177,12 +197,12 @@ pub struct Frame {
 
 impl Frame {
     /// A frame with a body.
-    pub fn new(kind: Kind, op: OpId, body: Vec<u8>) -> Frame {
+    pub fn new(kind: FrameKind, op: OpId, body: Vec<u8>) -> Frame {
         Frame { kind, op, body }
     }
 
     /// A frame without a body.
-    pub fn bare(kind: Kind, op: OpId) -> Frame {
+    pub fn bare(kind: FrameKind, op: OpId) -> Frame {
         Frame { kind, op, body: Vec::new() }
     }
 }
@@ -193,11 +213,14 @@ mod tests {
 
     #[test]
     fn every_frame_kind_has_unique_nonzero_tag() {
-        assert_eq!(Kind::of(0), None);
-        assert_eq!(Kind::of(16), None);
-        for kind in Kind::ALL {
-            assert_eq!(Kind::of(kind as u8), Some(kind));
-            assert!(kind.is_sent_by(Side::Client) || kind.is_sent_by(Side::Server), "{kind:?}");
+        assert_eq!(FrameKind::from_tag(0), None);
+        assert_eq!(FrameKind::from_tag(16), None);
+        for kind in FrameKind::ALL {
+            assert_eq!(FrameKind::from_tag(kind as u8), Some(kind));
+            assert!(
+                kind.is_sent_by(LinkRole::Client) || kind.is_sent_by(LinkRole::Server),
+                "{kind:?}"
+            );
             assert!(!(kind.is_bare() && kind.is_greeting()), "{kind:?}");
         }
     }

@@ -254,7 +254,7 @@ fn checkpoint_chunks_detect_every_bit_flip() {
         tick: CheckpointEntry::tick(77, true),
     };
     let links = CheckpointEntry::links(u128::from_le_bytes([9; 16]), 0x0123_4567_89AB_CDEF);
-    let entries = [object, links, CheckpointEntry::withdraws(2, 9)];
+    let entries = [object, links, CheckpointEntry::withdrawal(2, 9)];
     let facts = checkpoint_facts();
     let marks: &[u8] = bytemuck::cast_slice(&marks);
     for (kind, items) in

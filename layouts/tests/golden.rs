@@ -31,7 +31,7 @@ use pagelith_layouts::ids::*;
 use pagelith_layouts::key::{ObjectKey, Role};
 use pagelith_layouts::manifest;
 use pagelith_layouts::record::*;
-use pagelith_layouts::scan::{Found, SCRATCH_BYTES, scan};
+use pagelith_layouts::scan::{SCRATCH_BYTES, ScanItem, scan};
 use pagelith_layouts::segment::decode_head;
 
 fn path(name: &str) -> PathBuf {
@@ -173,12 +173,12 @@ fn golden_records_of_old_incarnation_are_intact_and_refused() {
         out.copy_from_slice(&image[offset as usize..][..out.len()]);
         Ok::<(), Infallible>(())
     };
-    let mut found = |f: Found<'_>| match f {
-        Found::Record { record, payload } => {
+    let mut found = |f: ScanItem<'_>| match f {
+        ScanItem::Record { record, payload } => {
             assert_eq!(payload, Ok(()));
             whole.push(record.facts().offset);
         }
-        Found::Junk { offset, .. } => junk.push(offset),
+        ScanItem::Unrecognized { offset, .. } => junk.push(offset),
     };
     let end = SEGMENT_BYTES - footer::footer_bytes(6);
     scan(identity(SEGMENT, 2), end, &mut vec![0; SCRATCH_BYTES], &mut read, &mut found)

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use pagelith_layouts::format_doc::render_wire_structures;
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
-use pagelith_layouts::wire::{self, Kind, outcome};
+use pagelith_layouts::wire::{self, FrameKind, outcome};
 
 const BEGIN: &str =
     "<!-- structures: rendered from the code, see layouts/tests/protocol_doc.rs -->\n";
@@ -71,7 +71,7 @@ fn protocol_page_states_limits_of_code() {
 #[test]
 fn protocol_page_names_every_kind_and_error() {
     let page = page().replace("\n", " ");
-    for kind in Kind::ALL {
+    for kind in FrameKind::ALL {
         let tag = format!("{} {}", kind as u8, format!("{kind:?}").to_lowercase());
         assert!(page.contains(&tag), "docs/protocol.md must say: {tag}");
     }

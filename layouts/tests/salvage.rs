@@ -90,7 +90,7 @@ fn manifest_written_over_damaged_copies_supersedes_them() {
     wipe(&mut first, 1);
     wipe(&mut second, 1);
     let saved = salvage([&first, &second]).expect("the superblock is there");
-    let new = Manifest::superseding(STORE, saved.superblock, [&first, &second])
+    let new = Manifest::overwriting(STORE, saved.superblock, [&first, &second])
         .with_segments(&saved.segments);
     let blocks = new.copy();
     for at in 0..blocks.len() / BLOCK {

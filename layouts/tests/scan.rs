@@ -10,7 +10,7 @@ use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::*;
 use pagelith_layouts::key::Role;
 use pagelith_layouts::record::*;
-use pagelith_layouts::scan::{Found, SCRATCH_BYTES, scan};
+use pagelith_layouts::scan::{SCRATCH_BYTES, ScanItem, scan};
 use pagelith_layouts::segment::SegmentIdentity;
 
 /// Result of a scan: offsets of records with a valid payload, (offset, member) of records with an
@@ -30,12 +30,12 @@ fn report(identity: SegmentIdentity, image: &[u8], end: u64) -> Report {
         out.copy_from_slice(&image[from..from + out.len()]);
         Ok::<(), Infallible>(())
     };
-    let mut found = |found: Found<'_>| match found {
-        Found::Record { record, payload: Ok(()) } => report.intact.push(record.facts().offset),
-        Found::Record { record, payload: Err((member, _)) } => {
+    let mut found = |found: ScanItem<'_>| match found {
+        ScanItem::Record { record, payload: Ok(()) } => report.intact.push(record.facts().offset),
+        ScanItem::Record { record, payload: Err((member, _)) } => {
             report.torn.push((record.facts().offset, member))
         }
-        Found::Junk { offset, error } => report.junk.push((offset, error)),
+        ScanItem::Unrecognized { offset, error } => report.junk.push((offset, error)),
     };
     scan(identity, end, &mut vec![0; SCRATCH_BYTES], &mut read, &mut found)
         .expect("reads never fail");
@@ -179,7 +179,7 @@ fn object_longer_than_scratch_is_verified_completely() {
 fn failed_read_ends_scan() {
     let (_, image) = segment_of(&[5000, 5000]);
     let mut read = |_: u64, _: &mut [u8]| Err("sick");
-    let mut found = |f: Found<'_>| panic!("nothing was read, found {f:?}");
+    let mut found = |f: ScanItem<'_>| panic!("nothing was read, found {f:?}");
     let end = image.len() as u64;
     assert_eq!(
         scan(identity(1, 2), end, &mut vec![0; SCRATCH_BYTES], &mut read, &mut found),
@@ -202,8 +202,8 @@ fn scratch_of_segment_length_suffices() {
         Ok::<(), Infallible>(())
     };
     let mut whole = Vec::new();
-    let mut found = |f: Found<'_>| match f {
-        Found::Record { record, payload: Ok(()) } => whole.push(record.facts().offset),
+    let mut found = |f: ScanItem<'_>| match f {
+        ScanItem::Record { record, payload: Ok(()) } => whole.push(record.facts().offset),
         other => panic!("only whole records, not {other:?}"),
     };
     let mut scratch = vec![0; image.len()];

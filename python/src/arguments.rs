@@ -288,7 +288,7 @@ fn instance<'py, T: PyClass>(
     arg.cast::<T>().cloned().map_err(|_| wrong_type(arg_name, must_be, arg))
 }
 
-pub fn request(arg: &Bound<'_, PyAny>) -> PyResult<Option<pagelith::Request>> {
+pub fn request(arg: &Bound<'_, PyAny>) -> PyResult<Option<pagelith::RequestEpoch>> {
     let one = || instance::<Request>("request", "a pagelith.Request, or None", arg);
     (!arg.is_none()).then(|| one().map(|request| request.get().0)).transpose()
 }

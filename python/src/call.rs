@@ -16,7 +16,7 @@ use crate::sequences::{ListOf, Memories};
 
 /// One request of an engine: all objects that calls touch under it count as equally recent.
 #[pyclass(frozen, module = "pagelith")]
-pub struct Request(pub pagelith::Request);
+pub struct Request(pub pagelith::RequestEpoch);
 
 #[pymethods]
 impl Request {
@@ -27,7 +27,7 @@ impl Request {
 
 /// Options of a call.
 pub fn options(
-    request: Option<pagelith::Request>,
+    request: Option<pagelith::RequestEpoch>,
     depth: u32,
     timeout: Option<f64>,
 ) -> PyResult<Options> {
@@ -37,7 +37,7 @@ pub fn options(
 
 /// Options of a put.
 pub fn put_options(
-    request: Option<pagelith::Request>,
+    request: Option<pagelith::RequestEpoch>,
     depth: u32,
     timeout: Option<f64>,
     wait: Option<f64>,

@@ -181,7 +181,7 @@ impl Group {
         py: Python<'_>,
         #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
         #[pyo3(from_py_with = arguments::sources)] sources: Memories<'_>,
-        #[pyo3(from_py_with = arguments::request)] request: Option<pagelith::Request>,
+        #[pyo3(from_py_with = arguments::request)] request: Option<pagelith::RequestEpoch>,
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
         #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
@@ -201,7 +201,7 @@ impl Group {
     fn commit(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = arguments::request)] request: Option<pagelith::Request>,
+        #[pyo3(from_py_with = arguments::request)] request: Option<pagelith::RequestEpoch>,
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
         #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,

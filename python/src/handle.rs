@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pagelith::client::{self, Attached};
-use pagelith::io::shm::Region;
+use pagelith::client::{self, Client};
+use pagelith::io::shm::SharedRegion;
 use pagelith::layouts::ids::{Generation, NamespaceId};
 use pagelith::layouts::key::ObjectKey;
 use pagelith::transport::address::Address;
 use pagelith::transport::auth::Key;
 use pagelith::{
     CloseReport, Error, ErrorKind, Events, FlushReport, GetOutcome, GetSlice, Options, PagesFound,
-    PagesQuery, Pin, PutOutcome, PutSlice, Registration, Request, Result, Store, View,
+    PagesQuery, Pin, PutOutcome, PutSlice, Registration, RequestEpoch, Result, Store, View,
 };
 
 /// Longest call to a store process that names no timeout: the default of an embedded store, too.
@@ -70,18 +70,18 @@ impl ViewHandle {
 
 pub enum StoreHandle {
     Embedded(Box<Store>),
-    Attached(Box<Attached>),
+    Attached(Box<Client>),
 }
 
 impl StoreHandle {
     /// Attach to a store process; with `may_be_down` also to one that is not running yet.
     pub fn attach(address: &Address, key: Option<&Key>, may_be_down: bool) -> Result<StoreHandle> {
-        let attach = if may_be_down { Attached::expecting } else { Attached::to };
+        let attach = if may_be_down { Client::expecting } else { Client::to };
         attach(address, key, TIMEOUT).map(|attached| StoreHandle::Attached(Box::new(attached)))
     }
 
     /// Map this process's memory into the store process; an embedded store needs no mapping.
-    pub fn share(&self, region: Region) -> Result<()> {
+    pub fn share(&self, region: SharedRegion) -> Result<()> {
         match self {
             StoreHandle::Embedded(_) => Ok(()),
             StoreHandle::Attached(store) => store.share(Arc::new(region)),
@@ -104,7 +104,7 @@ impl StoreHandle {
         }
     }
 
-    pub fn begin_request(&self) -> Request {
+    pub fn begin_request(&self) -> RequestEpoch {
         match self {
             StoreHandle::Embedded(store) => store.begin_request(),
             StoreHandle::Attached(store) => store.begin_request(),

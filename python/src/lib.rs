@@ -41,8 +41,8 @@ use pyo3::types::PyDict;
 
 /// Runs in a forked child: releases the files of the stores that the parent has open.
 #[pyfunction]
-fn leave_files() {
-    pagelith::io::fork::leave_files();
+fn release_files_after_fork() {
+    pagelith::io::fork::release_files_after_fork();
 }
 
 #[pymodule]
@@ -72,7 +72,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.setattr("_log_take", wrap_pyfunction!(log::_log_take, module)?)?;
     module.setattr("_log_forked", wrap_pyfunction!(log::_log_forked, module)?)?;
     let at_fork = PyDict::new(module.py());
-    at_fork.set_item("after_in_child", wrap_pyfunction!(leave_files, module)?)?;
+    at_fork.set_item("after_in_child", wrap_pyfunction!(release_files_after_fork, module)?)?;
     module.py().import("os")?.call_method("register_at_fork", (), Some(&at_fork))?;
     Ok(())
 }

@@ -3,8 +3,8 @@
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
-use pagelith::config::{ConfigFormat, Facts};
-use pagelith::io::disk::Side;
+use pagelith::config::{ConfigFormat, MachineLimits};
+use pagelith::io::disk::IoBackend;
 use pagelith::io::regular_file::{self, read_text};
 use pagelith::layouts::{manifest, names};
 use pagelith::transport::address::Address;
@@ -111,7 +111,7 @@ fn config(arg: Option<&Bound<'_, PyAny>>, subdirectory: Option<&Path>) -> PyResu
             )));
         }
     }
-    let facts = Facts::of_this_machine().map_err(|error| raised(&error))?;
+    let facts = MachineLimits::of_this_machine().map_err(|error| raised(&error))?;
     let config = Config::builder().file(format, &text).env(std::env::vars_os()).set(|config| {
         for dir in config.ssd.dirs.iter_mut().filter(|dir| !dir.as_os_str().is_empty()) {
             dir.extend(subdirectory);
@@ -273,9 +273,9 @@ impl OpenReport {
             recovery: recovery.as_secs_f64(),
             objects,
             side: side.map(|side| match side {
-                Side::Uring => "uring",
-                Side::Blocking => "blocking",
-                Side::Simulated => "simulated",
+                IoBackend::Uring => "uring",
+                IoBackend::Blocking => "blocking",
+                IoBackend::Simulated => "simulated",
             }),
             side_reason,
             memory: memory.unbind(),

@@ -5,19 +5,19 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
 
 use pagelith::io::regular_file;
-use pagelith::io::shm::{Region, seal_length};
+use pagelith::io::shm::{SharedRegion, seal_length};
 use pyo3::prelude::*;
 
 use crate::errors::InvalidError;
 use crate::mapped;
 
 /// `length` bytes at `address`, a shared mapping of the memfd `fd` from its first byte on.
-pub fn region(py: Python<'_>, fd: u32, address: usize, length: usize) -> PyResult<Region> {
+pub fn region(py: Python<'_>, fd: u32, address: usize, length: usize) -> PyResult<SharedRegion> {
     let file = py.detach(|| opened(fd));
     let file = file.map_err(|error| {
         InvalidError::new_err(format!("fd is not a descriptor of shared memory fd={fd}: {error}"))
     })?;
-    let region = Region::mapped(file.into(), address, length).map_err(|_| {
+    let region = SharedRegion::mapped(file.into(), address, length).map_err(|_| {
         InvalidError::new_err(format!(
             "memory is shorter than length, or fd is not a memfd fd={fd} length={length}"
         ))

@@ -14,15 +14,15 @@ mod control;
 mod crash;
 mod crash_hooks;
 mod execute;
+mod fault_injector;
+mod fault_rates;
 mod file;
 mod ignored_syncs;
 mod image;
 mod plan;
 mod process;
-mod rates;
 mod snapshot;
 mod state;
-mod strike;
 mod table;
 mod transfer;
 
@@ -36,10 +36,10 @@ use std::time::Duration;
 use pagelith_io::fault::FaultOp;
 
 pub use crash::CrashMode;
+pub use fault_rates::{DiskFault, FaultRates, FileOffset, StrikeRecord};
 pub use plan::{FaultPlan, LoggedOp};
 pub use process::SimProcess;
 use process::lock;
-pub use rates::{DiskFault, FaultRates, Place, Struck};
 pub use snapshot::DiskSnapshot;
 use state::{Hold, State};
 
@@ -179,12 +179,12 @@ impl SimDisk {
 
     /// Every fault that struck through [`SimDisk::set_faults`] or [`FaultPlan::Strike`], oldest
     /// first, since the disk was made or restored or [`SimDisk::take_struck`] was called.
-    pub fn struck(&self) -> Vec<Struck> {
+    pub fn struck(&self) -> Vec<StrikeRecord> {
         lock(&self.0).strikes.struck().to_vec()
     }
 
     /// Returns them and empties the list.
-    pub fn take_struck(&self) -> Vec<Struck> {
+    pub fn take_struck(&self) -> Vec<StrikeRecord> {
         lock(&self.0).strikes.take()
     }
 

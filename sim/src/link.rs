@@ -17,9 +17,9 @@ mod end;
 mod exposed;
 mod net;
 mod owed_outcomes;
-mod plant;
+mod planted_bug;
 mod reference_check;
-mod shares;
+mod sharing;
 mod wire;
 
 #[cfg(test)]
@@ -30,15 +30,15 @@ mod tests_shares;
 use std::sync::{Arc, Mutex};
 
 use pagelith_io::runtime::Runtime;
-use pagelith_layouts::wire::Side;
-use pagelith_transport::limits::Limits;
+use pagelith_layouts::wire::LinkRole;
+use pagelith_transport::limits::LinkLimits;
 
 use crate::clock::SimClock;
 use wire::Wire;
 
 pub use end::SimLink;
 pub use net::SimNet;
-pub use plant::Plant;
+pub use planted_bug::PlantedBug;
 pub use wire::{LinkFaults, NetStats, PACKET_BYTES};
 
 impl SimNet {
@@ -48,11 +48,11 @@ impl SimNet {
         seed: u64,
         clock: SimClock,
         runtime: &Arc<dyn Runtime>,
-        limits: Limits,
+        limits: LinkLimits,
     ) -> (SimNet, SimLink, SimLink) {
         let net = SimNet(Arc::new(Mutex::new(Wire::new(seed, clock, limits.dead_after))));
         let end = |side| SimLink::new(side, net.clone(), runtime.clone(), limits);
-        let (client, server) = (end(Side::Client), end(Side::Server));
+        let (client, server) = (end(LinkRole::Client), end(LinkRole::Server));
         (net, client, server)
     }
 }

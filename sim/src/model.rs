@@ -51,7 +51,7 @@ pub enum PutEnd {
 /// A call, before it is made or after it returned, or another event that changes the allowed
 /// answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum ModelEvent {
     /// A group is about to be put or committed; attached to the group of an object, if one is
     /// given.
     PutBegun(Put, Option<ObjectKey>, Vec<ObjectKey>),
@@ -113,16 +113,16 @@ impl Model {
     }
 
     /// Applies an event.
-    pub fn apply(&mut self, event: &Event) {
+    pub fn apply(&mut self, event: &ModelEvent) {
         match event {
-            Event::PutBegun(put, base, members) => self.put_begun(*put, *base, members),
-            Event::PutEnded(put, end) => self.put_ended(*put, end),
-            Event::WaitingDropped => self.groups.retain(|_, g| !g.waiting),
-            Event::FlushBegun => {
+            ModelEvent::PutBegun(put, base, members) => self.put_begun(*put, *base, members),
+            ModelEvent::PutEnded(put, end) => self.put_ended(*put, end),
+            ModelEvent::WaitingDropped => self.groups.retain(|_, g| !g.waiting),
+            ModelEvent::FlushBegun => {
                 let items = self.keys.values().flat_map(|h| &h.items);
                 self.flushing = items.filter(|i| i.state == State::Stored).map(|i| i.put).collect();
             }
-            Event::FlushEnded(ok) => {
+            ModelEvent::FlushEnded(ok) => {
                 let flushed = std::mem::take(&mut self.flushing);
                 for item in self.keys.values_mut().flat_map(|h| &mut h.items) {
                     if *ok && item.state == State::Stored && flushed.contains(&item.put) {
@@ -130,20 +130,20 @@ impl Model {
                     }
                 }
             }
-            Event::RemoveBegun(key) => self.remove_begun(key),
-            Event::RemoveEnded(key, true) => self.removed(key),
-            Event::ClearBegun(namespace) => self.of(*namespace, History::begin_removal),
-            Event::ClearEnded(namespace, true) => {
+            ModelEvent::RemoveBegun(key) => self.remove_begun(key),
+            ModelEvent::RemoveEnded(key, true) => self.removed(key),
+            ModelEvent::ClearBegun(namespace) => self.of(*namespace, History::begin_removal),
+            ModelEvent::ClearEnded(namespace, true) => {
                 self.of(*namespace, History::end_removal);
                 let inside =
                     self.groups.values_mut().filter(|g| g.members[0].namespace() == *namespace);
                 inside.for_each(|g| g.gone = true);
             }
-            Event::RemoveEnded(_, false) | Event::ClearEnded(_, false) => {}
-            Event::Pinned(key) => self.keys.entry(*key).or_default().pin(),
-            Event::Unpinned => self.keys.values_mut().for_each(|h| h.pinned = false),
-            Event::Died => self.died(),
-            Event::Seen(key, put) => self.seen(key, *put),
+            ModelEvent::RemoveEnded(_, false) | ModelEvent::ClearEnded(_, false) => {}
+            ModelEvent::Pinned(key) => self.keys.entry(*key).or_default().pin(),
+            ModelEvent::Unpinned => self.keys.values_mut().for_each(|h| h.pinned = false),
+            ModelEvent::Died => self.died(),
+            ModelEvent::Seen(key, put) => self.seen(key, *put),
         }
     }
 

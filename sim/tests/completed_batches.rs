@@ -6,11 +6,12 @@ mod support;
 use std::time::Duration;
 
 use pagelith::{
-    AlignedBuf, Destination, Done, Get, GetOutcome, Options, PutGroup, Session, Source, Store, Tier,
+    AlignedBuf, CompletedBatch, Destination, Get, GetOutcome, Options, PutGroup, Session, Source,
+    Store, Tier,
 };
 use pagelith_sim::env::SimWorld;
+use support::objects::{config, key, length};
 use support::plan::Shape;
-use support::world::{config, key, length};
 
 const PAGES: [u32; 3] = [1, 2, 3];
 
@@ -41,8 +42,8 @@ fn submit(session: &mut Session, page: u32) -> pagelith::Ticket {
         .submit_get(vec![Get { key: key(page, "k"), range: None, destination }], Options::default())
 }
 
-fn holds(done: Done, page: u32) -> bool {
-    let Done::Get(mut done) = done else { return false };
+fn holds(done: CompletedBatch, page: u32) -> bool {
+    let CompletedBatch::Get(mut done) = done else { return false };
     let done = done.remove(0);
     matches!(done.outcome, Ok(GetOutcome::Hit { tier: Tier::Ssd, .. }))
         && done.destination.into_buffer().is_some_and(|buf| buf[..] == content(page)[..])

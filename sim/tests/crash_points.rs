@@ -21,7 +21,7 @@ fn check(name: &'static str, shape: Shape, steps: Vec<Step>) {
 }
 
 #[test]
-fn puts_flushes_and_removes() {
+fn puts_flushes_and_removes_survive_every_crash_point() {
     let steps = vec![
         Group(0),
         Single(0),
@@ -34,11 +34,11 @@ fn puts_flushes_and_removes() {
         Flush,
         Get(0),
     ];
-    check("puts_flushes_and_removes", Shape::ROOMY, steps);
+    check("puts_flushes_and_removes_survive_every_crash_point", Shape::ROOMY, steps);
 }
 
 #[test]
-fn a_namespace_is_cleared_and_filled_again() {
+fn refilled_namespace_survives_every_crash_point() {
     let steps = vec![
         Group(0),
         Group(1),
@@ -56,14 +56,14 @@ fn a_namespace_is_cleared_and_filled_again() {
         Get(0),
     ];
     check(
-        "a_namespace_is_cleared_and_filled_again",
+        "refilled_namespace_survives_every_crash_point",
         Shape { checkpoint: 1, ..Shape::ROOMY },
         steps,
     );
 }
 
 #[test]
-fn segments_are_sealed_and_checkpointed() {
+fn sealed_and_checkpointed_segments_survive_every_crash_point() {
     let steps = vec![
         Group(0),
         Flush,
@@ -75,11 +75,15 @@ fn segments_are_sealed_and_checkpointed() {
         Flush,
         Single(3),
     ];
-    check("segments_are_sealed_and_checkpointed", Shape { checkpoint: 1, ..Shape::ROOMY }, steps);
+    check(
+        "sealed_and_checkpointed_segments_survive_every_crash_point",
+        Shape { checkpoint: 1, ..Shape::ROOMY },
+        steps,
+    );
 }
 
 #[test]
-fn stores_are_abandoned_closed_and_opened_again() {
+fn abandoned_and_closed_stores_survive_every_crash_point() {
     let steps = vec![
         Group(0),
         Flush,
@@ -99,14 +103,14 @@ fn stores_are_abandoned_closed_and_opened_again() {
         Get(1),
     ];
     check(
-        "stores_are_abandoned_closed_and_opened_again",
+        "abandoned_and_closed_stores_survive_every_crash_point",
         Shape { checkpoint: 2, ..Shape::ROOMY },
         steps,
     );
 }
 
 #[test]
-fn pinned_objects_outlive_their_segments() {
+fn pinned_objects_survive_reclaim_at_every_crash_point() {
     let steps = vec![
         Group(0),
         Single(1),
@@ -119,11 +123,11 @@ fn pinned_objects_outlive_their_segments() {
         Fill(50, 8),
         Flush,
     ];
-    check("pinned_objects_outlive_their_segments", Shape::TIGHT, steps);
+    check("pinned_objects_survive_reclaim_at_every_crash_point", Shape::TIGHT, steps);
 }
 
 #[test]
-fn recent_objects_move_while_checkpoints_are_taken() {
+fn moved_objects_survive_crashes_during_checkpoints() {
     let steps = vec![
         Group(0),
         Group(1),
@@ -140,11 +144,11 @@ fn recent_objects_move_while_checkpoints_are_taken() {
         Flush,
     ];
     let shape = Shape { recency: true, checkpoint: 1, ..Shape::TIGHT };
-    check("recent_objects_move_while_checkpoints_are_taken", shape, steps);
+    check("moved_objects_survive_crashes_during_checkpoints", shape, steps);
 }
 
 #[test]
-fn what_was_removed_stays_gone_while_the_log_wraps() {
+fn removed_objects_stay_absent_while_the_log_wraps() {
     let steps = vec![
         Group(0),
         Group(1),
@@ -162,11 +166,11 @@ fn what_was_removed_stays_gone_while_the_log_wraps() {
         Fill(60, 8),
         Flush,
     ];
-    check("what_was_removed_stays_gone_while_the_log_wraps", Shape::TIGHT, steps);
+    check("removed_objects_stay_absent_while_the_log_wraps", Shape::TIGHT, steps);
 }
 
 #[test]
-fn two_directories_and_equal_fingerprints() {
+fn two_directories_with_equal_fingerprints_survive_every_crash_point() {
     let steps = vec![
         Group(0),
         Group(1),
@@ -181,7 +185,7 @@ fn two_directories_and_equal_fingerprints() {
         Get(0),
     ];
     check(
-        "two_directories_and_equal_fingerprints",
+        "two_directories_with_equal_fingerprints_survive_every_crash_point",
         Shape { dirs: 2, constant: true, ..Shape::ROOMY },
         steps,
     );

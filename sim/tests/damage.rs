@@ -5,10 +5,10 @@
 //!
 //! `TEST_PAGELITH_SIM_DAMAGE=all` skips no bit and no place.
 
+#[path = "damage/expected.rs"]
+mod expected;
 #[path = "damage/flips.rs"]
 mod flips;
-#[path = "damage/ledger.rs"]
-mod ledger;
 #[path = "damage/misdirected.rs"]
 mod misdirected;
 #[path = "damage/report.rs"]

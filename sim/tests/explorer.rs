@@ -1,14 +1,14 @@
 //! A few seeds of the explorer in every test run; `pagelith-sim run` runs many.
 
-use pagelith_sim::explore::{FaultChoice, Plan, Sums, explore, shrink};
+use pagelith_sim::explore::{ExplorePlan, FaultChoice, RunTotals, explore, shrink};
 
 const OPS: usize = 1500;
 
 /// Runs seeds; a finding fails the test with the commands to reproduce it.
-fn check(seeds: std::ops::Range<u64>, faults: FaultChoice, constant: bool) -> Sums {
-    let mut sums = Sums::default();
+fn check(seeds: std::ops::Range<u64>, faults: FaultChoice, constant: bool) -> RunTotals {
+    let mut sums = RunTotals::default();
     for seed in seeds {
-        let plan = Plan::of_seed(seed, OPS, faults, constant);
+        let plan = ExplorePlan::of_seed(seed, OPS, faults, constant);
         let (own, findings) = explore(&plan);
         if let Some(finding) = findings.first() {
             let shrunk = shrink(&plan, finding, 40);
@@ -50,7 +50,7 @@ fn seeds_that_found_bugs_stay_clean() {
         227, 8_297, 13_342, 16_629, 35_348, 46_783, 48_987, 51_515, 52_387, 59_391, 64_210, 67_647,
         79_917, 81_005, 86_181, 91_985,
     ] {
-        let plan = Plan::of_seed(seed, 5000, FaultChoice::Mixed, false);
+        let plan = ExplorePlan::of_seed(seed, 5000, FaultChoice::Mixed, false);
         let (_, findings) = explore(&plan);
         assert!(findings.is_empty(), "seed={seed} {findings:?}");
     }
@@ -64,12 +64,12 @@ fn seeds_with_one_fingerprint_for_all_keys() {
 #[test]
 fn explorer_same_seed_gives_same_trace() {
     for seed in [3, 4, 5, 6] {
-        let plan = Plan::of_seed(seed, OPS, FaultChoice::Mixed, false);
+        let plan = ExplorePlan::of_seed(seed, OPS, FaultChoice::Mixed, false);
         let (a, b) = (explore(&plan), explore(&plan));
         assert_eq!(a, b, "seed={seed}");
     }
     let traces: std::collections::BTreeSet<u64> = (0..4)
-        .map(|s| explore(&Plan::of_seed(s, 200, FaultChoice::None, false)).0.trace_hash)
+        .map(|s| explore(&ExplorePlan::of_seed(s, 200, FaultChoice::None, false)).0.trace_hash)
         .collect();
     assert_eq!(traces.len(), 4, "seeds do not matter");
 }

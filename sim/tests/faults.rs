@@ -93,24 +93,28 @@ fn check_plan(name: &'static str, shape: Shape, steps: &[Step]) {
 }
 
 #[test]
-fn groups_on_a_device_that_fails() {
+fn groups_survive_every_device_failure() {
     check_plan(
-        "groups_on_a_device_that_fails",
+        "groups_survive_every_device_failure",
         Shape { cold: true, checkpoint: 1, ..Shape::ROOMY },
         &GROUPS,
     );
 }
 
 #[test]
-fn a_log_that_wraps_on_a_device_that_fails() {
+fn wrapping_log_survives_every_device_failure() {
     check_plan(
-        "a_log_that_wraps_on_a_device_that_fails",
+        "wrapping_log_survives_every_device_failure",
         Shape { cold: true, ..Shape::TIGHT },
         &ROUND,
     );
 }
 
 #[test]
-fn groups_that_are_in_memory_too() {
-    check_plan("groups_that_are_in_memory_too", Shape { checkpoint: 1, ..Shape::ROOMY }, &GROUPS);
+fn groups_in_dram_survive_every_device_failure() {
+    check_plan(
+        "groups_in_dram_survive_every_device_failure",
+        Shape { checkpoint: 1, ..Shape::ROOMY },
+        &GROUPS,
+    );
 }

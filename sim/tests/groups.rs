@@ -11,10 +11,10 @@ use pagelith_sim::disk::{CrashMode, FaultPlan, SimDisk};
 use pagelith_sim::env::SimWorld;
 use pagelith_sim::model::Put;
 use support::check::{CRASHES, record};
+use support::objects::{ATTACHED as POOLS, FORMS, key, keys};
 use support::plan::Step::*;
 use support::plan::{Plan, Shape, Step};
 use support::run::Run;
-use support::world::{ATTACHED as POOLS, FORMS, key, keys};
 
 /// Most operations of a plan.
 const STEPS_MAX: usize = 12;
@@ -60,9 +60,9 @@ const BEGUN: [Step; 12] = [
 ];
 
 #[test]
-fn begun_and_committed() {
+fn committed_open_group_survives_every_crash_point() {
     check(
-        "begun_and_committed",
+        "committed_open_group_survives_every_crash_point",
         CHECKPOINTED,
         &BEGUN,
         &[Commit(0, 2), Members(2, 3), Commit(2, 3)],
@@ -70,12 +70,17 @@ fn begun_and_committed() {
 }
 
 #[test]
-fn begun_and_committed_without_memory() {
-    check("begun_and_committed_without_memory", COLD, &BEGUN, &[Base(0, 2), Base(2, 3)]);
+fn committed_open_group_without_dram_survives_every_crash_point() {
+    check(
+        "committed_open_group_without_dram_survives_every_crash_point",
+        COLD,
+        &BEGUN,
+        &[Base(0, 2), Base(2, 3)],
+    );
 }
 
 #[test]
-fn begun_and_never_committed() {
+fn uncommitted_open_group_is_absent_after_every_crash_point() {
     let steps = [
         Begin(0, 2),
         Members(0, 2),
@@ -90,7 +95,12 @@ fn begun_and_never_committed() {
         Commit(1, 4),
         Flush,
     ];
-    check("begun_and_never_committed", CHECKPOINTED, &steps, &[Base(0, 2), Base(1, 4), Get(2)]);
+    check(
+        "uncommitted_open_group_is_absent_after_every_crash_point",
+        CHECKPOINTED,
+        &steps,
+        &[Base(0, 2), Base(1, 4), Get(2)],
+    );
 }
 
 const ATTACHED: [Step; 12] = [
@@ -109,18 +119,23 @@ const ATTACHED: [Step; 12] = [
 ];
 
 #[test]
-fn attached_before_and_after_their_base() {
-    check("attached_before_and_after_their_base", CHECKPOINTED, &ATTACHED, &[Group(0), Base(1, 2)]);
+fn attached_groups_survive_every_crash_point() {
+    check(
+        "attached_groups_survive_every_crash_point",
+        CHECKPOINTED,
+        &ATTACHED,
+        &[Group(0), Base(1, 2)],
+    );
 }
 
 #[test]
-fn attached_before_and_after_their_base_without_memory() {
-    let name = "attached_before_and_after_their_base_without_memory";
+fn attached_groups_without_dram_survive_every_crash_point() {
+    let name = "attached_groups_without_dram_survive_every_crash_point";
     check(name, COLD, &ATTACHED, &[Group(0), Attach(0, 0), Base(1, 2)]);
 }
 
 #[test]
-fn a_base_and_what_is_attached_are_removed() {
+fn removed_base_removes_its_attached_groups() {
     let steps = [
         Group(0),
         Attach(0, 0),
@@ -136,7 +151,7 @@ fn a_base_and_what_is_attached_are_removed() {
         Flush,
     ];
     check(
-        "a_base_and_what_is_attached_are_removed",
+        "removed_base_removes_its_attached_groups",
         CHECKPOINTED,
         &steps,
         &[Group(0), Attach(0, 0)],
@@ -144,7 +159,7 @@ fn a_base_and_what_is_attached_are_removed() {
 }
 
 #[test]
-fn what_was_put_alone_keeps_its_bytes_in_a_group() {
+fn standalone_object_keeps_its_bytes_in_a_group() {
     let steps = [
         Single(0),
         Flush,
@@ -160,7 +175,7 @@ fn what_was_put_alone_keeps_its_bytes_in_a_group() {
         Flush,
     ];
     check(
-        "what_was_put_alone_keeps_its_bytes_in_a_group",
+        "standalone_object_keeps_its_bytes_in_a_group",
         CHECKPOINTED,
         &steps,
         &[Base(0, 3), Base(1, 4)],
@@ -168,7 +183,7 @@ fn what_was_put_alone_keeps_its_bytes_in_a_group() {
 }
 
 #[test]
-fn other_groups_of_the_same_objects_follow_one_another() {
+fn successive_groups_of_the_same_objects_survive_crashes() {
     let steps = [
         Group(0),
         Flush,
@@ -184,7 +199,7 @@ fn other_groups_of_the_same_objects_follow_one_another() {
         Abandon,
     ];
     check(
-        "other_groups_of_the_same_objects_follow_one_another",
+        "successive_groups_of_the_same_objects_survive_crashes",
         CHECKPOINTED,
         &steps,
         &[Base(0, 0), Base(0, 4)],
@@ -192,7 +207,7 @@ fn other_groups_of_the_same_objects_follow_one_another() {
 }
 
 #[test]
-fn a_clear_takes_what_waits_and_what_is_attached() {
+fn clear_drops_waiting_and_attached_groups() {
     let steps = [
         Group(0),
         Attach(0, 0),
@@ -208,7 +223,7 @@ fn a_clear_takes_what_waits_and_what_is_attached() {
         Get(2),
     ];
     check(
-        "a_clear_takes_what_waits_and_what_is_attached",
+        "clear_drops_waiting_and_attached_groups",
         CHECKPOINTED,
         &steps,
         &[Base(4, 2), Attach(0, 0)],
@@ -216,7 +231,7 @@ fn a_clear_takes_what_waits_and_what_is_attached() {
 }
 
 #[test]
-fn a_base_and_what_is_attached_lie_apart_and_move() {
+fn base_and_attached_group_in_different_segments_survive_moves() {
     let steps = [
         Base(0, 2),
         Pin(0),
@@ -233,7 +248,7 @@ fn a_base_and_what_is_attached_lie_apart_and_move() {
     ];
     let shape = Shape { checkpoint: 1, ..Shape::TIGHT };
     check(
-        "a_base_and_what_is_attached_lie_apart_and_move",
+        "base_and_attached_group_in_different_segments_survive_moves",
         shape,
         &steps,
         &[Attach(0, 0), Base(0, 2)],
@@ -241,7 +256,7 @@ fn a_base_and_what_is_attached_lie_apart_and_move() {
 }
 
 #[test]
-fn a_recent_base_and_what_is_attached_move_while_checkpoints_are_taken() {
+fn moved_base_and_attached_group_survive_crashes_during_checkpoints() {
     let steps = [
         Base(0, 2),
         Attach(0, 0),
@@ -256,12 +271,12 @@ fn a_recent_base_and_what_is_attached_move_while_checkpoints_are_taken() {
         Fill(50, 8),
         Flush,
     ];
-    let name = "a_recent_base_and_what_is_attached_move_while_checkpoints_are_taken";
+    let name = "moved_base_and_attached_group_survive_crashes_during_checkpoints";
     check(name, MOVING, &steps, &[Get(0), Base(0, 2)]);
 }
 
 #[test]
-fn a_removed_base_leaves_nothing_while_the_log_wraps_without_memory() {
+fn removed_base_stays_absent_while_the_log_wraps_without_dram() {
     let steps = [
         Base(0, 3),
         Attach(0, 1),
@@ -276,12 +291,12 @@ fn a_removed_base_leaves_nothing_while_the_log_wraps_without_memory() {
         Fill(40, 8),
         Flush,
     ];
-    let name = "a_removed_base_leaves_nothing_while_the_log_wraps_without_memory";
+    let name = "removed_base_stays_absent_while_the_log_wraps_without_dram";
     check(name, Shape { cold: true, ..MOVING }, &steps, &[Group(0), Base(1, 2)]);
 }
 
 #[test]
-fn closed_and_opened_from_its_checkpoint() {
+fn groups_survive_reopening_from_a_checkpoint() {
     let steps = [
         Base(0, 3),
         Attach(0, 0),
@@ -297,7 +312,7 @@ fn closed_and_opened_from_its_checkpoint() {
         Flush,
     ];
     check(
-        "closed_and_opened_from_its_checkpoint",
+        "groups_survive_reopening_from_a_checkpoint",
         Shape::ROOMY,
         &steps,
         &[Attach(0, 0), Attach(2, 0)],

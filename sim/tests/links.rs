@@ -1,20 +1,25 @@
 //! Stores and clients over links with every fault, and checks that each planted bug of a link is
 //! detected.
 
-use pagelith_sim::link::Plant;
-use pagelith_sim::links::{Plan, Shape, Tally, run};
+use pagelith_sim::link::PlantedBug;
+use pagelith_sim::links::{LinksPlan, Tally, Topology, run};
 
 const OPS: u32 = 600;
 
-fn of(seeds: std::ops::Range<u64>, plant: Plant, calm: bool) -> Tally {
+fn of(seeds: std::ops::Range<u64>, plant: PlantedBug, calm: bool) -> Tally {
     of_shape(seeds, None, plant, calm)
 }
 
-fn of_shape(seeds: std::ops::Range<u64>, shape: Option<Shape>, plant: Plant, calm: bool) -> Tally {
-    let ops = if plant == Plant::StaleOutcome { 1000 } else { OPS };
+fn of_shape(
+    seeds: std::ops::Range<u64>,
+    shape: Option<Topology>,
+    plant: PlantedBug,
+    calm: bool,
+) -> Tally {
+    let ops = if plant == PlantedBug::StaleOutcome { 1000 } else { OPS };
     let mut sums = Tally::default();
     seeds
-        .map(|seed| run(&Plan { seed, ops, calm, shape, plant }))
+        .map(|seed| run(&LinksPlan { seed, ops, calm, shape, plant }))
         .for_each(|tally| sums.add(&tally));
     sums
 }
@@ -22,7 +27,7 @@ fn of_shape(seeds: std::ops::Range<u64>, shape: Option<Shape>, plant: Plant, cal
 /// `pagelith-sim links --seeds 0..200 --ops 2000` sends a million packets.
 #[test]
 fn faulty_links_cause_no_wrong_hit_and_no_late_write() {
-    let sums = of(0..12, Plant::None, false);
+    let sums = of(0..12, PlantedBug::None, false);
     assert!(sums.is_clean(), "{sums:?}");
     let met = [
         sums.duplicated,
@@ -42,7 +47,7 @@ fn faulty_links_cause_no_wrong_hit_and_no_late_write() {
 
 #[test]
 fn referenced_bytes_stay_unchanged_and_are_released_for_gone_clients() {
-    let sums = of_shape(0..12, Some(Shape::Shown), Plant::None, false);
+    let sums = of_shape(0..12, Some(Topology::Shown), PlantedBug::None, false);
     assert!(sums.is_clean(), "{sums:?}");
     assert!(sums.shown > 1000 && sums.viewed > 50, "{sums:?}");
     assert!(
@@ -53,7 +58,7 @@ fn referenced_bytes_stay_unchanged_and_are_released_for_gone_clients() {
 
 #[test]
 fn mutual_peers_never_return_removed_objects() {
-    let sums = of_shape(0..40, Some(Shape::Mutual), Plant::None, false);
+    let sums = of_shape(0..40, Some(Topology::Mutual), PlantedBug::None, false);
     assert!(sums.is_clean(), "{sums:?}");
     assert!(
         sums.questions > 5000 && sums.removals > 250 && sums.hits > 2500 && sums.kills > 25,
@@ -63,43 +68,46 @@ fn mutual_peers_never_return_removed_objects() {
 
 #[test]
 fn calm_links_lose_nothing() {
-    let sums = of(0..4, Plant::None, true);
+    let sums = of(0..4, PlantedBug::None, true);
     assert!(sums.is_clean() && sums.dropped + sums.cuts + sums.kills == 0, "{sums:?}");
     assert!(sums.hits > 500, "{sums:?}");
 }
 
 #[test]
-fn one_seed_is_one_run() {
+fn links_same_seed_gives_same_run() {
     for seed in [1, 2] {
-        assert_eq!(of(seed..seed + 1, Plant::None, false), of(seed..seed + 1, Plant::None, false));
+        assert_eq!(
+            of(seed..seed + 1, PlantedBug::None, false),
+            of(seed..seed + 1, PlantedBug::None, false)
+        );
     }
-    assert_ne!(of(1..2, Plant::None, false).trace, of(2..3, Plant::None, false).trace);
+    assert_ne!(of(1..2, PlantedBug::None, false).trace, of(2..3, PlantedBug::None, false).trace);
 }
 
 /// A planted bug is detected by one of these seeds. Stale outcomes are detected by one in a dozen,
 /// but by chance by none of the first forty.
-fn detects(plant: Plant, noticed: fn(&Tally) -> bool) {
+fn detects(plant: PlantedBug, noticed: fn(&Tally) -> bool) {
     let sums = (0..400).map(|seed| of(seed..seed + 1, plant, false)).find(noticed);
     assert!(sums.is_some(), "{plant:?} was not noticed");
 }
 
 #[test]
 fn planted_stale_outcome_is_detected() {
-    detects(Plant::StaleOutcome, |sums| sums.wrong > 0);
+    detects(PlantedBug::StaleOutcome, |sums| sums.wrong > 0);
 }
 
 #[test]
 fn planted_write_after_retract_is_detected() {
-    detects(Plant::KeptAfterRetract, |sums| sums.touched_late > 0);
-    detects(Plant::KeptAfterRetract, |sums| sums.held_late > 0);
+    detects(PlantedBug::WriteAfterRetract, |sums| sums.touched_late > 0);
+    detects(PlantedBug::WriteAfterRetract, |sums| sums.held_late > 0);
 }
 
 #[test]
 fn planted_early_push_completion_is_detected() {
-    detects(Plant::PushedEarly, |sums| sums.held_late > 0);
+    detects(PlantedBug::EarlyPushCompletion, |sums| sums.held_late > 0);
 }
 
 #[test]
 fn planted_unverified_reader_is_detected() {
-    detects(Plant::Unverified, |sums| sums.wrong > 0);
+    detects(PlantedBug::Unverified, |sums| sums.wrong > 0);
 }

@@ -4,14 +4,14 @@ mod support;
 
 use std::time::Duration;
 
-use pagelith::{AlignedBuf, Destination, Done, Get, GetOutcome, Options, Tier};
+use pagelith::{AlignedBuf, CompletedBatch, Destination, Get, GetOutcome, Options, Tier};
 use pagelith_sim::disk::CrashMode;
 use pagelith_sim::env::SimWorld;
 use support::check::{CRASHES, record};
+use support::objects::{key, length};
 use support::plan::Step::*;
 use support::plan::{Plan, Shape};
 use support::run::Run;
-use support::world::{key, length};
 
 /// Pins after `wait` while the log is reclaimed; returns whether the pin held.
 fn pin_at(pages: u32, wait: Duration) -> bool {
@@ -100,8 +100,18 @@ fn pinned_durable_object_survives_crash_at_each_change_of_reclaim() {
 #[test]
 fn put_after_unawaited_clear_survives_checkpoints() {
     let shape = Shape { checkpoint: 1, ..Shape::ROOMY };
-    let steps =
-        vec![Group(0), Flush, Hasty(0), Group(0), Flush, Abandon, Group(2), Flush, Close, Get(0)];
+    let steps = vec![
+        Group(0),
+        Flush,
+        HastyRemoval(0),
+        Group(0),
+        Flush,
+        Abandon,
+        Group(2),
+        Flush,
+        Close,
+        Get(0),
+    ];
     let recorded = record(&Plan { name: "hasty_clear", shape, steps, after: Vec::new() }, None);
     let found = recorded.findings(&CRASHES, false, 3);
     assert!(found.is_empty(), "{}", found.join("\n"));
@@ -158,7 +168,7 @@ fn segment_with_read_in_flight_is_not_overwritten() {
     let lap = u64::from(shape.ssd_mib);
     assert!(store.stats().segments_reclaimed > reclaimed + lap, "{:?}", store.stats());
     assert!(session.poll().is_none(), "the read is in flight still");
-    let Some(Done::Get(done)) = session.wait(ticket, 2 * READ_TIME) else {
+    let Some(CompletedBatch::Get(done)) = session.wait(ticket, 2 * READ_TIME) else {
         panic!("the get does not end")
     };
     assert!(

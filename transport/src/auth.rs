@@ -10,7 +10,7 @@ use pagelith_layouts::wire::auth::{KEY_NAME_MAX, ProofBody};
 use pagelith_layouts::wire::head::Mac;
 use sha2::{Digest, Sha256};
 
-use crate::closed::Closed;
+use crate::closed::LinkError;
 use crate::rights::Rights;
 
 type HmacSha256 = Hmac<Sha256>;
@@ -38,7 +38,7 @@ pub enum KeyError {
     Length(usize),
     /// Two keys have the same name.
     #[error("two keys have the same name, rename one name={0}")]
-    Twice(String),
+    DuplicateName(String),
 }
 
 impl Key {
@@ -100,7 +100,7 @@ impl KeyRing {
         for (key, rights) in keys {
             let name = key.name.clone();
             if ring.keys.insert(name.clone(), (key, rights)).is_some() {
-                return Err(KeyError::Twice(name));
+                return Err(KeyError::DuplicateName(name));
             }
         }
         Ok(ring)
@@ -112,7 +112,7 @@ impl KeyRing {
         &self,
         proof: &ProofBody,
         transcript: [u8; 32],
-    ) -> Result<(AuthSession, Rights), Closed> {
+    ) -> Result<(AuthSession, Rights), LinkError> {
         let known = self.keys.get(proof.key_name());
         let key = known.map_or(&self.decoy, |(key, _)| key);
         let session =
@@ -120,7 +120,7 @@ impl KeyRing {
         let proved = session.derive(Label::ClientProof).verify_slice(&proof.proof).is_ok();
         match known {
             Some((_, rights)) if proved => Ok((session, rights.clone())),
-            _ => Err(Closed::NotAuthentic { what: "the client's proof" }),
+            _ => Err(LinkError::AuthenticationFailed { what: "the client's proof" }),
         }
     }
 }
@@ -209,13 +209,13 @@ impl AuthSession {
     }
 
     /// Verify a server's proof for this session.
-    pub(crate) fn check_server(&self, proof: &ProofBody) -> Result<(), Closed> {
+    pub(crate) fn check_server(&self, proof: &ProofBody) -> Result<(), LinkError> {
         let same = proof.key_name() == self.name.key_name() && proof.nonce == [0; 32];
         let proved = self.derive(Label::ServerProof).verify_slice(&proof.proof).is_ok();
         if same && proved {
             Ok(())
         } else {
-            Err(Closed::NotAuthentic { what: "the server's proof" })
+            Err(LinkError::AuthenticationFailed { what: "the server's proof" })
         }
     }
 
@@ -250,9 +250,18 @@ impl FrameMac {
     }
 
     /// Verify the MAC of the next frame in constant time.
-    pub(crate) fn check(&mut self, head: &[u8; 64], body: &[u8], mac: &Mac) -> Result<(), Closed> {
+    pub(crate) fn check(
+        &mut self,
+        head: &[u8; 64],
+        body: &[u8],
+        mac: &Mac,
+    ) -> Result<(), LinkError> {
         let same = self.over(head, body).verify_truncated_left(mac).is_ok();
-        if same { Ok(()) } else { Err(Closed::NotAuthentic { what: "the mac of a frame" }) }
+        if same {
+            Ok(())
+        } else {
+            Err(LinkError::AuthenticationFailed { what: "the mac of a frame" })
+        }
     }
 }
 
@@ -297,11 +306,11 @@ mod tests {
             ring.admit(&proof, [9; 32]).map(|(_, rights)| rights)
         };
         assert_eq!(ask(1, "a"), Ok(Rights::all()));
-        let refused = Closed::NotAuthentic { what: "the client's proof" };
+        let refused = LinkError::AuthenticationFailed { what: "the client's proof" };
         assert_eq!((ask(2, "a"), ask(1, "b")), (Err(refused.clone()), Err(refused)));
         assert_eq!(
             KeyRing::new([known.clone(), known], &pagelith_io::system::SystemEntropy).map(|_| ()),
-            Err(KeyError::Twice("a".into()))
+            Err(KeyError::DuplicateName("a".into()))
         );
     }
 

@@ -3,7 +3,7 @@
 
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_layouts::wire::greeting::{
-    AUTH_CONNECTION, AUTH_KEY, CHECKSUM_XXH3_128, Feature, Greeting, Reason, Refusal,
+    AUTH_CONNECTION, AUTH_KEY, CHECKSUM_XXH3_128, Feature, Greeting, Refusal, RefusalReason,
 };
 use pagelith_layouts::wire::{VERSION_MAX, VERSION_MIN};
 
@@ -11,7 +11,7 @@ use crate::address::Address;
 
 /// The capabilities that one end offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Offer {
+pub struct Capabilities {
     /// Supported protocol versions, oldest and newest.
     pub versions: (u16, u16),
     /// Features that it has or wants to use, one bit each.
@@ -35,11 +35,11 @@ pub struct Offer {
 /// Maximum length in bytes of a control body that this build reads.
 pub(crate) const CONTROL_BYTES_MAX: u32 = 1 << 20;
 
-impl Offer {
+impl Capabilities {
     /// The offer of this build for the process `instance`: control bodies up to 1 MiB, and data
     /// frames up to 1 MiB, so that a ping waits for at most one such frame.
-    pub fn of_this_build(instance: [u8; 16]) -> Offer {
-        Offer {
+    pub fn of_this_build(instance: [u8; 16]) -> Capabilities {
+        Capabilities {
             versions: (VERSION_MIN, VERSION_MAX),
             features: Feature::of_this_build(),
             required: 0,
@@ -53,12 +53,12 @@ impl Offer {
     }
 
     /// A copy without `feature`.
-    pub fn without(self, feature: Feature) -> Offer {
-        Offer { features: self.features & !feature.bit(), ..self }
+    pub fn without(self, feature: Feature) -> Capabilities {
+        Capabilities { features: self.features & !feature.bit(), ..self }
     }
 
     /// The offer of an end at `address`: shared memory, and references to it, only within a host.
-    pub(crate) fn at(self, address: &Address, can_share: bool) -> Offer {
+    pub(crate) fn at(self, address: &Address, can_share: bool) -> Capabilities {
         match address {
             Address::Unix(_) if can_share => self,
             Address::Unix(_) | Address::Tcp(_) => {
@@ -89,7 +89,7 @@ impl Offer {
 
 /// The capabilities that two peers have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Common {
+pub struct NegotiatedCapabilities {
     /// Protocol version.
     pub version: u16,
     /// Features of both peers.
@@ -112,7 +112,11 @@ pub struct Common {
 
 /// Intersect `own` with a peer's greeting. The refusal tells why the intersection is not
 /// sufficient.
-pub fn agree(own: &Offer, theirs: &Greeting, keyed: bool) -> Result<Common, Refusal> {
+pub fn agree(
+    own: &Capabilities,
+    theirs: &Greeting,
+    keyed: bool,
+) -> Result<NegotiatedCapabilities, Refusal> {
     let refuse =
         |reason, missing, text| Err(Refusal { reason, versions: own.versions, missing, text });
     let (oldest, newest) = own.versions;
@@ -121,24 +125,28 @@ pub fn agree(own: &Offer, theirs: &Greeting, keyed: bool) -> Result<Common, Refu
         let (from, to) = (theirs.version_min, theirs.version_max);
         let text =
             format!("no protocol version in common ours={oldest}..{newest} theirs={from}..{to}");
-        return refuse(Reason::Version, 0, text);
+        return refuse(RefusalReason::Version, 0, text);
     }
     let features = own.features & theirs.features;
     let lacking = own.required & !features;
     if lacking != 0 {
         let names = Feature::names(lacking).join(",");
-        return refuse(Reason::Feature, lacking, format!("features are missing names={names}"));
+        return refuse(
+            RefusalReason::Feature,
+            lacking,
+            format!("features are missing names={names}"),
+        );
     }
     if theirs.checksums & CHECKSUM_XXH3_128 == 0 {
         let text = format!("no checksum in common ours=xxh3_128 theirs={:#04x}", theirs.checksums);
-        return refuse(Reason::Feature, 0, text);
+        return refuse(RefusalReason::Feature, 0, text);
     }
     let auth = if keyed { AUTH_KEY } else { AUTH_CONNECTION };
     if theirs.auth & auth == 0 {
         let need = if keyed { "a key is required" } else { "this connection supports no key" };
-        return refuse(Reason::Denied, 0, need.into());
+        return refuse(RefusalReason::Denied, 0, need.into());
     }
-    Ok(Common {
+    Ok(NegotiatedCapabilities {
         version,
         features,
         missing: Feature::names(own.features & !features),
@@ -157,8 +165,8 @@ pub fn agree(own: &Offer, theirs: &Greeting, keyed: bool) -> Result<Common, Refu
 mod tests {
     use super::*;
 
-    fn offer(versions: (u16, u16)) -> Offer {
-        Offer { versions, ..Offer::of_this_build([7; 16]) }
+    fn offer(versions: (u16, u16)) -> Capabilities {
+        Capabilities { versions, ..Capabilities::of_this_build([7; 16]) }
     }
 
     #[test]
@@ -169,7 +177,7 @@ mod tests {
         assert_eq!(meet((1, 5), (1, 2)), Ok(2));
         for (a, b) in [((1, 1), (2, 3)), ((2, 3), (1, 1))] {
             let refused = meet(a, b).expect_err("apart");
-            assert_eq!((refused.reason, refused.versions), (Reason::Version, a));
+            assert_eq!((refused.reason, refused.versions), (RefusalReason::Version, a));
             let text = format!(
                 "no protocol version in common ours={}..{} theirs={}..{}",
                 a.0, a.1, b.0, b.1
@@ -180,7 +188,7 @@ mod tests {
 
     #[test]
     fn missing_feature_is_named_and_a_required_one_refused() {
-        let few = Offer { features: Feature::Groups.bit(), ..offer((1, 1)) };
+        let few = Capabilities { features: Feature::Groups.bit(), ..offer((1, 1)) };
         let common = agree(&offer((1, 1)), &few.greeting(true), true).expect("enough");
         assert_eq!(common.features, Feature::Groups.bit());
         assert_eq!(
@@ -206,18 +214,21 @@ mod tests {
                 "holds"
             ]
         );
-        let strict = Offer { required: Feature::Durable.bit(), ..offer((1, 1)) };
+        let strict = Capabilities { required: Feature::Durable.bit(), ..offer((1, 1)) };
         let refused = agree(&strict, &few.greeting(true), true).expect_err("durable is required");
-        assert_eq!((refused.reason, refused.missing), (Reason::Feature, Feature::Durable.bit()));
+        assert_eq!(
+            (refused.reason, refused.missing),
+            (RefusalReason::Feature, Feature::Durable.bit())
+        );
         assert_eq!(refused.text, "features are missing names=durable");
         // Unknown features of a later version are ignored.
-        let later = Offer { features: u64::MAX, ..few };
+        let later = Capabilities { features: u64::MAX, ..few };
         assert_eq!(agree(&few, &later.greeting(true), true).map(|c| c.features), Ok(few.features));
     }
 
     #[test]
     fn frame_limits_are_the_receivers_and_object_limits_the_smaller() {
-        let small = Offer {
+        let small = Capabilities {
             alignment: 512,
             control_bytes_max: 16 << 10,
             object_bytes_max: 9,
@@ -230,6 +241,6 @@ mod tests {
         );
         let keyless =
             agree(&small, &offer((1, 1)).greeting(true), false).expect_err("not the same way");
-        assert_eq!(keyless.reason, Reason::Denied);
+        assert_eq!(keyless.reason, RefusalReason::Denied);
     }
 }

@@ -6,27 +6,27 @@ use pagelith_layouts::wire::printable::Printable;
 use rustix::io::Errno;
 use thiserror::Error;
 
-/// Why a link ended or could not be established. [`Closed::retryable`] tells whether to try again.
+/// Why a link ended or could not be established. [`LinkError::retryable`] tells whether to try again.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum Closed {
+pub enum LinkError {
     /// This end closed the link.
     #[error("closed by this side")]
-    Here,
+    ClosedLocally,
     /// The peer sent a goodbye.
     #[error("closed by the peer")]
-    Bye,
+    Goodbye,
     /// The connection ended without a goodbye.
     #[error("the connection ended")]
-    Ended,
+    Disconnected,
     /// The peer was silent for too long: it is dead or unreachable.
     #[error("nothing was heard of the peer silent_ms={silent_ms}")]
-    Silent {
+    PeerTimeout {
         /// Duration of the silence in milliseconds.
         silent_ms: u64,
     },
     /// The greeting or the proof took too long.
     #[error("the handshake took too long limit_ms={limit_ms}")]
-    Late {
+    HandshakeTimeout {
         /// The limit in milliseconds.
         limit_ms: u64,
     },
@@ -34,7 +34,7 @@ pub enum Closed {
     #[error(
         "the host name was not resolved: {detail}; check the name, and the resolver of this host host={host}"
     )]
-    Unresolved {
+    NameNotResolved {
         /// The name.
         host: String,
         /// The resolver's message.
@@ -42,7 +42,7 @@ pub enum Closed {
     },
     /// A system call failed.
     #[error("{operation} failed: {} errno={errno}", std::io::Error::from_raw_os_error(*.errno))]
-    System {
+    SystemCall {
         /// Which operation.
         operation: &'static str,
         /// The kernel's errno.
@@ -50,11 +50,11 @@ pub enum Closed {
     },
     /// The peer sent an invalid frame, or one that is not allowed at that point.
     #[error("the peer broke the protocol: {0}")]
-    Broken(FormatError),
+    ProtocolViolation(FormatError),
     /// A proof or the MAC of a frame does not match: the peer does not have the key, or a third
     /// party changed the bytes.
     #[error("the peer failed authentication: {what} does not match")]
-    NotAuthentic {
+    AuthenticationFailed {
         /// The value that does not match.
         what: &'static str,
     },
@@ -63,60 +63,72 @@ pub enum Closed {
     Refused(Refusal),
     /// The peers have no usable version, feature or authentication in common.
     #[error("incompatible peers: {}", Printable(.0))]
-    Misfit(String),
+    Incompatible(String),
 }
 
-impl Closed {
+impl LinkError {
     /// Whether another try may succeed later.
     pub fn retryable(&self) -> bool {
-        use pagelith_layouts::wire::greeting::Reason;
+        use pagelith_layouts::wire::greeting::RefusalReason;
         match self {
-            Closed::Bye | Closed::Ended | Closed::Silent { .. } | Closed::Late { .. } => true,
-            Closed::System { .. } | Closed::Unresolved { .. } => true,
-            Closed::Refused(refusal) => {
-                refusal.reason == Reason::Busy || refusal.reason == Reason::Late
+            LinkError::Goodbye
+            | LinkError::Disconnected
+            | LinkError::PeerTimeout { .. }
+            | LinkError::HandshakeTimeout { .. } => true,
+            LinkError::SystemCall { .. } | LinkError::NameNotResolved { .. } => true,
+            LinkError::Refused(refusal) => {
+                refusal.reason == RefusalReason::Busy || refusal.reason == RefusalReason::Late
             }
-            Closed::Here | Closed::Broken(_) | Closed::NotAuthentic { .. } | Closed::Misfit(_) => {
-                false
-            }
+            LinkError::ClosedLocally
+            | LinkError::ProtocolViolation(_)
+            | LinkError::AuthenticationFailed { .. }
+            | LinkError::Incompatible(_) => false,
         }
     }
 
     /// Whether the peer ended the link, so that it executes no more requests of it. A peer that
     /// this end gave up may still execute them at any later time.
     pub fn is_by_peer(&self) -> bool {
-        matches!(self, Closed::Bye | Closed::Ended | Closed::System { .. })
+        matches!(self, LinkError::Goodbye | LinkError::Disconnected | LinkError::SystemCall { .. })
     }
 
     /// A protocol violation in this field.
-    pub(crate) fn broken(field: &'static str, value: impl std::fmt::Display) -> Closed {
-        Closed::Broken(FormatError::Field { structure: "frame", field, value: value.to_string() })
+    pub(crate) fn broken(field: &'static str, value: impl std::fmt::Display) -> LinkError {
+        LinkError::ProtocolViolation(FormatError::Field {
+            structure: "frame",
+            field,
+            value: value.to_string(),
+        })
     }
 }
 
-impl From<FormatError> for Closed {
-    fn from(error: FormatError) -> Closed {
-        Closed::Broken(error)
+impl From<FormatError> for LinkError {
+    fn from(error: FormatError) -> LinkError {
+        LinkError::ProtocolViolation(error)
     }
 }
 
 /// The error of a failed system call.
-pub(crate) fn system_error(operation: &'static str) -> impl Fn(Errno) -> Closed {
-    move |e| Closed::System { operation, errno: e.raw_os_error() }
+pub(crate) fn system_error(operation: &'static str) -> impl Fn(Errno) -> LinkError {
+    move |e| LinkError::SystemCall { operation, errno: e.raw_os_error() }
 }
 
 #[cfg(test)]
 mod tests {
-    use pagelith_layouts::wire::greeting::Reason;
+    use pagelith_layouts::wire::greeting::RefusalReason;
 
     use super::*;
 
     #[test]
     fn text_of_an_unauthenticated_server_is_escaped() {
         let text = "gone\n2026 closed durable_objects=7 \u{1b}]0;title\u{7}";
-        let refusal =
-            Refusal { reason: Reason::Denied, versions: (1, 1), missing: 0, text: text.into() };
-        for why in [Closed::Refused(refusal), Closed::Misfit(text.into())] {
+        let refusal = Refusal {
+            reason: RefusalReason::Denied,
+            versions: (1, 1),
+            missing: 0,
+            text: text.into(),
+        };
+        for why in [LinkError::Refused(refusal), LinkError::Incompatible(text.into())] {
             let shown = why.to_string();
             assert!(!shown.contains(char::is_control) && shown.contains("gone\\n2026"), "{shown}");
         }
@@ -124,8 +136,8 @@ mod tests {
 
     #[test]
     fn link_given_up_by_this_end_is_not_ended_by_the_peer() {
-        assert!(Closed::Ended.is_by_peer() && Closed::Bye.is_by_peer());
-        let given_up = [Closed::Silent { silent_ms: 6000 }, Closed::Here];
-        assert!(!given_up.iter().any(Closed::is_by_peer));
+        assert!(LinkError::Disconnected.is_by_peer() && LinkError::Goodbye.is_by_peer());
+        let given_up = [LinkError::PeerTimeout { silent_ms: 6000 }, LinkError::ClosedLocally];
+        assert!(!given_up.iter().any(LinkError::is_by_peer));
     }
 }

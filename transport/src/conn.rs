@@ -6,20 +6,20 @@ use std::time::Duration;
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::Clock;
 use pagelith_layouts::ids::OpId;
-use pagelith_layouts::wire::shown::{ItemRange, ShownPiece};
-use pagelith_layouts::wire::{Frame, Kind, Side};
+use pagelith_layouts::wire::shm_ref::{ItemRange, ShownPiece};
+use pagelith_layouts::wire::{Frame, FrameKind, LinkRole};
 
-use crate::capability::Offer;
-use crate::closed::Closed;
+use crate::capability::Capabilities;
+use crate::closed::LinkError;
 use crate::exposures::Exposures;
-use crate::handshake::Agreed;
+use crate::handshake::HandshakeOutcome;
 use crate::heartbeat::Heartbeat;
-use crate::inbound::{FrameReader, Inbound, Sink};
-use crate::limits::Limits;
-use crate::link::{Counts, Event, Facts, Link, Push, Room};
+use crate::inbound::{FrameReader, FrameSink, Inbound};
+use crate::limits::LinkLimits;
+use crate::link::{Link, LinkCapacity, LinkCounters, LinkEvent, LinkParams, Push};
 use crate::link_permits::LinkPermit;
 use crate::outbound::{FrameWriter, Outbound};
-use crate::shown::{LinkRegions, Shown};
+use crate::shown::{LinkRegions, ShmRef};
 use crate::stream::Stream;
 
 /// One end of a connection over `S`.
@@ -30,11 +30,11 @@ pub struct Conn<S> {
     outbound: Outbound,
     exposures: Exposures,
     regions: LinkRegions,
-    facts: Facts,
-    limits: Limits,
-    counts: Counts,
+    facts: LinkParams,
+    limits: LinkLimits,
+    counts: LinkCounters,
     /// Events that occurred outside of `poll`.
-    queued_events: Vec<Event>,
+    queued_events: Vec<LinkEvent>,
     /// Requests without an outcome.
     operations: u32,
     heartbeat: Heartbeat,
@@ -48,14 +48,14 @@ impl<S: Stream> Conn<S> {
     /// A link over a stream whose handshake is done; `first` holds its bytes that are not sent yet.
     pub(crate) fn new(
         stream: S,
-        side: Side,
+        side: LinkRole,
         peer: String,
-        own: &Offer,
-        agreed: Agreed,
+        own: &Capabilities,
+        agreed: HandshakeOutcome,
         first: Vec<u8>,
-        (clock, limits): (Arc<dyn Clock>, Limits),
+        (clock, limits): (Arc<dyn Clock>, LinkLimits),
     ) -> Conn<S> {
-        let Agreed { common, rights, key_name, macs, permit } = agreed;
+        let HandshakeOutcome { common, rights, key_name, macs, permit } = agreed;
         let (sends, reads) = macs.unzip();
         let reader = FrameReader {
             from: side.other(),
@@ -71,7 +71,7 @@ impl<S: Stream> Conn<S> {
             data_bytes_max: common.data_bytes_max,
             mac: sends,
         };
-        let facts = Facts {
+        let facts = LinkParams {
             side,
             peer,
             peer_instance: common.peer_instance,
@@ -94,7 +94,7 @@ impl<S: Stream> Conn<S> {
             exposures: Exposures::new(limits.exposures_max),
             facts,
             limits,
-            counts: Counts::default(),
+            counts: LinkCounters::default(),
             queued_events: Vec::new(),
             operations: 0,
             heartbeat: Heartbeat::new(clock),
@@ -121,27 +121,27 @@ impl<S: Stream> Conn<S> {
     /// Requests that this end may still send.
     fn operations_left(&self) -> usize {
         match self.facts.side {
-            Side::Client => self.facts.operations_max.saturating_sub(self.operations) as usize,
-            Side::Server => 0,
+            LinkRole::Client => self.facts.operations_max.saturating_sub(self.operations) as usize,
+            LinkRole::Server => 0,
         }
     }
 
     /// Whether this server pauses reading from its client. The client does not read its responses,
-    /// and more requests would add to them. If the stream takes no byte for [`Limits::dead_after`],
+    /// and more requests would add to them. If the stream takes no byte for [`LinkLimits::dead_after`],
     /// the client is taken for dead, as if it were silent.
     fn is_congested(&self) -> bool {
-        self.facts.side == Side::Server && self.outbound.is_congested()
+        self.facts.side == LinkRole::Server && self.outbound.is_congested()
     }
 
     /// Move bytes both ways once.
-    fn step(&mut self, events: &mut Vec<Event>) -> Result<(), Closed> {
+    fn step(&mut self, events: &mut Vec<LinkEvent>) -> Result<(), LinkError> {
         let paused = self.is_congested();
         let Some(stream) = self.stream.as_mut() else { return Ok(()) };
         let now = self.heartbeat.clock.now();
         let wrote = self.outbound.pump(stream, events, &mut self.counts);
         let (mut own, mut released, mut to_release) = (Vec::new(), Vec::new(), Vec::new());
         let had = events.len();
-        let mut sink = Sink {
+        let mut sink = FrameSink {
             exposures: &mut self.exposures,
             events: &mut *events,
             own: &mut own,
@@ -154,14 +154,14 @@ impl<S: Stream> Conn<S> {
         self.outbound.complete_refs(&released, events, &mut self.counts);
         to_release.into_iter().for_each(|stretch| self.outbound.queue_release(stretch));
         self.operations = in_flight(self.operations, &events[had..]);
-        if self.facts.side == Side::Server && self.operations > self.facts.operations_max {
-            return Err(Closed::broken("op", "more in flight than agreed"));
+        if self.facts.side == LinkRole::Server && self.operations > self.facts.operations_max {
+            return Err(LinkError::broken("op", "more in flight than agreed"));
         }
         // Frames that arrived before the end of the stream count, whichever direction reported the
         // end.
-        let goodbye = own.iter().any(|frame| frame.kind == Kind::Bye);
+        let goodbye = own.iter().any(|frame| frame.kind == FrameKind::Bye);
         if goodbye {
-            return Err(Closed::Bye);
+            return Err(LinkError::Goodbye);
         }
         let made_progress = paused && self.outbound.written() > self.written;
         self.written = self.outbound.written();
@@ -169,12 +169,12 @@ impl<S: Stream> Conn<S> {
             self.heartbeat.heard(now);
         }
         if self.outbound.queued_releases() > self.limits.exposures_max {
-            return Err(Closed::broken("shown", "more than is taken"));
+            return Err(LinkError::broken("shown", "more than is taken"));
         }
         wrote?;
-        for ping in own.into_iter().filter(|frame| frame.kind == Kind::Ping) {
-            if !self.outbound.send_urgent(Frame::bare(Kind::Pong, ping.op)) {
-                return Err(Closed::broken("kind", "too many pings"));
+        for ping in own.into_iter().filter(|frame| frame.kind == FrameKind::Ping) {
+            if !self.outbound.send_urgent(Frame::bare(FrameKind::Pong, ping.op)) {
+                return Err(LinkError::broken("kind", "too many pings"));
             }
         }
         if let Some(ping) = self.heartbeat.beat(now, &self.limits)? {
@@ -184,65 +184,72 @@ impl<S: Stream> Conn<S> {
     }
 
     /// Drop the stream and hand back all memory.
-    fn end(&mut self, why: Closed, events: &mut Vec<Event>) {
+    fn end(&mut self, why: LinkError, events: &mut Vec<LinkEvent>) {
         self.stream = None;
         self.exposures.retract(None, events);
         self.outbound.retract(None, events);
-        events.push(Event::Closed(why));
+        events.push(LinkEvent::Ended(why));
     }
 }
 
 /// Operations in flight after these events.
-fn in_flight(before: u32, events: &[Event]) -> u32 {
+fn in_flight(before: u32, events: &[LinkEvent]) -> u32 {
     events.iter().fold(before, |count, event| match event {
-        Event::Frame(frame) if frame.kind == Kind::Request => count.saturating_add(1),
-        Event::Frame(frame) if frame.kind == Kind::Outcome => count.saturating_sub(1),
+        LinkEvent::Frame(frame) if frame.kind == FrameKind::Request => count.saturating_add(1),
+        LinkEvent::Frame(frame) if frame.kind == FrameKind::Outcome => count.saturating_sub(1),
         _ => count,
     })
 }
 
 impl<S: Stream> Link for Conn<S> {
-    fn facts(&self) -> &Facts {
+    fn facts(&self) -> &LinkParams {
         &self.facts
     }
 
-    fn counts(&self) -> Counts {
+    fn counts(&self) -> LinkCounters {
         self.counts
     }
 
-    fn room(&self) -> Room {
+    fn room(&self) -> LinkCapacity {
         match self.stream {
             Some(_) => self.outbound.room(self.exposures.room(), self.operations_left()),
-            None => Room { frames: 0, frame_bytes: 0, pushes: 0, exposures: 0, operations: 0 },
+            None => {
+                LinkCapacity { frames: 0, frame_bytes: 0, pushes: 0, exposures: 0, operations: 0 }
+            }
         }
     }
 
     fn send(&mut self, frame: Frame) -> Result<(), Frame> {
         let kind = frame.kind;
-        if self.stream.is_none() || (kind == Kind::Request && self.operations_left() == 0) {
+        if self.stream.is_none() || (kind == FrameKind::Request && self.operations_left() == 0) {
             return Err(frame);
         }
         self.outbound.send(frame)?;
         match kind {
-            Kind::Request => self.operations += 1,
-            Kind::Outcome => self.operations = self.operations.saturating_sub(1),
+            FrameKind::Request => self.operations += 1,
+            FrameKind::Outcome => self.operations = self.operations.saturating_sub(1),
             _ => {}
         }
         Ok(())
     }
 
-    fn shows(&self, parts: &[Part]) -> bool {
+    fn sends_by_ref(&self, parts: &[Part]) -> bool {
         self.regions.pieces(parts).is_some()
     }
 
-    fn place(&self, parts: &[Part]) -> Option<(u32, u64)> {
+    fn region_offset(&self, parts: &[Part]) -> Option<(u32, u64)> {
         match self.regions.pieces(parts)?.as_slice() {
             [piece] => Some((piece.region, piece.at)),
             _ => None,
         }
     }
 
-    fn view(&self, stretch: ItemRange, (region, at): (u32, u64), length: u64) -> Option<Shown> {
+    fn peer_ref(
+        &self,
+        stretch: ItemRange,
+        (region, at): (u32, u64),
+        length: u64,
+    ) -> Option<ShmRef> {
         self.regions.shown(stretch, std::iter::once(ShownPiece::new(region, at, length)))
     }
 
@@ -266,18 +273,18 @@ impl<S: Stream> Link for Conn<S> {
         self.exposures.expose((op, item, offset), parts)
     }
 
-    fn nudge(&mut self) {
-        self.stream.iter_mut().for_each(Stream::nudge);
+    fn wake_peer(&mut self) {
+        self.stream.iter_mut().for_each(Stream::wake_peer);
     }
 
-    fn send_on(&mut self) {
+    fn flush_queue(&mut self) {
         if let Some(stream) = self.stream.as_mut() {
             // The next poll finds and reports the same failure of the stream.
             let _ = self.outbound.pump(stream, &mut self.queued_events, &mut self.counts);
         }
     }
 
-    fn took(&mut self, shown: Shown) {
+    fn release_ref(&mut self, shown: ShmRef) {
         self.outbound.queue_release(shown.stretch());
     }
 
@@ -287,14 +294,14 @@ impl<S: Stream> Link for Conn<S> {
         self.outbound.retract(Some(op), &mut self.queued_events);
     }
 
-    fn poll(&mut self, events: &mut Vec<Event>) {
+    fn poll(&mut self, events: &mut Vec<LinkEvent>) {
         events.append(&mut self.queued_events);
         if let Err(why) = self.step(events) {
             self.end(why, events);
         }
     }
 
-    fn wait(&mut self, events: &mut Vec<Event>, timeout: Duration) {
+    fn wait(&mut self, events: &mut Vec<LinkEvent>, timeout: Duration) {
         let had = events.len();
         let until = self.heartbeat.clock.now().after(timeout);
         loop {
@@ -324,10 +331,10 @@ impl<S: Stream> Link for Conn<S> {
     fn close(&mut self) {
         let Some(stream) = self.stream.as_mut() else { return };
         let mut events = std::mem::take(&mut self.queued_events);
-        self.outbound.send_urgent(Frame::bare(Kind::Bye, OpId(0)));
+        self.outbound.send_urgent(Frame::bare(FrameKind::Bye, OpId(0)));
         // If the goodbye cannot be sent at once, the peer sees the end of the connection.
         let _ = self.outbound.pump(stream, &mut events, &mut self.counts);
-        self.end(Closed::Here, &mut events);
+        self.end(LinkError::ClosedLocally, &mut events);
         self.queued_events = events;
     }
 }

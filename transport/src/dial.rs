@@ -11,19 +11,19 @@ use pagelith_io::system::SystemEntropy;
 
 use crate::address::{Address, Endpoint};
 use crate::auth::Key;
-use crate::capability::Offer;
-use crate::closed::Closed;
-use crate::limits::Limits;
+use crate::capability::Capabilities;
+use crate::closed::LinkError;
+use crate::limits::LinkLimits;
 use crate::link::Link;
-use crate::pending::Progress;
-use crate::resolve::{Lookup, Resolver};
+use crate::pending::HandshakeProgress;
+use crate::resolve::{NameLookup, Resolver};
 use crate::shown::SharedRegions;
 use crate::socket::{Socket, SocketPending, connect};
 
 /// Establishes links to one peer.
 pub trait Dial: Send + Sync {
     /// Begin to establish a link. Never waits.
-    fn begin(&self) -> Result<Box<dyn Dialing>, Closed>;
+    fn begin(&self) -> Result<Box<dyn Dialing>, LinkError>;
 }
 
 /// A link that is being established.
@@ -41,7 +41,7 @@ pub enum DialProgress {
     /// The established link.
     Ready(Box<dyn Link>),
     /// The link could not be established.
-    Over(Closed),
+    Failed(LinkError),
 }
 
 /// Establishes links over sockets.
@@ -50,7 +50,7 @@ pub struct SocketDial {
     /// The peer.
     pub address: Address,
     /// The capabilities that this end offers.
-    pub offer: Offer,
+    pub offer: Capabilities,
     /// The key for authentication, if the peer requires one.
     pub key: Option<Key>,
     /// Source of nonces.
@@ -58,9 +58,9 @@ pub struct SocketDial {
     /// Clock for deadlines.
     pub clock: Arc<dyn Clock>,
     /// Bounds of the link.
-    pub limits: Limits,
+    pub limits: LinkLimits,
     /// Memory of this process that a peer on this host may read.
-    pub shows: SharedRegions,
+    pub shared_regions: SharedRegions,
     /// Resolves the address if it has a host name.
     pub resolver: Resolver,
 }
@@ -71,24 +71,24 @@ impl SocketDial {
     pub fn new(
         address: Address,
         key: Option<Key>,
-        offer: Offer,
+        offer: Capabilities,
         clock: Arc<dyn Clock>,
     ) -> SocketDial {
-        let limits = Limits::default();
+        let limits = LinkLimits::default();
         let entropy = Arc::new(SystemEntropy);
-        let (shows, resolver) = (SharedRegions::default(), Resolver::default());
-        SocketDial { address, offer, key, entropy, clock, limits, shows, resolver }
+        let (shared_regions, resolver) = (SharedRegions::default(), Resolver::default());
+        SocketDial { address, offer, key, entropy, clock, limits, shared_regions, resolver }
     }
 
     /// Begin to connect to an address that has no host name.
-    fn connect(&self, to: &Address, limits: Limits) -> Result<SocketPending, Closed> {
+    fn connect(&self, to: &Address, limits: LinkLimits) -> Result<SocketPending, LinkError> {
         let (key, clock) = (self.key.clone(), self.clock.clone());
-        connect(to, self.offer, key, &*self.entropy, clock, limits, &self.shows.regions())
+        connect(to, self.offer, key, &*self.entropy, clock, limits, &self.shared_regions.regions())
     }
 }
 
 impl Dial for SocketDial {
-    fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
+    fn begin(&self) -> Result<Box<dyn Dialing>, LinkError> {
         match &self.address {
             Address::Tcp(Endpoint::Name { host, port }) => {
                 Ok(Box::new(NameDial::begin(self.clone(), host, *port)?))
@@ -108,23 +108,23 @@ impl Dialing for SocketPending {
     }
 }
 
-fn dialled(progress: Progress<Socket>) -> DialProgress {
+fn dialled(progress: HandshakeProgress<Socket>) -> DialProgress {
     match progress {
-        Progress::Waiting(pending) => DialProgress::Waiting(Box::new(pending)),
-        Progress::Ready(link) => DialProgress::Ready(link),
-        Progress::Over(why) => DialProgress::Over(why),
+        HandshakeProgress::Waiting(pending) => DialProgress::Waiting(Box::new(pending)),
+        HandshakeProgress::Ready(link) => DialProgress::Ready(link),
+        HandshakeProgress::Failed(why) => DialProgress::Failed(why),
     }
 }
 
 /// A link to a host name that is being established: the name is resolved, and its addresses are
 /// tried one after the other.
 ///
-/// All tries together take at most [`Limits::handshake`]. Each address gets an equal share of the
+/// All tries together take at most [`LinkLimits::handshake`]. Each address gets an equal share of the
 /// time that is left when it is tried.
 struct NameDial {
     dial: SocketDial,
     deadline: Mono,
-    lookup: Arc<Lookup>,
+    lookup: Arc<NameLookup>,
     /// The connection to the current address; `None` while the name is being resolved.
     pending: Option<Box<SocketPending>>,
     /// Addresses not tried yet.
@@ -133,7 +133,7 @@ struct NameDial {
 
 impl NameDial {
     /// Begin. Never waits.
-    fn begin(dial: SocketDial, host: &str, port: u16) -> Result<NameDial, Closed> {
+    fn begin(dial: SocketDial, host: &str, port: u16) -> Result<NameDial, LinkError> {
         let deadline = dial.clock.now().after(dial.limits.handshake);
         let lookup = dial.resolver.begin(host, port)?;
         Ok(NameDial { dial, deadline, lookup, pending: None, rest: VecDeque::new() })
@@ -144,11 +144,11 @@ impl NameDial {
     }
 
     /// Begin to connect to the next address.
-    fn connect(&mut self) -> Result<SocketPending, Closed> {
+    fn connect(&mut self) -> Result<SocketPending, LinkError> {
         loop {
-            let Some(address) = self.rest.pop_front() else { return Err(Closed::Ended) };
+            let Some(address) = self.rest.pop_front() else { return Err(LinkError::Disconnected) };
             let tries = u32::try_from(self.rest.len()).unwrap_or(u32::MAX).saturating_add(1);
-            let limits = Limits { handshake: self.left() / tries, ..self.dial.limits };
+            let limits = LinkLimits { handshake: self.left() / tries, ..self.dial.limits };
             match self.dial.connect(&Address::from(address), limits) {
                 Err(_) if !self.rest.is_empty() => {}
                 begun => return begun,
@@ -168,34 +168,34 @@ impl NameDial {
                 let left = self.left();
                 match self.lookup.found(timeout.min(left)) {
                     None if left.is_zero() => {
-                        return DialProgress::Over(
+                        return DialProgress::Failed(
                             self.lookup.timed_out(self.dial.limits.handshake),
                         );
                     }
                     None => return DialProgress::Waiting(self),
-                    Some(Err(why)) => return DialProgress::Over(why),
+                    Some(Err(why)) => return DialProgress::Failed(why),
                     Some(Ok(addresses)) => self.rest = addresses.into(),
                 }
                 match self.connect() {
                     Ok(pending) => pending.poll(),
-                    Err(why) => return DialProgress::Over(why),
+                    Err(why) => return DialProgress::Failed(why),
                 }
             }
         };
         loop {
             match progress {
-                Progress::Waiting(pending) => {
+                HandshakeProgress::Waiting(pending) => {
                     self.pending = Some(Box::new(pending));
                     return DialProgress::Waiting(self);
                 }
-                Progress::Ready(link) => return DialProgress::Ready(link),
+                HandshakeProgress::Ready(link) => return DialProgress::Ready(link),
                 // A store responded at this address, so another address does not help.
-                Progress::Over(why) if !why.retryable() || self.rest.is_empty() => {
-                    return DialProgress::Over(why);
+                HandshakeProgress::Failed(why) if !why.retryable() || self.rest.is_empty() => {
+                    return DialProgress::Failed(why);
                 }
-                Progress::Over(_) => match self.connect() {
+                HandshakeProgress::Failed(_) => match self.connect() {
                     Ok(pending) => progress = pending.poll(),
-                    Err(why) => return DialProgress::Over(why),
+                    Err(why) => return DialProgress::Failed(why),
                 },
             }
         }

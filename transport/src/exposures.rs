@@ -10,8 +10,8 @@ use std::io::IoSliceMut;
 use pagelith_io::buffer::Part;
 use pagelith_layouts::ids::OpId;
 
-use crate::closed::Closed;
-use crate::link::Event;
+use crate::closed::LinkError;
+use crate::link::LinkEvent;
 
 /// An operation, its item, and the offset in the item at which the range begins.
 pub(crate) type ExposureKey = (OpId, u32, u64);
@@ -115,16 +115,16 @@ impl Exposures {
         item: u32,
         offset: u64,
         len: u32,
-    ) -> Result<Option<ExposureKey>, Closed> {
+    ) -> Result<Option<ExposureKey>, LinkError> {
         let last = self.last_begun_at(op, item, offset);
         let Some(found) = last.filter(|found| offset - found.from < found.len) else {
             return Ok(None);
         };
         if offset - found.from != found.landed {
-            return Err(Closed::broken("offset", offset));
+            return Err(LinkError::broken("offset", offset));
         }
         if u64::from(len) > found.len - found.landed {
-            return Err(Closed::broken("body_bytes", len));
+            return Err(LinkError::broken("body_bytes", len));
         }
         Ok(Some((op, item, found.from)))
     }
@@ -206,22 +206,22 @@ impl Exposures {
     }
 
     /// Hand a range back if all of it was received.
-    pub fn take_complete(&mut self, key: ExposureKey) -> Option<Event> {
+    pub fn take_complete(&mut self, key: ExposureKey) -> Option<LinkEvent> {
         let whole = self.find(key).is_some_and(|found| found.landed == found.len);
         let found = if whole { self.remove(key) } else { None };
         let (op, item, offset) = key;
-        found.map(|found| Event::Landed { op, item, offset, parts: found.parts })
+        found.map(|found| LinkEvent::Received { op, item, offset, parts: found.parts })
     }
 
     /// Hand back the ranges of `op`, or of all operations.
-    pub fn retract(&mut self, op: Option<OpId>, events: &mut Vec<Event>) {
+    pub fn retract(&mut self, op: Option<OpId>, events: &mut Vec<LinkEvent>) {
         let gone = match op {
             Some(op) => self.ops.remove_entry(&op).into_iter().collect(),
             None => std::mem::take(&mut self.ops),
         };
         for (op, of_op) in gone {
             self.count -= of_op.len();
-            let back = |Exposure { item, from, parts, .. }| Event::Retracted {
+            let back = |Exposure { item, from, parts, .. }| LinkEvent::Retracted {
                 op,
                 item,
                 offset: from,
@@ -255,7 +255,7 @@ mod tests {
 
     fn landed(exposures: &mut Exposures) -> Vec<u8> {
         match exposures.take_complete(KEY) {
-            Some(Event::Landed { parts, .. }) => {
+            Some(LinkEvent::Received { parts, .. }) => {
                 parts.iter().flat_map(|part| part.bytes().to_vec()).collect()
             }
             other => panic!("{other:?}"),
@@ -330,9 +330,9 @@ mod tests {
         }
         let mut events = Vec::new();
         exposures.retract(Some(OpId(1)), &mut events);
-        let names = |events: &[Event]| {
-            let key = |event: &Event| match event {
-                Event::Retracted { op, item, .. } => (op.0, *item),
+        let names = |events: &[LinkEvent]| {
+            let key = |event: &LinkEvent| match event {
+                LinkEvent::Retracted { op, item, .. } => (op.0, *item),
                 other => panic!("{other:?}"),
             };
             events.iter().map(key).collect::<Vec<_>>()

@@ -9,19 +9,19 @@ use std::sync::Arc;
 use pagelith_io::entropy::Entropy;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::auth::{ChallengeBody, ProofBody};
-use pagelith_layouts::wire::greeting::{Greeting, Reason, Refusal};
+use pagelith_layouts::wire::greeting::{Greeting, Refusal, RefusalReason};
 use pagelith_layouts::wire::head::{self, HeadFacts};
-use pagelith_layouts::wire::{FrameHead, Kind, Side, VERSION_GREETING};
+use pagelith_layouts::wire::{FrameHead, FrameKind, LinkRole, VERSION_GREETING};
 
 use crate::auth::{AuthSession, FrameMac, Key, KeyRing, Transcript};
-use crate::capability::{Common, Offer, agree};
-use crate::closed::Closed;
+use crate::capability::{Capabilities, NegotiatedCapabilities, agree};
+use crate::closed::LinkError;
 use crate::link_permits::{LinkPermit, LinkPermits};
 use crate::rights::Rights;
 
 /// How a server authenticates its clients.
 #[derive(Clone, Debug)]
-pub enum Admission {
+pub enum ClientAuth {
     /// By a key, which determines their rights.
     Keys(Arc<KeyRing>),
     /// By the connection itself: each client that can connect has these rights. For links whose
@@ -31,7 +31,7 @@ pub enum Admission {
 
 /// The handshake of one end.
 pub struct Handshake {
-    offer: Offer,
+    offer: Capabilities,
     transcript: Transcript,
     nonce: [u8; 32],
     state: State,
@@ -42,25 +42,25 @@ pub struct Handshake {
 
 enum State {
     Client { key: Option<Key>, step: ClientStep },
-    Server { admission: Admission, step: ServerStep },
+    Server { admission: ClientAuth, step: ServerStep },
 }
 
 enum ClientStep {
     Welcome,
-    Challenge(Common),
-    Proof(Common, Box<AuthSession>),
+    Challenge(NegotiatedCapabilities),
+    Proof(NegotiatedCapabilities, Box<AuthSession>),
     Over,
 }
 
 enum ServerStep {
     Hello,
-    Proof(Common),
+    Proof(NegotiatedCapabilities),
     Over,
 }
 
 /// The result of a successful handshake.
-pub(crate) struct Agreed {
-    pub common: Common,
+pub(crate) struct HandshakeOutcome {
+    pub common: NegotiatedCapabilities,
     pub rights: Rights,
     pub key_name: Option<String>,
     /// MACs of the frames sent and received; `None` without a key.
@@ -71,16 +71,16 @@ pub(crate) struct Agreed {
 
 impl Handshake {
     /// The handshake of a client; its hello is in [`Handshake::out`] at once.
-    pub fn client(offer: Offer, key: Option<Key>, entropy: &dyn Entropy) -> Handshake {
+    pub fn client(offer: Capabilities, key: Option<Key>, entropy: &dyn Entropy) -> Handshake {
         let hello = offer.greeting(key.is_some()).encode();
         let state = State::Client { key, step: ClientStep::Welcome };
         let mut handshake = Handshake::new(offer, state, entropy);
-        handshake.queue_frame(Kind::Hello, &hello);
+        handshake.queue_frame(FrameKind::Hello, &hello);
         handshake
     }
 
     /// The handshake of a server.
-    pub fn server(offer: Offer, admission: Admission, entropy: &dyn Entropy) -> Handshake {
+    pub fn server(offer: Capabilities, admission: ClientAuth, entropy: &dyn Entropy) -> Handshake {
         let state = State::Server { admission, step: ServerStep::Hello };
         Handshake::new(offer, state, entropy)
     }
@@ -95,7 +95,7 @@ impl Handshake {
         !matches!(self.state, State::Server { step: ServerStep::Hello, .. })
     }
 
-    fn new(offer: Offer, state: State, entropy: &dyn Entropy) -> Handshake {
+    fn new(offer: Capabilities, state: State, entropy: &dyn Entropy) -> Handshake {
         let mut nonce = [0; 32];
         entropy.fill(&mut nonce);
         let (transcript, out) = (Transcript::default(), Vec::new());
@@ -117,76 +117,77 @@ impl Handshake {
         self.out.capacity()
     }
 
-    fn side(&self) -> Side {
+    fn side(&self) -> LinkRole {
         match self.state {
-            State::Client { .. } => Side::Client,
-            State::Server { .. } => Side::Server,
+            State::Client { .. } => LinkRole::Client,
+            State::Server { .. } => LinkRole::Server,
         }
     }
 
     /// Length of the frame that begins with `received`: that of a head until the head is complete,
     /// then that of head and body. At most 1088 bytes. An error if the frame is not allowed in this
     /// state.
-    pub fn need(&self, received: &[u8]) -> Result<usize, Closed> {
+    pub fn need(&self, received: &[u8]) -> Result<usize, LinkError> {
         let Some(bytes) = received.first_chunk() else { return Ok(FrameHead::BYTES) };
         let (facts, _) = head::decode(bytes, None)?;
         if !facts.kind.is_greeting() || !facts.kind.is_sent_by(self.side().other()) {
-            return Err(Closed::broken("kind", format_args!("{:?}", facts.kind)));
+            return Err(LinkError::broken("kind", format_args!("{:?}", facts.kind)));
         }
         Ok(FrameHead::BYTES + facts.body_bytes as usize)
     }
 
     /// Process a whole frame. `Ok(None)` if more frames follow. After an error a server has a
     /// refusal in [`Handshake::out`], and the handshake is over.
-    pub(crate) fn take(&mut self, frame: &[u8]) -> Result<Option<Agreed>, Closed> {
-        let taken =
-            head::split(frame, None).map_err(Closed::from).and_then(|(facts, _, body)| match self
-                .side()
-            {
-                Side::Client => self.client_takes(facts.kind, frame, body),
-                Side::Server => self.server_takes(facts.kind, frame, body),
-            });
+    pub(crate) fn take(&mut self, frame: &[u8]) -> Result<Option<HandshakeOutcome>, LinkError> {
+        let taken = head::split(frame, None).map_err(LinkError::from).and_then(
+            |(facts, _, body)| match self.side() {
+                LinkRole::Client => self.client_takes(facts.kind, frame, body),
+                LinkRole::Server => self.server_takes(facts.kind, frame, body),
+            },
+        );
         taken.inspect_err(|why| self.refuse(why))
     }
 
     fn client_takes(
         &mut self,
-        kind: Kind,
+        kind: FrameKind,
         frame: &[u8],
         body: &[u8],
-    ) -> Result<Option<Agreed>, Closed> {
-        if kind == Kind::Refusal {
-            return Err(Closed::Refused(Refusal::decode(body)?));
+    ) -> Result<Option<HandshakeOutcome>, LinkError> {
+        if kind == FrameKind::Refusal {
+            return Err(LinkError::Refused(Refusal::decode(body)?));
         }
-        let State::Client { key, step } = &mut self.state else { return Err(Closed::Here) };
+        let State::Client { key, step } = &mut self.state else {
+            return Err(LinkError::ClosedLocally);
+        };
         let key = key.clone();
         match (std::mem::replace(step, ClientStep::Over), kind) {
-            (ClientStep::Welcome, Kind::Welcome) => {
+            (ClientStep::Welcome, FrameKind::Welcome) => {
                 self.transcript.add(frame);
                 let common = agree(&self.offer, &Greeting::decode(body)?, key.is_some())
-                    .map_err(|refusal| Closed::Misfit(refusal.text))?;
+                    .map_err(|refusal| LinkError::Incompatible(refusal.text))?;
                 if key.is_none() {
-                    return Ok(Some(Agreed::without_key(common, Rights::all())));
+                    return Ok(Some(HandshakeOutcome::without_key(common, Rights::all())));
                 }
                 self.client_step(ClientStep::Challenge(common));
                 Ok(None)
             }
-            (ClientStep::Challenge(common), Kind::Challenge) => {
+            (ClientStep::Challenge(common), FrameKind::Challenge) => {
                 ChallengeBody::decode(body)?;
                 self.transcript.add(frame);
                 let transcript = std::mem::take(&mut self.transcript).finish();
                 let session =
                     key.and_then(|key| AuthSession::of_client(&key, transcript, self.nonce));
-                let session = session.ok_or(Closed::NotAuthentic { what: "the key" })?;
-                self.queue_frame(Kind::Proof, bytemuck::bytes_of(&session.client_proof()));
+                let session = session.ok_or(LinkError::AuthenticationFailed { what: "the key" })?;
+                self.queue_frame(FrameKind::Proof, bytemuck::bytes_of(&session.client_proof()));
                 self.client_step(ClientStep::Proof(common, Box::new(session)));
                 Ok(None)
             }
-            (ClientStep::Proof(common, session), Kind::Proof) => {
+            (ClientStep::Proof(common, session), FrameKind::Proof) => {
                 session.check_server(&ProofBody::decode(body)?)?;
                 let (own, theirs) = session.frame_macs();
                 let key_name = key.map(|key| key.name().to_owned());
-                Ok(Some(Agreed {
+                Ok(Some(HandshakeOutcome {
                     common,
                     rights: Rights::all(),
                     key_name,
@@ -194,7 +195,7 @@ impl Handshake {
                     permit: None,
                 }))
             }
-            (_, kind) => Err(Closed::broken("kind", format_args!("{kind:?}"))),
+            (_, kind) => Err(LinkError::broken("kind", format_args!("{kind:?}"))),
         }
     }
 
@@ -206,48 +207,61 @@ impl Handshake {
 
     fn server_takes(
         &mut self,
-        kind: Kind,
+        kind: FrameKind,
         frame: &[u8],
         body: &[u8],
-    ) -> Result<Option<Agreed>, Closed> {
-        let State::Server { admission, step } = &mut self.state else { return Err(Closed::Here) };
+    ) -> Result<Option<HandshakeOutcome>, LinkError> {
+        let State::Server { admission, step } = &mut self.state else {
+            return Err(LinkError::ClosedLocally);
+        };
         let admission = admission.clone();
         match (std::mem::replace(step, ServerStep::Over), kind) {
-            (ServerStep::Hello, Kind::Hello) => {
-                let keyed = matches!(admission, Admission::Keys(_));
+            (ServerStep::Hello, FrameKind::Hello) => {
+                let keyed = matches!(admission, ClientAuth::Keys(_));
                 self.transcript.add(frame);
-                let common =
-                    agree(&self.offer, &Greeting::decode(body)?, keyed).map_err(Closed::Refused)?;
+                let common = agree(&self.offer, &Greeting::decode(body)?, keyed)
+                    .map_err(LinkError::Refused)?;
                 let permit = if keyed { None } else { self.acquire_permit()? };
                 let welcome = self.offer.greeting(keyed).encode();
-                self.queue_frame(Kind::Welcome, &welcome);
-                if let Admission::Connection(rights) = admission {
-                    return Ok(Some(Agreed { permit, ..Agreed::without_key(common, rights) }));
+                self.queue_frame(FrameKind::Welcome, &welcome);
+                if let ClientAuth::Connection(rights) = admission {
+                    return Ok(Some(HandshakeOutcome {
+                        permit,
+                        ..HandshakeOutcome::without_key(common, rights)
+                    }));
                 }
                 let challenge = ChallengeBody { nonce: self.nonce };
-                self.queue_frame(Kind::Challenge, bytemuck::bytes_of(&challenge));
+                self.queue_frame(FrameKind::Challenge, bytemuck::bytes_of(&challenge));
                 if let State::Server { step, .. } = &mut self.state {
                     *step = ServerStep::Proof(common);
                 }
                 Ok(None)
             }
-            (ServerStep::Proof(common), Kind::Proof) => {
-                let Admission::Keys(ring) = admission else { return Err(Closed::Here) };
+            (ServerStep::Proof(common), FrameKind::Proof) => {
+                let ClientAuth::Keys(ring) = admission else {
+                    return Err(LinkError::ClosedLocally);
+                };
                 let transcript = std::mem::take(&mut self.transcript).finish();
                 let proof = ProofBody::decode(body)?;
                 let (session, rights) = ring.admit(&proof, transcript)?;
                 let permit = self.acquire_permit()?;
-                self.queue_frame(Kind::Proof, bytemuck::bytes_of(&session.server_proof()));
+                self.queue_frame(FrameKind::Proof, bytemuck::bytes_of(&session.server_proof()));
                 let (theirs, own) = session.frame_macs();
                 let key_name = Some(proof.key_name().to_owned());
-                Ok(Some(Agreed { common, rights, key_name, macs: Some((own, theirs)), permit }))
+                Ok(Some(HandshakeOutcome {
+                    common,
+                    rights,
+                    key_name,
+                    macs: Some((own, theirs)),
+                    permit,
+                }))
             }
-            (_, kind) => Err(Closed::broken("kind", format_args!("{kind:?}"))),
+            (_, kind) => Err(LinkError::broken("kind", format_args!("{kind:?}"))),
         }
     }
 
     /// A permit for the authenticated peer; a refusal if all are in use.
-    fn acquire_permit(&self) -> Result<Option<LinkPermit>, Closed> {
+    fn acquire_permit(&self) -> Result<Option<LinkPermit>, LinkError> {
         let Some(permits) = &self.permits else { return Ok(None) };
         let text = || {
             format!(
@@ -256,15 +270,15 @@ impl Handshake {
             )
         };
         let versions = self.offer.versions;
-        let busy = || Refusal { reason: Reason::Busy, versions, missing: 0, text: text() };
-        permits.try_acquire().map(Some).ok_or_else(|| Closed::Refused(busy()))
+        let busy = || Refusal { reason: RefusalReason::Busy, versions, missing: 0, text: text() };
+        permits.try_acquire().map(Some).ok_or_else(|| LinkError::Refused(busy()))
     }
 
     /// Queue a frame, and add it to the transcript if it is part of that.
-    fn queue_frame(&mut self, kind: Kind, body: &[u8]) {
+    fn queue_frame(&mut self, kind: FrameKind, body: &[u8]) {
         let facts = HeadFacts::control(VERSION_GREETING, kind, OpId(0), body);
         let frame = [&head::encode(&facts, [0; 16])[..], body].concat();
-        if matches!(kind, Kind::Hello | Kind::Welcome | Kind::Challenge) {
+        if matches!(kind, FrameKind::Hello | FrameKind::Welcome | FrameKind::Challenge) {
             self.transcript.add(&frame);
         }
         self.out.extend_from_slice(&frame);
@@ -272,8 +286,8 @@ impl Handshake {
 
     /// Queue a server's last frame: the reason for the refusal. It reveals nothing that is reserved
     /// for authenticated peers.
-    pub(crate) fn refuse(&mut self, why: &Closed) {
-        if self.side() == Side::Client {
+    pub(crate) fn refuse(&mut self, why: &LinkError) {
+        if self.side() == LinkRole::Client {
             return;
         }
         let plain = |reason, text: &str| Refusal {
@@ -283,18 +297,22 @@ impl Handshake {
             text: text.into(),
         };
         let refusal = match why {
-            Closed::Refused(refusal) => refusal.clone(),
-            Closed::NotAuthentic { .. } => plain(Reason::Denied, "unknown key name or wrong key"),
-            Closed::Late { .. } => plain(Reason::Late, "the handshake took too long"),
-            _ => plain(Reason::Malformed, "invalid handshake frame"),
+            LinkError::Refused(refusal) => refusal.clone(),
+            LinkError::AuthenticationFailed { .. } => {
+                plain(RefusalReason::Denied, "unknown key name or wrong key")
+            }
+            LinkError::HandshakeTimeout { .. } => {
+                plain(RefusalReason::Late, "the handshake took too long")
+            }
+            _ => plain(RefusalReason::Malformed, "invalid handshake frame"),
         };
-        self.queue_frame(Kind::Refusal, &refusal.encode());
+        self.queue_frame(FrameKind::Refusal, &refusal.encode());
     }
 }
 
-impl Agreed {
-    fn without_key(common: Common, rights: Rights) -> Agreed {
-        Agreed { common, rights, key_name: None, macs: None, permit: None }
+impl HandshakeOutcome {
+    fn without_key(common: NegotiatedCapabilities, rights: Rights) -> HandshakeOutcome {
+        HandshakeOutcome { common, rights, key_name: None, macs: None, permit: None }
     }
 }
 
@@ -308,17 +326,17 @@ mod tests {
         Key::new("rank-0", &[secret; 32]).expect("a key")
     }
 
-    fn keys(secret: u8) -> Admission {
+    fn keys(secret: u8) -> ClientAuth {
         let ring = KeyRing::new([(key(secret), Rights::all())], &SystemEntropy).expect("a ring");
-        Admission::Keys(Arc::new(ring))
+        ClientAuth::Keys(Arc::new(ring))
     }
 
-    fn offer(versions: (u16, u16)) -> Offer {
-        Offer { versions, ..Offer::of_this_build([3; 16]) }
+    fn offer(versions: (u16, u16)) -> Capabilities {
+        Capabilities { versions, ..Capabilities::of_this_build([3; 16]) }
     }
 
     /// The result of one end's handshake, if it has ended.
-    type End = Option<Result<Agreed, Closed>>;
+    type End = Option<Result<HandshakeOutcome, LinkError>>;
 
     /// Exchange frames between both ends, one by one, and return the result of each end.
     fn converse(
@@ -356,7 +374,7 @@ mod tests {
         ends
     }
 
-    fn meet(client: (Offer, Option<Key>), server: (Offer, Admission)) -> (End, End) {
+    fn meet(client: (Capabilities, Option<Key>), server: (Capabilities, ClientAuth)) -> (End, End) {
         let mut client = Handshake::client(client.0, client.1, &SystemEntropy);
         let mut server = Handshake::server(server.0, server.1, &SystemEntropy);
         converse(&mut client, &mut server, &mut |_| {})
@@ -378,7 +396,7 @@ mod tests {
         let mac = s_out.next(&[1; 64], b"x");
         assert_eq!(c_in.check(&[1; 64], b"x", &mac), Ok(()));
         let (c, s) =
-            meet((offer((1, 1)), None), (offer((1, 1)), Admission::Connection(Rights::all())));
+            meet((offer((1, 1)), None), (offer((1, 1)), ClientAuth::Connection(Rights::all())));
         assert!(c.expect("ended").expect("agreed").macs.is_none());
         assert!(s.expect("ended").expect("agreed").macs.is_none());
     }
@@ -386,24 +404,24 @@ mod tests {
     #[test]
     fn incompatible_handshakes_are_refused_with_a_reason_at_both_ends() {
         let reason = |end: End| match end.expect("ended").map(|_| ()) {
-            Err(Closed::Refused(refusal)) => refusal.reason,
+            Err(LinkError::Refused(refusal)) => refusal.reason,
             other => panic!("{other:?}"),
         };
-        let no_key = || Admission::Connection(Rights::all());
+        let no_key = || ClientAuth::Connection(Rights::all());
         for (client, server, expected) in [
-            ((offer((1, 1)), Some(key(1))), (offer((2, 3)), keys(1)), Reason::Version),
-            ((offer((2, 3)), Some(key(1))), (offer((1, 1)), keys(1)), Reason::Version),
-            ((offer((1, 1)), None), (offer((1, 1)), keys(1)), Reason::Denied),
-            ((offer((1, 1)), Some(key(1))), (offer((1, 1)), no_key()), Reason::Denied),
+            ((offer((1, 1)), Some(key(1))), (offer((2, 3)), keys(1)), RefusalReason::Version),
+            ((offer((2, 3)), Some(key(1))), (offer((1, 1)), keys(1)), RefusalReason::Version),
+            ((offer((1, 1)), None), (offer((1, 1)), keys(1)), RefusalReason::Denied),
+            ((offer((1, 1)), Some(key(1))), (offer((1, 1)), no_key()), RefusalReason::Denied),
         ] {
             let (c, s) = meet(client, server);
             assert_eq!((reason(c), reason(s)), (expected, expected));
         }
         let (c, s) = meet((offer((1, 1)), Some(key(2))), (offer((1, 1)), keys(1)));
-        assert_eq!(reason(c), Reason::Denied);
+        assert_eq!(reason(c), RefusalReason::Denied);
         assert_eq!(
             s.expect("ended").err(),
-            Some(Closed::NotAuthentic { what: "the client's proof" })
+            Some(LinkError::AuthenticationFailed { what: "the client's proof" })
         );
     }
 
@@ -442,14 +460,14 @@ mod tests {
             let facts = HeadFacts::control(1, kind, OpId(0), &[1; 32]);
             [&head::encode(&facts, [0; 16])[..], &[1; 32]].concat()
         };
-        for kind in [Kind::Welcome, Kind::Challenge, Kind::Refusal] {
+        for kind in [FrameKind::Welcome, FrameKind::Challenge, FrameKind::Refusal] {
             let server = Handshake::server(offer((1, 1)), keys(1), &SystemEntropy);
             assert!(server.need(&bare(kind)).is_err(), "{kind:?}");
         }
         let mut server = Handshake::server(offer((1, 1)), keys(1), &SystemEntropy);
-        assert!(server.take(&bare(Kind::Proof)).is_err(), "a proof before a hello");
+        assert!(server.take(&bare(FrameKind::Proof)).is_err(), "a proof before a hello");
         let mut client = Handshake::client(offer((1, 1)), Some(key(1)), &SystemEntropy);
-        assert!(client.take(&bare(Kind::Challenge)).is_err(), "a challenge before a welcome");
+        assert!(client.take(&bare(FrameKind::Challenge)).is_err(), "a challenge before a welcome");
         assert!(client.out().len() < 256, "a client sends no refusal");
     }
 }

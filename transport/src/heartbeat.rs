@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_layouts::ids::OpId;
-use pagelith_layouts::wire::{Frame, Kind};
+use pagelith_layouts::wire::{Frame, FrameKind};
 
-use crate::closed::Closed;
-use crate::limits::Limits;
+use crate::closed::LinkError;
+use crate::limits::LinkLimits;
 
 /// Time of the last bytes received, and of the ping sent since.
 pub(crate) struct Heartbeat {
@@ -28,24 +28,24 @@ impl Heartbeat {
     }
 
     /// The ping that is due now, if any; an error if the last ping got no reply in time.
-    pub fn beat(&mut self, now: Mono, limits: &Limits) -> Result<Option<Frame>, Closed> {
+    pub fn beat(&mut self, now: Mono, limits: &LinkLimits) -> Result<Option<Frame>, LinkError> {
         let silent = now.since(self.last_heard);
         match self.pinged_at {
             Some(at) if now.since(at) >= limits.dead_after.saturating_sub(limits.ping_after) => {
                 let silent_ms = u64::try_from(silent.as_millis()).unwrap_or(u64::MAX);
-                Err(Closed::Silent { silent_ms })
+                Err(LinkError::PeerTimeout { silent_ms })
             }
             None if silent >= limits.ping_after => {
                 self.pinged_at = Some(now);
                 self.pings += 1;
-                Ok(Some(Frame::bare(Kind::Ping, OpId(self.pings))))
+                Ok(Some(Frame::bare(FrameKind::Ping, OpId(self.pings))))
             }
             _ => Ok(None),
         }
     }
 
     /// Time until [`Heartbeat::beat`] has something to do.
-    pub fn due(&self, now: Mono, limits: &Limits) -> Duration {
+    pub fn due(&self, now: Mono, limits: &LinkLimits) -> Duration {
         let (from, wait) = match self.pinged_at {
             Some(at) => (at, limits.dead_after.saturating_sub(limits.ping_after)),
             None => (self.last_heard, limits.ping_after),

@@ -12,15 +12,15 @@ use std::io::IoSliceMut;
 
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::head::{self, HeadFacts, Mac};
-use pagelith_layouts::wire::shown::{self, ItemRange};
-use pagelith_layouts::wire::{Frame, FrameHead, Kind, Side};
+use pagelith_layouts::wire::shm_ref::{self, ItemRange};
+use pagelith_layouts::wire::{Frame, FrameHead, FrameKind, LinkRole};
 
 use crate::auth::FrameMac;
-use crate::closed::Closed;
+use crate::closed::LinkError;
 use crate::exposures::{ExposureKey, Exposures};
-use crate::link::{Counts, Event};
+use crate::link::{LinkCounters, LinkEvent};
 use crate::shown::LinkRegions;
-use crate::stream::{IoResult, Stream};
+use crate::stream::{Stream, StreamResult};
 
 /// Size of the read-ahead buffer, for control frames and for discarded bytes.
 pub(crate) const READ_AHEAD_BYTES: usize = 64 << 10;
@@ -37,7 +37,7 @@ enum ReadState {
     Head,
     /// Collecting a control body.
     Control { head: [u8; FrameHead::BYTES], facts: HeadFacts, mac: Mac, body: Vec<u8> },
-    /// FrameReader `left` more bytes into an exposed range.
+    /// Reading `left` more bytes into an exposed range.
     Data { key: ExposureKey, left: u64 },
     /// Discarding `left` more bytes.
     Discard { left: u64 },
@@ -45,7 +45,7 @@ enum ReadState {
 
 /// Checks and dispatches frames: the peer's role, and the negotiated limits.
 pub(crate) struct FrameReader {
-    pub from: Side,
+    pub from: LinkRole,
     pub version: u16,
     pub control_bytes_max: u32,
     pub data_bytes_max: u32,
@@ -53,10 +53,10 @@ pub(crate) struct FrameReader {
 }
 
 /// Destinations of received frames and bytes.
-pub(crate) struct Sink<'a> {
+pub(crate) struct FrameSink<'a> {
     pub exposures: &'a mut Exposures,
     /// Events for the link's user.
-    pub events: &'a mut Vec<Event>,
+    pub events: &'a mut Vec<LinkEvent>,
     /// Frames for the link itself: pings, pongs and goodbyes.
     pub own: &'a mut Vec<Frame>,
     pub regions: &'a LinkRegions,
@@ -64,7 +64,7 @@ pub(crate) struct Sink<'a> {
     pub released: &'a mut Vec<ItemRange>,
     /// Ranges that the peer passed by reference and this end no longer reads.
     pub to_release: &'a mut Vec<ItemRange>,
-    pub counts: &'a mut Counts,
+    pub counts: &'a mut LinkCounters,
 }
 
 pub(crate) struct Inbound {
@@ -85,7 +85,11 @@ impl Inbound {
     }
 
     /// Read as much as possible now. Returns the number of bytes read.
-    pub fn pump(&mut self, stream: &mut dyn Stream, sink: &mut Sink<'_>) -> Result<u64, Closed> {
+    pub fn pump(
+        &mut self,
+        stream: &mut dyn Stream,
+        sink: &mut FrameSink<'_>,
+    ) -> Result<u64, LinkError> {
         let mut total = 0;
         self.control = 0;
         loop {
@@ -95,7 +99,7 @@ impl Inbound {
             }
             sink.counts.calls += 1;
             match self.read(stream, sink) {
-                (IoResult::Bytes(n), asked) => {
+                (StreamResult::Bytes(n), asked) => {
                     total += n as u64;
                     // A short read: the stream has no more bytes now.
                     if n < asked {
@@ -103,10 +107,10 @@ impl Inbound {
                         return Ok(total);
                     }
                 }
-                (IoResult::Blocked, _) => return Ok(total),
-                (IoResult::Ended, _) => return Err(Closed::Ended),
-                (IoResult::Failed { operation, errno }, _) => {
-                    return Err(Closed::System { operation, errno });
+                (StreamResult::Blocked, _) => return Ok(total),
+                (StreamResult::Ended, _) => return Err(LinkError::Disconnected),
+                (StreamResult::Failed { operation, errno }, _) => {
+                    return Err(LinkError::SystemCall { operation, errno });
                 }
             }
         }
@@ -122,7 +126,7 @@ impl Inbound {
     }
 
     /// One read of the stream; its result, and the number of bytes requested.
-    fn read(&mut self, stream: &mut dyn Stream, sink: &mut Sink<'_>) -> (IoResult, usize) {
+    fn read(&mut self, stream: &mut dyn Stream, sink: &mut FrameSink<'_>) -> (StreamResult, usize) {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         }
@@ -149,7 +153,7 @@ impl Inbound {
         let ReadState::Data { key, left } = &mut self.state else {
             let asked = ahead.len();
             let moved = stream.read(&mut [IoSliceMut::new(ahead)]);
-            if let IoResult::Bytes(n) = moved {
+            if let StreamResult::Bytes(n) = moved {
                 self.end += n;
             }
             return (moved, asked);
@@ -163,7 +167,7 @@ impl Inbound {
             slices.push(IoSliceMut::new(ahead));
         }
         let moved = stream.read(&mut slices);
-        if let IoResult::Bytes(n) = moved {
+        if let StreamResult::Bytes(n) = moved {
             let landed = n.min(direct);
             *left -= landed as u64;
             self.end += n - landed;
@@ -175,7 +179,7 @@ impl Inbound {
     }
 
     /// Parse the bytes in the read-ahead buffer.
-    fn parse(&mut self, sink: &mut Sink<'_>) -> Result<(), Closed> {
+    fn parse(&mut self, sink: &mut FrameSink<'_>) -> Result<(), LinkError> {
         loop {
             let ahead = &self.ahead[self.start..self.end];
             let taken = match &mut self.state {
@@ -234,15 +238,16 @@ impl Inbound {
     }
 }
 
-impl Sink<'_> {
+impl FrameSink<'_> {
     /// Receive a reference to bytes: an event if it covers a whole exposed range, else a copy.
-    fn receive_ref(&mut self, op: OpId, body: &[u8]) -> Result<(), Closed> {
-        let body = shown::decode(body)?;
+    fn receive_ref(&mut self, op: OpId, body: &[u8]) -> Result<(), LinkError> {
+        let body = shm_ref::decode(body)?;
         let stretch = (op, body.item, body.offset);
         let found = self.regions.shown(stretch, body.pieces.iter());
-        let found = found.ok_or_else(|| Closed::broken("shown", "nothing that was handed over"))?;
+        let found =
+            found.ok_or_else(|| LinkError::broken("shown", "nothing that was handed over"))?;
         let length =
-            u32::try_from(body.length).map_err(|_| Closed::broken("shown", body.length))?;
+            u32::try_from(body.length).map_err(|_| LinkError::broken("shown", body.length))?;
         let Some(key) = self.exposures.locate(op, body.item, body.offset, length)? else {
             self.counts.bytes_late += body.length;
             self.to_release.push(stretch);
@@ -253,7 +258,7 @@ impl Sink<'_> {
         let untouched =
             if key == stretch { self.exposures.take_untouched(key, body.length) } else { None };
         if let Some(parts) = untouched {
-            self.events.push(Event::Shown { op, item, offset, parts, shown: found });
+            self.events.push(LinkEvent::ReceivedRef { op, item, offset, parts, shown: found });
             return Ok(());
         }
         // Only a piece of an exposed range: it is copied as if it had been sent.
@@ -269,16 +274,16 @@ impl FrameReader {
     fn begin(
         &mut self,
         bytes: [u8; FrameHead::BYTES],
-        sink: &mut Sink<'_>,
-    ) -> Result<ReadState, Closed> {
+        sink: &mut FrameSink<'_>,
+    ) -> Result<ReadState, LinkError> {
         let (facts, mac) = head::decode(&bytes, Some(self.version))?;
         if facts.kind.is_greeting() || !facts.kind.is_sent_by(self.from) {
-            return Err(Closed::broken("kind", format_args!("{:?}", facts.kind)));
+            return Err(LinkError::broken("kind", format_args!("{:?}", facts.kind)));
         }
-        let data = facts.kind == Kind::Data;
+        let data = facts.kind == FrameKind::Data;
         let most = if data { self.data_bytes_max } else { self.control_bytes_max };
         if facts.body_bytes > most {
-            return Err(Closed::broken("body_bytes", facts.body_bytes));
+            return Err(LinkError::broken("body_bytes", facts.body_bytes));
         }
         if !data {
             return Ok(ReadState::Control { head: bytes, facts, mac, body: Vec::new() });
@@ -296,11 +301,11 @@ impl FrameReader {
         head: &[u8; FrameHead::BYTES],
         body: &[u8],
         mac: &Mac,
-    ) -> Result<(), Closed> {
+    ) -> Result<(), LinkError> {
         match &mut self.mac {
             Some(macs) => macs.check(head, body, mac),
             None if *mac == [0; 16] => Ok(()),
-            None => Err(Closed::broken("mac", "not zero")),
+            None => Err(LinkError::broken("mac", "not zero")),
         }
     }
 
@@ -310,21 +315,21 @@ impl FrameReader {
         facts: &HeadFacts,
         mac: &Mac,
         body: Cow<'_, [u8]>,
-        sink: &mut Sink<'_>,
-    ) -> Result<(), Closed> {
+        sink: &mut FrameSink<'_>,
+    ) -> Result<(), LinkError> {
         facts.check_body(&body)?;
         self.check_mac(head, &body, mac)?;
         let frame = |body: Cow<'_, [u8]>| Frame::new(facts.kind, facts.op, body.into_owned());
         match facts.kind {
-            Kind::Ping | Kind::Pong | Kind::Bye => sink.own.push(frame(body)),
-            Kind::Shown => sink.receive_ref(facts.op, &body)?,
-            Kind::Taken if !sink.regions.own.is_empty() => {
-                sink.released.extend(shown::decode_taken(&body)?);
+            FrameKind::Ping | FrameKind::Pong | FrameKind::Bye => sink.own.push(frame(body)),
+            FrameKind::Shown => sink.receive_ref(facts.op, &body)?,
+            FrameKind::Taken if !sink.regions.own.is_empty() => {
+                sink.released.extend(shm_ref::decode_released(&body)?);
             }
-            Kind::Taken => return Err(Closed::broken("kind", "nothing is shown")),
+            FrameKind::Taken => return Err(LinkError::broken("kind", "nothing is shown")),
             _ => {
                 sink.counts.frames_in += 1;
-                sink.events.push(Event::Frame(frame(body)));
+                sink.events.push(LinkEvent::Frame(frame(body)));
             }
         }
         Ok(())

@@ -6,7 +6,7 @@ use crate::capability::CONTROL_BYTES_MAX;
 use crate::inbound::{POLL_CONTROL_BYTES_MAX, READ_AHEAD_BYTES};
 
 /// Maximum bytes held for a peer before it is authenticated.
-pub const UNKNOWN_PEER_BYTES_MAX: usize = 16 << 10;
+pub const UNAUTHENTICATED_PEER_BYTES_MAX: usize = 16 << 10;
 
 /// Maximum bytes of incoming data that a link holds: control frames that its user has not polled,
 /// including the frame that exceeds their bound, and the read-ahead buffer.
@@ -15,12 +15,12 @@ pub const RECEIVED_BYTES_MAX: usize =
 
 /// Maximum bytes of control frames in the write buffer, which are written together. The last frame
 /// staged may exceed it by its own length. Frames in the send queue are bounded separately
-/// ([`Limits::frame_bytes_max`]).
+/// ([`LinkLimits::frame_bytes_max`]).
 pub const WRITTEN_BYTES_MAX: usize = 64 << 10;
 
 /// Bounds of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct LinkLimits {
     /// Maximum control frames in the send queue. Default 1024.
     pub frames_max: usize,
     /// Maximum bytes of their bodies. Default 8 MiB.
@@ -41,7 +41,7 @@ pub struct Limits {
     /// this host) has at most half of them. A new connection evicts one of its own source if that
     /// has its half, else one of the source that has most: the oldest that has not sent a greeting,
     /// or else the oldest. Default 64.
-    pub unknown_max: usize,
+    pub unauthenticated_max: usize,
     /// Maximum links of a listener; it refuses another one. Default 4096.
     pub links_max: usize,
     /// Maximum bytes of memory of all clients together that a server maps. Memory beyond that is
@@ -51,9 +51,9 @@ pub struct Limits {
     pub mapped_of_peer_max: u64,
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
+impl Default for LinkLimits {
+    fn default() -> LinkLimits {
+        LinkLimits {
             frames_max: 1024,
             frame_bytes_max: 8 << 20,
             pushes_max: 4096,
@@ -62,7 +62,7 @@ impl Default for Limits {
             dead_after: Duration::from_secs(6),
             handshake: Duration::from_secs(5),
             greeting: Duration::from_secs(1),
-            unknown_max: 64,
+            unauthenticated_max: 64,
             links_max: 4096,
             mapped_max: u64::MAX,
             mapped_of_peer_max: u64::MAX,

@@ -2,23 +2,23 @@
 //!
 //! Invariants that every implementation (TCP, shared memory, RDMA, simulated) keeps:
 //! - A [`Part`] moved into [`Link::push`] or [`Link::expose`] belongs to the link until an
-//!   [`Event`] hands it back. Nothing else touches that memory in between. The link, its peer and
+//!   [`LinkEvent`] hands it back. Nothing else touches that memory in between. The link, its peer and
 //!   its device never touch it afterwards.
-//! - Each part is handed back exactly once, in [`Event::Pushed`], [`Event::Landed`],
-//!   [`Event::Shown`] or [`Event::Retracted`]. A link that closes hands all parts back before
-//!   [`Event::Closed`], its last event.
+//! - Each part is handed back exactly once, in [`LinkEvent::Pushed`], [`LinkEvent::Received`],
+//!   [`LinkEvent::ReceivedRef`] or [`LinkEvent::Retracted`]. A link that closes hands all parts back before
+//!   [`LinkEvent::Ended`], its last event.
 //! - Bytes are written only to memory exposed for exactly their operation, item and offset: each
 //!   byte once, in order, and only up to the exposed length. Bytes that match no exposed range are
 //!   read, discarded and counted.
-//! - If both ends share memory ([`LinkRegions`](crate::shown::Regions)), a push from that memory is
+//! - If both ends share memory ([`LinkRegions`](crate::shown::LinkRegions)), a push from that memory is
 //!   passed by reference and not sent. Its parts come back after the peer has released the
 //!   reference. The receiver gets its exposed memory back unwritten, and copies into it. After
 //!   [`Link::retract`] the peer may still read the memory of a push for a while; it detects a
 //!   change by the checksums.
 //! - Frames arrive whole, in the order they were sent, and authenticated if the link has a key.
-//!   [`Event::Frame`] and [`Event::Landed`] come in the order of arrival, so bytes sent before an
+//!   [`LinkEvent::Frame`] and [`LinkEvent::Received`] come in the order of arrival, so bytes sent before an
 //!   outcome have arrived before that outcome.
-//! - Operations in flight <= [`Facts::operations_max`]. The client's end hands back a request that
+//! - Operations in flight <= [`LinkParams::operations_max`]. The client's end hands back a request that
 //!   would exceed it; the server's end closes the link.
 //! - Only [`Link::wait`] blocks. Queues are bounded, and a call hands back what does not fit.
 //!   A peer that is silent for the configured time is taken for dead, and the link closes.
@@ -29,18 +29,18 @@ use std::time::Duration;
 
 use pagelith_io::buffer::Part;
 use pagelith_layouts::ids::OpId;
-use pagelith_layouts::wire::shown::ItemRange;
-use pagelith_layouts::wire::{Frame, Side};
+use pagelith_layouts::wire::shm_ref::ItemRange;
+use pagelith_layouts::wire::{Frame, LinkRole};
 
-use crate::closed::Closed;
+use crate::closed::LinkError;
 use crate::rights::Rights;
-use crate::shown::Shown;
+use crate::shown::ShmRef;
 
 /// The parameters negotiated in the handshake, and the identity of the peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Facts {
+pub struct LinkParams {
     /// The role of this end.
-    pub side: Side,
+    pub side: LinkRole,
     /// The peer's address, for messages.
     pub peer: String,
     /// Identifies the peer's process: a restarted store has another instance.
@@ -69,7 +69,7 @@ pub struct Facts {
 
 /// Free capacity of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct LinkCapacity {
     /// Control frames.
     pub frames: usize,
     /// Bytes of their bodies.
@@ -93,21 +93,21 @@ pub struct Push {
     pub offset: u64,
     /// The bytes, in order.
     pub parts: Vec<Part>,
-    /// The caller's identifier of the push, returned in [`Event::Pushed`].
+    /// The caller's identifier of the push, returned in [`LinkEvent::Pushed`].
     pub token: u64,
     /// Whether the push may be passed by reference if the link shares its memory; otherwise its
     /// bytes are sent.
-    pub may_show: bool,
+    pub allow_ref: bool,
 }
 
 /// An event on a link.
 #[derive(Debug)]
-pub enum Event {
+pub enum LinkEvent {
     /// A control frame arrived: whole, and authenticated if the link has a key. Its body is not
     /// decoded. The link handles greetings, pings and goodbyes itself.
     Frame(Frame),
     /// All bytes of an exposed range arrived. The link and the peer no longer touch the memory.
-    Landed {
+    Received {
         /// The operation.
         op: OpId,
         /// The item's number.
@@ -120,7 +120,7 @@ pub enum Event {
     /// A reference to all bytes of an exposed range arrived. The bytes are in the peer's memory,
     /// and the exposed memory is unwritten. The receiver copies them at once and hands `shown` to
     /// [`Link::took`].
-    Shown {
+    ReceivedRef {
         /// The operation.
         op: OpId,
         /// The item's number.
@@ -130,7 +130,7 @@ pub enum Event {
         /// The exposed memory.
         parts: Vec<Part>,
         /// The reference to the bytes.
-        shown: Shown,
+        shown: ShmRef,
     },
     /// A push has ended.
     Pushed {
@@ -156,12 +156,12 @@ pub enum Event {
         parts: Vec<Part>,
     },
     /// The link is closed and has handed back all memory. No event follows.
-    Closed(Closed),
+    Ended(LinkError),
 }
 
 /// Counters of a link since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct LinkCounters {
     /// Control frames received.
     pub frames_in: u64,
     /// Control frames sent.
@@ -180,30 +180,30 @@ pub struct Counts {
 /// drops all memory that was not handed back.
 pub trait Link: Send {
     /// The negotiated parameters.
-    fn facts(&self) -> &Facts;
+    fn facts(&self) -> &LinkParams;
 
     /// The counters.
-    fn counts(&self) -> Counts;
+    fn counts(&self) -> LinkCounters;
 
     /// The free capacity; all zero once the link is closed.
-    fn room(&self) -> Room;
+    fn room(&self) -> LinkCapacity;
 
     /// Queue a control frame. Handed back if there is no room for it, if this end does not send its
-    /// kind, if its body exceeds [`Facts::control_bytes_max`], and if it is a request while
-    /// [`Facts::operations_max`] operations are in flight.
+    /// kind, if its body exceeds [`LinkParams::control_bytes_max`], and if it is a request while
+    /// [`LinkParams::operations_max`] operations are in flight.
     fn send(&mut self, frame: Frame) -> Result<(), Frame>;
 
     /// Whether a push of these parts would be passed by reference.
-    fn shows(&self, parts: &[Part]) -> bool;
+    fn sends_by_ref(&self, parts: &[Part]) -> bool;
 
     /// The number of this end's region that contains all of these bytes, and their offset in it.
     /// `None` if they are in several pieces, or outside of the regions.
-    fn place(&self, _parts: &[Part]) -> Option<(u32, u64)> {
+    fn region_offset(&self, _parts: &[Part]) -> Option<(u32, u64)> {
         None
     }
 
     /// A reference to bytes in a region of the peer; `None` if it has handed over no such memory.
-    fn view(&self, _stretch: ItemRange, _place: (u32, u64), _length: u64) -> Option<Shown> {
+    fn peer_ref(&self, _stretch: ItemRange, _place: (u32, u64), _length: u64) -> Option<ShmRef> {
         None
     }
 
@@ -225,25 +225,25 @@ pub trait Link: Send {
     /// Announce that this end will send within some ten microseconds. On links where waking a peer
     /// takes long, this wakes a sleeping peer now, at the cost that waking it later would have. On
     /// other links nothing happens.
-    fn nudge(&mut self) {}
+    fn wake_peer(&mut self) {}
 
     /// Write as much of the queue as the stream takes now, so that the peer has it while the caller
     /// prepares the rest of a response. Resulting events come with the next [`Link::poll`].
-    fn send_on(&mut self) {}
+    fn flush_queue(&mut self) {}
 
     /// Release a reference: the bytes were copied, and this end no longer reads them.
-    fn took(&mut self, shown: Shown);
+    fn release_ref(&mut self, shown: ShmRef);
 
     /// Cancel an operation: the next poll returns each of its exposed ranges in
-    /// [`Event::Retracted`] and each of its pushes in [`Event::Pushed`]. Bytes that still arrive
+    /// [`LinkEvent::Retracted`] and each of its pushes in [`LinkEvent::Pushed`]. Bytes that still arrive
     /// for it are discarded.
     fn retract(&mut self, op: OpId);
 
     /// Move as many bytes as possible now, and append the events to `events`. Never waits.
-    fn poll(&mut self, events: &mut Vec<Event>);
+    fn poll(&mut self, events: &mut Vec<LinkEvent>);
 
     /// As `poll`, but wait until an event occurred, the link is closed, or `timeout` passed.
-    fn wait(&mut self, events: &mut Vec<Event>, timeout: Duration);
+    fn wait(&mut self, events: &mut Vec<LinkEvent>, timeout: Duration);
 
     /// Close. The next poll hands back all memory. The peer gets a goodbye if it can be sent at
     /// once.

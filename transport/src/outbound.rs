@@ -8,16 +8,16 @@ use std::io::IoSlice;
 
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::head::{self, HeadFacts};
-use pagelith_layouts::wire::shown::{self, ItemRange, ShownPiece};
-use pagelith_layouts::wire::{Frame, FrameHead, Kind, Side};
+use pagelith_layouts::wire::shm_ref::{self, ItemRange, ShownPiece};
+use pagelith_layouts::wire::{Frame, FrameHead, FrameKind, LinkRole};
 
 use crate::auth::FrameMac;
-use crate::closed::Closed;
-use crate::limits::{Limits, WRITTEN_BYTES_MAX};
-use crate::link::{Counts, Event, Push, Room};
+use crate::closed::LinkError;
+use crate::limits::{LinkLimits, WRITTEN_BYTES_MAX};
+use crate::link::{LinkCapacity, LinkCounters, LinkEvent, Push};
 use crate::push_cursor::PushCursor;
 use crate::shown::LinkRegions;
-use crate::stream::{IoResult, Stream};
+use crate::stream::{Stream, StreamResult};
 
 /// Maximum iovecs in one system call.
 const IOVECS_MAX: usize = 64;
@@ -39,7 +39,7 @@ enum Queued {
 
 /// Encodes frames: this end's role, and the negotiated limits.
 pub(crate) struct FrameWriter {
-    pub side: Side,
+    pub side: LinkRole,
     pub version: u16,
     pub control_bytes_max: u32,
     pub data_bytes_max: u32,
@@ -48,7 +48,7 @@ pub(crate) struct FrameWriter {
 
 pub(crate) struct Outbound {
     writer: FrameWriter,
-    limits: Limits,
+    limits: LinkLimits,
     queue: VecDeque<Queued>,
     /// Frames that are sent before the queue, between two other frames.
     urgent: VecDeque<Frame>,
@@ -73,7 +73,7 @@ pub(crate) struct Outbound {
 
 impl Outbound {
     /// `first` is sent before everything else: the unsent bytes of the handshake.
-    pub fn new(writer: FrameWriter, limits: Limits, first: Vec<u8>) -> Outbound {
+    pub fn new(writer: FrameWriter, limits: LinkLimits, first: Vec<u8>) -> Outbound {
         Outbound {
             writer,
             limits,
@@ -92,8 +92,8 @@ impl Outbound {
         }
     }
 
-    pub fn room(&self, exposures: usize, operations: usize) -> Room {
-        Room {
+    pub fn room(&self, exposures: usize, operations: usize) -> LinkCapacity {
+        LinkCapacity {
             frames: self.limits.frames_max.saturating_sub(self.frames),
             frame_bytes: self.limits.frame_bytes_max.saturating_sub(self.frame_bytes),
             pushes: self.limits.pushes_max.saturating_sub(self.pushes),
@@ -133,8 +133,11 @@ impl Outbound {
         let room = self.room(0, 0);
         let kind = frame.kind;
         let ours = kind.is_sent_by(self.writer.side) && !kind.is_greeting();
-        let users =
-            ours && matches!(kind, Kind::Request | Kind::Pull | Kind::Outcome | Kind::Cancel);
+        let users = ours
+            && matches!(
+                kind,
+                FrameKind::Request | FrameKind::Pull | FrameKind::Outcome | FrameKind::Cancel
+            );
         let fits = frame.body.len() <= self.writer.control_bytes_max as usize
             && frame.body.is_empty() == kind.is_bare()
             && frame.op.0 != 0;
@@ -164,10 +167,10 @@ impl Outbound {
             return Err(push);
         }
         self.pushes += 1;
-        let by_ref = push.may_show && !self.references.contains_key(&stretch_of(&push));
+        let by_ref = push.allow_ref && !self.references.contains_key(&item_range_of(&push));
         let pieces = if by_ref { regions.pieces(&push.parts) } else { None };
         if let Some(pieces) = pieces {
-            self.references.insert(stretch_of(&push), None);
+            self.references.insert(item_range_of(&push), None);
             self.queue.push_back(Queued::Reference(push, pieces));
             return Ok(());
         }
@@ -184,8 +187,8 @@ impl Outbound {
     pub fn complete_refs(
         &mut self,
         stretches: &[ItemRange],
-        events: &mut Vec<Event>,
-        counts: &mut Counts,
+        events: &mut Vec<LinkEvent>,
+        counts: &mut LinkCounters,
     ) {
         for stretch in stretches {
             let Some(push) = self.references.get_mut(stretch).and_then(Option::take) else {
@@ -200,7 +203,7 @@ impl Outbound {
 
     /// Hand back the pushes of `op`, or of all operations. A partly written frame is completed from
     /// a copy, so that the stream keeps its framing and the memory is free at once.
-    pub fn retract(&mut self, op: Option<OpId>, events: &mut Vec<Event>) {
+    pub fn retract(&mut self, op: Option<OpId>, events: &mut Vec<LinkEvent>) {
         let is_retracted = |cursor: &PushCursor| op.is_none_or(|op| cursor.push.op == op);
         if self.body_left > 0
             && let Some(Queued::Push(front)) = self.queue.front()
@@ -238,9 +241,9 @@ impl Outbound {
     pub fn pump(
         &mut self,
         stream: &mut dyn Stream,
-        events: &mut Vec<Event>,
-        counts: &mut Counts,
-    ) -> Result<(), Closed> {
+        events: &mut Vec<LinkEvent>,
+        counts: &mut LinkCounters,
+    ) -> Result<(), LinkError> {
         let mut total = 0;
         while total < POLL_BYTES_MAX {
             if self.at == self.staged.len() && self.body_left == 0 {
@@ -251,15 +254,15 @@ impl Outbound {
             }
             counts.calls += 1;
             match self.write(stream) {
-                IoResult::Bytes(n) => {
+                StreamResult::Bytes(n) => {
                     total += n as u64;
                     self.written += n as u64;
                     self.advance(n, events, counts);
                 }
-                IoResult::Blocked => return Ok(()),
-                IoResult::Ended => return Err(Closed::Ended),
-                IoResult::Failed { operation, errno } => {
-                    return Err(Closed::System { operation, errno });
+                StreamResult::Blocked => return Ok(()),
+                StreamResult::Ended => return Err(LinkError::Disconnected),
+                StreamResult::Failed { operation, errno } => {
+                    return Err(LinkError::SystemCall { operation, errno });
                 }
             }
         }
@@ -267,7 +270,7 @@ impl Outbound {
     }
 
     /// One write to the stream.
-    fn write(&mut self, stream: &mut dyn Stream) -> IoResult {
+    fn write(&mut self, stream: &mut dyn Stream) -> StreamResult {
         let staged = &self.staged[self.at..];
         let mut slices = Vec::new();
         if !staged.is_empty() {
@@ -279,11 +282,11 @@ impl Outbound {
             let bulk = front.next_slices(self.body_left, IOVECS_MAX);
             slices.extend(bulk.into_iter().map(IoSlice::new));
         }
-        if self.quiet { stream.write_quietly(&slices) } else { stream.write(&slices) }
+        if self.quiet { stream.write_without_wake(&slices) } else { stream.write(&slices) }
     }
 
     /// Record that `bytes` bytes were written.
-    fn advance(&mut self, bytes: usize, events: &mut Vec<Event>, counts: &mut Counts) {
+    fn advance(&mut self, bytes: usize, events: &mut Vec<LinkEvent>, counts: &mut LinkCounters) {
         let staged = bytes.min(self.staged.len() - self.at);
         self.at += staged;
         let bulk = bytes - staged;
@@ -305,7 +308,7 @@ impl Outbound {
     }
 
     /// Stage the next bytes to write: control frames, up to and including the head of a data frame.
-    fn stage(&mut self, counts: &mut Counts) {
+    fn stage(&mut self, counts: &mut LinkCounters) {
         self.staged.clear();
         self.at = 0;
         self.quiet = self.urgent.is_empty() && self.queue.is_empty();
@@ -315,7 +318,7 @@ impl Outbound {
         while !self.releases.is_empty() {
             let count = self.releases.len().min(RELEASES_PER_FRAME_MAX);
             let now: Vec<ItemRange> = self.releases.drain(..count).collect();
-            let frame = Frame::new(Kind::Taken, OpId(0), shown::encode_released(&now));
+            let frame = Frame::new(FrameKind::Taken, OpId(0), shm_ref::encode_released(&now));
             self.writer.control(&frame, &mut self.staged);
         }
         while self.staged.len() < WRITTEN_BYTES_MAX {
@@ -325,9 +328,10 @@ impl Outbound {
                     let Some(Queued::Reference(push, pieces)) = self.queue.pop_front() else {
                         return;
                     };
-                    let body = shown::encode(push.item, push.offset, &pieces);
-                    self.writer.control(&Frame::new(Kind::Shown, push.op, body), &mut self.staged);
-                    self.references.insert(stretch_of(&push), Some(push));
+                    let body = shm_ref::encode(push.item, push.offset, &pieces);
+                    self.writer
+                        .control(&Frame::new(FrameKind::Shown, push.op, body), &mut self.staged);
+                    self.references.insert(item_range_of(&push), Some(push));
                 }
                 Some(Queued::Push(front)) => {
                     let most = u64::from(self.writer.data_bytes_max);
@@ -372,11 +376,11 @@ impl FrameWriter {
 }
 
 /// The range that a push fills.
-fn stretch_of(push: &Push) -> ItemRange {
+fn item_range_of(push: &Push) -> ItemRange {
     (push.op, push.item, push.offset)
 }
 
-fn pushed(push: Push, sent: bool) -> Event {
+fn pushed(push: Push, sent: bool) -> LinkEvent {
     let Push { op, token, parts, .. } = push;
-    Event::Pushed { op, token, sent, parts }
+    LinkEvent::Pushed { op, token, sent, parts }
 }

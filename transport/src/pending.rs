@@ -6,54 +6,54 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pagelith_io::clock::{Clock, Mono};
-use pagelith_layouts::wire::Side;
+use pagelith_layouts::wire::LinkRole;
 
-use crate::capability::Offer;
-use crate::closed::Closed;
+use crate::capability::Capabilities;
+use crate::closed::LinkError;
 use crate::conn::Conn;
-use crate::handshake::{Agreed, Handshake};
-use crate::limits::Limits;
-use crate::stream::{IoResult, Stream};
+use crate::handshake::{Handshake, HandshakeOutcome};
+use crate::limits::LinkLimits;
+use crate::stream::{Stream, StreamResult};
 
 /// A connection in its handshake.
-pub struct Pending<S> {
+pub struct PendingHandshake<S> {
     stream: S,
-    side: Side,
+    side: LinkRole,
     peer: String,
-    offer: Offer,
+    offer: Capabilities,
     handshake: Handshake,
     /// The received bytes of the current frame; at most that frame.
     received: Vec<u8>,
     clock: Arc<dyn Clock>,
-    limits: Limits,
+    limits: LinkLimits,
     begun: Mono,
     /// The agreement, while the stream moves to its faster carrier.
-    agreed: Option<Agreed>,
+    agreed: Option<HandshakeOutcome>,
 }
 
 /// Progress of a handshake.
 #[expect(clippy::large_enum_variant, reason = "it is moved only a few times per connection")]
-pub enum Progress<S> {
+pub enum HandshakeProgress<S> {
     /// More bytes must arrive.
-    Waiting(Pending<S>),
+    Waiting(PendingHandshake<S>),
     /// The link is established.
     Ready(Box<Conn<S>>),
     /// The handshake failed, and the connection is closed.
-    Over(Closed),
+    Failed(LinkError),
 }
 
-impl<S: Stream> Pending<S> {
+impl<S: Stream> PendingHandshake<S> {
     /// A connection that begins its handshake now; `peer` is its name for messages.
     pub fn new(
         stream: S,
         peer: String,
-        side: Side,
-        offer: Offer,
+        side: LinkRole,
+        offer: Capabilities,
         handshake: Handshake,
-        (clock, limits): (Arc<dyn Clock>, Limits),
-    ) -> Pending<S> {
+        (clock, limits): (Arc<dyn Clock>, LinkLimits),
+    ) -> PendingHandshake<S> {
         let begun = clock.now();
-        Pending {
+        PendingHandshake {
             stream,
             side,
             peer,
@@ -87,10 +87,10 @@ impl<S: Stream> Pending<S> {
         self.limit().saturating_sub(self.clock.now().since(self.begun))
     }
 
-    /// Maximum duration of the handshake: [`Limits::greeting`] until the peer has sent its
+    /// Maximum duration of the handshake: [`LinkLimits::greeting`] until the peer has sent its
     /// greeting.
     fn limit(&self) -> Duration {
-        let Limits { greeting, handshake, .. } = self.limits;
+        let LinkLimits { greeting, handshake, .. } = self.limits;
         if self.handshake.is_greeted() { handshake } else { greeting.min(handshake) }
     }
 
@@ -105,12 +105,12 @@ impl<S: Stream> Pending<S> {
     }
 
     /// Advance as far as possible now. Never waits.
-    pub fn poll(mut self) -> Progress<S> {
+    pub fn poll(mut self) -> HandshakeProgress<S> {
         match self.advance() {
             Ok(Some(agreed)) => {
                 let first = std::mem::take(self.handshake.out());
-                let Pending { stream, side, peer, offer, clock, limits, .. } = self;
-                Progress::Ready(Box::new(Conn::new(
+                let PendingHandshake { stream, side, peer, offer, clock, limits, .. } = self;
+                HandshakeProgress::Ready(Box::new(Conn::new(
                     stream,
                     side,
                     peer,
@@ -122,19 +122,19 @@ impl<S: Stream> Pending<S> {
             }
             Ok(None) if self.due().is_zero() => {
                 let limit_ms = u64::try_from(self.limit().as_millis()).unwrap_or(u64::MAX);
-                self.refuse(Closed::Late { limit_ms })
+                self.refuse(LinkError::HandshakeTimeout { limit_ms })
             }
-            Ok(None) => Progress::Waiting(self),
+            Ok(None) => HandshakeProgress::Waiting(self),
             Err(why) => {
                 // The refusal is already queued.
                 let _ = self.flush();
-                Progress::Over(why)
+                HandshakeProgress::Failed(why)
             }
         }
     }
 
     /// As `poll`, but wait until there is progress or `timeout` passed.
-    pub fn wait(mut self, timeout: Duration) -> Progress<S> {
+    pub fn wait(mut self, timeout: Duration) -> HandshakeProgress<S> {
         self.sleep(timeout);
         self.poll()
     }
@@ -146,16 +146,16 @@ impl<S: Stream> Pending<S> {
     }
 
     /// End the handshake, and send the peer the reason if that is possible at once.
-    pub(crate) fn refuse(mut self, why: Closed) -> Progress<S> {
+    pub(crate) fn refuse(mut self, why: LinkError) -> HandshakeProgress<S> {
         self.handshake.refuse(&why);
         let _ = self.flush();
-        Progress::Over(why)
+        HandshakeProgress::Failed(why)
     }
 
-    fn advance(&mut self) -> Result<Option<Agreed>, Closed> {
+    fn advance(&mut self) -> Result<Option<HandshakeOutcome>, LinkError> {
         if self.agreed.is_none() {
             let Some(agreed) = self.exchange_frames()? else { return Ok(None) };
-            if !self.stream.goes_over(agreed.common.features) {
+            if !self.stream.will_upgrade(agreed.common.features) {
                 // The rest of the last frame is sent before the link's own frames.
                 let _ = self.flush();
                 return Ok(Some(agreed));
@@ -164,11 +164,12 @@ impl<S: Stream> Pending<S> {
         }
         self.flush()?;
         let features = self.agreed.as_ref().map_or(0, |agreed| agreed.common.features);
-        let over = self.handshake.out().is_empty() && self.stream.go_over(self.side, features)?;
+        let over =
+            self.handshake.out().is_empty() && self.stream.upgrade_carrier(self.side, features)?;
         Ok(self.agreed.take_if(|_| over))
     }
 
-    fn exchange_frames(&mut self) -> Result<Option<Agreed>, Closed> {
+    fn exchange_frames(&mut self) -> Result<Option<HandshakeOutcome>, LinkError> {
         loop {
             self.flush()?;
             let need = self
@@ -187,29 +188,29 @@ impl<S: Stream> Pending<S> {
             self.received.reserve_exact(need - from);
             self.received.resize(need, 0);
             let moved = self.stream.read(&mut [IoSliceMut::new(&mut self.received[from..])]);
-            let read = if let IoResult::Bytes(n) = moved { n } else { 0 };
+            let read = if let StreamResult::Bytes(n) = moved { n } else { 0 };
             self.received.truncate(from + read);
             match moved {
-                IoResult::Bytes(_) => {}
-                IoResult::Blocked => return Ok(None),
-                IoResult::Ended => return Err(Closed::Ended),
-                IoResult::Failed { operation, errno } => {
-                    return Err(Closed::System { operation, errno });
+                StreamResult::Bytes(_) => {}
+                StreamResult::Blocked => return Ok(None),
+                StreamResult::Ended => return Err(LinkError::Disconnected),
+                StreamResult::Failed { operation, errno } => {
+                    return Err(LinkError::SystemCall { operation, errno });
                 }
             }
         }
     }
 
     /// Send as many of the queued bytes as the stream takes.
-    fn flush(&mut self) -> Result<(), Closed> {
+    fn flush(&mut self) -> Result<(), LinkError> {
         let out = self.handshake.out();
         while !out.is_empty() {
             match self.stream.write(&[IoSlice::new(out)]) {
-                IoResult::Bytes(n) => drop(out.drain(..n)),
-                IoResult::Blocked => return Ok(()),
-                IoResult::Ended => return Err(Closed::Ended),
-                IoResult::Failed { operation, errno } => {
-                    return Err(Closed::System { operation, errno });
+                StreamResult::Bytes(n) => drop(out.drain(..n)),
+                StreamResult::Blocked => return Ok(()),
+                StreamResult::Ended => return Err(LinkError::Disconnected),
+                StreamResult::Failed { operation, errno } => {
+                    return Err(LinkError::SystemCall { operation, errno });
                 }
             }
         }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use pagelith_io::sync::{Condvar, Mutex, PoisonError, wait_while};
 
 use crate::address::Endpoint;
-use crate::closed::Closed;
+use crate::closed::LinkError;
 
 /// Finds the addresses of hosts.
 pub trait Resolve: Send + Sync {
@@ -34,14 +34,14 @@ impl Resolve for System {
 #[derive(Clone)]
 pub struct Resolver {
     resolve: Arc<dyn Resolve>,
-    running: Arc<Mutex<Option<Arc<Lookup>>>>,
+    running: Arc<Mutex<Option<Arc<NameLookup>>>>,
 }
 
 /// The lookup of one name.
-pub(crate) struct Lookup {
+pub(crate) struct NameLookup {
     host: String,
     port: u16,
-    found: Mutex<Option<Result<Vec<SocketAddr>, Closed>>>,
+    found: Mutex<Option<Result<Vec<SocketAddr>, LinkError>>>,
     done: Condvar,
 }
 
@@ -59,21 +59,21 @@ impl Resolver {
     }
 
     /// Start a lookup of `host`, or join the running one. Never waits.
-    pub(crate) fn begin(&self, host: &str, port: u16) -> Result<Arc<Lookup>, Closed> {
+    pub(crate) fn begin(&self, host: &str, port: u16) -> Result<Arc<NameLookup>, LinkError> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        let joins = |lookup: &&Arc<Lookup>| {
+        let joins = |lookup: &&Arc<NameLookup>| {
             lookup.host == host && lookup.port == port && lookup.found(Duration::ZERO).is_none()
         };
         if let Some(lookup) = running.as_ref().filter(joins) {
             return Ok(lookup.clone());
         }
         let (found, done) = (Mutex::default(), Condvar::default());
-        let lookup = Arc::new(Lookup { host: host.to_owned(), port, found, done });
+        let lookup = Arc::new(NameLookup { host: host.to_owned(), port, found, done });
         let (shared, resolve) = (lookup.clone(), self.resolve.clone());
         let started = std::thread::Builder::new()
             .name("pagelith-resolve".to_owned())
             .spawn(move || shared.complete(resolve.resolve(&shared.host, shared.port)));
-        started.map_err(|error| Closed::System {
+        started.map_err(|error| LinkError::SystemCall {
             operation: "start of a resolver thread",
             errno: error.raw_os_error().unwrap_or(0),
         })?;
@@ -86,7 +86,7 @@ impl Resolver {
         &self,
         endpoint: &Endpoint,
         limit: Duration,
-    ) -> Result<Vec<SocketAddr>, Closed> {
+    ) -> Result<Vec<SocketAddr>, LinkError> {
         match endpoint {
             Endpoint::Ip(address) => Ok(vec![*address]),
             Endpoint::Name { host, port } => {
@@ -97,7 +97,7 @@ impl Resolver {
     }
 }
 
-impl Lookup {
+impl NameLookup {
     fn complete(&self, found: io::Result<Vec<SocketAddr>>) {
         let found = match found {
             Ok(addresses) if addresses.is_empty() => {
@@ -111,7 +111,7 @@ impl Lookup {
     }
 
     /// The result, if the lookup has completed. Waits for it, at most `timeout`.
-    pub fn found(&self, timeout: Duration) -> Option<Result<Vec<SocketAddr>, Closed>> {
+    pub fn found(&self, timeout: Duration) -> Option<Result<Vec<SocketAddr>, LinkError>> {
         let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         match timeout.is_zero() {
             true => found.clone(),
@@ -120,11 +120,11 @@ impl Lookup {
     }
 
     /// The error of a lookup that has not completed within `limit`.
-    pub fn timed_out(&self, limit: Duration) -> Closed {
+    pub fn timed_out(&self, limit: Duration) -> LinkError {
         self.unresolved(format!("no answer within {} ms", limit.as_millis()))
     }
 
-    fn unresolved(&self, detail: String) -> Closed {
-        Closed::Unresolved { host: self.host.clone(), detail }
+    fn unresolved(&self, detail: String) -> LinkError {
+        LinkError::NameNotResolved { host: self.host.clone(), detail }
     }
 }

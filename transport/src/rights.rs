@@ -12,7 +12,7 @@ pub enum Namespaces {
     /// Every namespace.
     All,
     /// Only the listed namespaces.
-    These(BTreeSet<NamespaceId>),
+    Listed(BTreeSet<NamespaceId>),
 }
 
 impl Namespaces {
@@ -20,14 +20,14 @@ impl Namespaces {
     pub fn these(&self) -> Option<&BTreeSet<NamespaceId>> {
         match self {
             Namespaces::All => None,
-            Namespaces::These(these) => Some(these),
+            Namespaces::Listed(these) => Some(these),
         }
     }
 
     fn contains(&self, namespace: NamespaceId) -> bool {
         match self {
             Namespaces::All => true,
-            Namespaces::These(these) => these.contains(&namespace),
+            Namespaces::Listed(these) => these.contains(&namespace),
         }
     }
 }
@@ -81,7 +81,7 @@ fn right_of(verb: Verb) -> Option<Right> {
 /// exists.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not allowed on this connection: {}verb={verb:?}", namespace_field(.namespace))]
-pub struct NotAllowed {
+pub struct AccessDenied {
     /// The verb of the request.
     pub verb: Verb,
     /// The first forbidden namespace of the request; `None` if the verb itself is forbidden.
@@ -121,11 +121,11 @@ impl Rights {
 
     /// Check that all of `ask` is allowed. It checks every key: those of items, of bases, and of
     /// the required members of groups.
-    pub fn check(&self, ask: &RequestBody<'_>) -> Result<(), NotAllowed> {
+    pub fn check(&self, ask: &RequestBody<'_>) -> Result<(), AccessDenied> {
         let verb = ask.verb();
         let may = right_of(verb).is_none_or(|right| self.has(right));
         if !may {
-            return Err(NotAllowed { verb, namespace: None });
+            return Err(AccessDenied { verb, namespace: None });
         }
         let foreign =
             |namespace: NamespaceId| (!self.namespaces.contains(namespace)).then_some(namespace);
@@ -161,7 +161,7 @@ impl Rights {
             // Not bound to a namespace: each removal has the same effect while it runs.
             RequestBody::Hold(_) | RequestBody::Release(_) => None,
         };
-        found.map_or(Ok(()), |namespace| Err(NotAllowed { verb, namespace: Some(namespace) }))
+        found.map_or(Ok(()), |namespace| Err(AccessDenied { verb, namespace: Some(namespace) }))
     }
 }
 

@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pagelith_io::buffer::Part;
-use pagelith_io::hashed_copy::Piece;
-use pagelith_io::shm::{Region, View};
-use pagelith_layouts::wire::shown::{ItemRange, ShownPiece};
+use pagelith_io::hashed_copy::SourcePiece;
+use pagelith_io::shm::{PeerMemory, SharedRegion};
+use pagelith_layouts::wire::shm_ref::{ItemRange, ShownPiece};
 
 /// Maximum regions that one end hands over on a link.
 pub const REGIONS_MAX: usize = 32;
@@ -13,12 +13,12 @@ pub const REGIONS_MAX: usize = 32;
 /// Memory of this process that its peers may read. Each new link hands it over. Clones share the
 /// list.
 #[derive(Clone, Debug, Default)]
-pub struct SharedRegions(Arc<Mutex<Vec<Arc<Region>>>>);
+pub struct SharedRegions(Arc<Mutex<Vec<Arc<SharedRegion>>>>);
 
 impl SharedRegions {
     /// Add a region. Returns false, and adds nothing, if the list has [`REGIONS_MAX`] regions.
     /// Regions that overlap its addresses are removed first: they are no longer mapped there.
-    pub fn add(&self, region: Arc<Region>) -> bool {
+    pub fn add(&self, region: Arc<SharedRegion>) -> bool {
         let mut regions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (first, end) = (region.base() as usize, region.base() as usize + region.len());
         regions
@@ -31,7 +31,7 @@ impl SharedRegions {
     }
 
     /// All regions, in the order in which they were added.
-    pub fn regions(&self) -> Vec<Arc<Region>> {
+    pub fn regions(&self) -> Vec<Arc<SharedRegion>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
@@ -40,9 +40,9 @@ impl SharedRegions {
 #[derive(Clone, Debug, Default)]
 pub struct LinkRegions {
     /// Memory of this end: pushes from it are passed by reference.
-    pub own: Vec<Arc<Region>>,
+    pub own: Vec<Arc<SharedRegion>>,
     /// Memory of the peer.
-    pub theirs: Vec<Arc<View>>,
+    pub theirs: Vec<Arc<PeerMemory>>,
 }
 
 impl LinkRegions {
@@ -71,12 +71,12 @@ impl LinkRegions {
         &self,
         stretch: ItemRange,
         pieces: impl Iterator<Item = ShownPiece>,
-    ) -> Option<Shown> {
+    ) -> Option<ShmRef> {
         let piece = |piece: ShownPiece| {
             let view = self.theirs.get(piece.region as usize)?;
             view.has(piece.at, piece.length).then(|| (view.clone(), piece.at, piece.length))
         };
-        Some(Shown { stretch, pieces: pieces.map(piece).collect::<Option<_>>()? })
+        Some(ShmRef { stretch, pieces: pieces.map(piece).collect::<Option<_>>()? })
     }
 }
 
@@ -84,13 +84,13 @@ impl LinkRegions {
 /// it hands the reference to [`Link::took`](crate::link::Link::took). The peer may change the bytes
 /// at any time, so the holder verifies its copy by checksums.
 #[derive(Debug)]
-pub struct Shown {
+pub struct ShmRef {
     stretch: ItemRange,
     /// The pieces in order: a view, the offset in it, and the length.
-    pieces: Vec<(Arc<View>, u64, u64)>,
+    pieces: Vec<(Arc<PeerMemory>, u64, u64)>,
 }
 
-impl Shown {
+impl ShmRef {
     /// The operation, item and offset.
     pub fn stretch(&self) -> ItemRange {
         self.stretch
@@ -118,16 +118,21 @@ impl Shown {
     }
 
     /// The pieces in order.
-    pub fn pieces(&self) -> impl Iterator<Item = Piece<'_>> {
+    pub fn pieces(&self) -> impl Iterator<Item = SourcePiece<'_>> {
         // A view is in this process's address space, so its length fits a usize.
-        self.pieces.iter().map(|(view, at, length)| Piece::Shown {
+        self.pieces.iter().map(|(view, at, length)| SourcePiece::Shared {
             view,
             at: *at,
             len: *length as usize,
         })
     }
 
-    fn each_view(&self, from: u64, to: &mut [u8], mut copy: impl FnMut(&View, u64, &mut [u8])) {
+    fn each_view(
+        &self,
+        from: u64,
+        to: &mut [u8],
+        mut copy: impl FnMut(&PeerMemory, u64, &mut [u8]),
+    ) {
         let (mut skip, mut to) = (from, to);
         for (view, at, length) in &self.pieces {
             if skip >= *length {
@@ -151,10 +156,10 @@ mod tests {
     use super::*;
 
     /// A region of `bytes` bytes in a memfd, announced as mapped at `address`.
-    fn region(address: usize, bytes: usize) -> Arc<Region> {
-        let own = Region::new(bytes).expect("memory");
+    fn region(address: usize, bytes: usize) -> Arc<SharedRegion> {
+        let own = SharedRegion::new(bytes).expect("memory");
         let fd = std::os::fd::AsFd::as_fd(&own).try_clone_to_owned().expect("a descriptor");
-        Arc::new(Region::mapped(fd, address, bytes).expect("a file in memory"))
+        Arc::new(SharedRegion::mapped(fd, address, bytes).expect("a file in memory"))
     }
 
     #[test]

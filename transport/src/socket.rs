@@ -29,4 +29,4 @@ pub use connect::{connect, dial};
 pub use connected::{Socket, SocketLink, SocketPending};
 pub use listen_config::{ListenConfig, ListenError};
 pub use listener::{Listener, wait};
-pub use pending_peers::Arrival;
+pub use pending_peers::AdmissionResult;

@@ -3,14 +3,14 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
 
-use pagelith_layouts::wire::Side;
+use pagelith_layouts::wire::LinkRole;
 
-use crate::closed::Closed;
+use crate::closed::LinkError;
 use crate::shown::LinkRegions;
 
 /// Result of one read or write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum IoResult {
+pub enum StreamResult {
     /// Number of bytes moved, at least 1.
     Bytes(usize),
     /// No byte can be moved now.
@@ -29,33 +29,33 @@ pub enum IoResult {
 /// A bidirectional stream of bytes. Bytes arrive in order or not at all.
 pub trait Stream: Send {
     /// Fill `parts` in order with received bytes. Never waits.
-    fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> IoResult;
+    fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> StreamResult;
     /// Send from `parts` in order. Never waits.
-    fn write(&mut self, parts: &[IoSlice<'_>]) -> IoResult;
+    fn write(&mut self, parts: &[IoSlice<'_>]) -> StreamResult;
     /// Whether the stream moves to a faster carrier after the handshake if these features are
     /// agreed.
-    fn goes_over(&self, _features: u64) -> bool {
+    fn will_upgrade(&self, _features: u64) -> bool {
         false
     }
 
     /// Move to the faster carrier. Called after all bytes of the handshake are sent. False if more
     /// must arrive first. Never waits.
-    fn go_over(&mut self, _side: Side, _features: u64) -> Result<bool, Closed> {
+    fn upgrade_carrier(&mut self, _side: LinkRole, _features: u64) -> Result<bool, LinkError> {
         Ok(true)
     }
 
-    /// Memory that the two ends share, after [`Stream::go_over`] has returned true.
+    /// Memory that the two ends share, after [`Stream::upgrade_carrier`] has returned true.
     fn regions(&self) -> LinkRegions {
         LinkRegions::default()
     }
 
     /// As `write`, but without waking the peer: it finds the bytes when it next polls.
-    fn write_quietly(&mut self, parts: &[IoSlice<'_>]) -> IoResult {
+    fn write_without_wake(&mut self, parts: &[IoSlice<'_>]) -> StreamResult {
         self.write(parts)
     }
 
-    /// See [`Link::nudge`](crate::link::Link::nudge).
-    fn nudge(&mut self) {}
+    /// See [`Link::wake_peer`](crate::link::Link::wake_peer).
+    fn wake_peer(&mut self) {}
 
     /// Wait at most `timeout` until bytes can be read or, with `write`, sent. Returns false if
     /// neither is possible, which may be before the timeout.

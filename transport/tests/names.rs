@@ -10,19 +10,19 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::HandClock;
+use common::ManualClock;
 use pagelith_io::clock::Clock;
 use pagelith_io::system::{SystemClock, SystemEntropy};
 use pagelith_transport::address::{Address, Endpoint};
-use pagelith_transport::capability::Offer;
-use pagelith_transport::closed::Closed;
+use pagelith_transport::capability::Capabilities;
+use pagelith_transport::closed::LinkError;
 use pagelith_transport::dial::{Dial, DialProgress, Dialing, SocketDial};
-use pagelith_transport::handshake::Admission;
-use pagelith_transport::limits::Limits;
+use pagelith_transport::handshake::ClientAuth;
+use pagelith_transport::limits::LinkLimits;
 use pagelith_transport::link::Link;
 use pagelith_transport::resolve::{Resolve, Resolver};
 use pagelith_transport::rights::Rights;
-use pagelith_transport::socket::{Arrival, ListenConfig, ListenError, Listener};
+use pagelith_transport::socket::{AdmissionResult, ListenConfig, ListenError, Listener};
 
 /// Maximum single wait. In a passing test each wait ends with an event.
 const WAIT: Duration = Duration::from_secs(10);
@@ -46,17 +46,13 @@ impl Resolve for FakeResolver {
     }
 }
 
-fn offer(instance: u8) -> Offer {
-    Offer::of_this_build([instance; 16])
+fn offer(instance: u8) -> Capabilities {
+    Capabilities::of_this_build([instance; 16])
 }
 
 fn listen(address: &str) -> ListenConfig {
-    let admission = Admission::Connection(Rights::all());
-    ListenConfig {
-        address: address.parse().expect("an address"),
-        admission,
-        beyond_this_host: false,
-    }
+    let admission = ClientAuth::Connection(Rights::all());
+    ListenConfig { address: address.parse().expect("an address"), admission, allow_remote: false }
 }
 
 fn listener(address: &str, instance: u8) -> Listener {
@@ -66,7 +62,7 @@ fn listener(address: &str, instance: u8) -> Listener {
         offer(instance),
         Arc::new(SystemEntropy),
         clock,
-        Limits::default(),
+        LinkLimits::default(),
     )
     .expect("listens")
 }
@@ -90,19 +86,19 @@ fn dial(address: &str, resolve: Arc<dyn Resolve>) -> SocketDial {
 }
 
 /// The instance of the server that a dial reaches.
-fn dial_instance(dial: &SocketDial, servers: &mut [&mut Listener]) -> Result<u8, Closed> {
+fn dial_instance(dial: &SocketDial, servers: &mut [&mut Listener]) -> Result<u8, LinkError> {
     let (mut dialing, mut links) = (dial.begin()?, Vec::<Box<dyn Link>>::new());
     let clock = SystemClock::new();
     while clock.now().since(Default::default()) < WAIT {
         let mut arrivals = Vec::new();
         servers.iter_mut().for_each(|server| server.poll(&mut arrivals));
         for arrival in arrivals {
-            let Arrival::Link(link) = arrival else { panic!("refused") };
+            let AdmissionResult::Link(link) = arrival else { panic!("refused") };
             links.push(link);
         }
         dialing = match dialing.wait(Duration::from_millis(1)) {
             DialProgress::Ready(link) => return Ok(link.facts().peer_instance[0]),
-            DialProgress::Over(why) => return Err(why),
+            DialProgress::Failed(why) => return Err(why),
             DialProgress::Waiting(dialing) => dialing,
         };
     }
@@ -120,7 +116,7 @@ fn next_dial_finds_a_host_that_moved() {
     assert_eq!(dial_instance(&dial, &mut [&mut first, &mut second]), Ok(2));
     names.set(&[]);
     let detail = "it has no address".to_owned();
-    let unresolved = Closed::Unresolved { host: "store.test".to_owned(), detail };
+    let unresolved = LinkError::NameNotResolved { host: "store.test".to_owned(), detail };
     assert_eq!(dial_instance(&dial, &mut [&mut first]), Err(unresolved));
 }
 
@@ -133,7 +129,7 @@ fn all_addresses_of_a_name_are_tried() {
     assert_eq!(dial_instance(&dial, &mut [&mut last]), Ok(3));
     names.set(&[closed_port(), closed_port()]);
     let refused = dial_instance(&dial, &mut []);
-    assert!(matches!(&refused, Err(Closed::System { .. })), "{refused:?}");
+    assert!(matches!(&refused, Err(LinkError::SystemCall { .. })), "{refused:?}");
 }
 
 #[test]
@@ -162,18 +158,18 @@ fn hung_resolver_blocks_no_dial_and_uses_one_thread() {
     let (answer, answers): (Sender<SocketAddr>, _) = channel();
     let answers = Mutex::new(answers);
     let slow = Arc::new(BlockingResolver { calls: AtomicUsize::new(0), answers });
-    let clock = Arc::new(HandClock::default());
+    let clock = Arc::new(ManualClock::default());
     let dial = SocketDial { clock: clock.clone(), ..dial("tcp:store.test:7411", slow.clone()) };
     let waiting = |dialled| match dialled {
         DialProgress::Waiting(dialing) => dialing,
         DialProgress::Ready(_) => panic!("there is no address yet"),
-        DialProgress::Over(why) => panic!("{why}"),
+        DialProgress::Failed(why) => panic!("{why}"),
     };
     let begin = || -> Box<dyn Dialing> { waiting(dial.begin().expect("begun").poll()) };
     let (first, second) = (begin(), begin());
     clock.pass(dial.limits.handshake);
     for dialing in [first, second] {
-        let DialProgress::Over(why) = dialing.poll() else { panic!("its time limit has passed") };
+        let DialProgress::Failed(why) = dialing.poll() else { panic!("its time limit has passed") };
         assert!(why.to_string().contains("no answer within 5000 ms"), "{why}");
     }
     // A new dial joins the running lookup.
@@ -214,22 +210,22 @@ fn host_name_with_a_remote_address_needs_the_option_and_a_key() {
     let resolver = Resolver::new(names.clone());
     let made = |listen: &ListenConfig| {
         let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
-        Listener::with_resolver(&resolver, listen, offer(1), entropy, clock, Limits::default())
+        Listener::with_resolver(&resolver, listen, offer(1), entropy, clock, LinkLimits::default())
             .map(|listener| listener.address().clone())
     };
     let by_name = listen("tcp:store.test:0");
     let far: SocketAddr = "192.0.2.1:0".parse().expect("one");
     let near: SocketAddr = "127.0.0.1:0".parse().expect("one");
     names.set(&[near, far]);
-    assert_eq!(made(&by_name), Err(ListenError::BeyondThisHost(by_name.address.clone())));
+    assert_eq!(made(&by_name), Err(ListenError::RemoteNotAllowed(by_name.address.clone())));
     // With the option too, a listener without a key is refused.
-    let text = ListenConfig { beyond_this_host: true, ..by_name.clone() };
+    let text = ListenConfig { allow_remote: true, ..by_name.clone() };
     assert_eq!(made(&text), Err(ListenError::NoKey(by_name.address.clone())));
     names.set(&[near]);
     assert!(made(&by_name).is_ok_and(|address| address.to_string().starts_with("tcp:store.test:")));
     let unknown = made(&listen("tcp:other.test:0"));
     assert!(
-        matches!(&unknown, Err(ListenError::Unresolved(Closed::Unresolved { .. }))),
+        matches!(&unknown, Err(ListenError::Unresolved(LinkError::NameNotResolved { .. }))),
         "{unknown:?}"
     );
 }

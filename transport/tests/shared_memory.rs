@@ -12,17 +12,17 @@ use std::time::Duration;
 
 use common::*;
 use pagelith_io::clock::Clock;
-use pagelith_io::shm::{PAIR_MEMORY_BYTES, Region, SharedMemory};
+use pagelith_io::shm::{PAIR_MEMORY_BYTES, SharedMemory, SharedRegion};
 use pagelith_io::system::{SystemClock, SystemEntropy};
-use pagelith_layouts::wire::Side;
+use pagelith_layouts::wire::LinkRole;
 use pagelith_transport::address::Address;
-use pagelith_transport::closed::Closed;
-use pagelith_transport::handshake::{Admission, Handshake};
-use pagelith_transport::limits::Limits;
-use pagelith_transport::link::{Event, Link};
-use pagelith_transport::pending::{Pending, Progress};
+use pagelith_transport::closed::LinkError;
+use pagelith_transport::handshake::{ClientAuth, Handshake};
+use pagelith_transport::limits::LinkLimits;
+use pagelith_transport::link::{Link, LinkEvent};
+use pagelith_transport::pending::{HandshakeProgress, PendingHandshake};
 use pagelith_transport::rights::Rights;
-use pagelith_transport::socket::{Arrival, ListenConfig, Listener, SocketLink};
+use pagelith_transport::socket::{AdmissionResult, ListenConfig, Listener, SocketLink};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 /// Maximum single wait. In a passing test each wait ends with an event.
@@ -36,25 +36,34 @@ fn clock() -> Arc<dyn Clock> {
 fn greeting() -> Vec<u8> {
     let (ours, theirs) = pipe(usize::MAX);
     let handshake = Handshake::client(sharing(), None, &*entropy());
-    let outside = (clock(), Limits::default());
-    let pending =
-        Pending::new(ours, "nobody".into(), Side::Client, sharing(), handshake, outside).poll();
-    assert!(matches!(pending, Progress::Waiting(_)), "it waits for a reply");
+    let outside = (clock(), LinkLimits::default());
+    let pending = PendingHandshake::new(
+        ours,
+        "nobody".into(),
+        LinkRole::Client,
+        sharing(),
+        handshake,
+        outside,
+    )
+    .poll();
+    assert!(matches!(pending, HandshakeProgress::Waiting(_)), "it waits for a reply");
     lock(&theirs.reads).bytes.iter().copied().collect()
 }
 
 /// A client that sends a raw greeting, then runs `after`; the server's link, or why it was refused.
-fn meet_by_hand(after: impl FnOnce(&UnixStream)) -> (Result<Box<SocketLink>, Closed>, UnixStream) {
+fn connect_raw_client(
+    after: impl FnOnce(&UnixStream),
+) -> (Result<Box<SocketLink>, LinkError>, UnixStream) {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("socket");
     let address = Address::Unix(path.clone());
     let listen = ListenConfig {
         address,
-        admission: Admission::Connection(Rights::all()),
-        beyond_this_host: false,
+        admission: ClientAuth::Connection(Rights::all()),
+        allow_remote: false,
     };
     let mut listener =
-        Listener::new(&listen, sharing(), Arc::new(SystemEntropy), clock(), Limits::default())
+        Listener::new(&listen, sharing(), Arc::new(SystemEntropy), clock(), LinkLimits::default())
             .expect("listens");
     let client = UnixStream::connect(&path).expect("connected");
     (&client).write_all(&greeting()).expect("greeted");
@@ -64,8 +73,8 @@ fn meet_by_hand(after: impl FnOnce(&UnixStream)) -> (Result<Box<SocketLink>, Clo
         listener.wait(&mut arrivals, WAIT);
     }
     let met = match arrivals.pop() {
-        Some(Arrival::Link(link)) => Ok(link),
-        Some(Arrival::Refused { why, .. }) => Err(why),
+        Some(AdmissionResult::Link(link)) => Ok(link),
+        Some(AdmissionResult::Refused { why, .. }) => Err(why),
         None => panic!("nobody arrived"),
     };
     (met, client)
@@ -86,20 +95,23 @@ fn invalid_shared_memory_ends_the_link() {
     let small = SharedMemory::new(4096).expect("memory");
     let file = tempfile::tempfile().expect("a file");
     file.set_len(PAIR_MEMORY_BYTES as u64).expect("grown");
-    assert!(meet_by_hand(|client| send_fds(client, &[memory.as_fd()])).0.is_ok(), "valid memory");
-    let region = Region::new(4096).expect("memory");
+    assert!(
+        connect_raw_client(|client| send_fds(client, &[memory.as_fd()])).0.is_ok(),
+        "valid memory"
+    );
+    let region = SharedRegion::new(4096).expect("memory");
     let shown: &[BorrowedFd<'_>] = &[memory.as_fd(), region.as_fd()];
-    assert!(meet_by_hand(|client| send_fds(client, shown)).0.is_ok(), "with a shared region");
+    assert!(connect_raw_client(|client| send_fds(client, shown)).0.is_ok(), "with a shared region");
     let (pipe, _other) = std::io::pipe().expect("a pipe");
     let wrong: [&[BorrowedFd<'_>]; 4] =
         [&[], &[memory.as_fd(), pipe.as_fd()], &[small.as_fd()], &[file.as_fd()]];
     for files in wrong {
-        let (met, _client) = meet_by_hand(|client| send_fds(client, files));
-        assert!(matches!(met, Err(Closed::Broken(_))), "files={}", files.len());
+        let (met, _client) = connect_raw_client(|client| send_fds(client, files));
+        assert!(matches!(met, Err(LinkError::ProtocolViolation(_))), "files={}", files.len());
     }
     let (met, _client) =
-        meet_by_hand(|client| client.shutdown(std::net::Shutdown::Both).expect("shut"));
-    assert!(matches!(met, Err(Closed::Ended)));
+        connect_raw_client(|client| client.shutdown(std::net::Shutdown::Both).expect("shut"));
+    assert!(matches!(met, Err(LinkError::Disconnected)));
 }
 
 /// A client writes any bytes into the memory at any time: the link ends or waits, and nothing else.
@@ -116,7 +128,7 @@ fn random_bytes_in_the_rings_at_most_end_the_link() {
     for round in 0..300u64 {
         let memory = SharedMemory::new(PAIR_MEMORY_BYTES).expect("memory");
         let fd = rustix::io::dup(&memory).expect("another descriptor");
-        let (met, client) = meet_by_hand(|client| send_fds(client, &[memory.as_fd()]));
+        let (met, client) = connect_raw_client(|client| send_fds(client, &[memory.as_fd()]));
         let mut server = met.expect("a link");
         let file = std::fs::File::from(fd);
         let mut events = Vec::new();
@@ -137,10 +149,11 @@ fn random_bytes_in_the_rings_at_most_end_the_link() {
             }
         }
         drop(client);
-        while !matches!(events.last(), Some(Event::Closed(_))) {
+        while !matches!(events.last(), Some(LinkEvent::Ended(_))) {
             server.wait(&mut events, WAIT);
         }
-        closed += usize::from(!matches!(events.last(), Some(Event::Closed(Closed::Ended))));
+        closed +=
+            usize::from(!matches!(events.last(), Some(LinkEvent::Ended(LinkError::Disconnected))));
     }
     assert!(closed > 100, "most of the bytes are no frame: {closed}");
 }
@@ -167,7 +180,7 @@ fn hostile_ring_contents_write_only_exposed_memory() {
         let met = host.run(&input);
         shown += met.shown;
         landed += met.landed;
-        broken += u32::from(!matches!(met.closed, Some(Closed::Ended)));
+        broken += u32::from(!matches!(met.closed, Some(LinkError::Disconnected)));
     }
     assert!(
         shown > 300 && landed > 20 && broken > 50,

@@ -20,27 +20,32 @@ use common::*;
 use pagelith_io::clock::Clock;
 use pagelith_io::system::{SystemClock, SystemEntropy};
 use pagelith_layouts::ids::OpId;
-use pagelith_layouts::wire::greeting::{Feature, Reason, Refusal};
+use pagelith_layouts::wire::greeting::{Feature, Refusal, RefusalReason};
 use pagelith_layouts::wire::head;
 use pagelith_transport::address::{Address, Endpoint};
 use pagelith_transport::auth::Key;
-use pagelith_transport::capability::Offer;
-use pagelith_transport::closed::Closed;
-use pagelith_transport::handshake::Admission;
-use pagelith_transport::limits::{Limits, UNKNOWN_PEER_BYTES_MAX};
-use pagelith_transport::link::{Event, Link};
-use pagelith_transport::pending::Progress;
+use pagelith_transport::capability::Capabilities;
+use pagelith_transport::closed::LinkError;
+use pagelith_transport::handshake::ClientAuth;
+use pagelith_transport::limits::{LinkLimits, UNAUTHENTICATED_PEER_BYTES_MAX};
+use pagelith_transport::link::{Link, LinkEvent};
+use pagelith_transport::pending::HandshakeProgress;
 use pagelith_transport::rights::Rights;
 use pagelith_transport::socket::{
-    self, Arrival, ListenConfig, ListenError, Listener, Socket, SocketLink, connect,
+    self, AdmissionResult, ListenConfig, ListenError, Listener, Socket, SocketLink, connect,
 };
 
 /// Maximum single wait. In a passing test each wait ends with an event.
 const WAIT: Duration = Duration::from_secs(10);
 
-fn listener(admission: Admission, offer: Offer, limits: Limits, clock: Arc<dyn Clock>) -> Listener {
+fn listener(
+    admission: ClientAuth,
+    offer: Capabilities,
+    limits: LinkLimits,
+    clock: Arc<dyn Clock>,
+) -> Listener {
     let address = "tcp:127.0.0.1:0".parse().expect("an address");
-    let listen = ListenConfig { address, admission, beyond_this_host: false };
+    let listen = ListenConfig { address, admission, allow_remote: false };
     Listener::new(&listen, offer, Arc::new(SystemEntropy), clock, limits).expect("loopback")
 }
 
@@ -53,20 +58,17 @@ fn port(listener: &Listener) -> SocketAddr {
 
 /// A listener on a Unix socket, for processes of this user.
 fn at(path: &Path) -> Result<Listener, ListenError> {
-    let admission = Admission::Connection(Rights::all());
-    let listen = ListenConfig {
-        address: Address::Unix(path.to_owned()),
-        admission,
-        beyond_this_host: false,
-    };
-    Listener::new(&listen, offer(), Arc::new(SystemEntropy), clock(), Limits::default())
+    let admission = ClientAuth::Connection(Rights::all());
+    let listen =
+        ListenConfig { address: Address::Unix(path.to_owned()), admission, allow_remote: false };
+    Listener::new(&listen, offer(), Arc::new(SystemEntropy), clock(), LinkLimits::default())
 }
 
 fn clock() -> Arc<dyn Clock> {
     Arc::new(SystemClock::new())
 }
 
-type Ends = (Result<SocketLink, Closed>, Result<SocketLink, Closed>);
+type Ends = (Result<SocketLink, LinkError>, Result<SocketLink, LinkError>);
 
 /// The carrier of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,8 +81,8 @@ enum Carrier {
 const ALL_CARRIERS: [Carrier; 3] = [Carrier::Tcp, Carrier::Unix, Carrier::Shared];
 
 /// Run the handshake of a client and a server in one thread until both have ended.
-fn meet_over(client: (Offer, Option<Key>), listener: &mut Listener) -> Ends {
-    let (limits, entropy) = (Limits::default(), SystemEntropy);
+fn meet_over(client: (Capabilities, Option<Key>), listener: &mut Listener) -> Ends {
+    let (limits, entropy) = (LinkLimits::default(), SystemEntropy);
     let mut progress =
         connect(listener.address(), client.0, client.1, &entropy, clock(), limits, &[])
             .expect("a socket")
@@ -91,36 +93,36 @@ fn meet_over(client: (Offer, Option<Key>), listener: &mut Listener) -> Ends {
             listener.wait(&mut arrivals, Duration::from_millis(100));
         }
         progress = match progress {
-            Progress::Waiting(pending) => pending.wait(Duration::from_millis(100)),
+            HandshakeProgress::Waiting(pending) => pending.wait(Duration::from_millis(100)),
             ended => ended,
         };
-        if !matches!(progress, Progress::Waiting(_)) && !arrivals.is_empty() {
+        if !matches!(progress, HandshakeProgress::Waiting(_)) && !arrivals.is_empty() {
             break;
         }
     }
     let client = match progress {
-        Progress::Ready(link) => Ok(*link),
-        Progress::Over(why) => Err(why),
-        Progress::Waiting(_) => panic!("the client's handshake does not end"),
+        HandshakeProgress::Ready(link) => Ok(*link),
+        HandshakeProgress::Failed(why) => Err(why),
+        HandshakeProgress::Waiting(_) => panic!("the client's handshake does not end"),
     };
     let server = match arrivals.pop().expect("an arrival") {
-        Arrival::Link(link) => Ok(*link),
-        Arrival::Refused { why, .. } => Err(why),
+        AdmissionResult::Link(link) => Ok(*link),
+        AdmissionResult::Refused { why, .. } => Err(why),
     };
     (client, server)
 }
 
 fn linked(carrier: Carrier, data_bytes_max: u32) -> (SocketLink, SocketLink) {
     let offer = if carrier == Carrier::Shared { sharing() } else { offer() };
-    let offer = Offer { data_bytes_max, ..offer };
+    let offer = Capabilities { data_bytes_max, ..offer };
     let dir = tempfile::tempdir().expect("a directory");
     let address = match carrier {
         Carrier::Tcp => "tcp:127.0.0.1:0".parse().expect("an address"),
         Carrier::Unix | Carrier::Shared => Address::Unix(dir.path().join("socket")),
     };
-    let listen = ListenConfig { address, admission: keys(1), beyond_this_host: false };
+    let listen = ListenConfig { address, admission: keys(1), allow_remote: false };
     let mut listener =
-        Listener::new(&listen, offer, Arc::new(SystemEntropy), clock(), Limits::default())
+        Listener::new(&listen, offer, Arc::new(SystemEntropy), clock(), LinkLimits::default())
             .expect("listens");
     let (client, server) = meet_over((offer, Some(key(1))), &mut listener);
     let (client, server) = (client.expect("a link"), server.expect("a link"));
@@ -134,8 +136,8 @@ fn linked(carrier: Carrier, data_bytes_max: u32) -> (SocketLink, SocketLink) {
 fn drive(
     a: &mut SocketLink,
     b: &mut SocketLink,
-    done: impl Fn(&[Event], &[Event]) -> bool,
-) -> (Vec<Event>, Vec<Event>) {
+    done: impl Fn(&[LinkEvent], &[LinkEvent]) -> bool,
+) -> (Vec<LinkEvent>, Vec<LinkEvent>) {
     let (mut at_a, mut at_b) = (Vec::new(), Vec::new());
     for _ in 0..1_000_000 {
         a.poll(&mut at_a);
@@ -224,7 +226,9 @@ fn overwritten_after_pushed(carrier: Carrier) {
         back += overwrite(events);
         client.wait(&mut got, Duration::from_millis(1));
         for event in got {
-            let Event::Landed { op, parts, .. } = event else { panic!("{carrier:?} {event:?}") };
+            let LinkEvent::Received { op, parts, .. } = event else {
+                panic!("{carrier:?} {event:?}")
+            };
             assert!(
                 gathered(&parts) == bytes(op.0, OBJECT),
                 "{carrier:?}: op={} has changed",
@@ -237,10 +241,10 @@ fn overwritten_after_pushed(carrier: Carrier) {
 }
 
 /// Overwrite all memory that was handed back; returns the number of pushes.
-fn overwrite(events: Vec<Event>) -> u64 {
+fn overwrite(events: Vec<LinkEvent>) -> u64 {
     let mut count = 0;
     for event in events {
-        let Event::Pushed { parts, .. } = event else { panic!("{event:?}") };
+        let LinkEvent::Pushed { parts, .. } = event else { panic!("{event:?}") };
         for mut part in parts {
             part.bytes_mut().expect("its owner's").fill(0xee);
         }
@@ -274,8 +278,8 @@ fn wait_returns(carrier: Carrier) {
 }
 
 /// Wait for the end; returns all events.
-fn client_gone(server: &mut SocketLink, mut events: Vec<Event>) -> Vec<String> {
-    while !matches!(events.last(), Some(Event::Closed(_))) {
+fn client_gone(server: &mut SocketLink, mut events: Vec<LinkEvent>) -> Vec<String> {
+    while !matches!(events.last(), Some(LinkEvent::Ended(_))) {
         server.wait(&mut events, WAIT);
     }
     event_lines(&events)
@@ -284,7 +288,7 @@ fn client_gone(server: &mut SocketLink, mut events: Vec<Event>) -> Vec<String> {
 /// One thread waits for a listener and several links at once.
 #[test]
 fn server_waits_for_several_links_at_once() {
-    let listener = listener(keys(1), offer(), Limits::default(), clock());
+    let listener = listener(keys(1), offer(), LinkLimits::default(), clock());
     let mut pairs = ALL_CARRIERS.map(|carrier| linked(carrier, 1 << 20));
     for which in [2, 0, 1] {
         pairs[which].0.send(request(which as u64 + 1, b"x")).expect("room");
@@ -313,7 +317,7 @@ fn peer_death_mid_frame(carrier: Carrier) {
     let mut events = Vec::new();
     server.poll(&mut events);
     drop(server);
-    while !matches!(events.last(), Some(Event::Closed(_))) {
+    while !matches!(events.last(), Some(LinkEvent::Ended(_))) {
         client.wait(&mut events, WAIT);
     }
     assert_eq!(event_lines(&events), ["retracted 1 0", "closed: the connection ended"]);
@@ -321,10 +325,10 @@ fn peer_death_mid_frame(carrier: Carrier) {
 
 #[test]
 fn wrong_key_and_missing_key_are_refused() {
-    for (wrong, reason) in [(Some(key(2)), Reason::Denied), (None, Reason::Denied)] {
-        let mut listener = listener(keys(1), offer(), Limits::default(), clock());
+    for (wrong, reason) in [(Some(key(2)), RefusalReason::Denied), (None, RefusalReason::Denied)] {
+        let mut listener = listener(keys(1), offer(), LinkLimits::default(), clock());
         let (client, server) = meet_over((offer(), wrong), &mut listener);
-        let Err(Closed::Refused(Refusal { reason: found, .. })) = client.map(|_| ()) else {
+        let Err(LinkError::Refused(Refusal { reason: found, .. })) = client.map(|_| ()) else {
             panic!("not refused")
         };
         assert_eq!(found, reason);
@@ -335,10 +339,10 @@ fn wrong_key_and_missing_key_are_refused() {
 
 #[test]
 fn newest_common_version_is_chosen_or_refused() {
-    let of = |versions, required| Offer { versions, required, ..offer() };
+    let of = |versions, required| Capabilities { versions, required, ..offer() };
     for (ours, theirs, expected) in [((1, 1), (1, 2), 1), ((1, 2), (1, 1), 1), ((1, 9), (2, 5), 5)]
     {
-        let mut listener = listener(keys(1), of(theirs, 0), Limits::default(), clock());
+        let mut listener = listener(keys(1), of(theirs, 0), LinkLimits::default(), clock());
         let (client, server) = meet_over((of(ours, 0), Some(key(1))), &mut listener);
         let (mut client, mut server) = (client.expect("a link"), server.expect("a link"));
         assert_eq!((client.facts().version, server.facts().version), (expected, expected));
@@ -346,7 +350,7 @@ fn newest_common_version_is_chosen_or_refused() {
         drive(&mut client, &mut server, |_, at_server| !at_server.is_empty());
     }
     for (ours, theirs) in [((1, 1), (2, 3)), ((2, 3), (1, 1))] {
-        let mut listener = listener(keys(1), of(theirs, 0), Limits::default(), clock());
+        let mut listener = listener(keys(1), of(theirs, 0), LinkLimits::default(), clock());
         let (client, server) = meet_over((of(ours, 0), Some(key(1))), &mut listener);
         let refused = client.map(|_| ()).expect_err("apart");
         assert!(!refused.retryable() && server.is_err());
@@ -357,12 +361,12 @@ fn newest_common_version_is_chosen_or_refused() {
         );
         assert_eq!(refused.to_string(), format!("refused: {text} reason=Version"));
     }
-    let few = Offer { features: Feature::Groups.bit(), ..offer() };
-    let mut listener = listener(keys(1), few, Limits::default(), clock());
+    let few = Capabilities { features: Feature::Groups.bit(), ..offer() };
+    let mut listener = listener(keys(1), few, LinkLimits::default(), clock());
     let (client, _) = meet_over((of((1, 1), 0), Some(key(1))), &mut listener);
     // Shared memory and references to it are not for TCP, so they are not missed.
     let within_a_host = [Feature::SharedMemory, Feature::Shown];
-    let offered = within_a_host.into_iter().fold(offer(), Offer::without).features;
+    let offered = within_a_host.into_iter().fold(offer(), Capabilities::without).features;
     assert_eq!(client.expect("a link").facts().missing, Feature::names(offered & !few.features));
     let (client, server) =
         meet_over((of((1, 1), Feature::Durable.bit()), Some(key(1))), &mut listener);
@@ -375,8 +379,8 @@ fn newest_common_version_is_chosen_or_refused() {
 /// Many peers that send one byte: their memory, number and time are bounded.
 #[test]
 fn slow_peers_hold_bounded_memory_for_a_bounded_time() {
-    let time = Arc::new(HandClock::default());
-    let limits = Limits { unknown_max: 8, ..Limits::default() };
+    let time = Arc::new(ManualClock::default());
+    let limits = LinkLimits { unauthenticated_max: 8, ..LinkLimits::default() };
     let mut listener = listener(keys(1), offer(), limits, time.clone());
     let mut slow: Vec<TcpStream> = Vec::new();
     let mut arrivals = Vec::new();
@@ -392,8 +396,8 @@ fn slow_peers_hold_bounded_memory_for_a_bounded_time() {
     let held = listener.held_bytes();
     // One address has half of the capacity, and its youngest connections remain.
     assert_eq!((held.len(), arrivals.len()), (4, 8));
-    assert!(held.iter().all(|bytes| *bytes <= UNKNOWN_PEER_BYTES_MAX / 4), "{held:?}");
-    assert_eq!(refusals(arrivals), [Reason::Busy; 8].map(Some));
+    assert!(held.iter().all(|bytes| *bytes <= UNAUTHENTICATED_PEER_BYTES_MAX / 4), "{held:?}");
+    assert_eq!(refusals(arrivals), [RefusalReason::Busy; 8].map(Some));
     time.pass(limits.greeting);
     let mut arrivals = Vec::new();
     listener.poll(&mut arrivals);
@@ -401,7 +405,7 @@ fn slow_peers_hold_bounded_memory_for_a_bounded_time() {
     assert!(refusals(arrivals).iter().all(Option::is_none));
     // Each received the reason: a refusal, and the end.
     for (stream, reason) in
-        slow.iter_mut().zip([Reason::Busy; 8].into_iter().chain([Reason::Late; 4]))
+        slow.iter_mut().zip([RefusalReason::Busy; 8].into_iter().chain([RefusalReason::Late; 4]))
     {
         let mut said = Vec::new();
         // A connection closed with unread bytes may end with a reset after the refusal.
@@ -413,30 +417,30 @@ fn slow_peers_hold_bounded_memory_for_a_bounded_time() {
 }
 
 /// The reasons of the refusals; `None` for a timeout.
-fn refusals(arrivals: Vec<Arrival>) -> Vec<Option<Reason>> {
+fn refusals(arrivals: Vec<AdmissionResult>) -> Vec<Option<RefusalReason>> {
     let reason = |arrival| match arrival {
-        Arrival::Refused { why: Closed::Refused(refusal), .. } => Some(refusal.reason),
-        Arrival::Refused { why: Closed::Late { .. }, .. } => None,
-        Arrival::Refused { why, .. } => panic!("{why}"),
-        Arrival::Link(_) => panic!("a link"),
+        AdmissionResult::Refused { why: LinkError::Refused(refusal), .. } => Some(refusal.reason),
+        AdmissionResult::Refused { why: LinkError::HandshakeTimeout { .. }, .. } => None,
+        AdmissionResult::Refused { why, .. } => panic!("{why}"),
+        AdmissionResult::Link(_) => panic!("a link"),
     };
     arrivals.into_iter().map(reason).collect()
 }
 
 #[test]
 fn remote_listener_needs_the_option_and_a_key() {
-    let try_to = |address: &str, admission, beyond_this_host| {
+    let try_to = |address: &str, admission, allow_remote| {
         let listen = ListenConfig {
             address: format!("tcp:{address}").parse().expect("an address"),
             admission,
-            beyond_this_host,
+            allow_remote,
         };
-        Listener::new(&listen, offer(), Arc::new(SystemEntropy), clock(), Limits::default())
+        Listener::new(&listen, offer(), Arc::new(SystemEntropy), clock(), LinkLimits::default())
             .map(|_| ())
     };
-    let open = || Admission::Connection(Rights::all());
-    assert!(matches!(try_to("0.0.0.0:0", keys(1), false), Err(ListenError::BeyondThisHost(_))));
-    assert!(matches!(try_to("[::]:0", open(), false), Err(ListenError::BeyondThisHost(_))));
+    let open = || ClientAuth::Connection(Rights::all());
+    assert!(matches!(try_to("0.0.0.0:0", keys(1), false), Err(ListenError::RemoteNotAllowed(_))));
+    assert!(matches!(try_to("[::]:0", open(), false), Err(ListenError::RemoteNotAllowed(_))));
     assert!(matches!(try_to("0.0.0.0:0", open(), true), Err(ListenError::NoKey(_))));
     assert!(matches!(try_to("127.0.0.1:0", open(), true), Err(ListenError::NoKey(_))));
     assert_eq!(try_to("0.0.0.0:0", keys(1), true), Ok(()));
@@ -445,13 +449,19 @@ fn remote_listener_needs_the_option_and_a_key() {
 
 #[test]
 fn refused_connection_is_reported_with_errno() {
-    let listener = listener(keys(1), offer(), Limits::default(), clock());
+    let listener = listener(keys(1), offer(), LinkLimits::default(), clock());
     let address = listener.address().clone();
     drop(listener);
-    let why =
-        socket::dial(&address, offer(), Some(key(1)), &SystemEntropy, clock(), Limits::default())
-            .map(|_| ())
-            .expect_err("refused");
+    let why = socket::dial(
+        &address,
+        offer(),
+        Some(key(1)),
+        &SystemEntropy,
+        clock(),
+        LinkLimits::default(),
+    )
+    .map(|_| ())
+    .expect_err("refused");
     assert!(why.to_string().contains("errno=111") && why.retryable(), "{why}");
 }
 

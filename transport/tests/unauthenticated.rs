@@ -14,17 +14,17 @@ use common::*;
 use pagelith_io::clock::Clock;
 use pagelith_io::shm::{PAIR_MEMORY_BYTES, SharedMemory};
 use pagelith_io::system::{SystemClock, SystemEntropy};
-use pagelith_layouts::wire::Side;
-use pagelith_layouts::wire::greeting::Reason;
+use pagelith_layouts::wire::LinkRole;
+use pagelith_layouts::wire::greeting::RefusalReason;
 use pagelith_transport::address::{Address, Endpoint};
 use pagelith_transport::auth::Key;
-use pagelith_transport::capability::Offer;
-use pagelith_transport::closed::Closed;
-use pagelith_transport::handshake::{Admission, Handshake};
-use pagelith_transport::limits::Limits;
-use pagelith_transport::pending::{Pending, Progress};
+use pagelith_transport::capability::Capabilities;
+use pagelith_transport::closed::LinkError;
+use pagelith_transport::handshake::{ClientAuth, Handshake};
+use pagelith_transport::limits::LinkLimits;
+use pagelith_transport::pending::{HandshakeProgress, PendingHandshake};
 use pagelith_transport::rights::Rights;
-use pagelith_transport::socket::{Arrival, ListenConfig, Listener, SocketLink, connect};
+use pagelith_transport::socket::{AdmissionResult, ListenConfig, Listener, SocketLink, connect};
 use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType, bind,
@@ -34,8 +34,13 @@ use rustix::net::{
 /// Maximum single wait. In a passing test each wait ends with an event.
 const WAIT: Duration = Duration::from_secs(10);
 
-fn at(address: Address, admission: Admission, limits: Limits, clock: Arc<dyn Clock>) -> Listener {
-    let listen = ListenConfig { address, admission, beyond_this_host: false };
+fn at(
+    address: Address,
+    admission: ClientAuth,
+    limits: LinkLimits,
+    clock: Arc<dyn Clock>,
+) -> Listener {
+    let listen = ListenConfig { address, admission, allow_remote: false };
     Listener::new(&listen, offer(), Arc::new(SystemEntropy), clock, limits).expect("listens")
 }
 
@@ -77,13 +82,14 @@ fn silent_from(from: &str, to: SocketAddr) -> TcpStream {
 }
 
 /// A client's greeting, as bytes.
-fn greeting_of(offer: Offer, key: Option<Key>) -> Vec<u8> {
+fn greeting_of(offer: Capabilities, key: Option<Key>) -> Vec<u8> {
     let (ours, theirs) = pipe(usize::MAX);
     let handshake = Handshake::client(offer, key, &*entropy());
-    let outside = (clock(), Limits::default());
+    let outside = (clock(), LinkLimits::default());
     let pending =
-        Pending::new(ours, "nobody".into(), Side::Client, offer, handshake, outside).poll();
-    assert!(matches!(pending, Progress::Waiting(_)), "it waits for a reply");
+        PendingHandshake::new(ours, "nobody".into(), LinkRole::Client, offer, handshake, outside)
+            .poll();
+    assert!(matches!(pending, HandshakeProgress::Waiting(_)), "it waits for a reply");
     lock(&theirs.reads).bytes.iter().copied().collect()
 }
 
@@ -91,37 +97,38 @@ fn greeting_of(offer: Offer, key: Option<Key>) -> Vec<u8> {
 fn meet(
     listener: &mut Listener,
     key: Option<Key>,
-    arrivals: &mut Vec<Arrival>,
+    arrivals: &mut Vec<AdmissionResult>,
     mut meanwhile: impl FnMut(),
-) -> Result<SocketLink, Closed> {
+) -> Result<SocketLink, LinkError> {
     let address = listener.address().clone();
-    let begun = connect(&address, offer(), key, &SystemEntropy, clock(), Limits::default(), &[]);
+    let begun =
+        connect(&address, offer(), key, &SystemEntropy, clock(), LinkLimits::default(), &[]);
     let mut progress = begun.expect("a socket").poll();
     for _ in 0..10_000 {
         listener.poll(arrivals);
         progress = match progress {
-            Progress::Waiting(pending) => pending.wait(Duration::from_millis(5)),
-            Progress::Ready(link) => return Ok(*link),
-            Progress::Over(why) => return Err(why),
+            HandshakeProgress::Waiting(pending) => pending.wait(Duration::from_millis(5)),
+            HandshakeProgress::Ready(link) => return Ok(*link),
+            HandshakeProgress::Failed(why) => return Err(why),
         };
         meanwhile();
     }
     panic!("the handshake does not end");
 }
 
-fn links(arrivals: &[Arrival]) -> usize {
-    arrivals.iter().filter(|arrival| matches!(arrival, Arrival::Link(_))).count()
+fn links(arrivals: &[AdmissionResult]) -> usize {
+    arrivals.iter().filter(|arrival| matches!(arrival, AdmissionResult::Link(_))).count()
 }
 
-fn reason(why: &Closed) -> Option<Reason> {
-    if let Closed::Refused(refusal) = why { Some(refusal.reason) } else { None }
+fn reason(why: &LinkError) -> Option<RefusalReason> {
+    if let LinkError::Refused(refusal) = why { Some(refusal.reason) } else { None }
 }
 
 #[test]
 fn half_open_connections_block_no_client() {
     let dir = tempfile::tempdir().expect("a directory");
     for address in [loopback(), Address::Unix(dir.path().join("socket"))] {
-        let mut listener = at(address.clone(), keys(1), Limits::default(), clock());
+        let mut listener = at(address.clone(), keys(1), LinkLimits::default(), clock());
         let address = listener.address().clone();
         let mut arrivals = Vec::new();
         let mut half_open: Vec<_> = (0..64).map(|_| silent(&address)).collect();
@@ -134,12 +141,13 @@ fn half_open_connections_block_no_client() {
         while links(&arrivals) < 20 {
             listener.wait(&mut arrivals, WAIT);
         }
-        let refused = |arrival: &Arrival| match arrival {
-            Arrival::Refused { why: Closed::Late { .. }, .. } | Arrival::Link(_) => true,
-            Arrival::Refused { why, .. } => reason(why) == Some(Reason::Busy),
+        let refused = |arrival: &AdmissionResult| match arrival {
+            AdmissionResult::Refused { why: LinkError::HandshakeTimeout { .. }, .. }
+            | AdmissionResult::Link(_) => true,
+            AdmissionResult::Refused { why, .. } => reason(why) == Some(RefusalReason::Busy),
         };
         assert!(arrivals.iter().all(refused), "only silent connections are evicted");
-        assert!(listener.held_bytes().len() <= Limits::default().unknown_max);
+        assert!(listener.held_bytes().len() <= LinkLimits::default().unauthenticated_max);
     }
 }
 
@@ -148,12 +156,19 @@ fn greeted_peer_survives_a_flood_of_silent_connections() {
     let dir = tempfile::tempdir().expect("a directory");
     for address in [loopback(), Address::Unix(dir.path().join("socket"))] {
         // The clock is stopped: nothing times out.
-        let time = Arc::new(HandClock::default());
-        let mut listener = at(address, keys(1), Limits::default(), time.clone());
+        let time = Arc::new(ManualClock::default());
+        let mut listener = at(address, keys(1), LinkLimits::default(), time.clone());
         let (address, mut arrivals) = (listener.address().clone(), Vec::new());
         let first = silent(&address);
-        let begun =
-            connect(&address, offer(), Some(key(1)), &SystemEntropy, time, Limits::default(), &[]);
+        let begun = connect(
+            &address,
+            offer(),
+            Some(key(1)),
+            &SystemEntropy,
+            time,
+            LinkLimits::default(),
+            &[],
+        );
         let mut progress = begun.expect("a socket").poll();
         while listener.greeted() < 1 {
             listener.wait(&mut arrivals, Duration::from_millis(5));
@@ -167,9 +182,9 @@ fn greeted_peer_survives_a_flood_of_silent_connections() {
         while links(&arrivals) == 0 {
             listener.wait(&mut arrivals, Duration::from_millis(5));
             progress = match progress {
-                Progress::Waiting(pending) => pending.poll(),
-                ready @ Progress::Ready(_) => ready,
-                Progress::Over(why) => panic!("address={address} {why}"),
+                HandshakeProgress::Waiting(pending) => pending.poll(),
+                ready @ HandshakeProgress::Ready(_) => ready,
+                HandshakeProgress::Failed(why) => panic!("address={address} {why}"),
             };
         }
         drop((first, flood));
@@ -178,9 +193,9 @@ fn greeted_peer_survives_a_flood_of_silent_connections() {
 
 #[test]
 fn source_evicts_no_connection_of_a_smaller_source() {
-    let limits = Limits { unknown_max: 8, ..Limits::default() };
+    let limits = LinkLimits { unauthenticated_max: 8, ..LinkLimits::default() };
     // The clock is stopped: nothing times out.
-    let mut listener = at(loopback(), keys(1), limits, Arc::new(HandClock::default()));
+    let mut listener = at(loopback(), keys(1), limits, Arc::new(ManualClock::default()));
     let (to, mut arrivals) = (port(&listener), Vec::new());
     let quiet: Vec<_> = (0..3).map(|_| silent_from("127.0.0.2:0", to)).collect();
     while listener.held_bytes().len() < quiet.len() {
@@ -197,9 +212,9 @@ fn source_evicts_no_connection_of_a_smaller_source() {
         }
     }
     assert_eq!(listener.held_bytes().len(), 7, "one source has at most half of the connections");
-    let of = |arrival: &Arrival| match arrival {
-        Arrival::Refused { peer, .. } => peer.starts_with("127.0.0.1:"),
-        Arrival::Link(_) => false,
+    let of = |arrival: &AdmissionResult| match arrival {
+        AdmissionResult::Refused { peer, .. } => peer.starts_with("127.0.0.1:"),
+        AdmissionResult::Link(_) => false,
     };
     assert!(arrivals.iter().all(of));
     // At the limit, the source with most connections loses one.
@@ -214,8 +229,8 @@ fn source_evicts_no_connection_of_a_smaller_source() {
 
 #[test]
 fn peer_without_greeting_times_out_before_one_without_proof() {
-    let time = Arc::new(HandClock::default());
-    let limits = Limits::default();
+    let time = Arc::new(ManualClock::default());
+    let limits = LinkLimits::default();
     let mut listener = at(loopback(), keys(1), limits, time.clone());
     let (to, mut arrivals) = (port(&listener), Vec::new());
     let silent = TcpStream::connect(to).expect("connected");
@@ -232,8 +247,8 @@ fn peer_without_greeting_times_out_before_one_without_proof() {
     }
     time.pass(limits.greeting);
     listener.poll(&mut arrivals);
-    let late = |arrivals: &[Arrival], limit: Duration| match arrivals {
-        [Arrival::Refused { why: Closed::Late { limit_ms }, .. }] => {
+    let late = |arrivals: &[AdmissionResult], limit: Duration| match arrivals {
+        [AdmissionResult::Refused { why: LinkError::HandshakeTimeout { limit_ms }, .. }] => {
             u128::from(*limit_ms) == limit.as_millis()
         }
         _ => false,
@@ -249,14 +264,14 @@ fn peer_without_greeting_times_out_before_one_without_proof() {
 #[test]
 fn client_beyond_links_max_is_refused_until_another_link_closes() {
     let dir = tempfile::tempdir().expect("a directory");
-    let open = || Admission::Connection(Rights::all());
+    let open = || ClientAuth::Connection(Rights::all());
     let cases = [
         (loopback(), keys(1), Some(key(1))),
         (loopback(), open(), None),
         (Address::Unix(dir.path().join("socket")), open(), None),
     ];
     for (address, admission, key) in cases {
-        let limits = Limits { links_max: 2, ..Limits::default() };
+        let limits = LinkLimits { links_max: 2, ..LinkLimits::default() };
         let mut listener = at(address.clone(), admission, limits, clock());
         let (mut arrivals, mut clients) = (Vec::new(), Vec::new());
         for _ in 0..2 {
@@ -266,11 +281,12 @@ fn client_beyond_links_max_is_refused_until_another_link_closes() {
             listener.wait(&mut arrivals, WAIT);
         }
         let why = meet(&mut listener, key.clone(), &mut arrivals, || {}).err().expect("no permit");
-        assert_eq!(reason(&why), Some(Reason::Busy));
+        assert_eq!(reason(&why), Some(RefusalReason::Busy));
         assert!(why.to_string().contains("links_max=2") && why.retryable(), "{why}");
         assert_eq!(listener.links(), 2);
         // The server's end of one of them.
-        let served = arrivals.iter().position(|arrival| matches!(arrival, Arrival::Link(_)));
+        let served =
+            arrivals.iter().position(|arrival| matches!(arrival, AdmissionResult::Link(_)));
         drop(arrivals.remove(served.expect("a link")));
         assert_eq!(listener.links(), 1);
         meet(&mut listener, key, &mut arrivals, || {}).expect("the permit of the closed link");
@@ -298,16 +314,16 @@ fn send_fds(client: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
 
 #[test]
 fn descriptor_with_a_blocking_close_blocks_no_client() {
-    let admission = || Admission::Connection(Rights::all());
+    let admission = || ClientAuth::Connection(Rights::all());
     for with_greeting in [true, false] {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("socket");
         let listen = ListenConfig {
             address: Address::Unix(path.clone()),
             admission: admission(),
-            beyond_this_host: false,
+            allow_remote: false,
         };
-        let limits = Limits { handshake: Duration::from_secs(600), ..Limits::default() };
+        let limits = LinkLimits { handshake: Duration::from_secs(600), ..LinkLimits::default() };
         let mut listener =
             Listener::new(&listen, sharing(), Arc::new(SystemEntropy), clock(), limits)
                 .expect("listens");
@@ -329,7 +345,7 @@ fn descriptor_with_a_blocking_close_blocks_no_client() {
             listener.wait(&mut arrivals, WAIT);
         }
         assert!(
-            matches!(arrivals[..], [Arrival::Link(_)]),
+            matches!(arrivals[..], [AdmissionResult::Link(_)]),
             "only the peer that passed the descriptor waits"
         );
         // The blocked handshake ends after its peer has gone.
@@ -338,6 +354,9 @@ fn descriptor_with_a_blocking_close_blocks_no_client() {
         while arrivals.len() < 2 {
             listener.wait(&mut arrivals, WAIT);
         }
-        assert!(matches!(arrivals[1], Arrival::Refused { .. }), "with_greeting={with_greeting}");
+        assert!(
+            matches!(arrivals[1], AdmissionResult::Refused { .. }),
+            "with_greeting={with_greeting}"
+        );
     }
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 
 use crate::cost::{Cost, Phase};
-use crate::peer::{Manner, Peer, Round, Setup, Side};
+use crate::peer::{SideProperties, Peer, Round, Setup, Side};
 use crate::rng::shuffled;
 
 /// Opens a store in an empty directory.
@@ -17,7 +17,7 @@ pub(crate) type Open = fn(&Setup) -> anyhow::Result<Box<dyn Peer>>;
 pub(crate) struct Engine {
     pub(crate) name: &'static str,
     pub(crate) open: Open,
-    pub(crate) manner: Manner,
+    pub(crate) manner: SideProperties,
     /// Whether the engine verifies values, so that samples suffice while the time is measured.
     pub(crate) verifies: bool,
     pub(crate) setup: Setup,
@@ -28,7 +28,7 @@ impl Side for Engine {
         self.name
     }
 
-    fn manner(&self) -> Manner {
+    fn manner(&self) -> SideProperties {
         self.manner.clone()
     }
 
@@ -193,7 +193,7 @@ mod tests {
             Work { object_bytes: 4096, objects: 12, batch: 4, depth: 2, threads: 1, seed: 3 };
         let check = Arc::new(Check::new(Arc::new(Contents::new(&work).unwrap())));
         let (in_flight, verified_by) = (String::new(), String::new());
-        let manner = Manner { in_flight, verified_by, page_cache: false };
+        let manner = SideProperties { in_flight, verified_by, page_cache: false };
         let setup = Setup { dir: PathBuf::new(), work, check };
         Engine { name: "faulty", open, manner, verifies: false, setup }
     }

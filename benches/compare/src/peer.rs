@@ -24,7 +24,7 @@ pub(crate) struct Setup {
 
 /// How a side works.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Manner {
+pub(crate) struct SideProperties {
     /// Operations in flight during reads.
     pub(crate) in_flight: String,
     /// What verifies a value within the measured time.
@@ -77,7 +77,7 @@ pub(crate) trait Side {
     fn name(&self) -> &'static str;
 
     /// How it works.
-    fn manner(&self) -> Manner;
+    fn manner(&self) -> SideProperties;
 
     /// Does all of the work once, from an empty directory to an empty directory.
     fn round(&mut self, number: u32) -> anyhow::Result<Round>;

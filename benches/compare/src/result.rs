@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::args::RunArgs;
-use crate::peer::{Manner, Round};
+use crate::peer::{SideProperties, Round};
 
 /// A line of the results.
 #[derive(Serialize, Deserialize)]
@@ -29,7 +29,7 @@ pub(crate) enum Line {
         /// The side.
         side: String,
         /// How it works.
-        manner: Manner,
+        manner: SideProperties,
         /// Its results.
         #[serde(flatten)]
         of: Round,

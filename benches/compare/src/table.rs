@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use crate::cost::Phase;
-use crate::peer::{Manner, Round};
+use crate::peer::{SideProperties, Round};
 use crate::result::Line;
 use crate::work::shown_size;
 
@@ -16,7 +16,7 @@ const LIMIT: &str = "fio";
 /// Rounds of one size, by side in file order, then by number.
 #[derive(Default)]
 struct Size {
-    sides: Vec<(String, Manner, BTreeMap<u32, Round>)>,
+    sides: Vec<(String, SideProperties, BTreeMap<u32, Round>)>,
     skipped: Vec<(String, String)>,
 }
 
@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn table_has_row_per_side_and_skipped_side() {
         let manner =
-            Manner { in_flight: "1".into(), verified_by: "nobody".into(), page_cache: false };
+            SideProperties { in_flight: "1".into(), verified_by: "nobody".into(), page_cache: false };
         let line = |side: &str| {
             let of = rounds(&[1.0]).remove(&0).unwrap();
             let line = Line::Round {

@@ -9,10 +9,10 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use pagelith::io::hashed_copy::{Piece, StoreKind, copy_blocks};
+use pagelith::io::hashed_copy::{CopyMode, SourcePiece, copy_blocks};
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::{ids::PrefixHash, namespace::Namespace, shard::Shard};
-use pagelith::{AlignedBuf, Config, Facts, GetSlice, Options, PutSlice, Size, Store};
+use pagelith::{AlignedBuf, Config, GetSlice, MachineLimits, Options, PutSlice, Size, Store};
 use pagelith_layouts::checksum::{BLOCK_BYTES, block_lengths};
 use pagelith_tiers::dram::arena::{Arena, Extent};
 
@@ -83,8 +83,9 @@ fn put(c: &mut Criterion) {
 fn filled(bytes: usize) -> (Store, Vec<ObjectKey>) {
     let mut config = Config::default();
     config.dram.bytes = Size::from_bytes(2 * COLD_BYTES as u64);
-    let store =
-        Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("a config"));
+    let store = Store::open(
+        config.validate(&MachineLimits::of_this_machine().expect("facts")).expect("a config"),
+    );
     let store = store.expect("a store");
     let namespace = Namespace { model: "micro".into(), ..Namespace::default() }.id();
     let mut keys = Vec::new();
@@ -125,9 +126,9 @@ fn get(c: &mut Criterion) {
                         };
                         copy_blocks(
                             [value],
-                            [Piece::Lent(object)],
+                            [SourcePiece::Private(object)],
                             blocks,
-                            StoreKind::Cached,
+                            CopyMode::Cached,
                             seen,
                         );
                     }

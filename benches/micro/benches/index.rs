@@ -10,7 +10,7 @@ mod common;
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use pagelith::{AlignedBuf, Config, Facts, Options, PutSlice, Size, Store};
+use pagelith::{AlignedBuf, Config, MachineLimits, Options, PutSlice, Size, Store};
 
 use common::{keys, mix};
 
@@ -36,7 +36,7 @@ fn filled(objects: u64) -> Option<Store> {
     let mut config = Config::default();
     config.dram.bytes = Size::from_bytes(objects * PAGE);
     config.index.max_objects = Some(objects);
-    let config = config.validate(&Facts::of_this_machine().expect("facts"));
+    let config = config.validate(&MachineLimits::of_this_machine().expect("facts"));
     let config = config.inspect_err(|why| eprintln!("skipped: objects={objects}: {why}")).ok()?;
     let store = Store::open(config).expect("a store");
     for batch in keys(0..objects).chunks(1024) {

@@ -10,19 +10,21 @@
 #![allow(missing_docs, reason = "criterion's macros")]
 #![allow(clippy::disallowed_methods, reason = "measures threads by the real clock")]
 
-mod bare;
 mod common;
-mod sides;
+mod tcp_baseline;
+mod transports;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use pagelith::transport::address::Address;
-use pagelith::{AlignedBuf, Config, Facts, Options, Size, Store};
+use pagelith::{AlignedBuf, Config, MachineLimits, Options, Size, Store};
 
-use bare::Bare;
 use common::{keys, mix};
-use sides::{BATCH, DATA, DEPTH, Flights, Shares, Side, attach, store};
+use tcp_baseline::TcpBaseline;
+use transports::{
+    BATCH, DATA, DEPTH, InFlightBatches, SharedMemoryUse, StoreUnderTest, attach, store,
+};
 
 fn links(c: &mut Criterion) {
     let dir = std::env::temp_dir().join(format!("pagelith-links-{}", std::process::id()));
@@ -37,40 +39,46 @@ fn links(c: &mut Criterion) {
         let mut in_flight = buffers.split_off(BATCH);
         std::thread::scope(|scope| {
             let sides = [
-                ("embedded", Side::Embedded(&store)),
+                ("embedded", StoreUnderTest::Embedded(&store)),
                 (
                     "shown",
-                    Side::Attached(attach(
+                    StoreUnderTest::Attached(attach(
                         scope,
                         &store,
-                        (unix("shown"), Shares::Arena),
+                        (unix("shown"), SharedMemoryUse::Arena),
                         &memory,
                         &stop,
                     )),
                 ),
                 (
                     "shared memory",
-                    Side::Attached(attach(
+                    StoreUnderTest::Attached(attach(
                         scope,
                         &store,
-                        (unix("shared"), Shares::Rings),
+                        (unix("shared"), SharedMemoryUse::Rings),
                         &memory,
                         &stop,
                     )),
                 ),
                 (
                     "unix socket",
-                    Side::Attached(attach(
+                    StoreUnderTest::Attached(attach(
                         scope,
                         &store,
-                        (unix("socket"), Shares::Nothing),
+                        (unix("socket"), SharedMemoryUse::Nothing),
                         &memory,
                         &stop,
                     )),
                 ),
                 (
                     "tcp",
-                    Side::Attached(attach(scope, &store, (tcp(), Shares::Nothing), &memory, &stop)),
+                    StoreUnderTest::Attached(attach(
+                        scope,
+                        &store,
+                        (tcp(), SharedMemoryUse::Nothing),
+                        &memory,
+                        &stop,
+                    )),
                 ),
             ];
             let objects = (DATA / object_bytes) as u64;
@@ -94,7 +102,7 @@ fn links(c: &mut Criterion) {
                 });
             }
             for (name, side) in &sides[..2] {
-                let (mut turn, mut flights) = (0, Flights::new(side, &mut in_flight));
+                let (mut turn, mut flights) = (0, InFlightBatches::new(side, &mut in_flight));
                 group.bench_function(
                     BenchmarkId::from_parameter(format!("{name}, {DEPTH} in flight")),
                     |b| {
@@ -106,7 +114,7 @@ fn links(c: &mut Criterion) {
                 );
                 in_flight = flights.land();
             }
-            let mut bare = Bare::new(scope, object_bytes);
+            let mut bare = TcpBaseline::new(scope, object_bytes);
             group.bench_function(
                 BenchmarkId::from_parameter("limit: bare tcp and checksum"),
                 |b| {
@@ -128,7 +136,7 @@ fn links(c: &mut Criterion) {
                 });
             }
             for (name, side) in &sides[..2] {
-                let mut flights = Flights::new(side, &mut in_flight);
+                let mut flights = InFlightBatches::new(side, &mut in_flight);
                 group.bench_function(
                     BenchmarkId::from_parameter(format!("{name}, {DEPTH} in flight")),
                     |b| {
@@ -172,19 +180,20 @@ fn from_ssd(c: &mut Criterion) {
         config.dram.promote = pagelith::config::Promote::Never;
         config.ssd.bytes = Size::from_bytes(8 * DATA as u64);
         config.ssd.dirs = vec![dir.join(object_bytes.to_string())];
-        let config = config.validate(&Facts::of_this_machine().expect("facts")).expect("room");
+        let config =
+            config.validate(&MachineLimits::of_this_machine().expect("facts")).expect("room");
         let (store, stop) = (Store::open(config).expect("a store"), AtomicBool::new(false));
         let (mut buffers, memory) = AlignedBuf::shown(BATCH, object_bytes).expect("memory");
         let mut huge = AlignedBuf::many(BATCH, object_bytes).expect("memory");
         buffers.iter_mut().for_each(|buffer| buffer.fill(1));
         let objects = (4 * DATA / object_bytes) as u64;
         for batch in keys(0..objects).chunks(BATCH) {
-            Side::Embedded(&store).put(batch, &buffers[..batch.len()]);
+            StoreUnderTest::Embedded(&store).put(batch, &buffers[..batch.len()]);
         }
         store.flush(Options::default()).expect("flushed");
         std::thread::scope(|scope| {
             let side = |name, shares| {
-                Side::Attached(attach(
+                StoreUnderTest::Attached(attach(
                     scope,
                     &store,
                     (Address::Unix(dir.join(name)), shares),
@@ -193,8 +202,8 @@ fn from_ssd(c: &mut Criterion) {
                 ))
             };
             let sides = [
-                ("embedded", Side::Embedded(&store)),
-                ("staged and shown", side("arena", Shares::Arena)),
+                ("embedded", StoreUnderTest::Embedded(&store)),
+                ("staged and shown", side("arena", SharedMemoryUse::Arena)),
             ];
             let mut group =
                 c.benchmark_group(format!("get {BATCH} of {} KiB from ssd", object_bytes >> 10));

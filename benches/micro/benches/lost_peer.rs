@@ -18,19 +18,19 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use pagelith::client::Attached;
+use pagelith::client::Client;
 use pagelith::io::staging::StagingPool;
 use pagelith::io::system::{SystemClock, SystemEntropy};
 use pagelith::rpc::Peer;
 use pagelith::server::Server;
 use pagelith::transport::address::Address;
-use pagelith::transport::capability::Offer;
+use pagelith::transport::capability::Capabilities;
 use pagelith::transport::dial::SocketDial;
-use pagelith::transport::handshake::Admission;
-use pagelith::transport::limits::Limits;
+use pagelith::transport::handshake::ClientAuth;
+use pagelith::transport::limits::LinkLimits;
 use pagelith::transport::rights::Rights;
-use pagelith::transport::socket::{Arrival, ListenConfig, Listener};
-use pagelith::{AlignedBuf, Config, Facts, GetSlice, Options, PutSlice, Size, Store};
+use pagelith::transport::socket::{AdmissionResult, ListenConfig, Listener};
+use pagelith::{AlignedBuf, Config, GetSlice, MachineLimits, Options, PutSlice, Size, Store};
 use rustix::process::{Pid, Signal, kill_process};
 
 use common::{keys, mix};
@@ -56,7 +56,8 @@ fn store(dram: u64, peers: Vec<Peer>) -> Store {
     // Objects from the peer are not cached: the next get requests them again.
     config.dram.promote = pagelith::config::Promote::Never;
     config.index.max_objects = Some(65_536);
-    let config = config.validate(&Facts::of_this_machine().expect("facts")).expect("room for it");
+    let config =
+        config.validate(&MachineLimits::of_this_machine().expect("facts")).expect("room for it");
     Store::open_with_peers(config, peers).expect("a store")
 }
 
@@ -65,20 +66,20 @@ fn run_peer(address: Address) -> ! {
     let store: &'static Store = Box::leak(Box::new(store(256 << 20, Vec::new())));
     let listen = ListenConfig {
         address,
-        admission: Admission::Connection(Rights::all()),
-        beyond_this_host: false,
+        admission: ClientAuth::Connection(Rights::all()),
+        allow_remote: false,
     };
     let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
-    let offer = Offer::of_this_build([1; 16]);
+    let offer = Capabilities::of_this_build([1; 16]);
     let mut listener =
-        Listener::new(&listen, offer, entropy, clock, Limits::default()).expect("listens");
+        Listener::new(&listen, offer, entropy, clock, LinkLimits::default()).expect("listens");
     let staging = StagingPool::new(64 << 20).expect("memory");
     println!("{}", listener.address());
     let mut arrivals = Vec::new();
     loop {
         listener.wait(&mut arrivals, WAIT);
         for arrival in arrivals.drain(..) {
-            let Arrival::Link(link) = arrival else { panic!("refused") };
+            let AdmissionResult::Link(link) = arrival else { panic!("refused") };
             let mut server = Server::new(store, link, staging.clone()).expect("serves");
             std::thread::spawn(move || {
                 while server.closed().is_none() {
@@ -108,7 +109,7 @@ impl Process {
             .read_line(&mut line)
             .expect("a line");
         let address: Address = line.trim().parse().expect("an address");
-        let there = Attached::to(&address, None, TIME_LIMIT).expect("attached");
+        let there = Client::to(&address, None, TIME_LIMIT).expect("attached");
         let keys = keys(0..OBJECTS as u64);
         let pieces: Vec<[&[u8]; 1]> = buffers.iter().map(|buffer| [&buffer[..]]).collect();
         let puts: Vec<_> =
@@ -120,8 +121,12 @@ impl Process {
     /// An empty store with this peer.
     fn asked_by(&self) -> Store {
         let clock = Arc::new(SystemClock::new());
-        let dial =
-            SocketDial::new(self.address.clone(), None, Offer::of_this_build([2; 16]), clock);
+        let dial = SocketDial::new(
+            self.address.clone(),
+            None,
+            Capabilities::of_this_build([2; 16]),
+            clock,
+        );
         let peer =
             Peer { name: "peer".into(), weight: 1.0, preferred: false, dial: Arc::new(dial) };
         store(1 << 20, vec![peer])

@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 use criterion::{
     BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main,
 };
-use pagelith::io::hashed_copy::{Piece, StoreKind, copy_blocks};
+use pagelith::io::hashed_copy::{CopyMode, SourcePiece, copy_blocks};
 use pagelith::layouts::checksum::{BLOCK_BYTES, block_lengths};
 use pagelith::layouts::key::ObjectKey;
-use pagelith::{AlignedBuf, Config, Facts, GetSlice, Options, PutSlice, Size, Store};
+use pagelith::{AlignedBuf, Config, GetSlice, MachineLimits, Options, PutSlice, Size, Store};
 
 use common::{keys, mix};
 
@@ -36,8 +36,9 @@ fn filled(object_bytes: usize) -> Store {
     config.dram.bytes = Size::from_bytes(2 * OBJECTS * object_bytes as u64);
     config.dram.prefault = true;
     config.index.max_objects = Some(4 * OBJECTS);
-    let config =
-        config.validate(&Facts::of_this_machine().expect("facts")).expect("room for half a GiB");
+    let config = config
+        .validate(&MachineLimits::of_this_machine().expect("facts"))
+        .expect("room for half a GiB");
     let store = Store::open(config).expect("a store");
     let buffers = AlignedBuf::many(BATCH, object_bytes).expect("memory");
     for batch in keys(0..OBJECTS).chunks(BATCH) {
@@ -112,7 +113,13 @@ fn threads(c: &mut Criterion) {
             let seen = |sum| {
                 black_box(sum);
             };
-            copy_blocks([&mut to[..]], [Piece::Lent(from)], blocks, StoreKind::Cached, seen);
+            copy_blocks(
+                [&mut to[..]],
+                [SourcePiece::Private(from)],
+                blocks,
+                CopyMode::Cached,
+                seen,
+            );
         }
     });
     measure(&mut group, "get", |turn, buffers| {

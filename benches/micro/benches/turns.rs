@@ -13,10 +13,10 @@
 #![allow(clippy::disallowed_methods, reason = "measures threads by the real clock")]
 #![allow(clippy::print_stdout, reason = "a table is what comes of it")]
 
-mod bare;
 mod common;
 mod cores;
-mod sides;
+mod tcp_baseline;
+mod transports;
 
 use std::fs::File;
 use std::sync::Arc;
@@ -25,13 +25,15 @@ use std::time::{Duration, Instant};
 
 use memmap2::{MmapOptions, MmapRaw};
 use pagelith::AlignedBuf;
-use pagelith::io::shm::{Region, handle_truncation_sigbus};
+use pagelith::io::shm::{SharedRegion, handle_truncation_sigbus};
 use pagelith::layouts::key::ObjectKey;
 use pagelith::transport::address::Address;
 
-use bare::Bare;
 use common::{keys, mix};
-use sides::{BATCH, DATA, DEPTH, Flights, Shares, Side, attach, store};
+use tcp_baseline::TcpBaseline;
+use transports::{
+    BATCH, DATA, DEPTH, InFlightBatches, SharedMemoryUse, StoreUnderTest, attach, store,
+};
 
 /// How long one side runs before the other.
 const TURN: Duration = Duration::from_millis(100);
@@ -44,7 +46,7 @@ const TRIES: usize = 200;
 
 /// The operation on the store.
 #[derive(Clone, Copy)]
-enum What {
+enum BenchOp {
     Get,
     Put,
 }
@@ -56,12 +58,12 @@ struct Batches {
 }
 
 impl Batches {
-    fn next(&mut self, what: What) -> Vec<ObjectKey> {
+    fn next(&mut self, what: BenchOp) -> Vec<ObjectKey> {
         self.turn += 1;
         let first = self.turn * BATCH as u64;
         match what {
-            What::Get => keys((first..first + BATCH as u64).map(|i| mix(i) % self.objects)),
-            What::Put => keys((1 << 40) + first..(1 << 40) + first + BATCH as u64),
+            BenchOp::Get => keys((first..first + BATCH as u64).map(|i| mix(i) % self.objects)),
+            BenchOp::Put => keys((1 << 40) + first..(1 << 40) + first + BATCH as u64),
         }
     }
 }
@@ -79,27 +81,27 @@ fn time(mut one: impl FnMut()) -> f64 {
 }
 
 fn one_at_a_time(
-    side: &Side<'_>,
-    what: What,
+    side: &StoreUnderTest<'_>,
+    what: BenchOp,
     batches: &mut Batches,
     buffers: &mut [AlignedBuf],
 ) -> f64 {
     time(|| match what {
-        What::Get => side.get(&batches.next(what), buffers),
-        What::Put => side.put(&batches.next(what), buffers),
+        BenchOp::Get => side.get(&batches.next(what), buffers),
+        BenchOp::Put => side.put(&batches.next(what), buffers),
     })
 }
 
 fn in_flight(
-    side: &Side<'_>,
-    what: What,
+    side: &StoreUnderTest<'_>,
+    what: BenchOp,
     batches: &mut Batches,
     buffers: &mut Vec<AlignedBuf>,
 ) -> f64 {
-    let mut flights = Flights::new(side, buffers);
+    let mut flights = InFlightBatches::new(side, buffers);
     let taken = time(|| match what {
-        What::Get => flights.get(&batches.next(what)),
-        What::Put => flights.put(&batches.next(what)),
+        BenchOp::Get => flights.get(&batches.next(what)),
+        BenchOp::Put => flights.put(&batches.next(what)),
     });
     *buffers = flights.land();
     taken
@@ -162,16 +164,16 @@ fn tcp(count: usize) {
         let (mut buffers, memory) = AlignedBuf::shown(BATCH, object_bytes).expect("memory");
         buffers.iter_mut().for_each(|buffer| buffer.fill(1));
         std::thread::scope(|scope| {
-            let at = ("tcp:127.0.0.1:0".parse().expect("an address"), Shares::Nothing);
-            let attached = Side::Attached(attach(scope, &store, at, &memory, &stop));
-            let mut bare = Bare::new(scope, object_bytes);
+            let at = ("tcp:127.0.0.1:0".parse().expect("an address"), SharedMemoryUse::Nothing);
+            let attached = StoreUnderTest::Attached(attach(scope, &store, at, &memory, &stop));
+            let mut bare = TcpBaseline::new(scope, object_bytes);
             let mut batches = Batches { objects: (DATA / object_bytes) as u64, turn: 0 };
             for batch in keys(0..batches.objects).chunks(BATCH) {
-                Side::Embedded(&store).put(batch, &buffers[..batch.len()]);
+                StoreUnderTest::Embedded(&store).put(batch, &buffers[..batch.len()]);
             }
             let (times, others) = rounds(count, || {
                 let limit = time(|| bare.get(&mut buffers));
-                (limit, one_at_a_time(&attached, What::Get, &mut batches, &mut buffers))
+                (limit, one_at_a_time(&attached, BenchOp::Get, &mut batches, &mut buffers))
             });
             print_row(("get", object_bytes, 1), &times, others);
             stop.store(true, Ordering::Relaxed);
@@ -180,7 +182,7 @@ fn tcp(count: usize) {
 }
 
 /// Median time of a look-up of one key, us.
-fn look(side: &Side<'_>, key: ObjectKey) -> f64 {
+fn look(side: &StoreUnderTest<'_>, key: ObjectKey) -> f64 {
     const LOOKS: usize = 5000;
     let one = |_| {
         let begun = Instant::now();
@@ -204,10 +206,13 @@ fn looks(count: usize) {
     std::thread::scope(|scope| {
         let side = |name, shares| {
             let at = (Address::Unix(dir.join(name)), shares);
-            Side::Attached(attach(scope, &store, at, &memory, &stop))
+            StoreUnderTest::Attached(attach(scope, &store, at, &memory, &stop))
         };
-        let sides =
-            [Side::Embedded(&store), side("shown", Shares::Arena), side("rings", Shares::Rings)];
+        let sides = [
+            StoreUnderTest::Embedded(&store),
+            side("shown", SharedMemoryUse::Arena),
+            side("rings", SharedMemoryUse::Rings),
+        ];
         let two = keys(0..2);
         sides[0].put(&two[..1], &buffers);
         for (what, key) in [("that is here", two[0]), ("that is not", two[1])] {
@@ -227,7 +232,7 @@ fn looks(count: usize) {
 
 /// Memory as an engine maps it, and its region for other processes: it is not sealed, so it may
 /// shrink.
-struct Unsealed(MmapRaw, Arc<Region>);
+struct Unsealed(MmapRaw, Arc<SharedRegion>);
 
 impl Unsealed {
     fn new(bytes: usize) -> Unsealed {
@@ -238,7 +243,8 @@ impl Unsealed {
         std::fs::remove_file(&path).expect("removed");
         file.set_len(bytes as u64).expect("memory");
         let map = MmapOptions::new().len(bytes).map_raw(&file).expect("mapped");
-        let region = Region::mapped(file.into(), map.as_mut_ptr().addr(), bytes).expect("a region");
+        let region =
+            SharedRegion::mapped(file.into(), map.as_mut_ptr().addr(), bytes).expect("a region");
         Unsealed(map, Arc::new(region))
     }
 
@@ -273,9 +279,9 @@ fn main() {
         let own = unsealed.then(|| Unsealed::new(BATCH * object_bytes));
         let memory = own.as_ref().map_or(memory, |own| own.1.clone());
         std::thread::scope(|scope| {
-            let at = (Address::Unix(dir.join(object_bytes.to_string())), Shares::Arena);
-            let embedded = Side::Embedded(&store);
-            let shown = Side::Attached(attach(scope, &store, at, &memory, &stop));
+            let at = (Address::Unix(dir.join(object_bytes.to_string())), SharedMemoryUse::Arena);
+            let embedded = StoreUnderTest::Embedded(&store);
+            let shown = StoreUnderTest::Attached(attach(scope, &store, at, &memory, &stop));
             let mut batches = Batches { objects: (DATA / object_bytes) as u64, turn: 0 };
             for batch in keys(0..batches.objects).chunks(BATCH) {
                 embedded.put(batch, &buffers[..batch.len()]);
@@ -283,10 +289,10 @@ fn main() {
             let engines: Vec<&[u8]> =
                 own.iter().flat_map(|own| own.bytes().chunks(object_bytes)).collect();
             for (what, name) in
-                [(What::Get, "get"), (What::Put, "put")].into_iter().skip(unsealed.into())
+                [(BenchOp::Get, "get"), (BenchOp::Put, "put")].into_iter().skip(unsealed.into())
             {
                 for depth in [1, DEPTH].into_iter().take(if unsealed { 1 } else { 2 }) {
-                    let mut turn = |side: &Side<'_>| match depth {
+                    let mut turn = |side: &StoreUnderTest<'_>| match depth {
                         1 if unsealed => time(|| side.put(&batches.next(what), &engines)),
                         1 => one_at_a_time(side, what, &mut batches, &mut buffers),
                         _ => in_flight(side, what, &mut batches, &mut more),

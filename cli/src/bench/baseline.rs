@@ -8,11 +8,11 @@ use std::thread::JoinHandle;
 
 use clap::ValueEnum;
 use pagelith::AlignedBuf;
-use pagelith::io::hashed_copy::{Copier, Piece, StoreKind};
+use pagelith::io::hashed_copy::{Copier, CopyMode, SourcePiece};
 use pagelith::io::threads::thread_start_fault;
 use pagelith::layouts::checksum::{BLOCK_BYTES, block_lengths, checksum};
 
-use super::shape::{Op, Shape};
+use super::shape::{BenchOp, BenchShape};
 use crate::rng::SplitMix64;
 
 /// Bytes of memory that is hashed instead of the read bytes: more than the cache of a core.
@@ -35,10 +35,10 @@ pub(super) enum Baseline {
 
 impl Baseline {
     /// The operation of the baseline.
-    pub(super) fn op(self) -> Op {
+    pub(super) fn op(self) -> BenchOp {
         match self {
-            Baseline::Hashed | Baseline::HashedElsewhere => Op::Get,
-            Baseline::AsWritten | Baseline::AsPut => Op::Put,
+            Baseline::Hashed | Baseline::HashedElsewhere => BenchOp::Get,
+            Baseline::AsWritten | Baseline::AsPut => BenchOp::Put,
         }
     }
 
@@ -78,7 +78,7 @@ pub(super) struct ExtraWork {
 
 impl ExtraWork {
     /// Prepare the task.
-    pub(super) fn new(shape: Shape, baseline: Option<Baseline>) -> std::io::Result<ExtraWork> {
+    pub(super) fn new(shape: BenchShape, baseline: Option<Baseline>) -> std::io::Result<ExtraWork> {
         let count = match baseline {
             Some(Baseline::HashedElsewhere) => OTHER_BYTES.div_ceil(shape.object_bytes),
             Some(Baseline::Hashed | Baseline::AsWritten | Baseline::AsPut) | None => 0,
@@ -124,7 +124,7 @@ fn hash(bytes: &[u8]) {
     }
 }
 
-fn filled(shape: Shape, count: usize) -> std::io::Result<Vec<AlignedBuf>> {
+fn filled(shape: BenchShape, count: usize) -> std::io::Result<Vec<AlignedBuf>> {
     let mut memory = AlignedBuf::many(count, shape.object_bytes)?;
     SplitMix64::new(shape.seed).fill(memory.iter_mut());
     Ok(memory)
@@ -139,7 +139,7 @@ struct CopyThread {
 }
 
 impl CopyThread {
-    fn start(shape: Shape) -> std::io::Result<CopyThread> {
+    fn start(shape: BenchShape) -> std::io::Result<CopyThread> {
         let (free, next) = channel::<Vec<AlignedBuf>>();
         let (done, copied) = channel();
         // Like the buffers of the application.
@@ -176,13 +176,18 @@ impl Drop for CopyThread {
 /// pass.
 fn copy<'a>(sources: &mut impl Iterator<Item = &'a AlignedBuf>, pieces: &mut [AlignedBuf]) {
     let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
-    let mut copier = Copier::new(StoreKind::of(bytes as u64));
+    let mut copier = Copier::new(CopyMode::of(bytes as u64));
     let pairs = pieces.as_chunks_mut::<2>().0;
     for ([header, object], source) in pairs.iter_mut().zip(sources) {
         header.fill(1);
         let lengths = block_lengths(0..source.len() as u64, BLOCK_BYTES);
-        copier.copy([&mut object[..source.len()]], [Piece::Lent(source)], lengths, |sum| {
-            black_box(sum);
-        });
+        copier.copy(
+            [&mut object[..source.len()]],
+            [SourcePiece::Private(source)],
+            lengths,
+            |sum| {
+                black_box(sum);
+            },
+        );
     }
 }

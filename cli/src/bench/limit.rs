@@ -8,14 +8,14 @@ use std::time::Instant;
 use anyhow::Context;
 use pagelith::AlignedBuf;
 use pagelith::config::SsdIo;
-use pagelith::io::hashed_copy::{Piece, StoreKind, copy_blocks};
+use pagelith::io::hashed_copy::{CopyMode, SourcePiece, copy_blocks};
 use pagelith::layouts::align::align_up;
 use pagelith::layouts::checksum::{BLOCK_BYTES, block_lengths};
 
-use super::bare::LimitFile;
 use super::baseline::Baseline;
+use super::file_transfers::LimitFile;
 use super::round::{Round, Timer};
-use super::shape::{BenchTier, Op, Shape};
+use super::shape::{BenchOp, BenchShape, BenchTier};
 use crate::rng::SplitMix64;
 
 /// A limit, ready to be measured.
@@ -31,16 +31,16 @@ pub(super) enum Limit {
 impl Limit {
     /// Prepare the limit, or one of the baselines.
     pub(super) fn prepare(
-        shape: Shape,
+        shape: BenchShape,
         baseline: Option<Baseline>,
         dir: &Path,
         store: &[PathBuf],
         io: Option<SsdIo>,
     ) -> anyhow::Result<Limit> {
         Ok(match (shape.op, shape.tier) {
-            (Op::Exists, _) => Limit::Probes(Probes::new(shape)?),
+            (BenchOp::Exists, _) => Limit::Probes(Probes::new(shape)?),
             (_, BenchTier::Dram) => Limit::Memory(MemoryCopies::new(shape)?),
-            (Op::Get, BenchTier::Ssd) => {
+            (BenchOp::Get, BenchTier::Ssd) => {
                 Limit::File(LimitFile::of_store(shape, baseline, store, io)?)
             }
             (_, BenchTier::Ssd) => Limit::File(LimitFile::created(shape, baseline, dir, io)?),
@@ -52,15 +52,17 @@ impl Limit {
         match self {
             Limit::Probes(_) => "a line of memory for each key",
             Limit::Memory(m) => match m.shape.op {
-                Op::Put => "memcpy",
-                Op::Mixed => "copy and checksum, then memcpy",
-                Op::Get | Op::Exists | Op::Open | Op::OpenClean => "copy and checksum",
+                BenchOp::Put => "memcpy",
+                BenchOp::Mixed => "copy and checksum, then memcpy",
+                BenchOp::Get | BenchOp::Exists | BenchOp::Open | BenchOp::OpenClean => {
+                    "copy and checksum"
+                }
             },
             Limit::File(file) => match (file.baseline, file.shape.op) {
                 (Some(baseline), _) => baseline.what(),
-                (None, Op::Put) => "bare writes and a sync",
-                (None, Op::Mixed) => "bare reads and bare writes at once, and a sync",
-                (None, Op::Get | Op::Exists | Op::Open | Op::OpenClean) => {
+                (None, BenchOp::Put) => "bare writes and a sync",
+                (None, BenchOp::Mixed) => "bare reads and bare writes at once, and a sync",
+                (None, BenchOp::Get | BenchOp::Exists | BenchOp::Open | BenchOp::OpenClean) => {
                     "bare reads of the same extents"
                 }
             },
@@ -80,7 +82,7 @@ impl Limit {
 /// Reads of random cache lines of a table as large as the index, which no index can avoid. The
 /// reads of a batch are independent of each other.
 pub(super) struct Probes {
-    shape: Shape,
+    shape: BenchShape,
     table: AlignedBuf,
     batches: Vec<Vec<u32>>,
 }
@@ -93,7 +95,7 @@ const LINE: usize = 64;
 pub(super) const EXISTS_BATCHES: usize = 256;
 
 impl Probes {
-    fn new(shape: Shape) -> anyhow::Result<Probes> {
+    fn new(shape: BenchShape) -> anyhow::Result<Probes> {
         let lines = (usize::try_from(shape.index_objects)? * INDEX_BYTES).div_ceil(LINE);
         let mut table = AlignedBuf::new(lines * LINE).context("no memory")?;
         table.chunks_mut(4096).for_each(|page| page[0] = 1);
@@ -123,7 +125,7 @@ impl Probes {
 
 /// Copies between buffers of the same sizes as the store's copies.
 pub(super) struct MemoryCopies {
-    shape: Shape,
+    shape: BenchShape,
     /// Like the store's arena: one mapping.
     arena: AlignedBuf,
     /// Like the application's buffers: one for each object in flight.
@@ -132,7 +134,7 @@ pub(super) struct MemoryCopies {
 }
 
 impl MemoryCopies {
-    fn new(shape: Shape) -> anyhow::Result<MemoryCopies> {
+    fn new(shape: BenchShape) -> anyhow::Result<MemoryCopies> {
         let stride = align_up(shape.object_bytes as u64) as usize;
         // As arena apart as the store's objects, so that caches do not serve the copies.
         let mut arena =
@@ -153,9 +155,11 @@ impl MemoryCopies {
             let slots = turn * self.shape.batch..(turn + 1) * self.shape.batch;
             turn = (turn + 1) % self.shape.depth;
             let (gets, puts) = match self.shape.op {
-                Op::Put => (false, true),
-                Op::Mixed => (true, true),
-                Op::Get | Op::Exists | Op::Open | Op::OpenClean => (true, false),
+                BenchOp::Put => (false, true),
+                BenchOp::Mixed => (true, true),
+                BenchOp::Get | BenchOp::Exists | BenchOp::Open | BenchOp::OpenClean => {
+                    (true, false)
+                }
             };
             if gets {
                 slots.clone().for_each(|slot| self.get(slot));
@@ -188,9 +192,10 @@ impl MemoryCopies {
 
     fn get(&mut self, slot: usize) {
         let range = self.object_range();
-        let stores = StoreKind::of((self.shape.batch * self.shape.object_bytes) as u64);
+        let stores = CopyMode::of((self.shape.batch * self.shape.object_bytes) as u64);
         let lengths = block_lengths(0..self.shape.object_bytes as u64, BLOCK_BYTES);
-        let (to, from) = ([&mut self.buffers[slot][..]], [Piece::Lent(&self.arena[range])]);
+        let (to, from) =
+            ([&mut self.buffers[slot][..]], [SourcePiece::Private(&self.arena[range])]);
         copy_blocks(to, from, lengths, stores, |sum| {
             std::hint::black_box(sum);
         });

@@ -2,8 +2,8 @@
 //! writes or copies of the same sizes in the same minute. Rounds of both alternate, so that other
 //! load on the machine affects both. The figures are medians.
 
-mod bare;
 mod baseline;
+mod file_transfers;
 mod hash;
 mod limit;
 mod objects;
@@ -25,10 +25,10 @@ use self::baseline::Baseline;
 use self::hash::ColdMemory;
 use self::limit::Limit;
 use self::report::{Report, Summary};
-use self::shape::{BenchTier, Memory, Op, Shape};
+use self::shape::{BenchOp, BenchShape, BenchTier, BufferKind};
 use crate::exit::RunStatus;
 use crate::output::out;
-use crate::settings::{Defaults, StoreFlags};
+use crate::settings::{StoreDefaults, StoreFlags};
 use crate::temp_dir::TempDir;
 
 /// Measure the store and its limit in alternating rounds.
@@ -43,7 +43,7 @@ pub(crate) struct BenchArgs {
     tier: BenchTier,
     /// Operation to measure
     #[arg(long, value_enum)]
-    op: Op,
+    op: BenchOp,
     /// Bytes of an object
     #[arg(long, value_name = "SIZE", default_value_t = Size::mib(1))]
     object_bytes: Size,
@@ -61,8 +61,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "SIZE")]
     write_rate: Option<Size>,
     /// Memory into which objects are read
-    #[arg(long, value_enum, default_value_t = Memory::Huge)]
-    memory: Memory,
+    #[arg(long, value_enum, default_value_t = BufferKind::Huge)]
+    memory: BufferKind,
     /// With `get` on SSD: measure a store that was just opened and has cached no header
     #[arg(long)]
     just_opened: bool,
@@ -99,7 +99,7 @@ impl BenchArgs {
         })
     }
 
-    fn shape(&self) -> anyhow::Result<Shape> {
+    fn shape(&self) -> anyhow::Result<BenchShape> {
         let (object_bytes, data) = (self.object_bytes.bytes(), self.data().bytes());
         let batch = u64::from(self.batch);
         if object_bytes == 0 || data / object_bytes.max(1) < batch {
@@ -110,15 +110,15 @@ impl BenchArgs {
         if !(self.seconds > 0.0 && self.seconds <= 86_400.0) {
             bail!("--seconds must be above 0 and at most a day --seconds={}", self.seconds);
         }
-        let opens = matches!(self.op, Op::Open | Op::OpenClean);
+        let opens = matches!(self.op, BenchOp::Open | BenchOp::OpenClean);
         if opens && self.tier == BenchTier::Dram {
             bail!("a DRAM tier cannot be opened, --op=open needs --tier=ssd --tier=dram");
         }
-        let ssd_gets = self.tier == BenchTier::Ssd && self.op == Op::Get;
+        let ssd_gets = self.tier == BenchTier::Ssd && self.op == BenchOp::Get;
         if self.just_opened && !ssd_gets {
             bail!("--just-opened is only for --tier=ssd --op=get");
         }
-        if self.write_rate.is_some() && self.op != Op::Mixed {
+        if self.write_rate.is_some() && self.op != BenchOp::Mixed {
             bail!("--write-rate is only for --op=mixed");
         }
         for baseline in &self.beside {
@@ -129,7 +129,7 @@ impl BenchArgs {
         // The store, the limit and the baselines share the time.
         let sides = 2 + self.beside.len() as u32;
         let round = Duration::from_secs_f64(self.seconds / f64::from(sides * self.rounds));
-        Ok(Shape {
+        Ok(BenchShape {
             tier: self.tier,
             op: self.op,
             object_bytes: usize::try_from(object_bytes)?,
@@ -147,7 +147,7 @@ impl BenchArgs {
     }
 
     /// Sizes with room for the data in the measured tier, and without the other tier.
-    fn sizes(&self) -> Defaults {
+    fn sizes(&self) -> StoreDefaults {
         // Each object has a header of at least a block, and reclaim needs free segments: an eighth
         // covers both from 64 KiB up, and each small object gets an additional block. Large objects
         // leave free space at the end of segments.
@@ -158,8 +158,8 @@ impl BenchArgs {
             (objects * padded / 8 * eighths + (64 << 20)).next_multiple_of(1 << 20),
         );
         match self.tier {
-            BenchTier::Dram => Defaults { dram: room, ssd: Size::ZERO, shared: None },
-            BenchTier::Ssd => Defaults { dram: Size::ZERO, ssd: room, shared: None },
+            BenchTier::Dram => StoreDefaults { dram: room, ssd: Size::ZERO, shared: None },
+            BenchTier::Ssd => StoreDefaults { dram: Size::ZERO, ssd: room, shared: None },
         }
     }
 }
@@ -181,24 +181,24 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<RunStatus> {
         // The measurement overrides the environment. A running store has touched each page of its
         // memory; the first touch of a page can take a hundred times as long as the copy of a put.
         // And objects to be read from SSD must not be in memory.
-        config.dram.prefault = !matches!(shape.op, Op::Open | Op::OpenClean);
+        config.dram.prefault = !matches!(shape.op, BenchOp::Open | BenchOp::OpenClean);
         config.dram.promote =
             if args.tier == BenchTier::Ssd { Promote::Never } else { Promote::Always };
         config.index.max_objects = config.index.max_objects.or(Some(shape.index_objects));
     })?;
     temp_dir.make_for(config.ssd_dirs())?;
-    if matches!(shape.op, Op::Open | Op::OpenClean) {
+    if matches!(shape.op, BenchOp::Open | BenchOp::OpenClean) {
         let report = open::run(shape, config)?;
         return print(args, report.summary());
     }
     let mut store = store::Bench::open(shape, config.clone())?;
     let mut report = Report::new(shape, store.io());
-    let cold_memory = (shape.tier == BenchTier::Ssd && shape.op == Op::Get)
+    let cold_memory = (shape.tier == BenchTier::Ssd && shape.op == BenchOp::Get)
         .then(|| ColdMemory::new(shape.seed))
         .transpose()?;
     // The limit of gets reads the same extents as the store, and only one of the two can have the
     // files open.
-    let shares_files = shape.tier == BenchTier::Ssd && shape.op == Op::Get;
+    let shares_files = shape.tier == BenchTier::Ssd && shape.op == BenchOp::Get;
     let mut limits = Vec::new();
     let mut limit_rounds = |report: &mut Report| {
         if limits.is_empty() {

@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 
 use super::report::Report;
 use super::round::{Round, Timer};
-use super::shape::{Op, Shape};
+use super::shape::{BenchOp, BenchShape};
 use super::store::Bench;
 
 /// The limit of opens.
@@ -24,10 +24,10 @@ const LIMIT: &str = "a bare read of as many entries of the checkpoint";
 const READ_BYTES: usize = 1 << 20;
 
 /// Fill a store, crash or close it, and open it in each round as often as time permits.
-pub(super) fn run(shape: Shape, config: ValidConfig) -> anyhow::Result<Report> {
+pub(super) fn run(shape: BenchShape, config: ValidConfig) -> anyhow::Result<Report> {
     let mut bench = Bench::open(shape, config.clone())?;
     let mut report = Report::new(shape, bench.io());
-    if shape.op == Op::Open {
+    if shape.op == BenchOp::Open {
         // Objects that are not in a checkpoint yet.
         bench.put_more(shape.objects / 8)?;
         bench.abandon();
@@ -43,7 +43,7 @@ pub(super) fn run(shape: Shape, config: ValidConfig) -> anyhow::Result<Report> {
 }
 
 /// A round of opens, and the number of objects at the last open.
-fn open_round(shape: Shape, config: &ValidConfig) -> anyhow::Result<(Round, u64)> {
+fn open_round(shape: BenchShape, config: &ValidConfig) -> anyhow::Result<(Round, u64)> {
     let mut timer = Timer::start(shape.round);
     let (mut objects, mut last, mut opening) = (0, 0, Duration::ZERO);
     while !timer.is_over() {
@@ -54,8 +54,10 @@ fn open_round(shape: Shape, config: &ValidConfig) -> anyhow::Result<(Round, u64)
         last = store.opened().objects;
         objects += last;
         match shape.op {
-            Op::OpenClean => _ = store.close().context("cannot close the store")?,
-            Op::Open | Op::Put | Op::Get | Op::Exists | Op::Mixed => store.abandon(),
+            BenchOp::OpenClean => _ = store.close().context("cannot close the store")?,
+            BenchOp::Open | BenchOp::Put | BenchOp::Get | BenchOp::Exists | BenchOp::Mixed => {
+                store.abandon()
+            }
         }
     }
     // Without the time between the opens.
@@ -63,7 +65,7 @@ fn open_round(shape: Shape, config: &ValidConfig) -> anyhow::Result<(Round, u64)
 }
 
 /// A round of reads of the checkpoint entries of `objects` objects, with O_DIRECT.
-fn read_round(shape: Shape, config: &ValidConfig, objects: u64) -> anyhow::Result<Round> {
+fn read_round(shape: BenchShape, config: &ValidConfig, objects: u64) -> anyhow::Result<Round> {
     let [dir] = config.ssd_dirs() else { bail!("the limit needs a store of one directory") };
     let mut file = OpenOptions::new();
     file.read(true).custom_flags(OFlags::DIRECT.bits() as i32);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use pagelith::{AlignedBuf, Done, ErrorKind, Options, Put, PutGroup, Session, Source};
+use pagelith::{AlignedBuf, CompletedBatch, ErrorKind, Options, Put, PutGroup, Session, Source};
 
 use super::objects::Objects;
 
@@ -30,7 +30,7 @@ pub(super) fn put(
         let keys: Vec<_> = wanted.iter().map(|put| put.key).collect();
         let groups = wanted.drain(..).map(|put| PutGroup::new(vec![put])).collect();
         let ticket = session.submit_put(groups, Options::default());
-        let Done::Put(done) = session.wait(ticket, WAIT_MAX).context("no result")? else {
+        let CompletedBatch::Put(done) = session.wait(ticket, WAIT_MAX).context("no result")? else {
             bail!("a put returned another result")
         };
         for (key, done) in keys.into_iter().zip(done) {

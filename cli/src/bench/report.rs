@@ -5,12 +5,12 @@ use std::fmt;
 use serde::Serialize;
 
 use super::round::Round;
-use super::shape::{BenchTier, Op, Shape};
+use super::shape::{BenchOp, BenchShape, BenchTier};
 use crate::latency::Latencies;
 
 /// The collected rounds.
 pub(super) struct Report {
-    shape: Shape,
+    shape: BenchShape,
     io: String,
     store: Vec<Round>,
     /// The limit and the other baselines, each with its description.
@@ -22,7 +22,7 @@ pub(super) struct Report {
 #[derive(Debug, Serialize)]
 pub(super) struct Summary {
     tier: BenchTier,
-    op: Op,
+    op: BenchOp,
     object_bytes: usize,
     batch: usize,
     depth: usize,
@@ -78,7 +78,7 @@ struct Figures {
 }
 
 impl Report {
-    pub(super) fn new(shape: Shape, io: String) -> Report {
+    pub(super) fn new(shape: BenchShape, io: String) -> Report {
         Report { shape, io, store: Vec::new(), limits: Vec::new(), checksums: Vec::new() }
     }
 

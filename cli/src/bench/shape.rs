@@ -20,7 +20,7 @@ pub(super) enum BenchTier {
 /// An operation to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Op {
+pub(super) enum BenchOp {
     /// Put new objects; on SSD until they are durable.
     Put,
     /// Read random objects.
@@ -38,7 +38,7 @@ pub(super) enum Op {
 /// Kind of the application's memory, also for the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Memory {
+pub(super) enum BufferKind {
     /// Huge pages, if the system has them.
     Huge,
     /// Pages of 4 KiB, as a host pool often has.
@@ -50,18 +50,18 @@ pub(super) enum Memory {
 /// Minimum bytes of a mapping of `AlignedBuf::many` for huge pages.
 pub(super) const HUGE_FROM: u64 = 4 << 20;
 
-impl Memory {
+impl BufferKind {
     /// `count` adjacent buffers.
     pub(super) fn buffers(self, count: usize, len: usize) -> std::io::Result<Vec<AlignedBuf>> {
         match self {
-            Memory::Huge => {
+            BufferKind::Huge => {
                 // A shorter mapping has small pages.
                 let least = HUGE_FROM.div_ceil(align_up(len.max(1) as u64)) as usize;
                 let mut buffers = AlignedBuf::many(count.max(least), len)?;
                 buffers.truncate(count);
                 Ok(buffers)
             }
-            Memory::Small | Memory::Registered => AlignedBuf::sparse(count, len),
+            BufferKind::Small | BufferKind::Registered => AlignedBuf::sparse(count, len),
         }
     }
 
@@ -69,15 +69,15 @@ impl Memory {
     pub(super) fn registered(self, buffers: &[AlignedBuf]) -> Option<(*const u8, usize)> {
         let (first, last) = (buffers.first()?, buffers.last()?);
         let end = last.as_ptr() as usize + last.len();
-        (self == Memory::Registered).then(|| (first.as_ptr(), end - first.as_ptr() as usize))
+        (self == BufferKind::Registered).then(|| (first.as_ptr(), end - first.as_ptr() as usize))
     }
 }
 
 /// The sizes of a measurement.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
+pub(super) struct BenchShape {
     pub(super) tier: BenchTier,
-    pub(super) op: Op,
+    pub(super) op: BenchOp,
     pub(super) object_bytes: usize,
     pub(super) objects: u64,
     pub(super) batch: usize,
@@ -86,7 +86,7 @@ pub(super) struct Shape {
     pub(super) index_objects: u64,
     /// Bytes per second of a concurrent writer.
     pub(super) write_rate: Option<u64>,
-    pub(super) memory: Memory,
+    pub(super) memory: BufferKind,
     /// No object is read before the measurement.
     pub(super) just_opened: bool,
     pub(super) round: Duration,

@@ -10,21 +10,21 @@ use pagelith::config::ValidConfig;
 use pagelith::io::threads::thread_start_fault;
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{
-    AlignedBuf, Destination, Done, Get, GetDone, GetOutcome, GetSlice, Options, Registration,
-    Session, Store, Ticket, Tier,
+    AlignedBuf, CompletedBatch, CompletedGet, Destination, Get, GetOutcome, GetSlice, Options,
+    Registration, Session, Store, Ticket, Tier,
 };
 
 use super::limit::EXISTS_BATCHES;
 use super::objects::Objects;
 use super::put::{PacedWriter, WAIT_MAX, put};
 use super::round::{Round, Timer};
-use super::shape::{BenchTier, Op, Shape};
+use super::shape::{BenchOp, BenchShape, BenchTier};
 use crate::content::Content;
 use crate::rng::SplitMix64;
 
 /// An open, filled store, and the state of the measurement.
 pub(super) struct Bench {
-    shape: Shape,
+    shape: BenchShape,
     session: Session,
     store: Store,
     objects: Objects,
@@ -47,7 +47,7 @@ pub(super) struct PausedBench {
 
 impl Bench {
     /// Open the store, and fill it for the measurement.
-    pub(super) fn open(shape: Shape, config: ValidConfig) -> anyhow::Result<Bench> {
+    pub(super) fn open(shape: BenchShape, config: ValidConfig) -> anyhow::Result<Bench> {
         let mut bench = Bench::begin(shape, config.clone())?;
         crate::open_report::log_opened(bench.store.opened());
         // Also before puts: the first pass through the log allocates files and memory, and the
@@ -55,7 +55,7 @@ impl Bench {
         if bench.found() < shape.objects {
             bench.fill()?;
         }
-        if matches!(shape.op, Op::Put | Op::Open | Op::OpenClean) {
+        if matches!(shape.op, BenchOp::Put | BenchOp::Open | BenchOp::OpenClean) {
             return Ok(bench);
         }
         if shape.tier == BenchTier::Ssd {
@@ -79,7 +79,7 @@ impl Bench {
         self.store.exists_prefix(&keys, Options::default()) as u64
     }
 
-    fn begin(shape: Shape, config: ValidConfig) -> anyhow::Result<Bench> {
+    fn begin(shape: BenchShape, config: ValidConfig) -> anyhow::Result<Bench> {
         let content = Content::new(shape.seed);
         let objects = Objects::new(shape.object_bytes, shape.seed)?;
         // For the gets in flight and a batch of puts, like an application's pool of host memory.
@@ -99,7 +99,7 @@ impl Bench {
 
     /// Open the store and continue.
     pub(super) fn resume(
-        shape: Shape,
+        shape: BenchShape,
         config: ValidConfig,
         paused: PausedBench,
     ) -> anyhow::Result<Bench> {
@@ -145,11 +145,11 @@ impl Bench {
     /// One round.
     pub(super) fn round(&mut self) -> anyhow::Result<Round> {
         match self.shape.op {
-            Op::Put => self.put_round(),
-            Op::Get => self.get_round(),
-            Op::Mixed => self.mixed_round(),
-            Op::Exists => self.exists_round(),
-            Op::Open | Op::OpenClean => bail!("open rounds need a closed store"),
+            BenchOp::Put => self.put_round(),
+            BenchOp::Get => self.get_round(),
+            BenchOp::Mixed => self.mixed_round(),
+            BenchOp::Exists => self.exists_round(),
+            BenchOp::Open | BenchOp::OpenClean => bail!("open rounds need a closed store"),
         }
     }
 
@@ -364,10 +364,10 @@ impl Bench {
         self.take(done)
     }
 
-    fn take(&mut self, done: Done) -> anyhow::Result<u64> {
-        let Done::Get(done) = done else { bail!("a get returned another result") };
+    fn take(&mut self, done: CompletedBatch) -> anyhow::Result<u64> {
+        let CompletedBatch::Get(done) = done else { bail!("a get returned another result") };
         let objects = done.len() as u64;
-        for GetDone { outcome, destination, .. } in done {
+        for CompletedGet { outcome, destination, .. } in done {
             check(self.shape.tier, outcome)?;
             self.buffers.extend(destination.into_buffer());
         }

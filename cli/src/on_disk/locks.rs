@@ -16,7 +16,7 @@ use crate::machine::{Access, has_ended, open_store_file};
 const DEAD_OWNER_WAIT_MAX: Duration = Duration::from_secs(10);
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
-/// LockKind of a lock.
+/// Kind of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LockKind {
     /// For reading; compatible with other shared locks.

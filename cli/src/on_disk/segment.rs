@@ -7,7 +7,7 @@ use pagelith_layouts::format::Structure;
 use pagelith_layouts::ids::{Incarnation, SegmentId, SegmentOrder, StoreId};
 use pagelith_layouts::manifest::{Manifest, Superblock};
 use pagelith_layouts::record::RecordHead;
-use pagelith_layouts::scan::{self, Found};
+use pagelith_layouts::scan::{self, ScanItem};
 use pagelith_layouts::segment::{self, SegmentHead, SegmentIdentity};
 
 use super::OnDisk;
@@ -159,7 +159,7 @@ impl Segment {
     pub(crate) fn scan(
         &self,
         disk: &OnDisk,
-        found: &mut dyn FnMut(Found<'_>),
+        found: &mut dyn FnMut(ScanItem<'_>),
     ) -> anyhow::Result<()> {
         let end = match &self.footer {
             Footer::Sealed { entries, .. } => {

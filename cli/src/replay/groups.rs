@@ -10,12 +10,13 @@ use pagelith::layouts::align::align_up;
 use pagelith::layouts::ids::PrefixHash;
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{
-    AlignedBuf, Done, Error, ErrorKind, Group, Options, PutOutcome, PutSlice, Session, Store,
+    AlignedBuf, CompletedBatch, Error, ErrorKind, Group, Options, PutOutcome, PutSlice, Session,
+    Store,
 };
 
-use super::pages::{Object, Unit};
+use super::pages::{Object, PageGroup};
 use super::plan::Target;
-use super::request::{BUSY_PAUSE, Harness, RequestState, depth_of};
+use super::request::{BUSY_PAUSE, RequestRunner, RequestState, depth_of};
 use super::target::{OpenTarget, wait};
 
 /// Divisor of the arena for the objects of a batch that are not visible yet. The store permits half
@@ -24,7 +25,7 @@ const WAITING_SHARE: u64 = 4;
 
 /// The open base group of a page.
 struct OpenGroup<'a, 's> {
-    unit: Unit<'a>,
+    unit: PageGroup<'a>,
     group: Group<'s>,
 }
 
@@ -35,7 +36,7 @@ struct Filled {
     buffer: AlignedBuf,
 }
 
-impl Harness<'_> {
+impl RequestRunner<'_> {
     /// Put the pages after the prefix hit, pool by pool.
     pub(super) fn write_pool_by_pool(
         &mut self,
@@ -48,14 +49,14 @@ impl Harness<'_> {
             return Ok(());
         }
         let arena = match &self.plan.target {
-            Target::Own(config) => config.arena_bytes(),
+            Target::Embedded(config) => config.arena_bytes(),
             Target::Attached(..) => 0,
         };
         let waiting_max = arena / WAITING_SHARE;
         let page: u64 =
             self.pages().base().iter().map(|object| align_up(object.bytes as u64)).sum();
         let batch = self.batch_pages().min(usize::try_from(waiting_max / page).unwrap_or(1)).max(1);
-        let mut attached: Vec<Unit<'_>> = self.pages().trailing_units(hashes).collect();
+        let mut attached: Vec<PageGroup<'_>> = self.pages().trailing_units(hashes).collect();
         for first in (state.hits..hashes.len()).step_by(batch) {
             let last = hashes.len().min(first + batch);
             let (now, later): (Vec<_>, Vec<_>) =
@@ -84,7 +85,7 @@ impl Harness<'_> {
         options: Options,
         state: &RequestState,
     ) -> anyhow::Result<()> {
-        let OpenTarget::Own { session, store } = target else {
+        let OpenTarget::Embedded { session, store } = target else {
             bail!("an attached store takes no groups in several calls")
         };
         let anchor = self.pages().base().first().map(|object| object.pool);
@@ -114,7 +115,7 @@ impl Harness<'_> {
     fn begin_group<'a, 's>(
         &mut self,
         store: &'s Store,
-        unit: Unit<'a>,
+        unit: PageGroup<'a>,
         options: Options,
     ) -> anyhow::Result<OpenGroup<'a, 's>> {
         let required: Vec<ObjectKey> = unit.keys().collect();
@@ -207,7 +208,9 @@ impl Harness<'_> {
                 wait(session, ticket)
             });
             self.tally.put_time += took;
-            let Done::Put(done) = done? else { bail!("a commit returned another result") };
+            let CompletedBatch::Put(done) = done? else {
+                bail!("a commit returned another result")
+            };
             let mut outcomes = done.into_iter().map(|done| done.outcome);
             let stored = Ok(PutOutcome::Stored);
             match outcomes.by_ref().reduce(|one, other| if one == stored { one } else { other }) {

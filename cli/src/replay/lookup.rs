@@ -6,7 +6,7 @@ use pagelith::layouts::key::ObjectKey;
 use pagelith::{HitPolicy, Options, PagesFound, PagesQuery, PoolQuery};
 
 use super::pages::Pages;
-use super::request::{Harness, RequestState};
+use super::request::{RequestRunner, RequestState};
 use super::target::OpenTarget;
 
 /// The result of a lookup.
@@ -28,7 +28,7 @@ impl PrefixLookup {
     }
 }
 
-impl Harness<'_> {
+impl RequestRunner<'_> {
     /// Look up the longest prefix of these pages, and check for partly visible groups.
     pub(super) fn look_up(
         &mut self,

@@ -6,6 +6,7 @@
 //! permits.
 
 mod buffers;
+mod counters;
 mod groups;
 mod lookup;
 mod model;
@@ -19,7 +20,6 @@ mod request;
 mod run;
 mod series;
 mod source;
-mod tally;
 mod target;
 mod write;
 
@@ -33,19 +33,19 @@ use pagelith::transport::address::Address;
 
 use self::model::ModelFlags;
 use self::pages::Pages;
-use self::plan::{Plan, Target};
+use self::plan::{ReplayPlan, Target};
 use self::report::Report;
-use self::source::Source;
+use self::source::RequestSource;
 use crate::content::Content;
 use crate::exit::RunStatus;
 use crate::output::{log, out};
 use crate::peers::PeerFlags;
-use crate::settings::{Defaults, StoreFlags};
+use crate::settings::{StoreDefaults, StoreFlags};
 use crate::temp_dir::TempDir;
 
 /// Sizes with which the built-in workload uses both tiers and finishes in seconds.
-pub(crate) const DEFAULTS: Defaults =
-    Defaults { dram: Size::mib(128), ssd: Size::mib(512), shared: None };
+pub(crate) const DEFAULTS: StoreDefaults =
+    StoreDefaults { dram: Size::mib(128), ssd: Size::mib(512), shared: None };
 const OBJECT_BYTES_DEFAULT: Size = Size::kib(32);
 
 /// Replay a request trace through the store, and check every byte that it returns.
@@ -92,8 +92,8 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<RunStatus> {
         bail!("an object must have at least one byte --object-bytes=0");
     }
     let source = match &args.trace {
-        Some(path) => Source::trace(path, args.requests)?,
-        None => Source::chat(args.seed, args.requests),
+        Some(path) => RequestSource::trace(path, args.requests)?,
+        None => RequestSource::chat(args.seed, args.requests),
     };
     let pages = match args.model.pages(source.name(), args.seed)? {
         Some(pages) => pages,
@@ -111,10 +111,11 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<RunStatus> {
                 args.store.resolve(DEFAULTS, Some(&temp_dir.path().join("store")), &with_peers)?;
             args.peers.check(&config)?;
             temp_dir.make_for(config.ssd_dirs())?;
-            Target::Own(Box::new(config))
+            Target::Embedded(Box::new(config))
         }
     };
-    let plan = Plan { target, pages, content: Content::new(args.seed), reopen_at: args.reopen_at };
+    let plan =
+        ReplayPlan { target, pages, content: Content::new(args.seed), reopen_at: args.reopen_at };
     let (report, series) = run::replay(&plan, source)?;
     if args.json {
         out!("{}", serde_json::to_string(&report)?)?;
@@ -153,7 +154,11 @@ mod tests {
     fn wrong_byte_or_partial_group_sets_the_exit_status() {
         let pages = Pages::plain("chat", 1, 4096).expect("pages");
         let of = |wrong_bytes, partial_groups| {
-            let tally = tally::Tally { wrong_bytes, partial_groups, ..tally::Tally::new(1) };
+            let tally = counters::ReplayCounters {
+                wrong_bytes,
+                partial_groups,
+                ..counters::ReplayCounters::new(1)
+            };
             run_status(&Report::new(&tally, &pages, report::Costs::default()))
         };
         assert_eq!(

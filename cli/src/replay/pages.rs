@@ -43,14 +43,14 @@ pub(crate) struct Pool {
 /// Objects of one page that become visible together: its base group, or the objects of a trailing
 /// pool that are attached to that.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Unit<'a> {
+pub(crate) struct PageGroup<'a> {
     /// Number of the page in its request.
     pub(crate) page: usize,
     pub(crate) hash: PrefixHash,
     pub(crate) objects: &'a [Object],
 }
 
-impl Unit<'_> {
+impl PageGroup<'_> {
     pub(crate) fn keys(&self) -> impl Iterator<Item = ObjectKey> {
         self.objects.iter().map(|object| object.key(self.hash))
     }
@@ -187,19 +187,19 @@ impl Pages {
     }
 
     /// The base group of a page.
-    pub(crate) fn unit(&self, page: usize, hash: PrefixHash) -> Unit<'_> {
-        Unit { page, hash, objects: &self.base }
+    pub(crate) fn unit(&self, page: usize, hash: PrefixHash) -> PageGroup<'_> {
+        PageGroup { page, hash, objects: &self.base }
     }
 
     /// The units of the trailing pools for a prefix that ends with the last of these pages.
     pub(crate) fn trailing_units<'a>(
         &'a self,
         prefix: &'a [PrefixHash],
-    ) -> impl Iterator<Item = Unit<'a>> {
+    ) -> impl Iterator<Item = PageGroup<'a>> {
         self.pools.iter().filter_map(|pool| Some((pool, pool.trailing?))).flat_map(
             |(pool, pages)| {
                 let from = prefix.len().saturating_sub(pages);
-                let unit = |(page, hash): (usize, &PrefixHash)| Unit {
+                let unit = |(page, hash): (usize, &PrefixHash)| PageGroup {
                     page,
                     hash: *hash,
                     objects: &pool.objects,

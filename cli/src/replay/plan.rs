@@ -8,7 +8,7 @@ use super::pages::Pages;
 use crate::content::Content;
 
 /// The parameters of a replay.
-pub(crate) struct Plan {
+pub(crate) struct ReplayPlan {
     pub(crate) target: Target,
     pub(crate) pages: Pages,
     pub(crate) content: Content,
@@ -18,7 +18,7 @@ pub(crate) struct Plan {
 /// The store to replay on.
 pub(crate) enum Target {
     /// A store of this process.
-    Own(Box<ValidConfig>),
+    Embedded(Box<ValidConfig>),
     /// The store of a store process, and the key for it.
     Attached(Address, Option<Key>),
 }

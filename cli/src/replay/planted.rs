@@ -1,15 +1,15 @@
 //! Faults that the harness must detect, planted in the store before the replay.
 
-use pagelith::config::{Config, Facts, Size};
+use pagelith::config::{Config, MachineLimits, Size};
 use pagelith::layouts::geometry::{Layout, Placement, presets};
 use pagelith::layouts::ids::PrefixHash;
 use pagelith::{Options, PutOutcome, PutSlice, Store};
 
 use super::pages::{ModelChoice, Object, Pages};
-use super::plan::{Plan, Target};
+use super::plan::{ReplayPlan, Target};
 use super::report::Report;
 use super::run;
-use super::source::Source;
+use super::source::RequestSource;
 use crate::content::Content;
 use crate::exit::RunStatus;
 use crate::workload::Chat;
@@ -18,16 +18,16 @@ const SEED: u64 = 7;
 /// The first request, and some that share pages with it.
 const REQUESTS: u64 = 20;
 
-fn plan(model: &str, dir: &std::path::Path) -> Plan {
+fn plan(model: &str, dir: &std::path::Path) -> ReplayPlan {
     let model = presets::model(model).expect("a preset");
     let placement = Placement::single(Layout::PageFirst);
     let chosen = ModelChoice { model: &model, placement: &placement, pools: None, scale: 512 };
     let mut config = Config::default();
     (config.dram.bytes, config.ssd.bytes) = (Size::mib(32), Size::mib(64));
     (config.staging.bytes, config.ssd.dirs) = (Size::mib(2), vec![dir.join("store")]);
-    Plan {
-        target: Target::Own(Box::new(
-            config.validate(&Facts::of_this_machine().expect("facts")).expect("valid"),
+    ReplayPlan {
+        target: Target::Embedded(Box::new(
+            config.validate(&MachineLimits::of_this_machine().expect("facts")).expect("valid"),
         )),
         pages: Pages::of_model("chat", SEED, &chosen).expect("pages"),
         content: Content::new(SEED),
@@ -36,7 +36,7 @@ fn plan(model: &str, dir: &std::path::Path) -> Plan {
 }
 
 /// The correct contents of a page's objects.
-fn contents(plan: &Plan, objects: &[Object], page: PrefixHash) -> Vec<Vec<u8>> {
+fn contents(plan: &ReplayPlan, objects: &[Object], page: PrefixHash) -> Vec<Vec<u8>> {
     let content = |object: &Object| {
         let mut bytes = vec![0; object.bytes];
         plan.content.fill(&object.key(page), &mut bytes);
@@ -64,16 +64,16 @@ fn put(store: &Store, objects: &[Object], page: PrefixHash, contents: &[Vec<u8>]
 }
 
 /// Replay on a store that `plant` has prepared, given the pages of the first request.
-fn replay_on(model: &str, plant: impl FnOnce(&Plan, &Store, &[PrefixHash])) -> Report {
+fn replay_on(model: &str, plant: impl FnOnce(&ReplayPlan, &Store, &[PrefixHash])) -> Report {
     let dir = tempfile::tempdir().expect("a directory");
     let plan = plan(model, dir.path());
     let first: Vec<PrefixHash> =
         Chat::new(SEED).next_request().hash_ids.into_iter().map(Pages::hash).collect();
-    let Target::Own(config) = &plan.target else { panic!("a store of this process") };
+    let Target::Embedded(config) = &plan.target else { panic!("a store of this process") };
     let store = Store::open((**config).clone()).expect("a store");
     plant(&plan, &store, &first);
     store.close().expect("closed");
-    run::replay(&plan, Source::chat(SEED, Some(REQUESTS))).expect("replayed").0
+    run::replay(&plan, RequestSource::chat(SEED, Some(REQUESTS))).expect("replayed").0
 }
 
 const HYBRID: &str = "deepseek-v3.2+deepseek-v3.2-mtp";

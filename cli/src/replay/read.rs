@@ -7,8 +7,8 @@ use pagelith::layouts::ids::PrefixHash;
 use pagelith::{Destination, ErrorKind, Get, GetOutcome, MissCause, Options, Tier};
 
 use super::lookup::PrefixLookup;
-use super::pages::Unit;
-use super::request::{Harness, RequestState, depth_of};
+use super::pages::PageGroup;
+use super::request::{RequestRunner, RequestState, depth_of};
 use super::target::OpenTarget;
 
 /// Miss cause of a page that was read: a trailing object that the prefix needs was a miss.
@@ -17,7 +17,7 @@ const TRAILING: &str = "trailing";
 /// An outcome for each object of a unit; `None` if the store was busy for one of them.
 type Outcomes = Option<Vec<GetOutcome>>;
 
-impl Harness<'_> {
+impl RequestRunner<'_> {
     /// Read the usable prefix: the base group of every page, then the trailing objects of the last
     /// pages. Sets `state.hits` to the number of complete pages.
     pub(super) fn read_prefix(
@@ -51,7 +51,7 @@ impl Harness<'_> {
         options: Options,
         state: &mut RequestState,
     ) -> anyhow::Result<bool> {
-        let units: Vec<Unit<'_>> = run
+        let units: Vec<PageGroup<'_>> = run
             .clone()
             .zip(&hashes[run.clone()])
             .map(|(page, hash)| self.pages().unit(page, *hash))
@@ -82,7 +82,7 @@ impl Harness<'_> {
         options: Options,
         state: &mut RequestState,
     ) -> anyhow::Result<()> {
-        let units: Vec<Unit<'_>> = self.pages().trailing_units(&hashes[..stop]).collect();
+        let units: Vec<PageGroup<'_>> = self.pages().trailing_units(&hashes[..stop]).collect();
         let outcomes = self.read_units(target, &units, options)?;
         let whole = outcomes.iter().all(|outcome| cause_of(outcome).is_none());
         for (unit, outcome) in units.iter().zip(&outcomes) {
@@ -102,7 +102,7 @@ impl Harness<'_> {
     fn read_units(
         &mut self,
         target: &mut OpenTarget,
-        units: &[Unit<'_>],
+        units: &[PageGroup<'_>],
         options: Options,
     ) -> anyhow::Result<Vec<Vec<GetOutcome>>> {
         let mut outcomes: Vec<Outcomes> = vec![None; units.len()];
@@ -110,7 +110,7 @@ impl Harness<'_> {
         let mut busy_since = None;
         while !wanted.is_empty() {
             let before = wanted.len();
-            let asked: Vec<Unit<'_>> = wanted.iter().map(|i| units[*i]).collect();
+            let asked: Vec<PageGroup<'_>> = wanted.iter().map(|i| units[*i]).collect();
             for (i, outcome) in wanted.iter().zip(self.get(target, &asked, options)?) {
                 outcomes[*i] = outcome;
             }
@@ -124,7 +124,7 @@ impl Harness<'_> {
     fn get(
         &mut self,
         target: &mut OpenTarget,
-        units: &[Unit<'_>],
+        units: &[PageGroup<'_>],
         options: Options,
     ) -> anyhow::Result<Vec<Outcomes>> {
         let mut gets = Vec::with_capacity(units.iter().map(|unit| unit.objects.len()).sum());

@@ -8,9 +8,9 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use textplots::{Chart, LabelBuilder, LabelFormat, Plot, Shape, TickDisplay, TickDisplayBuilder};
 
+use super::counters::{GroupCounts, PoolCounts, PrefixHits, ReplayCounters, StopCounts};
 use super::pages::Pages;
 use super::series::{Series, Window};
-use super::tally::{GroupCounts, PoolCounts, PrefixHits, StopCounts, Tally};
 
 /// The results of a replay. The order of the fields is the order of the JSON keys.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -74,7 +74,7 @@ pub(crate) struct Costs {
 }
 
 impl Report {
-    pub(crate) fn new(tally: &Tally, pages: &Pages, costs: Costs) -> Report {
+    pub(crate) fn new(tally: &ReplayCounters, pages: &Pages, costs: Costs) -> Report {
         let hits = tally.hits.dram + tally.hits.ssd + tally.hits.remote;
         let moved = tally.bytes_put + tally.bytes_got;
         let percentile = |share| millis(tally.get_batches.percentile(share));
@@ -159,7 +159,7 @@ impl Report {
 }
 
 impl ModelReport {
-    fn new(model: &str, tally: &Tally, pages: &Pages) -> ModelReport {
+    fn new(model: &str, tally: &ReplayCounters, pages: &Pages) -> ModelReport {
         let pools = pages.pools().iter().zip(&tally.pools);
         ModelReport {
             model: model.to_owned(),
@@ -258,8 +258,8 @@ mod tests {
         Pages::plain("chat", 1, 4096).expect("pages")
     }
 
-    fn report() -> (Report, Tally) {
-        let mut tally = Tally::new(1);
+    fn report() -> (Report, ReplayCounters) {
+        let mut tally = ReplayCounters::new(1);
         tally.request(10, PrefixHits { dram: 4, ssd: 1, remote: 0 });
         tally.request(10, PrefixHits { dram: 2, ..PrefixHits::default() });
         for cause in ["absent", "absent", "damaged"] {
@@ -294,7 +294,8 @@ mod tests {
     #[test]
     fn empty_replay_has_finite_ratios() {
         let json =
-            serde_json::to_value(Report::new(&Tally::new(1), &plain(), Costs::default())).unwrap();
+            serde_json::to_value(Report::new(&ReplayCounters::new(1), &plain(), Costs::default()))
+                .unwrap();
         assert_eq!(json["prefix_hit_ratio"], 0.0);
         assert_eq!(json["cpu_s_per_gb"], 0.0);
         assert!(json["reopen_ms"].is_null());
@@ -317,7 +318,7 @@ mod tests {
 
     #[test]
     fn one_request_gives_no_plot() {
-        let mut tally = Tally::new(1);
+        let mut tally = ReplayCounters::new(1);
         tally.request(1, PrefixHits::default());
         assert_eq!(plot(&tally.series), "");
     }

@@ -11,9 +11,9 @@ use pagelith::layouts::ids::PrefixHash;
 use pagelith::{Options, Tier};
 
 use super::buffers::Buffers;
+use super::counters::{PrefixHits, ReplayCounters};
 use super::pages::Pages;
-use super::plan::Plan;
-use super::tally::{PrefixHits, Tally};
+use super::plan::ReplayPlan;
 use super::target::{OpenTarget, STALL_MAX};
 use crate::meter::Meter;
 
@@ -35,9 +35,9 @@ pub(super) struct RequestState {
 }
 
 /// Executes and counts requests.
-pub(crate) struct Harness<'a> {
-    pub(super) plan: &'a Plan,
-    pub(crate) tally: Tally,
+pub(crate) struct RequestRunner<'a> {
+    pub(super) plan: &'a ReplayPlan,
+    pub(crate) tally: ReplayCounters,
     pub(crate) meter: Meter,
     pub(super) buffers: Buffers,
     /// Simulate a crash in this request: the group of the last page is begun and not committed.
@@ -46,10 +46,10 @@ pub(crate) struct Harness<'a> {
     pub(super) unreachable: u64,
 }
 
-impl<'a> Harness<'a> {
-    pub(crate) fn new(plan: &'a Plan) -> Harness<'a> {
-        let tally = Tally::new(plan.pages.pools().len());
-        Harness {
+impl<'a> RequestRunner<'a> {
+    pub(crate) fn new(plan: &'a ReplayPlan) -> RequestRunner<'a> {
+        let tally = ReplayCounters::new(plan.pages.pools().len());
+        RequestRunner {
             plan,
             tally,
             meter: Meter::start(),

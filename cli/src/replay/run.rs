@@ -7,11 +7,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 use pagelith::Store;
 use pagelith::config::ValidConfig;
 
-use super::plan::{Plan, Target};
+use super::plan::{ReplayPlan, Target};
 use super::report::{Costs, Report};
-use super::request::Harness;
+use super::request::RequestRunner;
 use super::series::Series;
-use super::source::Source;
+use super::source::RequestSource;
 use super::target::{OpenTarget, StoreCounters};
 use crate::meter::rss_peak_bytes;
 use crate::output::log;
@@ -37,13 +37,13 @@ impl Totals {
 }
 
 /// Replay every request of `source`.
-pub(crate) fn replay(plan: &Plan, source: Source) -> anyhow::Result<(Report, Series)> {
+pub(crate) fn replay(plan: &ReplayPlan, source: RequestSource) -> anyhow::Result<(Report, Series)> {
     let mut target = open(plan)?;
     let io = match &target {
-        OpenTarget::Own { store, .. } => crate::open_report::io_backend(store.opened()),
+        OpenTarget::Embedded { store, .. } => crate::open_report::io_backend(store.opened()),
         OpenTarget::Attached(_) => "attached".to_owned(),
     };
-    let mut harness = Harness::new(plan);
+    let mut harness = RequestRunner::new(plan);
     let mut totals = Totals { before: target.counters(), sum: StoreCounters::default() };
     let mut reopen: Option<Duration> = None;
     let bar = progress_bar();
@@ -60,7 +60,7 @@ pub(crate) fn replay(plan: &Plan, source: Source) -> anyhow::Result<(Report, Ser
         harness.request(&mut target, ids).with_context(|| format!("request={requests}"))?;
         if plan.reopen_at == Some(requests) {
             totals.add(target.counters());
-            let OpenTarget::Own { session, store } = target else {
+            let OpenTarget::Embedded { session, store } = target else {
                 bail!("only a store of this process can be reopened")
             };
             drop(session);
@@ -101,13 +101,13 @@ pub(crate) fn replay(plan: &Plan, source: Source) -> anyhow::Result<(Report, Ser
     Ok((Report::new(&harness.tally, &plan.pages, costs), harness.tally.series))
 }
 
-fn open(plan: &Plan) -> anyhow::Result<OpenTarget> {
+fn open(plan: &ReplayPlan) -> anyhow::Result<OpenTarget> {
     match &plan.target {
-        Target::Own(config) => {
+        Target::Embedded(config) => {
             let store = Store::open(ValidConfig::clone(config)).context("cannot open the store")?;
             crate::open_report::log_opened(store.opened());
             let session = Box::new(store.session().context("cannot begin a session")?);
-            Ok(OpenTarget::Own { session, store })
+            Ok(OpenTarget::Embedded { session, store })
         }
         Target::Attached(address, key) => {
             Ok(OpenTarget::Attached(peers::attach(address, key.as_ref())?))

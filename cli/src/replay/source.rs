@@ -11,24 +11,29 @@ enum Kind {
 }
 
 /// A stream of requests.
-pub(crate) struct Source {
+pub(crate) struct RequestSource {
     kind: Kind,
     name: String,
     given: u64,
     limit: Option<u64>,
 }
 
-impl Source {
+impl RequestSource {
     /// The built-in workload of a seed.
-    pub(crate) fn chat(seed: u64, requests: Option<u64>) -> Source {
+    pub(crate) fn chat(seed: u64, requests: Option<u64>) -> RequestSource {
         let limit = Some(requests.unwrap_or(REQUESTS_DEFAULT));
-        Source { kind: Kind::Chat(Chat::new(seed)), name: "chat".to_owned(), given: 0, limit }
+        RequestSource {
+            kind: Kind::Chat(Chat::new(seed)),
+            name: "chat".to_owned(),
+            given: 0,
+            limit,
+        }
     }
 
     /// A trace, or its first `requests` requests.
-    pub(crate) fn trace(path: &Path, requests: Option<u64>) -> anyhow::Result<Source> {
+    pub(crate) fn trace(path: &Path, requests: Option<u64>) -> anyhow::Result<RequestSource> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(Source { kind: Kind::Trace(Trace::open(path)?), name, given: 0, limit: requests })
+        Ok(RequestSource { kind: Kind::Trace(Trace::open(path)?), name, given: 0, limit: requests })
     }
 
     /// Name of the source. Pages of different sources are different, even with equal ids.
@@ -46,7 +51,7 @@ impl Source {
     }
 }
 
-impl Iterator for Source {
+impl Iterator for RequestSource {
     type Item = anyhow::Result<TraceRequest>;
 
     fn next(&mut self) -> Option<Self::Item> {

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use pagelith::client::Attached;
+use pagelith::client::Client;
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{
-    Done, ErrorKind, FlushReport, Get, GetDone, Options, PagesFound, PagesQuery, PutDone, PutGroup,
-    Request, Session, Store, Ticket,
+    CompletedBatch, CompletedGet, CompletedPut, ErrorKind, FlushReport, Get, Options, PagesFound,
+    PagesQuery, PutGroup, RequestEpoch, Session, Store, Ticket,
 };
 use serde_json::Value;
 
@@ -18,9 +18,9 @@ pub(super) const STALL_MAX: Duration = Duration::from_secs(60);
 /// An open store, and the session of this thread.
 pub(crate) enum OpenTarget {
     /// A store of this process.
-    Own { session: Box<Session>, store: Store },
+    Embedded { session: Box<Session>, store: Store },
     /// The store of another process.
-    Attached(Attached),
+    Attached(Client),
 }
 
 /// The counters of a store that a report needs.
@@ -32,9 +32,9 @@ pub(super) struct StoreCounters {
 }
 
 impl OpenTarget {
-    pub(super) fn begin_request(&self) -> Request {
+    pub(super) fn begin_request(&self) -> RequestEpoch {
         match self {
-            OpenTarget::Own { store, .. } => store.begin_request(),
+            OpenTarget::Embedded { store, .. } => store.begin_request(),
             OpenTarget::Attached(attached) => attached.begin_request(),
         }
     }
@@ -45,7 +45,7 @@ impl OpenTarget {
         options: Options,
     ) -> pagelith::Result<usize> {
         match self {
-            OpenTarget::Own { store, .. } => Ok(store.exists_prefix(keys, options)),
+            OpenTarget::Embedded { store, .. } => Ok(store.exists_prefix(keys, options)),
             OpenTarget::Attached(attached) => attached.exists_prefix(keys, options),
         }
     }
@@ -56,7 +56,7 @@ impl OpenTarget {
         options: Options,
     ) -> pagelith::Result<Vec<bool>> {
         match self {
-            OpenTarget::Own { store, .. } => Ok(store.exists_batch(keys, options)),
+            OpenTarget::Embedded { store, .. } => Ok(store.exists_batch(keys, options)),
             OpenTarget::Attached(attached) => attached.exists_batch(keys, options),
         }
     }
@@ -67,17 +67,21 @@ impl OpenTarget {
         options: Options,
     ) -> pagelith::Result<PagesFound> {
         match self {
-            OpenTarget::Own { store, .. } => store.exists_groups(query, options),
+            OpenTarget::Embedded { store, .. } => store.exists_groups(query, options),
             OpenTarget::Attached(attached) => attached.exists_groups(query, options),
         }
     }
 
-    pub(super) fn get(&mut self, gets: Vec<Get>, options: Options) -> anyhow::Result<Vec<GetDone>> {
+    pub(super) fn get(
+        &mut self,
+        gets: Vec<Get>,
+        options: Options,
+    ) -> anyhow::Result<Vec<CompletedGet>> {
         match self {
-            OpenTarget::Own { session, .. } => {
+            OpenTarget::Embedded { session, .. } => {
                 let ticket = session.submit_get(gets, options);
                 match wait(session, ticket)? {
-                    Done::Get(done) => Ok(done),
+                    CompletedBatch::Get(done) => Ok(done),
                     _ => bail!("a get returned another result"),
                 }
             }
@@ -89,12 +93,12 @@ impl OpenTarget {
         &mut self,
         groups: Vec<PutGroup>,
         options: Options,
-    ) -> anyhow::Result<Vec<PutDone>> {
+    ) -> anyhow::Result<Vec<CompletedPut>> {
         match self {
-            OpenTarget::Own { session, .. } => {
+            OpenTarget::Embedded { session, .. } => {
                 let ticket = session.submit_put(groups, options);
                 match wait(session, ticket)? {
-                    Done::Put(done) => Ok(done),
+                    CompletedBatch::Put(done) => Ok(done),
                     _ => bail!("a put returned another result"),
                 }
             }
@@ -104,7 +108,7 @@ impl OpenTarget {
 
     pub(super) fn flush(&self) -> pagelith::Result<FlushReport> {
         match self {
-            OpenTarget::Own { store, .. } => store.flush(Options::default()),
+            OpenTarget::Embedded { store, .. } => store.flush(Options::default()),
             OpenTarget::Attached(attached) => attached.flush(Options::default()),
         }
     }
@@ -112,7 +116,7 @@ impl OpenTarget {
     /// The counters of the store; zero if it is unreachable.
     pub(super) fn counters(&self) -> StoreCounters {
         match self {
-            OpenTarget::Own { store, .. } => {
+            OpenTarget::Embedded { store, .. } => {
                 let stats = store.stats();
                 StoreCounters {
                     bytes_to_device: stats.bytes_to_device,
@@ -136,7 +140,7 @@ impl OpenTarget {
     /// Close it, if it is a store of this process.
     pub(super) fn close(self) -> pagelith::Result<()> {
         match self {
-            OpenTarget::Own { session, store } => {
+            OpenTarget::Embedded { session, store } => {
                 drop(session);
                 store.close().map(|_| ())
             }
@@ -151,7 +155,7 @@ impl OpenTarget {
     }
 }
 
-pub(super) fn wait(session: &mut Session, ticket: Ticket) -> anyhow::Result<Done> {
+pub(super) fn wait(session: &mut Session, ticket: Ticket) -> anyhow::Result<CompletedBatch> {
     session
         .wait(ticket, STALL_MAX)
         .with_context(|| format!("no result waited_s={}", STALL_MAX.as_secs()))

@@ -5,20 +5,20 @@ use std::ops::Range;
 use anyhow::{Context, bail};
 use pagelith::layouts::ids::PrefixHash;
 use pagelith::layouts::key::ObjectKey;
-use pagelith::{ErrorKind, Options, Put, PutDone, PutGroup, PutOutcome, Source};
+use pagelith::{CompletedPut, ErrorKind, Options, Put, PutGroup, PutOutcome, Source};
 
-use super::pages::{Object, Unit};
-use super::request::{Harness, RequestState, depth_of};
+use super::pages::{Object, PageGroup};
+use super::request::{RequestRunner, RequestState, depth_of};
 use super::target::OpenTarget;
 
 /// A unit to put, and its index in the list of outcomes.
 struct PendingPut<'a> {
     at: usize,
-    unit: Unit<'a>,
+    unit: PageGroup<'a>,
     group: PutGroup,
 }
 
-impl Harness<'_> {
+impl RequestRunner<'_> {
     /// Put the pages after the prefix hit.
     pub(super) fn write_rest(
         &mut self,
@@ -27,7 +27,7 @@ impl Harness<'_> {
         options: Options,
         state: &mut RequestState,
     ) -> anyhow::Result<()> {
-        if self.pages().is_hybrid() && matches!(target, OpenTarget::Own { .. }) {
+        if self.pages().is_hybrid() && matches!(target, OpenTarget::Embedded { .. }) {
             return self.write_pool_by_pool(target, hashes, options, state);
         }
         for first in (state.hits..hashes.len()).step_by(self.batch_pages()) {
@@ -36,7 +36,8 @@ impl Harness<'_> {
         }
         // An attached store takes no groups in several calls, so trailing objects follow their
         // pages.
-        let attached: Vec<Unit<'_>> = self.pages().trailing_units(&hashes[state.hits..]).collect();
+        let attached: Vec<PageGroup<'_>> =
+            self.pages().trailing_units(&hashes[state.hits..]).collect();
         for batch in attached.chunks(self.batch_pages()) {
             self.put_attached(target, batch, options)?;
         }
@@ -52,7 +53,7 @@ impl Harness<'_> {
         options: Options,
         state: &mut RequestState,
     ) -> anyhow::Result<()> {
-        let units: Vec<Unit<'_>> = run
+        let units: Vec<PageGroup<'_>> = run
             .clone()
             .zip(&hashes[run])
             .map(|(page, hash)| self.pages().unit(page, *hash))
@@ -68,7 +69,7 @@ impl Harness<'_> {
     pub(super) fn put_attached(
         &mut self,
         target: &mut OpenTarget,
-        units: &[Unit<'_>],
+        units: &[PageGroup<'_>],
         options: Options,
     ) -> anyhow::Result<()> {
         let base = self.pages().base().first();
@@ -89,7 +90,7 @@ impl Harness<'_> {
     fn put_units(
         &mut self,
         target: &mut OpenTarget,
-        units: &[Unit<'_>],
+        units: &[PageGroup<'_>],
         base: Option<&Object>,
         options: Options,
     ) -> anyhow::Result<Vec<PutOutcome>> {
@@ -134,7 +135,7 @@ impl Harness<'_> {
         let mut done = done?.into_iter();
         let mut busy = Vec::new();
         for (at, unit, base) in units {
-            let done: Vec<PutDone> = done.by_ref().take(unit.objects.len()).collect();
+            let done: Vec<CompletedPut> = done.by_ref().take(unit.objects.len()).collect();
             let outcome = self.outcome_of(&unit, &done).transpose();
             match self.or_if_unreachable(target, outcome, Some(PutOutcome::Refused)) {
                 Ok(Some(outcome)) => outcomes[at] = Some(outcome),
@@ -154,8 +155,8 @@ impl Harness<'_> {
     /// objects.
     fn outcome_of(
         &mut self,
-        unit: &Unit<'_>,
-        done: &[PutDone],
+        unit: &PageGroup<'_>,
+        done: &[CompletedPut],
     ) -> Option<pagelith::Result<PutOutcome>> {
         let mut whole = None;
         for (object, done) in unit.objects.iter().zip(done) {
@@ -193,7 +194,7 @@ impl Harness<'_> {
 }
 
 /// The group for another try, in the returned buffers.
-fn retry_group(unit: &Unit<'_>, base: Option<ObjectKey>, done: Vec<PutDone>) -> PutGroup {
+fn retry_group(unit: &PageGroup<'_>, base: Option<ObjectKey>, done: Vec<CompletedPut>) -> PutGroup {
     let objects = unit.keys().zip(done).map(|(key, done)| Put { key, source: done.source });
     PutGroup { objects: objects.collect(), base }
 }

@@ -13,7 +13,7 @@ use pagelith_layouts::error::FormatError;
 use pagelith_layouts::footer::{self, FooterEntry, FooterFacts};
 use pagelith_layouts::manifest::Superblock;
 use pagelith_layouts::record::{Record, RecordKind};
-use pagelith_layouts::scan::Found;
+use pagelith_layouts::scan::ScanItem;
 
 use super::finding::{Finding, Severity};
 use crate::on_disk::OnDisk;
@@ -133,8 +133,10 @@ impl Verifier<'_> {
             listed.entry(u64::from(entry.record_block) * ALIGN).or_default().push(*entry);
         }
         self.segment.scan(self.context.disk, &mut |found| match found {
-            Found::Record { record, payload } => self.sealed_record(&record, payload, &mut listed),
-            Found::Junk { offset, error } => match listed.remove(&offset) {
+            ScanItem::Record { record, payload } => {
+                self.sealed_record(&record, payload, &mut listed)
+            }
+            ScanItem::Unrecognized { offset, error } => match listed.remove(&offset) {
                 Some(entries) => self.listed_damage(offset, &error, &entries),
                 None => self.report.stale += 1,
             },
@@ -213,7 +215,7 @@ impl Verifier<'_> {
         let severity = self.unsealed_severity();
         let mut gaps = Vec::new();
         self.segment.scan(self.context.disk, &mut |found| match found {
-            Found::Record { record, payload } => {
+            ScanItem::Record { record, payload } => {
                 let offset = record.facts().offset;
                 if offset > self.end && self.broken == 0 {
                     gaps.push(self.end);
@@ -224,7 +226,7 @@ impl Verifier<'_> {
                     Err((member, error)) => self.payload(severity, &record, member, &error),
                 }
             }
-            Found::Junk { offset, error }
+            ScanItem::Unrecognized { offset, error }
                 if is_damaged_header_of(
                     self.context.disk,
                     self.context.superblock,
@@ -236,7 +238,7 @@ impl Verifier<'_> {
                 self.broken += 1;
                 self.add_finding(severity, &error, offset);
             }
-            Found::Junk { .. } => self.report.stale += 1,
+            ScanItem::Unrecognized { .. } => self.report.stale += 1,
         })?;
         for offset in gaps {
             let error = self.error_at(offset)?;

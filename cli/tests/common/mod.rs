@@ -2,22 +2,22 @@
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part of it")]
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
-pub mod filled;
+pub mod filled_store;
 pub mod fixture;
-pub mod rough;
-pub mod serving;
+pub mod hostile_socket;
+pub mod store_process;
 
 use std::process::{Command, Output};
 
 /// The result of a run of the program.
 #[derive(Debug)]
-pub struct Ran {
+pub struct ProgramOutput {
     pub code: Option<i32>,
     pub stdout: String,
     pub stderr: String,
 }
 
-impl Ran {
+impl ProgramOutput {
     /// The JSON object on stdout.
     pub fn json(&self) -> serde_json::Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e}\n{self:?}"))
@@ -25,17 +25,17 @@ impl Ran {
 }
 
 /// Run the program without settings from the environment.
-pub fn pagelith<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Ran {
+pub fn pagelith<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> ProgramOutput {
     pagelith_with(args, &[])
 }
 
 /// Run the program with these variables.
-pub fn pagelith_with<S: AsRef<std::ffi::OsStr>>(args: &[S], env: &[(&str, &str)]) -> Ran {
+pub fn pagelith_with<S: AsRef<std::ffi::OsStr>>(args: &[S], env: &[(&str, &str)]) -> ProgramOutput {
     let mut command = program();
     let Output { status, stdout, stderr } =
         command.args(args).envs(env.iter().copied()).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    Ran { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
+    ProgramOutput { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
 }
 
 /// The program, without settings from the environment.

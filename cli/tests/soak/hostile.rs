@@ -10,13 +10,13 @@ use pagelith::layouts::ids::{OpId, PrefixHash};
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::shard::Shard;
 use pagelith::layouts::wire::request::{self, GetItem, RequestBody, RequestOptions};
-use pagelith::layouts::wire::{Frame, Kind, List};
+use pagelith::layouts::wire::{Frame, FrameKind, List};
 use pagelith::transport::address::Address;
 use pagelith::transport::conn::Conn;
 use pagelith::transport::link::Link;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-use super::common::rough::{self, Rough};
+use super::common::hostile_socket::{self, HostileSocket};
 use super::{Stop, Tenant, count};
 
 /// Concurrent links that send requests and do not read.
@@ -43,9 +43,9 @@ fn link(
     tenant: &Tenant,
     fds_to_pass: Vec<OwnedFd>,
     stop_reading: &Arc<AtomicBool>,
-) -> Option<Box<Conn<Rough>>> {
+) -> Option<Box<Conn<HostileSocket>>> {
     let Address::Unix(path) = &tenant.address else { panic!("a Unix socket") };
-    rough::link(path, Some(tenant.key.clone()), fds_to_pass, stop_reading)
+    hostile_socket::link(path, Some(tenant.key.clone()), fds_to_pass, stop_reading)
 }
 
 /// A request for objects with a wrong length.
@@ -74,7 +74,7 @@ pub fn never_read(tenant: &Tenant, counters: &Counters, stop: &Stop) {
         for _ in 0..UNREAD.as_millis() / 50 {
             for link in &mut links {
                 op += 1;
-                if link.send(Frame::new(Kind::Request, OpId(op), body.clone())).is_ok() {
+                if link.send(Frame::new(FrameKind::Request, OpId(op), body.clone())).is_ok() {
                     count(&counters.unread);
                 }
                 link.poll(&mut Vec::new());

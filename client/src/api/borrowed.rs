@@ -7,7 +7,7 @@ use pagelith_io::buffer::BorrowScope;
 use pagelith_layouts::key::ObjectKey;
 
 use super::error::{Error, ErrorKind, Result};
-use super::outcome::{PutDone, PutOutcome};
+use super::outcome::{CompletedPut, PutOutcome};
 use super::request::{Destination, Get, GetSlice, Options, Put, PutGroup, PutSlice, Source};
 
 /// The error of a batch that ended without outcomes.
@@ -20,7 +20,7 @@ pub type BorrowedGroup<'a> = (Option<ObjectKey>, &'a [PutSlice<'a>]);
 
 /// Put groups with `attempt`, and retry those that are `Busy`, each time after a call of `pause`.
 /// Ends when no time is `left`, or after `options.wait`.
-pub fn while_busy<'a>(
+pub fn retry_while_busy<'a>(
     groups: &[BorrowedGroup<'a>],
     options: Options,
     left: impl Fn() -> Duration,
@@ -60,7 +60,10 @@ pub fn while_busy<'a>(
 }
 
 /// Requests for gets into borrowed memory.
-pub fn lend_gets<'mem>(lender: &BorrowScope<'mem>, gets: &'mem mut [GetSlice<'_, '_>]) -> Vec<Get> {
+pub fn borrow_gets<'mem>(
+    lender: &BorrowScope<'mem>,
+    gets: &'mem mut [GetSlice<'_, '_>],
+) -> Vec<Get> {
     let get = |get: &'mem mut GetSlice<'_, '_>| {
         let pieces = get.pieces.iter_mut().map(|piece| lender.exclusive(piece));
         Get { key: get.key, range: get.range.clone(), destination: Destination(pieces.collect()) }
@@ -69,7 +72,7 @@ pub fn lend_gets<'mem>(lender: &BorrowScope<'mem>, gets: &'mem mut [GetSlice<'_,
 }
 
 /// Requests for groups in borrowed memory.
-pub fn lend_groups<'mem>(
+pub fn borrow_groups<'mem>(
     lender: &BorrowScope<'mem>,
     groups: &[BorrowedGroup<'mem>],
 ) -> Vec<PutGroup> {
@@ -87,7 +90,7 @@ pub fn lend_groups<'mem>(
 /// One outcome for each group, from the outcomes of all objects.
 pub fn outcomes_of_groups(
     groups: &[BorrowedGroup<'_>],
-    done: Vec<PutDone>,
+    done: Vec<CompletedPut>,
 ) -> Vec<Result<PutOutcome>> {
     let mut done = done.into_iter().map(|done| done.outcome);
     let empty = || Err(Error::invalid("a group has no object"));

@@ -65,7 +65,7 @@ pub struct Events {
 
 /// Events from a given number.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Since {
+pub struct EventBatch {
     pub events: Vec<Event>,
     /// The number to read from next.
     pub next: u64,

@@ -10,12 +10,12 @@ pub struct GroupInfo {
     /// Number of objects in the group; 0 if unknown.
     pub members: u32,
     /// Their base; `None` if they are not attached.
-    pub attached: Option<AttachedTo>,
+    pub attached: Option<BaseGroupInfo>,
 }
 
 /// The base group that objects are attached to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AttachedTo {
+pub struct BaseGroupInfo {
     /// Name of the base group, as in records.
     pub base_group: u64,
     /// Together with `base_group`, identifies the group.
@@ -27,8 +27,11 @@ pub struct AttachedTo {
 impl GroupInfo {
     /// The group of a record on SSD.
     pub fn of_record(facts: &RecordFacts, members: usize) -> GroupInfo {
-        let to =
-            || AttachedTo { base_group: facts.base_group.0, sequence: facts.sequence, base: None };
+        let to = || BaseGroupInfo {
+            base_group: facts.base_group.0,
+            sequence: facts.sequence,
+            base: None,
+        };
         let is_attached = facts.group_kind == GroupKind::Attached;
         GroupInfo { members: members as u32, attached: is_attached.then(to) }
     }

@@ -103,7 +103,7 @@ pub struct Ticket(#[doc(hidden)] pub u64);
 /// A finished get: its outcome, and the caller's memory. `Err` stands for an invalid request
 /// (`Invalid`), for `Busy`, and for a closed store.
 #[derive(Debug)]
-pub struct GetDone {
+pub struct CompletedGet {
     /// The outcome.
     pub outcome: Result<GetOutcome>,
     /// The caller's memory.
@@ -116,7 +116,7 @@ pub struct GetDone {
     pub meta: Option<Box<ObjectMeta>>,
 }
 
-impl GetDone {
+impl CompletedGet {
     /// The checksums of the object's blocks, and its group; empty unless requested.
     #[doc(hidden)]
     pub fn metadata(&self) -> (&[Checksum], GroupInfo) {
@@ -124,7 +124,7 @@ impl GetDone {
     }
 }
 
-/// Metadata of a found object, for sessions that request it. Boxed in [`GetDone`], since other
+/// Metadata of a found object, for sessions that request it. Boxed in [`CompletedGet`], since other
 /// sessions do not need it.
 #[derive(Debug, Default)]
 pub struct ObjectMeta {
@@ -136,7 +136,7 @@ pub struct ObjectMeta {
 
 /// A finished put: its outcome, and the caller's memory.
 #[derive(Debug)]
-pub struct PutDone {
+pub struct CompletedPut {
     /// The outcome. All objects of a group have the same one, except that an object that was stored
     /// alone and now belongs to the group is `AlreadyPresent` while the others are `Stored`.
     pub outcome: Result<PutOutcome>,
@@ -146,11 +146,11 @@ pub struct PutDone {
 
 /// A finished batch, in the order of submission (groups flattened).
 #[derive(Debug)]
-pub enum Done {
+pub enum CompletedBatch {
     /// Of `submit_put`.
-    Put(Vec<PutDone>),
+    Put(Vec<CompletedPut>),
     /// Of `submit_get`.
-    Get(Vec<GetDone>),
+    Get(Vec<CompletedGet>),
     /// Of `submit_exists`.
     Exists(Vec<bool>),
     /// Of `submit_exists_groups`: one answer for the whole query.

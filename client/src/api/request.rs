@@ -6,19 +6,19 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pagelith_io::buffer::{AlignedBuf, Keep, Part};
+use pagelith_io::buffer::{AlignedBuf, KeepAlive, Part};
 use pagelith_layouts::key::ObjectKey;
 
 /// One request of a cache controller (for example one prompt): objects used under it count as
 /// equally recent, deeper pages before shallower ones. From `Store::begin_request`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Request(#[doc(hidden)] pub u64);
+pub struct RequestEpoch(#[doc(hidden)] pub u64);
 
 /// Options of a batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
     /// The request to which the batch belongs; by default each batch is its own request.
-    pub request: Option<Request>,
+    pub request: Option<RequestEpoch>,
     /// Chain depth in pages of the batch's first key; deeper keys follow in order. Default 0.
     pub depth: u32,
     /// Longest duration of the batch; by default the configured `deadline_ms`.
@@ -51,7 +51,7 @@ impl Source {
     /// Store shared bytes.
     pub fn shared(bytes: Arc<[u8]>) -> Source {
         let (ptr, len) = (NonNull::from(&bytes[..]).cast(), bytes.len());
-        let keep: Keep = Arc::new(bytes);
+        let keep: KeepAlive = Arc::new(bytes);
         // SAFETY: the Arc that `keep` holds owns the bytes. They are initialised, and cannot be
         // written while a clone of the Arc exists.
         Source::of(vec![unsafe { Part::shared(ptr, len, Some(keep)) }])

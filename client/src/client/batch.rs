@@ -8,7 +8,7 @@ use pagelith_layouts::key::ObjectKey;
 use super::instances::Instance;
 use super::put::RemotePut;
 use super::{attempts, wake_store};
-use crate::api::outcome::{GetDone, GetOutcome, MissCause, PutDone};
+use crate::api::outcome::{CompletedGet, CompletedPut, GetOutcome, MissCause};
 use crate::api::request::{Get, PutGroup};
 use crate::rpc::connections::PeerConnections;
 use crate::rpc::remote_get::{CallOptions, GetTarget, LinkFailures, MissedItem, RemoteGet};
@@ -25,7 +25,7 @@ pub(crate) fn begin_get(
     let missed = gets.iter().enumerate().map(missed).collect();
     let unanswered = |get: Get| {
         let outcome = Ok(GetOutcome::Miss(MissCause::Late));
-        GetDone { outcome, destination: get.destination, length: 0, meta: None }
+        CompletedGet { outcome, destination: get.destination, length: 0, meta: None }
     };
     let done = gets.into_iter().map(unanswered).collect();
     RemoteGet::begin(connections, done, missed, options, GetTarget::Store, None)
@@ -76,7 +76,7 @@ impl RemotePutBatch {
     }
 
     /// The outcomes, with the memory.
-    pub fn finish(self) -> Vec<PutDone> {
+    pub fn finish(self) -> Vec<CompletedPut> {
         self.put.finish()
     }
 }

@@ -5,7 +5,7 @@ use pagelith_layouts::wire::greeting::Feature;
 use pagelith_layouts::wire::request::RequestBody;
 
 use super::instances::Instance;
-use super::{Attached, STORE, WAIT_STEP, is_unavailable};
+use super::{Client, STORE, WAIT_STEP, is_unavailable};
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::request::Options;
 use crate::rpc::client::RpcClient;
@@ -14,7 +14,7 @@ use crate::rpc::pool::ConnState;
 use crate::rpc::remote_get::{CallOptions, no_link};
 use crate::rpc::{ControlReply, Response};
 
-impl Attached {
+impl Client {
     /// Send a request whose reply is a number.
     pub(crate) fn number(&self, ask: &RequestBody<'_>, options: &Options) -> Result<u64> {
         match self.control(ask, options)? {
@@ -121,8 +121,12 @@ pub(crate) fn control_once(
                     match missing_feature(client, ask) {
                         Some(error) => Some(Err(error)),
                         None => {
-                            match client.send_control(token, ask, call.terms(now, 0), call.deadline)
-                            {
+                            match client.send_control(
+                                token,
+                                ask,
+                                call.request_options(now, 0),
+                                call.deadline,
+                            ) {
                                 Ok(()) => Some(Ok(client.peer_instance())),
                                 Err(error)
                                     if error.kind == ErrorKind::Busy

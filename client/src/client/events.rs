@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use pagelith_io::sync::PoisonError;
 use pagelith_layouts::wire::request::RequestBody;
 
-use super::Attached;
+use super::Client;
 use super::instances::Instance;
 use crate::api::error::Result;
 use crate::api::events::{Event, Events};
@@ -23,7 +23,7 @@ pub(crate) struct EventCursor {
     lost: u64,
 }
 
-impl Attached {
+impl Client {
     /// The events of the store since the last call, at most `most`. The first call starts the
     /// stream and returns none. Only events of namespaces that this client may read are returned. A
     /// restart of the store process counts as one lost event.

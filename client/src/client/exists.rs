@@ -4,7 +4,7 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::request::RequestBody;
 
-use super::Attached;
+use super::Client;
 use crate::api::error::Result;
 use crate::api::hits;
 use crate::api::hits::{PagesFound, PagesQuery};
@@ -14,7 +14,7 @@ use crate::rpc::exists::RemoteExists;
 /// Maximum keys of one prefix lookup.
 const PREFIX_KEYS_MAX: usize = 4096;
 
-impl Attached {
+impl Client {
     /// Which objects are in the store, all at one moment. Objects that are found count as
     /// requested.
     pub fn exists_batch(&self, keys: &[ObjectKey], options: Options) -> Result<Vec<bool>> {
@@ -54,7 +54,7 @@ impl Attached {
 
 /// Lookups over a link.
 struct RemoteLookup<'a> {
-    attached: &'a Attached,
+    attached: &'a Client,
     options: Options,
 }
 

@@ -12,23 +12,23 @@ use pagelith_layouts::wire::request::RequestBody;
 
 use super::lease_connection::{LeaseConnection, LeaseLink};
 use super::put::RemotePut;
-use super::{Attached, BUSY_RETRY, STORE};
+use super::{BUSY_RETRY, Client, STORE};
 use crate::api::borrowed::{self, BorrowedGroup};
 use crate::api::error::{Error, ErrorKind, Result};
-use crate::api::outcome::{PutDone, PutOutcome};
+use crate::api::outcome::{CompletedPut, PutOutcome};
 use crate::api::request::{Options, PutGroup, PutSlice};
 use crate::rpc::remote_get::no_link;
 
 /// An open base group of one page in a store of another process. Created by
-/// [`Attached::begin_group`]. Several threads may use it, one after the other. It belongs to the
+/// [`Client::begin_group`]. Several threads may use it, one after the other. It belongs to the
 /// link on which it was begun. When that link ends, the store drops what was put, unless another
 /// client has joined the group, and each call fails as `Unavailable`.
 pub struct Group<'a> {
-    attached: &'a Attached,
+    attached: &'a Client,
     group: Arc<OpenGroup>,
 }
 
-/// Identifies an open group within one client: [`Attached::open_group`]. Its link is kept alive as
+/// Identifies an open group within one client: [`Client::open_group`]. Its link is kept alive as
 /// long as a copy of this exists and the client is not dropped.
 #[derive(Clone)]
 pub struct GroupId(Arc<OpenGroup>);
@@ -46,7 +46,7 @@ impl Drop for OpenGroup {
     }
 }
 
-impl Attached {
+impl Client {
     /// As `Store::begin_group`, for the life of the link.
     ///
     /// # Errors
@@ -84,7 +84,7 @@ impl Attached {
 }
 
 impl Group<'_> {
-    /// The ID of the group, for [`Attached::open_group`].
+    /// The ID of the group, for [`Client::open_group`].
     pub fn id(&self) -> GroupId {
         GroupId(self.group.clone())
     }
@@ -103,11 +103,11 @@ impl Group<'_> {
         let deadline = clock.now().after(options.timeout.unwrap_or(self.attached.timeout));
         let attempt = |groups: &[BorrowedGroup<'_>], options| {
             BorrowScope::scope(|lender| {
-                let done = self.put_once(borrowed::lend_groups(lender, groups), options);
+                let done = self.put_once(borrowed::borrow_groups(lender, groups), options);
                 borrowed::outcomes_of_groups(groups, done)
             })
         };
-        borrowed::while_busy(
+        borrowed::retry_while_busy(
             groups.as_slice(),
             options,
             || deadline.since(clock.now()),
@@ -116,10 +116,10 @@ impl Group<'_> {
         )
     }
 
-    fn put_once(&self, groups: Vec<PutGroup>, options: Options) -> Vec<PutDone> {
+    fn put_once(&self, groups: Vec<PutGroup>, options: Options) -> Vec<CompletedPut> {
         let call = self.attached.call_options(&options);
         // No retry over another link: the group does not exist there.
-        let mut put = RemotePut::new(groups, &[], call).into_open(self.group.name);
+        let mut put = RemotePut::new(groups, &[], call).for_open_group(self.group.name);
         let locked = self.attached.group_leases.with_link(call.deadline, |link| {
             put.build_offers(&link.connections);
             self.attached

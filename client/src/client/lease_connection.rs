@@ -117,8 +117,9 @@ impl LeaseLink {
         if self.link_number() == Some(link) {
             let token = self.connections.next_token();
             let client = self.connections.pool.live_mut(STORE);
-            let sent = client
-                .map(|client| client.send_control(token, ask, call.terms(now, 0), call.deadline));
+            let sent = client.map(|client| {
+                client.send_control(token, ask, call.request_options(now, 0), call.deadline)
+            });
             if let Some(Err(error)) = sent {
                 tracing::warn!(%error, "lease was not released; the store keeps it until the link ends");
             }
@@ -321,7 +322,7 @@ impl Task for KeepAliveTask {
 mod tests {
     use pagelith_io::entropy::Entropy;
     use pagelith_io::system::{SystemClock, SystemEntropy};
-    use pagelith_transport::capability::Offer;
+    use pagelith_transport::capability::Capabilities;
     use pagelith_transport::dial::SocketDial;
 
     use super::*;
@@ -332,7 +333,7 @@ mod tests {
     fn caller_of_busy_lease_connection_waits_only_until_its_deadline() {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let address = "tcp:127.0.0.1:1".parse().expect("an address");
-        let offer = Offer::of_this_build(SystemEntropy.bytes16());
+        let offer = Capabilities::of_this_build(SystemEntropy.bytes16());
         let dial = Arc::new(SocketDial::new(address, None, offer, clock.clone()));
         let remote = Peers::new(vec![Peer {
             name: "store".to_owned(),

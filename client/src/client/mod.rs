@@ -29,7 +29,7 @@ use pagelith_io::buffer::BorrowScope;
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::entropy::Entropy;
 use pagelith_io::runtime::Runtime;
-use pagelith_io::shm::Region;
+use pagelith_io::shm::SharedRegion;
 use pagelith_io::sync::{Arc, Mutex, PoisonError};
 use pagelith_io::system::{SystemClock, SystemEntropy, Threads};
 use pagelith_layouts::ids::{Generation, NamespaceId};
@@ -38,8 +38,8 @@ use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::request::RequestBody;
 use pagelith_transport::address::Address;
 use pagelith_transport::auth::Key;
-use pagelith_transport::capability::Offer;
-use pagelith_transport::closed::Closed;
+use pagelith_transport::capability::Capabilities;
+use pagelith_transport::closed::LinkError;
 use pagelith_transport::dial::{Dial, DialProgress, SocketDial};
 use pagelith_transport::link::Link;
 use pagelith_transport::shown::{REGIONS_MAX, SharedRegions};
@@ -50,8 +50,8 @@ use self::instances::UnflushedPuts;
 use self::lease_connection::LeaseConnection;
 use crate::api::borrowed::{self, BorrowedGroup};
 use crate::api::error::{Error, ErrorKind, Result};
-use crate::api::outcome::{FlushReport, GetDone, GetOutcome, PutDone, PutOutcome};
-use crate::api::request::{Get, GetSlice, Options, PutGroup, PutSlice, Request};
+use crate::api::outcome::{CompletedGet, CompletedPut, FlushReport, GetOutcome, PutOutcome};
+use crate::api::request::{Get, GetSlice, Options, PutGroup, PutSlice, RequestEpoch};
 use crate::rpc::client::RpcClient;
 use crate::rpc::connections::PeerConnections;
 use crate::rpc::remote_get::{CallOptions, LinkFailures, no_link};
@@ -79,7 +79,7 @@ struct IdleConnections {
 }
 
 /// A store in another process. Threads share it by reference.
-pub struct Attached {
+pub struct Client {
     remote: Arc<Peers>,
     clock: Arc<dyn Clock>,
     timeout: Duration,
@@ -93,20 +93,16 @@ pub struct Attached {
     group_leases: Arc<LeaseConnection>,
 }
 
-impl Attached {
+impl Client {
     /// Attach to the store that `dial` connects to. `timeout` limits this call, and later calls
     /// that specify no timeout.
     ///
     /// # Errors
     /// `Unavailable` if the store does not respond in time, `Denied` if it rejects this process,
     /// `Incompatible` if the two have no common protocol; the message names the cause.
-    pub fn attach(
-        dial: Arc<dyn Dial>,
-        clock: Arc<dyn Clock>,
-        timeout: Duration,
-    ) -> Result<Attached> {
+    pub fn attach(dial: Arc<dyn Dial>, clock: Arc<dyn Clock>, timeout: Duration) -> Result<Client> {
         let link = first_link(&*dial, &*clock, timeout).map_err(|why| attach_error(&why))?;
-        Attached::with_link(dial, "store".to_owned(), clock, timeout, Some(link))
+        Client::with_link(dial, "store".to_owned(), clock, timeout, Some(link))
     }
 
     /// A client that uses `link`, or dials with the first call. Log lines name the store `name`.
@@ -116,7 +112,7 @@ impl Attached {
         clock: Arc<dyn Clock>,
         timeout: Duration,
         link: Option<Box<dyn Link>>,
-    ) -> Result<Attached> {
+    ) -> Result<Client> {
         let peer = Peer { name, weight: 1.0, preferred: false, dial };
         let remote = Arc::new(Peers::new(vec![peer])?);
         let leases = Arc::new(LeaseConnection::new(remote.clone(), clock.clone(), timeout));
@@ -130,7 +126,7 @@ impl Attached {
         let (requests, unflushed, shared_regions) =
             (Mutex::new(0), Mutex::default(), SharedRegions::default());
         let event_cursor = Mutex::default();
-        Ok(Attached {
+        Ok(Client {
             remote,
             clock,
             timeout,
@@ -145,16 +141,16 @@ impl Attached {
     }
 
     /// Attach to the store process at `address`, which identifies this process by `key`. As
-    /// [`Attached::attach`]. A host name is resolved again for each link.
-    pub fn to(address: &Address, key: Option<&Key>, timeout: Duration) -> Result<Attached> {
-        Attached::connect(address, key, timeout, false)
+    /// [`Client::attach`]. A host name is resolved again for each link.
+    pub fn to(address: &Address, key: Option<&Key>, timeout: Duration) -> Result<Client> {
+        Client::connect(address, key, timeout, false)
     }
 
-    /// As [`Attached::to`], but succeeds also if no process responds there yet: calls fail as
+    /// As [`Client::to`], but succeeds also if no process responds there yet: calls fail as
     /// `Unavailable` until it can be reached, and each call tries to connect, as after a restart.
     /// If a process responds and rejects this one, that is an error here too.
-    pub fn expecting(address: &Address, key: Option<&Key>, timeout: Duration) -> Result<Attached> {
-        Attached::connect(address, key, timeout, true)
+    pub fn expecting(address: &Address, key: Option<&Key>, timeout: Duration) -> Result<Client> {
+        Client::connect(address, key, timeout, true)
     }
 
     fn connect(
@@ -162,11 +158,11 @@ impl Attached {
         key: Option<&Key>,
         timeout: Duration,
         may_be_down: bool,
-    ) -> Result<Attached> {
+    ) -> Result<Client> {
         let clock = Arc::new(SystemClock::new());
-        let offer = Offer::of_this_build(SystemEntropy.bytes16());
+        let offer = Capabilities::of_this_build(SystemEntropy.bytes16());
         let dial = SocketDial::new(address.clone(), key.cloned(), offer, clock.clone());
-        let shared_regions = dial.shows.clone();
+        let shared_regions = dial.shared_regions.clone();
         let link = match first_link(&dial, &*clock, timeout).map_err(|why| attach_error(&why)) {
             Ok(link) => Some(link),
             Err(error) if may_be_down && error.kind == ErrorKind::Unavailable => {
@@ -179,8 +175,8 @@ impl Attached {
             }
         };
         let attached =
-            Attached::with_link(Arc::new(dial), address.to_string(), clock, timeout, link)?;
-        let attached = Attached { shared_regions, ..attached };
+            Client::with_link(Arc::new(dial), address.to_string(), clock, timeout, link)?;
+        let attached = Client { shared_regions, ..attached };
         Ok(attached.with_runtime(Arc::new(Threads)))
     }
 
@@ -188,7 +184,7 @@ impl Attached {
     /// is silent for some seconds as dead, and releases its leases. Without the task only the calls
     /// of this process keep the connections alive.
     #[must_use]
-    pub fn with_runtime(self, runtime: Arc<dyn Runtime>) -> Attached {
+    pub fn with_runtime(self, runtime: Arc<dyn Runtime>) -> Client {
         self.leases.set_runtime(runtime.clone());
         self.group_leases.set_runtime(runtime);
         self
@@ -200,7 +196,7 @@ impl Attached {
     ///
     /// # Errors
     /// `Invalid` if more than [`REGIONS_MAX`] regions are shared.
-    pub fn share(&self, region: Arc<Region>) -> Result<()> {
+    pub fn share(&self, region: Arc<SharedRegion>) -> Result<()> {
         if !self.shared_regions.add(region) {
             return Err(Error::invalid(format!(
                 "too many shared memory regions max={REGIONS_MAX}"
@@ -214,10 +210,10 @@ impl Attached {
     }
 
     /// As `Store::begin_request`.
-    pub fn begin_request(&self) -> Request {
+    pub fn begin_request(&self) -> RequestEpoch {
         let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
         *requests += 1;
-        Request(*requests)
+        RequestEpoch(*requests)
     }
 
     /// As `Store::put_batch`. `Unavailable` if the store cannot be reached.
@@ -274,7 +270,8 @@ impl Attached {
         let deadline = self.clock.now().after(options.timeout.unwrap_or(self.timeout));
         let attempt = |groups: &[BorrowedGroup<'_>], options| {
             BorrowScope::scope(|lender| {
-                let done = self.put_owned(borrowed::lend_groups(lender, groups), required, options);
+                let done =
+                    self.put_owned(borrowed::borrow_groups(lender, groups), required, options);
                 borrowed::outcomes_of_groups(groups, done)
             })
         };
@@ -283,12 +280,18 @@ impl Attached {
                 connections.wait_for_peer(STORE, self.clock.now(), left.min(BUSY_RETRY))
             });
         };
-        borrowed::while_busy(groups, options, || deadline.since(self.clock.now()), attempt, wait)
+        borrowed::retry_while_busy(
+            groups,
+            options,
+            || deadline.since(self.clock.now()),
+            attempt,
+            wait,
+        )
     }
 
     /// Put groups; returns one outcome for each object, with its memory. Without capacity at the
     /// store the outcome is `Busy` at once.
-    pub fn put(&self, groups: Vec<PutGroup>, options: Options) -> Vec<PutDone> {
+    pub fn put(&self, groups: Vec<PutGroup>, options: Options) -> Vec<CompletedPut> {
         self.put_owned(groups, &[], options)
     }
 
@@ -299,7 +302,7 @@ impl Attached {
         groups: Vec<PutGroup>,
         required: &[ObjectKey],
         options: Options,
-    ) -> Vec<PutDone> {
+    ) -> Vec<CompletedPut> {
         let call = self.call_options(&options);
         self.with_connections(|connections| {
             let mut puts = RemotePutBatch::begin(connections, groups, required, call);
@@ -322,13 +325,13 @@ impl Attached {
         options: Options,
     ) -> Vec<Result<GetOutcome>> {
         BorrowScope::scope(|lender| {
-            let done = self.get(borrowed::lend_gets(lender, gets), options);
+            let done = self.get(borrowed::borrow_gets(lender, gets), options);
             done.into_iter().map(|done| done.outcome).collect()
         })
     }
 
     /// Get objects; returns all memory once each object has its outcome.
-    pub fn get(&self, gets: Vec<Get>, options: Options) -> Vec<GetDone> {
+    pub fn get(&self, gets: Vec<Get>, options: Options) -> Vec<CompletedGet> {
         let call = self.call_options(&options);
         self.with_connections(|connections| {
             let mut get = begin_get(connections, gets, call);
@@ -398,12 +401,12 @@ impl Attached {
         self.group_leases.keep_alive();
     }
 
-    fn request(&self, options: &Options) -> Request {
+    fn request(&self, options: &Options) -> RequestEpoch {
         options.request.unwrap_or_else(|| self.begin_request())
     }
 
     fn call_options(&self, options: &Options) -> CallOptions {
-        let Request(request) = self.request(options);
+        let RequestEpoch(request) = self.request(options);
         let deadline = self.clock.now().after(options.timeout.unwrap_or(self.timeout));
         CallOptions { request, depth: options.depth, deadline }
     }
@@ -469,40 +472,42 @@ fn first_link(
     dial: &dyn Dial,
     clock: &dyn Clock,
     timeout: Duration,
-) -> std::result::Result<Box<dyn Link>, Closed> {
+) -> std::result::Result<Box<dyn Link>, LinkError> {
     let deadline = clock.now().after(timeout);
     let mut dialing = dial.begin()?;
     loop {
         let left = deadline.since(clock.now());
         match dialing.wait(left.min(WAIT_STEP)) {
             DialProgress::Ready(link) => return Ok(link),
-            DialProgress::Over(why) => return Err(why),
+            DialProgress::Failed(why) => return Err(why),
             DialProgress::Waiting(_) if left.is_zero() => {
                 let limit_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-                return Err(Closed::Late { limit_ms });
+                return Err(LinkError::HandshakeTimeout { limit_ms });
             }
             DialProgress::Waiting(waiting) => dialing = waiting,
         }
     }
 }
 
-fn attach_error(why: &Closed) -> Error {
-    use pagelith_layouts::wire::greeting::Reason;
+fn attach_error(why: &LinkError) -> Error {
+    use pagelith_layouts::wire::greeting::RefusalReason;
     let kind = match why {
-        Closed::NotAuthentic { .. } => ErrorKind::Denied,
-        Closed::Misfit(_) => ErrorKind::Incompatible,
-        Closed::Refused(refusal) => match refusal.reason {
-            Reason::Denied => ErrorKind::Denied,
-            Reason::Version | Reason::Feature => ErrorKind::Incompatible,
-            Reason::Busy | Reason::Malformed | Reason::Late => ErrorKind::Unavailable,
+        LinkError::AuthenticationFailed { .. } => ErrorKind::Denied,
+        LinkError::Incompatible(_) => ErrorKind::Incompatible,
+        LinkError::Refused(refusal) => match refusal.reason {
+            RefusalReason::Denied => ErrorKind::Denied,
+            RefusalReason::Version | RefusalReason::Feature => ErrorKind::Incompatible,
+            RefusalReason::Busy | RefusalReason::Malformed | RefusalReason::Late => {
+                ErrorKind::Unavailable
+            }
         },
         _ => ErrorKind::Unavailable,
     };
     Error::new(kind, format!("cannot attach to the store: {why}"))
 }
 
-impl std::fmt::Debug for Attached {
+impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Attached").finish_non_exhaustive()
+        f.debug_struct("Client").finish_non_exhaustive()
     }
 }

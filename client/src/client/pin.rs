@@ -8,7 +8,7 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::request::RequestBody;
 
-use super::Attached;
+use super::Client;
 use super::lease_connection::{LeaseConnection, LeaseLink};
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::request::Options;
@@ -65,9 +65,9 @@ struct PinnedKeys {
     pinned: usize,
 }
 
-impl Attached {
+impl Client {
     /// As `Store::pin`, for the life of the link: [`Pin::is_held`]. The link must be kept
-    /// alive meanwhile: see [`Attached::with_runtime`].
+    /// alive meanwhile: see [`Client::with_runtime`].
     ///
     /// # Errors
     /// `Busy` if this client, or all clients together, would have too much pinned; `Unavailable` if
@@ -123,7 +123,7 @@ impl Attached {
     /// As `Store::lease`, independent of the link; in whole milliseconds, rounded up.
     ///
     /// # Errors
-    /// `Invalid` if `duration` is more than a day; otherwise as [`Attached::pin`].
+    /// `Invalid` if `duration` is more than a day; otherwise as [`Client::pin`].
     pub fn lease(&self, keys: &[ObjectKey], duration: Duration, options: Options) -> Result<usize> {
         let ms = u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX).max(1);
         let mut leased = 0;
@@ -138,7 +138,7 @@ impl Attached {
     /// As `Store::prefetch`.
     ///
     /// # Errors
-    /// As [`Attached::exists_batch`]; `Incompatible` if the store is of a version without prefetch.
+    /// As [`Client::exists_batch`]; `Incompatible` if the store is of a version without prefetch.
     pub fn prefetch(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
         let mut total = 0;
         for (at, chunk) in (0..).step_by(KEYS_MAX).zip(keys.chunks(KEYS_MAX)) {

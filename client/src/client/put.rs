@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use pagelith_io::buffer::Readers;
+use pagelith_io::buffer::SharedParts;
 use pagelith_io::clock::Mono;
 use pagelith_layouts::checksum::{BLOCK_BYTES, block_count};
 use pagelith_layouts::key::ObjectKey;
@@ -15,7 +15,7 @@ use pagelith_layouts::wire::put::PutBuilder;
 use super::STORE;
 use super::instances::Instance;
 use crate::api::error::{Error, ErrorKind, Result};
-use crate::api::outcome::{PutDone, PutOutcome};
+use crate::api::outcome::{CompletedPut, PutOutcome};
 use crate::api::request::{Put, PutGroup, Source};
 use crate::rpc::client::RpcClient;
 use crate::rpc::connections::PeerConnections;
@@ -41,7 +41,7 @@ const OBJECT_BYTES: u64 = 320;
 struct PutObject {
     key: ObjectKey,
     length: u64,
-    readers: Readers,
+    readers: SharedParts,
     /// `None` until it was offered and answered.
     outcome: Option<Result<PutOutcome>>,
 }
@@ -89,7 +89,7 @@ impl RemotePut {
             objects.extend(group.objects.into_iter().map(|put| {
                 let Put { key, source } = put;
                 let length = source.len();
-                PutObject { key, length, readers: Readers::new(source.parts), outcome: None }
+                PutObject { key, length, readers: SharedParts::new(source.parts), outcome: None }
             }));
             OfferedGroup { base: group.base, objects: first..objects.len() }
         };
@@ -111,7 +111,7 @@ impl RemotePut {
     }
 
     /// Puts into the open group `name`, which was begun on the link of the connections.
-    pub fn into_open(self, name: u64) -> RemotePut {
+    pub fn for_open_group(self, name: u64) -> RemotePut {
         RemotePut { open_group: Some(name), ..self }
     }
 
@@ -260,13 +260,13 @@ impl RemotePut {
         };
         let payload = self.payload_fn(&offer);
         let draft = offer.draft.take().unwrap_or_else(|| self.draft(&offer, client));
-        let terms = self.options.terms(now, offer.groups.start);
+        let terms = self.options.request_options(now, offer.groups.start);
         match client.put(token, &draft, payload, terms, self.options.deadline) {
             Ok(()) => {
                 Some(PutOffer { state: OfferState::Sent(token, client.peer_instance()), ..offer })
             }
             Err(error) if error.kind == ErrorKind::Busy && client.expects_response() => {
-                Some(PutOffer { draft: Some(draft).filter(|draft| !draft.shows()), ..offer })
+                Some(PutOffer { draft: Some(draft).filter(|draft| !draft.has_refs()), ..offer })
             }
             Err(error) => {
                 let objects = self.objects_of(&offer);
@@ -279,7 +279,7 @@ impl RemotePut {
     /// Encode an offer for the link of `client`.
     fn draft(&self, offer: &PutOffer, client: &RpcClient) -> PutBuilder {
         let mut draft = match self.open_group {
-            Some(name) => PutBuilder::into_open(BLOCK_BYTES, name),
+            Some(name) => PutBuilder::for_open_group(BLOCK_BYTES, name),
             None => PutBuilder::of_parts(BLOCK_BYTES, &self.required),
         };
         let groups = &self.groups[offer.groups.clone()];
@@ -287,7 +287,7 @@ impl RemotePut {
         for group in groups {
             draft.group(group.base);
             for object in &self.objects[group.objects.clone()] {
-                object.readers.look(|parts| {
+                object.readers.with_parts(|parts| {
                     // The length of the object is that of its parts.
                     let checksums =
                         verify::block_checksums(parts, &(0..object.length)).unwrap_or_default();
@@ -312,9 +312,9 @@ impl RemotePut {
 
     /// Returns the payload of the offer's objects.
     fn payload_fn(&mut self, offer: &PutOffer) -> PayloadFn {
-        let readers: Vec<Readers> =
+        let readers: Vec<SharedParts> =
             self.objects_of(offer).iter().map(|object| object.readers.clone()).collect();
-        Box::new(move |item| readers.get(item as usize).map(Readers::parts).unwrap_or_default())
+        Box::new(move |item| readers.get(item as usize).map(SharedParts::parts).unwrap_or_default())
     }
 
     fn record_outcomes(
@@ -338,11 +338,11 @@ impl RemotePut {
     }
 
     /// The outcomes, with the memory.
-    pub fn finish(self) -> Vec<PutDone> {
+    pub fn finish(self) -> Vec<CompletedPut> {
         let done = |object: PutObject| {
             let parts = object.readers.into_parts().unwrap_or_default();
             let outcome = object.outcome.unwrap_or_else(|| Err(no_link()));
-            PutDone { outcome, source: Source::of(parts) }
+            CompletedPut { outcome, source: Source::of(parts) }
         };
         self.objects.into_iter().map(done).collect()
     }

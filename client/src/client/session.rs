@@ -8,23 +8,23 @@ use pagelith_io::clock::Mono;
 use pagelith_mutants::{self as mutant, Mutant};
 
 use super::batch::{RemotePutBatch, begin_get};
-use super::{Attached, STORE, WAIT_STEP};
-use crate::api::outcome::{Done, Ticket};
+use super::{Client, STORE, WAIT_STEP};
+use crate::api::outcome::{CompletedBatch, Ticket};
 use crate::api::request::{Get, Options, PutGroup};
 use crate::rpc::connections::PeerConnections;
 use crate::rpc::remote_get::{LinkFailures, RemoteGet};
 
-/// A session on the store of an [`Attached`], as `pagelith::Session` is on a store of this process:
+/// A session on the store of an [`Client`], as `pagelith::Session` is on a store of this process:
 /// it submits batches, several at a time, and collects them as they finish, in any order. It has
 /// exclusive use of one link until it is dropped. Batches make progress only while one of its
 /// methods runs. A session belongs to one thread.
 ///
-/// A batch has the semantics of a call of [`Attached::get`] or [`Attached::put`]. It has the
+/// A batch has the semantics of a call of [`Client::get`] or [`Client::put`]. It has the
 /// timeout of its [`Options`], it is retried once if the link ends, and a put without capacity at
 /// the store is `Busy` at once. The store executes batches in any order: to get what it put, a
 /// caller waits for the put first.
 ///
-/// Regions must be [shared](Attached::share) before the session is created: a link has the regions
+/// Regions must be [shared](Client::share) before the session is created: a link has the regions
 /// that existed when it was established.
 ///
 /// Dropping it abandons the batches in flight, as if their timeouts had passed: the store is
@@ -34,12 +34,12 @@ use crate::rpc::remote_get::{LinkFailures, RemoteGet};
 /// may read it a moment longer, through its own mapping, and stores only bytes that match the
 /// checksums. Some objects of an abandoned put may have been stored.
 pub struct Session<'a> {
-    attached: &'a Attached,
+    attached: &'a Client,
     connections: PeerConnections,
     /// The share count when the connections were taken.
     share_count: u64,
     batches: Vec<PendingBatch>,
-    finished: VecDeque<(Ticket, Done)>,
+    finished: VecDeque<(Ticket, CompletedBatch)>,
     last_ticket: u64,
 }
 
@@ -53,7 +53,7 @@ enum Batch {
     Put(Box<RemotePutBatch>),
 }
 
-impl Attached {
+impl Client {
     /// Create a session. It takes the link of an earlier call, or dials one for the first batch.
     pub fn session(&self) -> Session<'_> {
         let (mut connections, share_count) = self.checkout();
@@ -71,7 +71,7 @@ impl Attached {
 }
 
 impl Session<'_> {
-    /// Submit a batch of gets, as [`Attached::get`]. Sends the request and does not wait: the
+    /// Submit a batch of gets, as [`Client::get`]. Sends the request and does not wait: the
     /// results are copied in [`Session::poll`] or a wait.
     pub fn submit_get(&mut self, gets: Vec<Get>, options: Options) -> Ticket {
         let call = self.attached.call_options(&options);
@@ -79,7 +79,7 @@ impl Session<'_> {
         self.submit(Batch::Get(Box::new(get)))
     }
 
-    /// Submit a batch of puts, as [`Attached::put`]. The payload is checksummed now, in this
+    /// Submit a batch of puts, as [`Client::put`]. The payload is checksummed now, in this
     /// thread, and sent to the store from then on.
     pub fn submit_put(&mut self, groups: Vec<PutGroup>, options: Options) -> Ticket {
         let call = self.attached.call_options(&options);
@@ -98,24 +98,28 @@ impl Session<'_> {
     }
 
     /// Make progress without waiting; returns a finished batch, if there is one.
-    pub fn poll(&mut self) -> Option<(Ticket, Done)> {
+    pub fn poll(&mut self) -> Option<(Ticket, CompletedBatch)> {
         self.drive();
         self.finished.pop_front()
     }
 
     /// Wait for a batch, at most `timeout`. `None` if it is still in flight then (call again), or
     /// if it was returned already.
-    pub fn wait(&mut self, ticket: Ticket, timeout: Duration) -> Option<Done> {
+    pub fn wait(&mut self, ticket: Ticket, timeout: Duration) -> Option<CompletedBatch> {
         self.wait_for(Some(ticket), timeout).map(|(_, done)| done)
     }
 
     /// Wait for the first batch to finish, at most `timeout`. `None` if none finishes by then, or
     /// none is in flight.
-    pub fn wait_any(&mut self, timeout: Duration) -> Option<(Ticket, Done)> {
+    pub fn wait_any(&mut self, timeout: Duration) -> Option<(Ticket, CompletedBatch)> {
         self.wait_for(None, timeout)
     }
 
-    fn wait_for(&mut self, wanted: Option<Ticket>, timeout: Duration) -> Option<(Ticket, Done)> {
+    fn wait_for(
+        &mut self,
+        wanted: Option<Ticket>,
+        timeout: Duration,
+    ) -> Option<(Ticket, CompletedBatch)> {
         let matches = |ticket: Ticket| wanted.is_none_or(|wanted| wanted == ticket);
         let deadline = self.attached.clock.now().after(timeout);
         loop {
@@ -169,8 +173,8 @@ impl Session<'_> {
             }
             let PendingBatch { ticket, batch } = self.batches.remove(at);
             let done = match batch {
-                Batch::Get(get) => Done::Get(get.finish()),
-                Batch::Put(puts) => Done::Put(puts.finish()),
+                Batch::Get(get) => CompletedBatch::Get(get.finish()),
+                Batch::Put(puts) => CompletedBatch::Put(puts.finish()),
             };
             self.finished.push_back((ticket, done));
         }
@@ -185,7 +189,7 @@ impl Drop for Session<'_> {
         let mut connections = std::mem::replace(&mut self.connections, replacement);
         let clock = &*self.attached.clock;
         connections.expire_calls(STORE, clock.now());
-        while connections.has_pending_calls(STORE) && !mutant::on(Mutant::SessionGoesAtOnce) {
+        while connections.has_pending_calls(STORE) && !mutant::on(Mutant::SessionDroppedWithLinks) {
             connections.wait(clock.now(), WAIT_STEP);
         }
         connections.take_responses();

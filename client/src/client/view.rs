@@ -7,11 +7,11 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::outcome::{RegionExtent, digest};
 use pagelith_layouts::wire::request::RequestBody;
-use pagelith_transport::shown::Shown;
+use pagelith_transport::shown::ShmRef;
 
 use super::control::control_once;
 use super::lease_connection::{LeaseConnection, LeaseLink};
-use super::{Attached, STORE};
+use super::{Client, STORE};
 use crate::api::error::Result;
 use crate::api::request::Options;
 use crate::rpc::ControlReply;
@@ -27,7 +27,7 @@ const KEYS_MAX: usize = 4096;
 /// There is no access as a slice, since another process may write to this memory once it is no
 /// longer held.
 pub struct View {
-    shown: Shown,
+    shown: ShmRef,
     lease: Arc<ViewLease>,
 }
 
@@ -91,10 +91,10 @@ impl Drop for ViewLease {
 struct ViewedKeys {
     link: u64,
     name: u64,
-    shown: Vec<Option<Shown>>,
+    shown: Vec<Option<ShmRef>>,
 }
 
-impl Attached {
+impl Client {
     /// View objects in place in the store's memory, which it shares with processes on its host: as
     /// `Store::view`, without a copy. `None` for objects that are not in its DRAM. The
     /// objects of one call are held until the last of their views is dropped, but no longer than
@@ -113,7 +113,7 @@ impl Attached {
                 .acquire(call.deadline, |lease_link| self.view_once(lease_link, keys, call))?;
             let lease = Arc::new(ViewLease { leases: self.leases.clone(), link, name });
             let view =
-                |shown: Option<Shown>| shown.map(|shown| View { shown, lease: lease.clone() });
+                |shown: Option<ShmRef>| shown.map(|shown| View { shown, lease: lease.clone() });
             views.extend(shown.into_iter().map(view));
         }
         Ok(views)
@@ -150,8 +150,8 @@ impl Attached {
             }
         };
         let client = lease_link.connections.pool.live(STORE).ok_or_else(no_link)?;
-        let view = |(key, (hash, lies)): (&ObjectKey, (Checksum, Option<RegionExtent>))| {
-            let location = lies.filter(|_| hash == key_hash(key))?;
+        let view = |(key, (hash, location)): (&ObjectKey, (Checksum, Option<RegionExtent>))| {
+            let location = location.filter(|_| hash == key_hash(key))?;
             let shown = client.peer_ref((location.region, location.at), location.length)?;
             let matches = digest(&block_checksums(&shown)) == location.digest;
             if !matches {
@@ -164,7 +164,7 @@ impl Attached {
 }
 
 /// The checksums of the blocks of referenced bytes.
-fn block_checksums(shown: &Shown) -> Checksums {
+fn block_checksums(shown: &ShmRef) -> Checksums {
     let mut block = vec![0; BLOCK_BYTES as usize];
     let length = shown.length();
     let sum = |from: u64| {

@@ -24,25 +24,25 @@ pub struct Breaker {
 
 impl Breaker {
     /// Whether a request may be sent to the peer now.
-    pub fn may_ask(&self, now: Mono) -> bool {
+    pub fn allows_request(&self, now: Mono) -> bool {
         self.until.is_none_or(|until| now >= until)
     }
 
     /// Whether the caller should probe the peer although the breaker is open. True for one caller
     /// per second; no request waits for the probe.
-    pub fn may_look(&mut self, now: Mono) -> bool {
+    pub fn allows_probe(&mut self, now: Mono) -> bool {
         let due = self.last_probe.is_none_or(|last| now.since(last) >= PROBE_INTERVAL);
         self.last_probe = if due { Some(now) } else { self.last_probe };
         due
     }
 
     /// Note a reply of the peer: the breaker closes.
-    pub fn answered(&mut self) {
+    pub fn record_success(&mut self) {
         *self = Breaker::default();
     }
 
     /// Note a failure; from the third consecutive one on, the breaker opens for a pause.
-    pub fn failed(&mut self, now: Mono) {
+    pub fn record_failure(&mut self, now: Mono) {
         self.failures = self.failures.saturating_add(1);
         if let Some(over) = self.failures.checked_sub(FAILURES_MAX) {
             let pause =
@@ -60,28 +60,28 @@ mod tests {
     fn one_caller_per_second_probes_open_breaker() {
         let at = |ms| Mono::default().after(Duration::from_millis(ms));
         let mut breaker = Breaker::default();
-        (0..100).for_each(|_| breaker.failed(at(0)));
-        let looks = (0..5000).filter(|ms| breaker.may_look(at(*ms))).collect::<Vec<_>>();
+        (0..100).for_each(|_| breaker.record_failure(at(0)));
+        let looks = (0..5000).filter(|ms| breaker.allows_probe(at(*ms))).collect::<Vec<_>>();
         assert_eq!(looks, [0, 1000, 2000, 3000, 4000]);
-        assert!(!breaker.may_ask(at(29_999)), "probes do not close the breaker");
+        assert!(!breaker.allows_request(at(29_999)), "probes do not close the breaker");
     }
 
     #[test]
     fn breaker_opens_at_third_failure_and_failed_trials_double_pause() {
         let at = |ms| Mono::default().after(Duration::from_millis(ms));
         let mut breaker = Breaker::default();
-        breaker.failed(at(0));
-        breaker.failed(at(0));
-        assert!(breaker.may_ask(at(0)));
-        breaker.failed(at(0));
-        assert!(!breaker.may_ask(at(999)) && breaker.may_ask(at(1000)));
-        breaker.failed(at(1000));
-        assert!(!breaker.may_ask(at(2999)) && breaker.may_ask(at(3000)));
-        (0..100).for_each(|_| breaker.failed(at(3000)));
-        assert!(!breaker.may_ask(at(32_999)) && breaker.may_ask(at(33_000)));
-        breaker.answered();
-        assert!(breaker.may_ask(at(0)));
-        breaker.failed(at(0));
-        assert!(breaker.may_ask(at(0)), "a reply resets the count of failures");
+        breaker.record_failure(at(0));
+        breaker.record_failure(at(0));
+        assert!(breaker.allows_request(at(0)));
+        breaker.record_failure(at(0));
+        assert!(!breaker.allows_request(at(999)) && breaker.allows_request(at(1000)));
+        breaker.record_failure(at(1000));
+        assert!(!breaker.allows_request(at(2999)) && breaker.allows_request(at(3000)));
+        (0..100).for_each(|_| breaker.record_failure(at(3000)));
+        assert!(!breaker.allows_request(at(32_999)) && breaker.allows_request(at(33_000)));
+        breaker.record_success();
+        assert!(breaker.allows_request(at(0)));
+        breaker.record_failure(at(0));
+        assert!(breaker.allows_request(at(0)), "a reply resets the count of failures");
     }
 }

@@ -5,21 +5,23 @@ use std::ops::Range;
 
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
-use pagelith_io::hashed_copy::StoreKind;
+use pagelith_io::hashed_copy::CopyMode;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, Checksums, key_hash};
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::wire::outcome::{self, Answer, Base, Items, RegionExtent, Verdict};
+use pagelith_layouts::wire::outcome::{
+    self, BaseRef, DecodedOutcome, ItemOutcome, Items, RegionExtent,
+};
 use pagelith_layouts::wire::pull::PullItem;
 use pagelith_layouts::wire::request::{GetItem, Verb};
 use pagelith_transport::link::Push;
-use pagelith_transport::shown::Shown;
+use pagelith_transport::shown::ShmRef;
 
 use super::decode::{decode_control, decode_error, decode_miss, decode_put_outcome, decode_tier};
 use super::verify;
 use crate::api::error::{Error, ErrorKind, Result};
-use crate::api::events::Since;
+use crate::api::events::EventBatch;
 use crate::api::outcome::{FlushReport, GetOutcome, MissCause, PutOutcome};
 use crate::rpc::scatter;
 
@@ -68,7 +70,7 @@ pub struct ItemResult {
     pub parts: Vec<Part>,
     /// For a hit: the checksums of the received bytes, the number of objects in its put (0 if
     /// unknown), and the base that they are attached to.
-    pub verified: (Checksums, u32, Option<Box<Base>>),
+    pub verified: (Checksums, u32, Option<Box<BaseRef>>),
     /// The key, the range, and whether the request was by value.
     pub request: (ObjectKey, Option<Range<u64>>, bool),
     /// The bytes did not match the peer's checksums: shared memory may have changed during the
@@ -94,7 +96,7 @@ pub enum ControlReply {
     Flushed(FlushReport),
     Text(String),
     Bits(Vec<bool>),
-    Events(Since),
+    Events(EventBatch),
     /// For each object the hash of its key, and its location if it is in shared memory.
     Views(Vec<(Checksum, Option<RegionExtent>)>),
 }
@@ -115,7 +117,7 @@ pub(crate) struct PendingItem {
     checksums: Option<Checksums>,
     /// The number of objects in its put (0 if unknown), and the base that they are attached to.
     members: u32,
-    base: Option<Box<Base>>,
+    base: Option<Box<BaseRef>>,
     outcome: Option<Result<GetOutcome>>,
 }
 
@@ -142,7 +144,7 @@ pub(crate) struct PendingPut {
 pub(crate) enum CallKind {
     Exists(usize, Result<Vec<bool>>),
     /// The objects, and how bytes in shared memory are copied.
-    Get(Vec<PendingItem>, StoreKind),
+    Get(Vec<PendingItem>, CopyMode),
     Put(PendingPut),
     Control(Verb, Result<ControlReply>),
 }
@@ -187,7 +189,7 @@ impl PendingCall {
         };
         let items: Vec<PendingItem> = items.map(item).collect();
         let bytes = items.iter().map(PendingItem::length).sum();
-        PendingCall::new(token, deadline, CallKind::Get(items, StoreKind::of(bytes)))
+        PendingCall::new(token, deadline, CallKind::Get(items, CopyMode::of(bytes)))
     }
 
     pub fn put(
@@ -256,7 +258,7 @@ impl PendingCall {
 
     /// The link returns an object's memory with a reference to the bytes: copy and checksum them
     /// block by block.
-    pub fn copy_from_ref(&mut self, item: u32, mut parts: Vec<Part>, shown: &Shown) {
+    pub fn copy_from_ref(&mut self, item: u32, mut parts: Vec<Part>, shown: &ShmRef) {
         let CallKind::Get(items, stores) = &mut self.kind else { return };
         if let Some(item) = items.get_mut(item as usize) {
             item.checksums = if self.finished {
@@ -299,7 +301,7 @@ impl PendingCall {
                 offset: pull.offset,
                 parts,
                 token: 0,
-                may_show: true,
+                allow_ref: true,
             });
         }
         Ok(())
@@ -332,22 +334,24 @@ impl PendingCall {
     pub fn handle_outcome(
         &mut self,
         verb: Verb,
-        answer: &Answer<'_>,
+        answer: &DecodedOutcome<'_>,
     ) -> std::result::Result<(), FormatError> {
         self.finished = true;
         let unexpected =
             |field, value: String| Err(FormatError::Field { structure: "outcome", field, value });
         match (&mut self.kind, answer) {
-            (_, Answer::Failed(failure)) => self.fail(&decode_error(failure)),
-            (CallKind::Exists(keys, found), Answer::Bits(bits)) if bits.len() == *keys => {
+            (_, DecodedOutcome::Failed(failure)) => self.fail(&decode_error(failure)),
+            (CallKind::Exists(keys, found), DecodedOutcome::Bits(bits)) if bits.len() == *keys => {
                 *found = Ok(bits.iter().collect());
             }
-            (CallKind::Get(items, ..), Answer::Items(outcomes))
+            (CallKind::Get(items, ..), DecodedOutcome::Items(outcomes))
                 if outcomes.len() == items.len() && block_size_matches(outcomes) =>
             {
                 verify_items(items, outcomes);
             }
-            (CallKind::Put(put), Answer::Items(outcomes)) if outcomes.len() == put.keys.len() => {
+            (CallKind::Put(put), DecodedOutcome::Items(outcomes))
+                if outcomes.len() == put.keys.len() =>
+            {
                 let outcome = |((key, _), item): (&(ObjectKey, u64), outcome::Item<'_>)| {
                     if item.key_hash == key_hash(key) {
                         decode_put_outcome(&item.verdict)
@@ -413,7 +417,7 @@ fn verify_items(items: &mut [PendingItem], outcomes: &Items<'_>) {
         let outcome = match answer.verdict {
             // An outcome for another object does not count.
             _ if answer.key_hash != key_hash(&item.key) => Err(no_answer()),
-            Verdict::Hit { tier, length, checksums, members, base } => {
+            ItemOutcome::Hit { tier, length, checksums, members, base } => {
                 (item.members, item.base) = (members, base.map(Box::new));
                 let whole = length == item.length();
                 let matches = |received: &Checksums| checksums.iter().eq(received.iter().copied());
@@ -425,11 +429,12 @@ fn verify_items(items: &mut [PendingItem], outcomes: &Items<'_>) {
                     }
                 }
             }
-            Verdict::Miss(cause) => Ok(GetOutcome::Miss(decode_miss(cause))),
-            Verdict::Failed(failure) => Err(decode_error(&failure)),
-            Verdict::Stored | Verdict::AlreadyPresent | Verdict::Waiting | Verdict::Refused => {
-                Err(no_answer())
-            }
+            ItemOutcome::Miss(cause) => Ok(GetOutcome::Miss(decode_miss(cause))),
+            ItemOutcome::Failed(failure) => Err(decode_error(&failure)),
+            ItemOutcome::Stored
+            | ItemOutcome::AlreadyPresent
+            | ItemOutcome::Waiting
+            | ItemOutcome::Refused => Err(no_answer()),
         };
         if outcome == Ok(GetOutcome::Miss(MissCause::Damaged)) {
             match item.mismatch && !item.by_value {

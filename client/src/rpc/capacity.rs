@@ -1,6 +1,6 @@
 //! Limits of the requests in flight on one link.
 
-use pagelith_transport::link::Room;
+use pagelith_transport::link::LinkCapacity;
 
 use super::client::RpcClient;
 
@@ -25,7 +25,7 @@ impl RpcClient {
     }
 
     /// Free capacity of the link.
-    pub fn capacity(&self) -> Room {
+    pub fn capacity(&self) -> LinkCapacity {
         self.link.room()
     }
 }

@@ -20,11 +20,11 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::greeting::Feature;
 use pagelith_layouts::wire::put::PutBuilder;
 use pagelith_layouts::wire::request::{self, GetItem, RequestBody, RequestOptions};
-use pagelith_layouts::wire::shown::ItemRange;
-use pagelith_layouts::wire::{Frame, Kind, List, outcome, pull};
-use pagelith_transport::closed::Closed;
-use pagelith_transport::link::{Event, Link};
-use pagelith_transport::shown::Shown;
+use pagelith_layouts::wire::shm_ref::ItemRange;
+use pagelith_layouts::wire::{Frame, FrameKind, List, outcome, pull};
+use pagelith_transport::closed::LinkError;
+use pagelith_transport::link::{Link, LinkEvent};
+use pagelith_transport::shown::ShmRef;
 
 use super::call::{ItemRequest, PayloadFn, PendingCall, Response};
 use crate::api::error::{Error, ErrorKind, Result};
@@ -34,11 +34,11 @@ pub struct RpcClient {
     pub(crate) link: Box<dyn Link>,
     pub(crate) calls: BTreeMap<OpId, PendingCall>,
     /// Events that arrived and are not handled yet.
-    events: VecDeque<Event>,
+    events: VecDeque<LinkEvent>,
     /// A get is finished, and its response is not returned yet.
     get_finished: bool,
     last_op: u64,
-    closed: Option<Closed>,
+    closed: Option<LinkError>,
     /// The peer has sent an outcome over this link.
     answered: bool,
     /// This side is a store and the other side is its peer.
@@ -59,7 +59,7 @@ impl RpcClient {
     }
 
     /// Why the link ended, if it did. Later requests fail at once.
-    pub fn closed(&self) -> Option<&Closed> {
+    pub fn closed(&self) -> Option<&LinkError> {
         self.closed.as_ref()
     }
 
@@ -80,13 +80,13 @@ impl RpcClient {
 
     /// Region and offset at which the peer can read these bytes, if it can.
     pub fn region_offset(&self, parts: &[Part]) -> Option<(u32, u64)> {
-        self.link.place(parts)
+        self.link.region_offset(parts)
     }
 
     /// A reference to bytes in a region of the peer, if the peer has shared that region.
-    pub fn peer_ref(&self, (region, at): (u32, u64), length: u64) -> Option<Shown> {
+    pub fn peer_ref(&self, (region, at): (u32, u64), length: u64) -> Option<ShmRef> {
         let no_item: ItemRange = (OpId(0), 0, 0);
-        self.link.view(no_item, (region, at), length)
+        self.link.peer_ref(no_item, (region, at), length)
     }
 
     /// Maximum length of a request in bytes.
@@ -110,12 +110,12 @@ impl RpcClient {
 
     /// Wake the peer before a request that takes a while to encode.
     pub fn wake_peer(&mut self) {
-        self.link.nudge();
+        self.link.wake_peer();
     }
 
     /// Write queued requests to the link without handling events.
     pub fn flush_queue(&mut self) {
-        self.link.send_on();
+        self.link.flush_queue();
     }
 
     /// Let all operations reach their deadlines now.
@@ -158,12 +158,12 @@ impl RpcClient {
             return Err((self.capacity_error(), requests));
         }
         let (op, request_bytes) = (self.next_op(), body.len());
-        if self.link.send(Frame::new(Kind::Request, op, body)).is_err() {
+        if self.link.send(Frame::new(FrameKind::Request, op, body)).is_err() {
             return Err((self.capacity_error(), requests));
         }
         // The peer looks up the objects while this side exposes their memory; events are handled
         // afterwards.
-        self.link.send_on();
+        self.link.flush_queue();
         let mut call = PendingCall {
             request_bytes,
             ..PendingCall::get(token, deadline, items.iter().copied())
@@ -177,7 +177,7 @@ impl RpcClient {
         Ok(())
     }
 
-    /// Offer objects; `payload` returns the bytes of those that the peer pulls.
+    /// Capabilities objects; `payload` returns the bytes of those that the peer pulls.
     pub fn put(
         &mut self,
         token: u64,
@@ -223,7 +223,7 @@ impl RpcClient {
     /// Send a request, regardless of the bytes of requests in flight.
     fn send(&mut self, body: Vec<u8>, call: PendingCall) -> Result<()> {
         let (op, request_bytes) = (self.next_op(), body.len());
-        if self.link.send(Frame::new(Kind::Request, op, body)).is_err() {
+        if self.link.send(Frame::new(FrameKind::Request, op, body)).is_err() {
             return Err(self.capacity_error());
         }
         self.calls.insert(op, PendingCall { request_bytes, ..call });
@@ -232,7 +232,7 @@ impl RpcClient {
 
     /// The options with the origin of the request: a client or a store.
     fn with_origin(&self, terms: RequestOptions) -> RequestOptions {
-        RequestOptions { of_store: self.is_store && self.has_feature(Feature::Peers), ..terms }
+        RequestOptions { from_store: self.is_store && self.has_feature(Feature::Peers), ..terms }
     }
 
     fn next_op(&mut self) -> OpId {
@@ -297,7 +297,7 @@ impl RpcClient {
                 self.link.poll(&mut events);
                 self.handle_events(events);
             }
-            false => self.link.send_on(),
+            false => self.link.flush_queue(),
         }
         let done: Vec<OpId> =
             self.calls.iter().filter(|(_, call)| call.is_done()).map(|(id, _)| *id).collect();
@@ -312,7 +312,7 @@ impl RpcClient {
     /// End an operation whose deadline has passed.
     fn cancel(&mut self, op: OpId) {
         // If the cancel frame cannot be sent, the peer applies its own deadline.
-        let _ = self.link.send(Frame::bare(Kind::Cancel, op));
+        let _ = self.link.send(Frame::bare(FrameKind::Cancel, op));
         self.abandon(op);
     }
 
@@ -325,7 +325,7 @@ impl RpcClient {
         self.link.retract(op);
     }
 
-    fn handle_events(&mut self, events: Vec<Event>) {
+    fn handle_events(&mut self, events: Vec<LinkEvent>) {
         self.events.extend(events);
         while !self.get_finished
             && let Some(event) = self.events.pop_front()
@@ -339,7 +339,7 @@ impl RpcClient {
     fn close_after_violation(&mut self, error: &FormatError) {
         tracing::warn!(peer = %self.link.facts().peer, %error, "peer violated the protocol; link closed");
         self.link.close();
-        let mut events: Vec<Event> = self.events.drain(..).collect();
+        let mut events: Vec<LinkEvent> = self.events.drain(..).collect();
         self.link.poll(&mut events);
         for event in events {
             // Only returned memory and the end of the link matter now.
@@ -347,30 +347,30 @@ impl RpcClient {
         }
     }
 
-    fn handle_event(&mut self, event: Event) -> std::result::Result<(), FormatError> {
+    fn handle_event(&mut self, event: LinkEvent) -> std::result::Result<(), FormatError> {
         match event {
-            Event::Frame(frame) => self.handle_frame(&frame)?,
-            Event::Landed { op, item, parts, .. } => {
+            LinkEvent::Frame(frame) => self.handle_frame(&frame)?,
+            LinkEvent::Received { op, item, parts, .. } => {
                 if let Some(call) = self.calls.get_mut(&op) {
                     call.return_memory(item, parts, true);
                 }
             }
-            Event::Shown { op, item, parts, shown, .. } => {
+            LinkEvent::ReceivedRef { op, item, parts, shown, .. } => {
                 if let Some(call) = self.calls.get_mut(&op) {
                     call.copy_from_ref(item, parts, &shown);
                 }
-                self.link.took(shown);
+                self.link.release_ref(shown);
             }
-            Event::Retracted { op, item, parts, .. } => {
+            LinkEvent::Retracted { op, item, parts, .. } => {
                 if let Some(call) = self.calls.get_mut(&op) {
                     call.return_memory(item, parts, false);
                 }
             }
-            Event::Pushed { op, parts, .. } => {
+            LinkEvent::Pushed { op, parts, .. } => {
                 drop(parts);
                 self.calls.get_mut(&op).into_iter().for_each(PendingCall::push_done);
             }
-            Event::Closed(why) => {
+            LinkEvent::Ended(why) => {
                 let error = Error::new(
                     ErrorKind::Unavailable,
                     format!("the link to the peer ended: {why}"),
@@ -391,11 +391,11 @@ impl RpcClient {
             return Ok(());
         };
         match frame.kind {
-            Kind::Pull => {
+            FrameKind::Pull => {
                 let pulls = pull::decode(&frame.body)?;
                 call.handle_pull(frame.op, pulls.iter())?;
             }
-            Kind::Outcome => {
+            FrameKind::Outcome => {
                 let (verb, answer) = outcome::decode(&frame.body)?;
                 self.answered = true;
                 call.handle_outcome(verb, &answer)?;

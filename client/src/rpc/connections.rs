@@ -102,15 +102,15 @@ impl PeerConnections {
         let is_live = self.is_client && self.pool.live(peer).is_some();
         self.pool.remote().breaker(peer, |breaker| match (failed, is_live) {
             (true, true) => {}
-            (true, false) => breaker.failed(now),
-            (false, _) => breaker.answered(),
+            (true, false) => breaker.record_failure(now),
+            (false, _) => breaker.record_success(),
         });
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use pagelith_transport::closed::Closed;
+    use pagelith_transport::closed::LinkError;
     use pagelith_transport::dial::{Dial, Dialing};
 
     use super::super::Peer;
@@ -119,8 +119,8 @@ mod tests {
     struct Down;
 
     impl Dial for Down {
-        fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
-            Err(Closed::Late { limit_ms: 1 })
+        fn begin(&self) -> Result<Box<dyn Dialing>, LinkError> {
+            Err(LinkError::HandshakeTimeout { limit_ms: 1 })
         }
     }
 
@@ -130,17 +130,17 @@ mod tests {
         let peer = Peer { name: "far".into(), weight: 1.0, preferred: false, dial };
         let connections = PeerConnections::new(Arc::new(Peers::new(vec![peer]).expect("a peer")));
         let now = Mono::default();
-        let may_ask = |connections: &PeerConnections| {
-            connections.pool.remote().breaker(0, |breaker| breaker.may_ask(now))
+        let allows_request = |connections: &PeerConnections| {
+            connections.pool.remote().breaker(0, |breaker| breaker.allows_request(now))
         };
         for round in 0..5 {
             for _ in 0..2 {
                 connections.record_result(0, true, now);
-                assert_eq!(may_ask(&connections), Some(true), "round={round}");
+                assert_eq!(allows_request(&connections), Some(true), "round={round}");
             }
             connections.record_result(0, false, now);
         }
         (0..3).for_each(|_| connections.record_result(0, true, now));
-        assert_eq!(may_ask(&connections), Some(false), "three in a row");
+        assert_eq!(allows_request(&connections), Some(false), "three in a row");
     }
 }

@@ -2,54 +2,56 @@
 //! reverse.
 
 use pagelith_layouts::wire::outcome::{
-    Answer, CauseTag, ErrorTag, Failure, Flushed, Happened, TierTag, Verdict,
+    CauseTag, DecodedOutcome, ErrorTag, Failure, Flushed, ItemOutcome, TierTag, WireEvent,
 };
 use pagelith_layouts::wire::printable::Printable;
 
 use super::call::{ControlReply, no_answer};
 use crate::api::error::{Error, ErrorKind, Result};
-use crate::api::events::{Event, Since};
+use crate::api::events::{Event, EventBatch};
 use crate::api::outcome::{FlushReport, MissCause, PutOutcome, Tier};
 
-pub(crate) fn decode_put_outcome(verdict: &Verdict<'_>) -> Result<PutOutcome> {
+pub(crate) fn decode_put_outcome(verdict: &ItemOutcome<'_>) -> Result<PutOutcome> {
     match verdict {
-        Verdict::Stored => Ok(PutOutcome::Stored),
-        Verdict::AlreadyPresent => Ok(PutOutcome::AlreadyPresent),
-        Verdict::Waiting => Ok(PutOutcome::Waiting),
-        Verdict::Refused => Ok(PutOutcome::Refused),
-        Verdict::Failed(failure) => Err(decode_error(failure)),
-        Verdict::Hit { .. } | Verdict::Miss(_) => Err(no_answer()),
+        ItemOutcome::Stored => Ok(PutOutcome::Stored),
+        ItemOutcome::AlreadyPresent => Ok(PutOutcome::AlreadyPresent),
+        ItemOutcome::Waiting => Ok(PutOutcome::Waiting),
+        ItemOutcome::Refused => Ok(PutOutcome::Refused),
+        ItemOutcome::Failed(failure) => Err(decode_error(failure)),
+        ItemOutcome::Hit { .. } | ItemOutcome::Miss(_) => Err(no_answer()),
     }
 }
 
-pub(crate) fn decode_control(answer: &Answer<'_>) -> Option<ControlReply> {
+pub(crate) fn decode_control(answer: &DecodedOutcome<'_>) -> Option<ControlReply> {
     match answer {
-        Answer::Number(number) => Some(ControlReply::Number(*number)),
-        Answer::Flushed(said) => {
+        DecodedOutcome::Number(number) => Some(ControlReply::Number(*number)),
+        DecodedOutcome::Flushed(said) => {
             let Flushed { durable_objects, durable_bytes, refused_objects, lost_objects } = *said;
             let report =
                 FlushReport { durable_objects, durable_bytes, refused_objects, lost_objects };
             Some(ControlReply::Flushed(report))
         }
-        Answer::Text(text) => Some(ControlReply::Text((*text).to_owned())),
-        Answer::Bits(bits) => Some(ControlReply::Bits(bits.iter().collect())),
-        Answer::Events(said) => {
+        DecodedOutcome::Text(text) => Some(ControlReply::Text((*text).to_owned())),
+        DecodedOutcome::Bits(bits) => Some(ControlReply::Bits(bits.iter().collect())),
+        DecodedOutcome::Events(said) => {
             let events = said.iter().map(decode_event).collect();
-            Some(ControlReply::Events(Since { events, next: said.next, lost: said.lost }))
+            Some(ControlReply::Events(EventBatch { events, next: said.next, lost: said.lost }))
         }
-        Answer::Views(views) => Some(ControlReply::Views(
-            views.iter().map(|view| (view.key_hash(), view.lies())).collect(),
+        DecodedOutcome::Views(views) => Some(ControlReply::Views(
+            views.iter().map(|view| (view.key_hash(), view.location())).collect(),
         )),
-        Answer::Items(_) | Answer::Failed(_) => None,
+        DecodedOutcome::Items(_) | DecodedOutcome::Failed(_) => None,
     }
 }
 
-fn decode_event(said: Happened) -> Event {
+fn decode_event(said: WireEvent) -> Event {
     match said {
-        Happened::Stored(tier, key, new) => Event::Stored { tier: decode_tier(tier), key, new },
-        Happened::Removed(tier, key, gone) => Event::Removed { tier: decode_tier(tier), key, gone },
-        Happened::Cleared(namespace) => Event::Cleared { namespace },
-        Happened::Forgot(tier) => Event::Forgot { tier: decode_tier(tier) },
+        WireEvent::Stored(tier, key, new) => Event::Stored { tier: decode_tier(tier), key, new },
+        WireEvent::Removed(tier, key, gone) => {
+            Event::Removed { tier: decode_tier(tier), key, gone }
+        }
+        WireEvent::Cleared(namespace) => Event::Cleared { namespace },
+        WireEvent::Forgot(tier) => Event::Forgot { tier: decode_tier(tier) },
     }
 }
 

@@ -138,7 +138,7 @@ fn send_exists(
     };
     let request: Vec<ObjectKey> = keys.iter().map(|(_, key)| *key).collect();
     let depth = keys.first().map_or(0, |(at, _)| *at);
-    match client.exists(token, &request, options.terms(now, depth), options.deadline) {
+    match client.exists(token, &request, options.request_options(now, depth), options.deadline) {
         Ok(()) => Ok(RequestState::Sent(token, keys.into_iter().map(|(at, _)| at).collect())),
         Err(Error { kind: ErrorKind::Busy, .. }) if client.expects_response() => {
             Ok(RequestState::Queued(keys))

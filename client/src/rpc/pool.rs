@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pagelith_io::clock::Mono;
 use pagelith_io::sync::Arc;
-use pagelith_transport::closed::Closed;
+use pagelith_transport::closed::LinkError;
 use pagelith_transport::dial::{DialProgress, Dialing};
 use pagelith_transport::link::Link;
 use rustc_hash::FxHashMap;
@@ -98,7 +98,7 @@ impl ConnectionPool {
     /// requests in flight.
     pub fn was_ended_by_peer(&self, peer: usize) -> bool {
         match self.connections.get(peer) {
-            Some(Connection::Up(client)) => client.closed().is_some_and(Closed::is_by_peer),
+            Some(Connection::Up(client)) => client.closed().is_some_and(LinkError::is_by_peer),
             Some(Connection::Dialing(_) | Connection::None) | None => false,
         }
     }
@@ -125,7 +125,7 @@ impl ConnectionPool {
     }
 
     fn may_send(&self, peer: usize, now: Mono) -> bool {
-        self.remote.breaker(peer, |breaker| breaker.may_ask(now)).unwrap_or(false)
+        self.remote.breaker(peer, |breaker| breaker.allows_request(now)).unwrap_or(false)
     }
 
     /// Whether a client's only store, whose breaker is open, is reachable again. The pool dials it
@@ -139,7 +139,7 @@ impl ConnectionPool {
             Some(Connection::Dialing(_)) => false,
             None => return false,
         };
-        let should_probe = |breaker: &mut Breaker| breaker.may_look(now);
+        let should_probe = |breaker: &mut Breaker| breaker.allows_probe(now);
         if needs_dial
             && (!self.remote.breaker(peer, should_probe).unwrap_or(false) || !self.dial(peer, now))
         {
@@ -153,11 +153,11 @@ impl ConnectionPool {
 
     /// Record that the peer is unreachable. While its breaker is open this was logged already, and
     /// no caller waited for it.
-    fn record_unreachable(&self, peer: usize, now: Mono, why: &Closed) {
+    fn record_unreachable(&self, peer: usize, now: Mono, why: &LinkError) {
         let name = &self.remote.owners[peer].name;
         if self.may_send(peer, now) {
             tracing::warn!(peer = %name, %why, "peer cannot be reached");
-            self.remote.breaker(peer, |breaker| breaker.failed(now));
+            self.remote.breaker(peer, |breaker| breaker.record_failure(now));
         } else {
             tracing::debug!(peer = %name, %why, "peer is still unreachable");
         }
@@ -251,11 +251,11 @@ impl ConnectionPool {
                 match progress {
                     DialProgress::Waiting(dialing) => Connection::Dialing(dialing),
                     DialProgress::Ready(link) => {
-                        self.remote.breaker(peer, |breaker| breaker.answered());
+                        self.remote.breaker(peer, |breaker| breaker.record_success());
                         self.generation += 1;
                         connected(link, self.is_store)
                     }
-                    DialProgress::Over(why) => {
+                    DialProgress::Failed(why) => {
                         self.record_unreachable(peer, now, &why);
                         Connection::None
                     }
@@ -298,10 +298,10 @@ mod tests {
 
     use pagelith_io::clock::Clock;
     use pagelith_io::system::{SystemClock, SystemEntropy};
-    use pagelith_transport::capability::Offer;
+    use pagelith_transport::capability::Capabilities;
     use pagelith_transport::dial::{Dial, SocketDial};
-    use pagelith_transport::handshake::Admission;
-    use pagelith_transport::limits::Limits;
+    use pagelith_transport::handshake::ClientAuth;
+    use pagelith_transport::limits::LinkLimits;
     use pagelith_transport::rights::Rights;
     use pagelith_transport::socket::{ListenConfig, Listener};
 
@@ -312,7 +312,7 @@ mod tests {
     struct CutOff;
 
     impl Dial for CutOff {
-        fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
+        fn begin(&self) -> Result<Box<dyn Dialing>, LinkError> {
             Ok(Box::new(CutOff))
         }
     }
@@ -339,7 +339,7 @@ mod tests {
         let mut pool = ConnectionPool::new(remote.clone());
         for ms in [0, 500, 1000] {
             assert!(matches!(pool.connect(0, at(ms)), ConnState::Connecting), "ms={ms}");
-            remote.breaker(0, |breaker| breaker.failed(at(ms)));
+            remote.breaker(0, |breaker| breaker.record_failure(at(ms)));
         }
         assert!(
             matches!(pool.connect(0, at(1001)), ConnState::Down),
@@ -358,11 +358,11 @@ mod tests {
     }
 
     impl Dial for Host {
-        fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
+        fn begin(&self) -> Result<Box<dyn Dialing>, LinkError> {
             if self.up.load(Relaxed) {
                 self.dial.begin()
             } else {
-                Err(Closed::Late { limit_ms: 1 })
+                Err(LinkError::HandshakeTimeout { limit_ms: 1 })
             }
         }
     }
@@ -371,11 +371,11 @@ mod tests {
     /// for 30 seconds from 0 ms on.
     fn failed_host(for_client: bool) -> (Listener, Arc<Host>, ConnectionPool) {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-        let (offer, limits) = (|who| Offer::of_this_build([who; 16]), Limits::default());
+        let (offer, limits) = (|who| Capabilities::of_this_build([who; 16]), LinkLimits::default());
         let listen = ListenConfig {
             address: "tcp:127.0.0.1:0".parse().expect("an address"),
-            admission: Admission::Connection(Rights::all()),
-            beyond_this_host: false,
+            admission: ClientAuth::Connection(Rights::all()),
+            allow_remote: false,
         };
         let entropy = Arc::new(SystemEntropy);
         let listener =
@@ -385,7 +385,7 @@ mod tests {
         let peer = Peer { name: "store".into(), weight: 1.0, preferred: false, dial: host.clone() };
         let remote = Arc::new(Peers::new(vec![peer]).expect("a peer"));
         for _ in 0..20 {
-            remote.breaker(0, |breaker| breaker.failed(at(0)));
+            remote.breaker(0, |breaker| breaker.record_failure(at(0)));
         }
         let pool = if for_client {
             ConnectionPool::for_client(remote)
@@ -416,8 +416,8 @@ mod tests {
             listener.wait(&mut arrivals, Duration::from_millis(1));
             assert!(clock.now() < end, "store was not found");
         }
-        let may_ask = pool.remote().breaker(0, |breaker| breaker.may_ask(at(6000)));
-        assert_eq!(may_ask, Some(true), "the breaker is closed for other threads too");
+        let allows_request = pool.remote().breaker(0, |breaker| breaker.allows_request(at(6000)));
+        assert_eq!(allows_request, Some(true), "the breaker is closed for other threads too");
     }
 
     #[test]
@@ -436,8 +436,9 @@ mod tests {
             assert!(clock.now() < end, "peer was not dialed");
         }
         // The breaker is reset: it takes three failures again.
-        let fail =
-            |pool: &ConnectionPool| pool.remote().breaker(0, |breaker| breaker.failed(at(30_000)));
+        let fail = |pool: &ConnectionPool| {
+            pool.remote().breaker(0, |breaker| breaker.record_failure(at(30_000)))
+        };
         for _ in 0..2 {
             fail(&pool);
             assert!(matches!(pool.connect(0, at(30_000)), ConnState::Up(_)));

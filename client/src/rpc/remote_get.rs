@@ -7,7 +7,7 @@ use std::time::Duration;
 use pagelith_io::clock::Mono;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums, block_count};
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::wire::outcome::Base;
+use pagelith_layouts::wire::outcome::BaseRef;
 use pagelith_layouts::wire::request::RequestOptions;
 
 use super::Response;
@@ -16,7 +16,7 @@ use super::connections::PeerConnections;
 use super::pool::ConnState;
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::group_info::GroupInfo;
-use crate::api::outcome::{GetDone, GetOutcome, MissCause, ObjectMeta, Tier};
+use crate::api::outcome::{CompletedGet, GetOutcome, MissCause, ObjectMeta, Tier};
 use crate::rpc::removal_fence::FenceEpoch;
 
 /// Maximum keys of one request.
@@ -47,11 +47,11 @@ pub struct CallOptions {
 
 impl CallOptions {
     /// The options of a request whose first object is `depth` objects after the first of the batch.
-    pub fn terms(&self, now: Mono, depth: usize) -> RequestOptions {
+    pub fn request_options(&self, now: Mono, depth: usize) -> RequestOptions {
         let left = self.deadline.since(now).max(Duration::from_millis(1));
         let deadline_ms = u32::try_from(left.as_millis()).unwrap_or(u32::MAX);
         let depth = self.depth.saturating_add(u32::try_from(depth).unwrap_or(u32::MAX));
-        RequestOptions { deadline_ms, depth, request: self.request, of_store: false }
+        RequestOptions { deadline_ms, depth, request: self.request, from_store: false }
     }
 }
 
@@ -161,7 +161,7 @@ impl LinkFailures {
 
 /// The gets of a batch that missed in this store.
 pub struct RemoteGet {
-    done: Vec<GetDone>,
+    done: Vec<CompletedGet>,
     requests: Vec<PeerRequest<(usize, ItemRequest)>>,
     options: CallOptions,
     target: GetTarget,
@@ -188,14 +188,14 @@ pub struct FetchedItem {
     pub members: usize,
     /// If it is attached: the token of the request and the base. Other hits of that request with
     /// the same base number belong to the same group.
-    pub attached: Option<(u64, Base)>,
+    pub attached: Option<(u64, BaseRef)>,
 }
 
 impl RemoteGet {
     /// Request the objects that a batch missed; `done` has the outcomes of the whole batch.
     pub fn begin(
         connections: &PeerConnections,
-        done: Vec<GetDone>,
+        done: Vec<CompletedGet>,
         missed: Vec<MissedItem>,
         options: CallOptions,
         target: GetTarget,
@@ -381,7 +381,12 @@ impl RemoteGet {
         };
         let (indices, requests): (Vec<usize>, Vec<ItemRequest>) = items.into_iter().unzip();
         let depth = indices.first().copied().unwrap_or(0);
-        match client.get(token, requests, self.options.terms(now, depth), self.options.deadline) {
+        match client.get(
+            token,
+            requests,
+            self.options.request_options(now, depth),
+            self.options.deadline,
+        ) {
             Ok(()) => RequestState::Sent(token, indices),
             // No outcome is expected that would free capacity.
             Err((error, requests)) if !client.expects_response() => {
@@ -432,7 +437,7 @@ impl RemoteGet {
     }
 
     /// All outcomes so far; finished gets have their memory.
-    pub fn done(&self) -> &[GetDone] {
+    pub fn done(&self) -> &[CompletedGet] {
         &self.done
     }
 
@@ -447,7 +452,7 @@ impl RemoteGet {
     }
 
     /// The outcomes, once [`RemoteGet::advance`] returned true.
-    pub fn finish(self) -> Vec<GetDone> {
+    pub fn finish(self) -> Vec<CompletedGet> {
         self.done
     }
 }

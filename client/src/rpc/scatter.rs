@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use pagelith_io::buffer::Part;
-use pagelith_io::hashed_copy::{Copier, Piece, StoreKind};
+use pagelith_io::hashed_copy::{Copier, CopyMode, SourcePiece};
 use pagelith_io::nontemporal::copy_non_temporal;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, block_lengths};
 
@@ -17,7 +17,7 @@ fn overlap(at: &mut u64, len: usize, want: &Range<u64>) -> Option<(Range<usize>,
 }
 
 /// Copy `bytes` into `pieces`, starting at byte `offset` of their concatenation.
-pub fn copy_in(pieces: &mut [Part], offset: u64, bytes: &[u8], stores: StoreKind) {
+pub fn copy_in(pieces: &mut [Part], offset: u64, bytes: &[u8], stores: CopyMode) {
     let want = offset..offset + bytes.len() as u64;
     let mut at = 0;
     for piece in pieces {
@@ -29,8 +29,8 @@ pub fn copy_in(pieces: &mut [Part], offset: u64, bytes: &[u8], stores: StoreKind
                 (whole.start - offset) as usize..(whole.end - offset) as usize,
             );
             match stores {
-                StoreKind::Cached => to.copy_from_slice(&bytes[from]),
-                StoreKind::PastCache => copy_non_temporal(to, &bytes[from]),
+                CopyMode::Cached => to.copy_from_slice(&bytes[from]),
+                CopyMode::NonTemporal => copy_non_temporal(to, &bytes[from]),
             }
         }
     }
@@ -49,7 +49,7 @@ pub fn copy_blocks_in(
     let (want, mut at) = (offset..offset + all, 0);
     let target = |piece| target(piece, &mut at, &want);
     let to = pieces.iter_mut().map_while(target).flatten();
-    copier.copy(to, [Piece::Lent(bytes)], block_lengths(0..all, BLOCK_BYTES), sum)
+    copier.copy(to, [SourcePiece::Private(bytes)], block_lengths(0..all, BLOCK_BYTES), sum)
 }
 
 /// The part of the next piece that overlaps `want` (see [`overlap`]), which may be empty; `None` if
@@ -102,7 +102,7 @@ mod tests {
         for offset in 0..=20usize {
             for len in 0..=20 - offset {
                 let mut p = pieces(&[3, 1, 9, 7]);
-                let stores = if offset % 2 == 0 { StoreKind::Cached } else { StoreKind::PastCache };
+                let stores = if offset % 2 == 0 { CopyMode::Cached } else { CopyMode::NonTemporal };
                 copy_in(&mut p, offset as u64, &source[..len], stores);
                 let mut expected = vec![0; 20];
                 expected[offset..offset + len].copy_from_slice(&source[..len]);
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn zero_leaves_nothing() {
         let mut p = pieces(&[3, 4]);
-        copy_in(&mut p, 0, &[9; 7], StoreKind::Cached);
+        copy_in(&mut p, 0, &[9; 7], CopyMode::Cached);
         zero(&mut p);
         assert_eq!(all(&p), vec![0; 7]);
     }

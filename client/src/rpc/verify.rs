@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use pagelith_io::buffer::Part;
-use pagelith_io::hashed_copy::{Copier, StoreKind, copy_blocks};
+use pagelith_io::hashed_copy::{Copier, CopyMode, copy_blocks};
 use pagelith_layouts::checksum::{
     BLOCK_BYTES, Checksums, StreamChecksum, block_lengths, blocks_in, checksum,
 };
-use pagelith_transport::shown::Shown;
+use pagelith_transport::shown::ShmRef;
 
 use crate::rpc::scatter;
 
@@ -39,8 +39,8 @@ pub fn block_checksums(parts: &[Part], range: &Range<u64>) -> Option<Checksums> 
 pub fn copy_and_checksum(
     parts: &mut [Part],
     range: &Range<u64>,
-    shown: &Shown,
-    stores: StoreKind,
+    shown: &ShmRef,
+    stores: CopyMode,
 ) -> Option<Checksums> {
     let bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
     if bytes != range.end - range.start || bytes != shown.length() {
@@ -57,7 +57,7 @@ pub fn copy_and_checksum(
 /// several copies; appends to `checksums`. False if the lengths differ.
 pub fn copy_whole_and_checksum(
     to: &mut [u8],
-    shown: &Shown,
+    shown: &ShmRef,
     copier: &mut Copier,
     checksums: &mut Checksums,
 ) -> bool {

@@ -21,7 +21,7 @@ use pagelith_tiers::ssd::checkpoint::CheckpointWriter;
 use crate::background::log_context::{LogContext, SyncPurpose};
 use crate::background::log_op::LogOp;
 use crate::background::pending_flushes::PendingFlushes;
-use crate::memory::index::Visited;
+use crate::memory::index::SlotContent;
 use crate::memory::visibility::VisibilityFilter;
 
 /// A checkpoint being taken.
@@ -174,7 +174,7 @@ impl Checkpointer {
         let (mut entries, mut broken) = (Vec::new(), Vec::new());
         core.index.visit_homes(c.cursor, to, |visited| {
             // A link is written with its object.
-            let Visited::Object(e) = visited else { return };
+            let SlotContent::Object(e) = visited else { return };
             let Some(place) = e.ssd else { return };
             // The replay finds what is at or after the log position.
             let before = ssd.segments.get(SegmentId(place.segment)).order < c.replay_from;
@@ -210,7 +210,7 @@ impl Checkpointer {
             let mut left: Vec<_> = left.into_iter().flatten().collect();
             left.sort_unstable();
             entries
-                .extend(left.into_iter().map(|(s, record)| CheckpointEntry::withdraws(s, record)));
+                .extend(left.into_iter().map(|(s, record)| CheckpointEntry::withdrawal(s, record)));
         }
         drop(core);
         c.cursor = to;

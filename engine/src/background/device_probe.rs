@@ -130,7 +130,7 @@ impl DeviceProbe {
     /// A segment could not be prepared; the probe may have waited for it.
     pub fn not_ready(&mut self, cx: &mut LogContext, fault: &IoFault) {
         if self.0.is_some() {
-            // Not a failed sync: `Event::ManifestFailed` reports the manifest's fault itself.
+            // Not a failed sync: `LogEvent::ManifestFailed` reports the manifest's fault itself.
             self.failed(cx, &fault.to_string(), false);
         }
     }

@@ -21,8 +21,8 @@ use std::time::Duration;
 use pagelith_io::disk::Completion;
 use pagelith_io::runtime::{Step, Task};
 use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
-use pagelith_tiers::ssd::append::RecordPlace;
-use pagelith_tiers::ssd::log::{Event, Log};
+use pagelith_tiers::ssd::append::RecordLocation;
+use pagelith_tiers::ssd::log::{Log, LogEvent};
 use pagelith_tiers::ssd::recover::Recovered;
 use pagelith_tiers::ssd::segments::SegmentState;
 use pagelith_tiers::ssd::sync::SyncId;
@@ -129,27 +129,27 @@ impl Flusher {
         any
     }
 
-    fn handle(&mut self, event: Event) {
+    fn handle(&mut self, event: LogEvent) {
         let cx = &mut self.cx;
         match event {
-            Event::Written(units) => self.written(units),
-            Event::WriteFailed(of, ids, fault) => {
+            LogEvent::Written(units) => self.written(units),
+            LogEvent::WriteFailed(of, ids, fault) => {
                 tracing::warn!(%fault, "write failed");
                 cx.device_failed(&fault, |health, now| {
                     health.write_failed(of.segment, of.incarnation, now)
                 });
                 self.writes_failed(ids);
             }
-            Event::Unwritten(ids, _) => self.writes_failed(ids),
-            Event::SyncFailed(fault) => cx.sync_failed(&fault),
-            Event::NotReady(segment, fault) => {
+            LogEvent::Unwritten(ids, _) => self.writes_failed(ids),
+            LogEvent::SyncFailed(fault) => cx.sync_failed(&fault),
+            LogEvent::NotReady(segment, fault) => {
                 cx.free_segment(segment);
                 self.probe.not_ready(cx, &fault);
             }
-            Event::Durable(units) => cx.units.durable(&mut cx.shared.lock(), &units),
-            Event::Untrusted(units, _) => cx.units.untrusted(&mut cx.shared.lock(), &units),
-            Event::Synced(id, ok) => self.synced(id, ok),
-            Event::Ready(segment, incarnation, order) => {
+            LogEvent::Durable(units) => cx.units.durable(&mut cx.shared.lock(), &units),
+            LogEvent::Untrusted(units, _) => cx.units.untrusted(&mut cx.shared.lock(), &units),
+            LogEvent::Synced(id, ok) => self.synced(id, ok),
+            LogEvent::Ready(segment, incarnation, order) => {
                 let mut core = cx.shared.lock();
                 if let Some(ssd) = core.ssd.as_mut() {
                     let s = ssd.segments.get_mut(segment);
@@ -161,7 +161,7 @@ impl Flusher {
                 }
                 core.visibility.reuse_segment(segment);
             }
-            Event::Sealed(facts, whole) => {
+            LogEvent::Sealed(facts, whole) => {
                 let segment = facts.identity.segment;
                 let mut core = cx.shared.lock();
                 core.counters.segments_sealed += 1;
@@ -173,11 +173,11 @@ impl Flusher {
                 self.checkpointer.segment_sealed();
                 tracing::debug!(segment = segment.0, footer = whole, "sealed");
             }
-            Event::Generation(namespace, generation, result) => {
+            LogEvent::Generation(namespace, generation, result) => {
                 cx.generations.ended(&mut cx.shared.lock(), namespace, generation, result);
             }
-            Event::ManifestFailed(fault) => cx.manifest_failed(&fault),
-            Event::Other(tag, completion) => {
+            LogEvent::ManifestFailed(fault) => cx.manifest_failed(&fault),
+            LogEvent::Other(tag, completion) => {
                 if let Some(op) = LogOp::decode(tag) {
                     self.ended(op, completion);
                 }
@@ -203,7 +203,7 @@ impl Flusher {
         }
     }
 
-    fn written(&mut self, units: Vec<(u64, RecordPlace)>) {
+    fn written(&mut self, units: Vec<(u64, RecordLocation)>) {
         let mut frames = Vec::with_capacity(FRAMES);
         for (id, place) in units {
             match self.cx.units.remove(id) {
@@ -226,7 +226,7 @@ impl Flusher {
     }
 
     /// Enter the places of frames into the index, in one critical section.
-    fn frames_written(&mut self, frames: &mut Vec<(u64, FrameGuard, RecordPlace)>) {
+    fn frames_written(&mut self, frames: &mut Vec<(u64, FrameGuard, RecordLocation)>) {
         if frames.is_empty() {
             return;
         }

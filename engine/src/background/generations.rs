@@ -61,7 +61,7 @@ impl Generations {
                 self.durable.insert(namespace, generation);
                 JobResult::Done
             }
-            // `Event::ManifestFailed` reports the manifest's failure.
+            // `LogEvent::ManifestFailed` reports the manifest's failure.
             Err(fault) => JobResult::Failed(fault.into()),
         };
         let this = |ns, gen_| (ns, gen_) == (namespace, generation);

@@ -188,7 +188,7 @@ impl JobWriter {
 /// ends, or one job of another kind. Frames and a job after them are never taken together: if the
 /// frames' write fails, they return to the queue ahead of that job.
 fn next_jobs(cx: &mut LogContext) -> Option<Next> {
-    let room = cx.log.wanted_bytes();
+    let room = cx.log.write_threshold();
     let shared = cx.shared.clone();
     let mut core = shared.lock();
     cx.note_appended(&mut core);

@@ -28,7 +28,7 @@ use crate::rpc::connections::PeerConnections;
 use crate::rpc::pool::ConnState;
 use crate::rpc::{ControlReply, Response};
 use crate::state::jobs::JobResult;
-use crate::state::peer_queue::RemoteJob;
+use crate::state::peer_queue::PeerJob;
 
 /// Most keys of one request.
 const KEYS_MAX: usize = 4096;
@@ -47,13 +47,13 @@ pub(crate) enum NotificationResult {
     /// The job's id and result.
     Complete(u64, JobResult),
     /// A peer ended its link: repeat the job, by this deadline.
-    Retry(RemoteJob, Mono),
+    Retry(PeerJob, Mono),
 }
 
 /// A removal or clear that is being sent to all peers.
 pub(crate) struct PeerNotification {
     id: u64,
-    job: RemoteJob,
+    job: PeerJob,
     deadline: Mono,
     /// Requests without a response, by token, each with its peer.
     pending: BTreeMap<u64, (usize, SentRequest)>,
@@ -74,7 +74,7 @@ impl PeerNotification {
     /// established ([`is_connecting`]).
     pub fn begin(
         connections: &mut PeerConnections,
-        job: RemoteJob,
+        job: PeerJob,
         id: u64,
         now: Mono,
         (deadline, is_first): (Mono, bool),
@@ -100,7 +100,7 @@ impl PeerNotification {
 
     /// Send hold requests and the job's requests to `peers`.
     fn notify(&mut self, connections: &mut PeerConnections, peers: Vec<usize>, now: Mono) {
-        let holds = peers.len() > 1 && !mutant::on(Mutant::ToldOwnerAlone);
+        let holds = peers.len() > 1 && !mutant::on(Mutant::OnlyOwnerNotified);
         for peer in peers {
             let has_holds = match connections.pool.connect(peer, now) {
                 ConnState::Up(client) => client.has_feature(Feature::Holds),
@@ -126,7 +126,7 @@ impl PeerNotification {
                 self.holding.push(peer);
             }
             match &self.job {
-                RemoteJob::Remove { keys, .. } => {
+                PeerJob::Remove { keys, .. } => {
                     let keys = keys_for(connections, peer, keys);
                     // A peer may reject longer requests.
                     for keys in keys.chunks(KEYS_MAX) {
@@ -139,7 +139,7 @@ impl PeerNotification {
                         );
                     }
                 }
-                RemoteJob::Clear { namespace, .. } => {
+                PeerJob::Clear { namespace, .. } => {
                     let clear = RequestBody::Clear(*namespace);
                     self.send(
                         connections,
@@ -149,7 +149,7 @@ impl PeerNotification {
                         RequestOptions::default(),
                     );
                 }
-                RemoteJob::Frame(..) => {}
+                PeerJob::Frame(..) => {}
             }
         }
     }
@@ -210,7 +210,7 @@ impl PeerNotification {
             self.send(connections, peer, SentRequest::Release, &release, RequestOptions::default());
         }
         // After a failure the releases are not waited for.
-        self.failed.is_some() || self.pending.is_empty() || mutant::on(Mutant::HoldUnasked)
+        self.failed.is_some() || self.pending.is_empty() || mutant::on(Mutant::HoldNotConfirmed)
     }
 
     /// The result, once [`PeerNotification::advance`] returned true.
@@ -228,7 +228,7 @@ impl PeerNotification {
 }
 
 /// Whether the link to a peer that must be notified is being established.
-pub(crate) fn is_connecting(connections: &mut PeerConnections, job: &RemoteJob, now: Mono) -> bool {
+pub(crate) fn is_connecting(connections: &mut PeerConnections, job: &PeerJob, now: Mono) -> bool {
     peers_to_notify(connections, job).into_iter().any(|peer| {
         match connections.pool.connect(peer, now) {
             ConnState::Connecting => true,
@@ -238,22 +238,22 @@ pub(crate) fn is_connecting(connections: &mut PeerConnections, job: &RemoteJob, 
 }
 
 /// The peers that must be notified.
-fn peers_to_notify(connections: &PeerConnections, job: &RemoteJob) -> Vec<usize> {
+fn peers_to_notify(connections: &PeerConnections, job: &PeerJob) -> Vec<usize> {
     let all = 0..connections.pool.remote().owners.len();
     match job {
-        _ if mutant::on(Mutant::PeersUntold) => Vec::new(),
-        RemoteJob::Remove { keys, .. } => {
+        _ if mutant::on(Mutant::PeersNotNotified) => Vec::new(),
+        PeerJob::Remove { keys, .. } => {
             all.filter(|peer| !keys_for(connections, *peer, keys).is_empty()).collect()
         }
-        RemoteJob::Clear { .. } => all.collect(),
-        RemoteJob::Frame(..) => Vec::new(),
+        PeerJob::Clear { .. } => all.collect(),
+        PeerJob::Frame(..) => Vec::new(),
     }
 }
 
 /// The keys that are sent to a peer: all, except with a planted bug.
 fn keys_for(connections: &PeerConnections, peer: usize, keys: &[ObjectKey]) -> Vec<ObjectKey> {
     let owned = |key: &&ObjectKey| connections.pool.remote().owner(key) == Some(peer);
-    match mutant::on(Mutant::ToldOwnerAlone) {
+    match mutant::on(Mutant::OnlyOwnerNotified) {
         true => keys.iter().filter(owned).copied().collect(),
         false => keys.to_vec(),
     }

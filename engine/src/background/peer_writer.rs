@@ -29,7 +29,7 @@ use crate::rpc::Response;
 use crate::rpc::connections::PeerConnections;
 use crate::rpc::pool::ConnState;
 use crate::state::frame_access::FrameGuard;
-use crate::state::peer_queue::RemoteJob;
+use crate::state::peer_queue::PeerJob;
 use crate::state::shared::Shared;
 
 /// Limit of bytes of pages in flight to peers.
@@ -74,7 +74,7 @@ enum JobStart {
     /// The page is being offered.
     Offering,
     /// The job cannot start yet.
-    Later(RemoteJob),
+    Later(PeerJob),
 }
 
 impl PeerWriter {
@@ -95,7 +95,7 @@ impl PeerWriter {
         while self.notification.is_none() && self.bytes < BYTES_MAX {
             let popped = self.shared.lock().remote.as_mut().and_then(|queue| queue.pop());
             let (start, number) = match popped {
-                Some((RemoteJob::Frame(frame, objects), Some(number))) => {
+                Some((PeerJob::Frame(frame, objects), Some(number))) => {
                     (self.offer(frame, objects, number), Some(number))
                 }
                 Some((job, number)) => (self.notify(job), number),
@@ -149,7 +149,7 @@ impl PeerWriter {
                 return JobStart::Taken;
             }
             ConnState::Up(client) => client,
-            ConnState::Connecting => return JobStart::Later(RemoteJob::Frame(frame, objects)),
+            ConnState::Connecting => return JobStart::Later(PeerJob::Frame(frame, objects)),
             ConnState::Down => {
                 skip();
                 return JobStart::Taken;
@@ -182,7 +182,7 @@ impl PeerWriter {
                 shared.lock().release_frame(frame);
                 // If the link is idle and still has no capacity, a retry would fail too.
                 if error.kind == ErrorKind::Busy && expects_response {
-                    return JobStart::Later(RemoteJob::Frame(frame, objects));
+                    return JobStart::Later(PeerJob::Frame(frame, objects));
                 }
                 skip();
                 JobStart::Taken
@@ -208,15 +208,15 @@ impl PeerWriter {
     }
 
     /// Begin to send a removal or clear to the peers, once all earlier offers have their outcomes.
-    fn notify(&mut self, job: RemoteJob) -> JobStart {
-        if !self.offers.is_empty() && !mutant::on(Mutant::ToldBeforeOffers) {
+    fn notify(&mut self, job: PeerJob) -> JobStart {
+        if !self.offers.is_empty() && !mutant::on(Mutant::NotifiedBeforeOffers) {
             return JobStart::Later(job);
         }
         let now = self.shared.now();
         if peer_removals::is_connecting(&mut self.connections, &job, now) {
             return JobStart::Later(job);
         }
-        let (RemoteJob::Remove { id, .. } | RemoteJob::Clear { id, .. }) = job else {
+        let (PeerJob::Remove { id, .. } | PeerJob::Clear { id, .. }) = job else {
             return JobStart::Taken;
         };
         let attempt = match self.retry_deadline.take() {
@@ -294,7 +294,7 @@ impl PeerWriter {
         for (frame, objects) in base.into_iter().chain(dependents).rev() {
             match core.remote.as_mut().filter(|_| is_present || retry) {
                 // Before all queued jobs, including removals.
-                Some(queue) => queue.requeue_front(RemoteJob::Frame(frame, objects)),
+                Some(queue) => queue.requeue_front(PeerJob::Frame(frame, objects)),
                 None => core.counters.remote_skipped += objects,
             }
         }

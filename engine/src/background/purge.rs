@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use pagelith_tiers::policy::FrameId;
 
 use crate::background::log_context::LogContext;
-use crate::memory::index::{SsdPlace, Visited};
+use crate::memory::index::{SlotContent, SsdLocation};
 
 /// Drops the entries of the first of `SsdCore::purges`, which stays there until all are dropped.
 #[derive(Debug, Default)]
@@ -37,8 +37,8 @@ impl Purger {
         let mut entries = Vec::new();
         let to = walk.cursor + core.index.walk_piece();
         core.index.visit_homes(walk.cursor, to, |visited| {
-            let Visited::Object(e) = visited else { return };
-            let of = |at: &SsdPlace| segment.is_none_or(|s| s.0 == at.segment);
+            let SlotContent::Object(e) = visited else { return };
+            let of = |at: &SsdLocation| segment.is_none_or(|s| s.0 == at.segment);
             entries.extend(e.ssd.filter(of).map(|place| (e.fingerprint, place, e.frame)));
         });
         let mut pages = BTreeSet::new();

@@ -12,10 +12,10 @@ use pagelith_layouts::footer::FooterEntry;
 use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId};
 use pagelith_layouts::record::{GroupKind, RecordKind};
 use pagelith_mutants::{self as mutant, Mutant};
-use pagelith_tiers::ssd::recover::Sink;
+use pagelith_tiers::ssd::recover::RecoverySink;
 
 use crate::api::error::{Error, ErrorKind, Result};
-use crate::memory::index::{Entry, SsdPlace, name_of};
+use crate::memory::index::{Entry, SsdLocation, name_of};
 use crate::state::core::Core;
 
 /// An object that recovery found.
@@ -26,7 +26,7 @@ struct Object {
     sequence: u64,
     /// Position in the log, to order objects of equal sequence.
     position: u64,
-    place: SsdPlace,
+    place: SsdLocation,
     length: u32,
     tick: Option<u32>,
     /// Members of its record; 0 if it comes from a checkpoint, which contains whole groups only.
@@ -45,7 +45,7 @@ impl Object {
 }
 
 /// Collects the objects, tombstones and generations that recovery finds.
-pub(crate) struct Collector {
+pub(crate) struct RecoveryCollector {
     secret: [u8; FINGERPRINT_KEY_BYTES],
     objects: Vec<Object>,
     tombstones: HashMap<u128, u64>,
@@ -56,15 +56,15 @@ pub(crate) struct Collector {
     generations: HashMap<NamespaceId, Generation>,
 }
 
-impl Collector {
+impl RecoveryCollector {
     /// A collector that starts with the generations of the manifest.
     pub fn new(
         secret: [u8; FINGERPRINT_KEY_BYTES],
         generations: impl Iterator<Item = (NamespaceId, Generation)>,
-    ) -> Collector {
+    ) -> RecoveryCollector {
         let generations = generations.collect();
         let (tombstones, withdrawn, links) = (HashMap::new(), HashSet::new(), HashMap::new());
-        Collector { secret, objects: Vec::new(), tombstones, withdrawn, links, generations }
+        RecoveryCollector { secret, objects: Vec::new(), tombstones, withdrawn, links, generations }
     }
 
     /// Drop objects that must not be recovered; returns how many groups were dropped because they
@@ -237,7 +237,7 @@ impl Collector {
     }
 }
 
-impl Sink for Collector {
+impl RecoverySink for RecoveryCollector {
     fn checkpoint_entry(&mut self, facts: &CheckpointFacts, entry: &CheckpointEntry) {
         if entry.is_withdrawal() {
             self.withdrawn.insert((entry.segment, entry.record_block));
@@ -253,7 +253,7 @@ impl Sink for Collector {
             // entries.
             sequence: facts.sequence.0.saturating_sub(1),
             position: 0,
-            place: SsdPlace {
+            place: SsdLocation {
                 segment: entry.segment,
                 record_block: entry.record_block,
                 payload_delta: entry.payload_delta,
@@ -296,7 +296,7 @@ impl Sink for Collector {
             fingerprint,
             sequence: entry.sequence,
             position: self.objects.len() as u64 + 1,
-            place: SsdPlace::of_entry(segment, entry),
+            place: SsdLocation::of_entry(segment, entry),
             length: entry.length as u32,
             tick: None,
             member_count: entry.member_count,
@@ -325,7 +325,12 @@ mod tests {
 
     /// Adds an object of the record at (`segment`, 1), from a checkpoint whose snapshot began at
     /// sequence 100.
-    fn snapshot(collector: &mut Collector, component: &str, segment: u32, payload_delta: u16) {
+    fn snapshot(
+        collector: &mut RecoveryCollector,
+        component: &str,
+        segment: u32,
+        payload_delta: u16,
+    ) {
         let facts = CheckpointFacts {
             store: StoreId([7; 16]),
             serial: 1,
@@ -367,8 +372,8 @@ mod tests {
         }
     }
 
-    fn complete_page() -> Collector {
-        let mut collector = Collector::new(SECRET, std::iter::empty());
+    fn complete_page() -> RecoveryCollector {
+        let mut collector = RecoveryCollector::new(SECRET, std::iter::empty());
         snapshot(&mut collector, "k", 0, 1);
         snapshot(&mut collector, "v", 0, 3);
         collector
@@ -406,7 +411,7 @@ mod tests {
     }
 
     fn recovered_from(entries: &[FooterEntry]) -> (u64, Vec<(u32, u16)>) {
-        let mut collector = Collector::new(SECRET, std::iter::empty());
+        let mut collector = RecoveryCollector::new(SECRET, std::iter::empty());
         entries.iter().for_each(|e| collector.log_entry(SegmentId(3), e));
         let dropped = collector.drop_unrecoverable();
         (dropped, collector.objects.iter().map(Object::record).collect())

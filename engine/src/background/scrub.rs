@@ -13,7 +13,7 @@ use pagelith_io::clock::Mono;
 use pagelith_io::disk::Completion;
 use pagelith_io::signal::Signal;
 
-use self::pass::Pass;
+use self::pass::ScrubPass;
 pub use self::pass::ScrubReport;
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::background::log_context::LogContext;
@@ -66,7 +66,7 @@ pub(crate) fn scrub(shared: &Shared, options: ScrubOptions) -> Result<ScrubRepor
     shared.check_open()?;
     let Some(volume) = shared.ssd.volume.clone() else { return Ok(ScrubReport::default()) };
     let mut queue = volume.disk.queue(1)?;
-    let mut pass = Pass::new(shared);
+    let mut pass = ScrubPass::new(shared);
     let mut budget = Budget::new(options.bytes_per_s, shared.now());
     let end = options.timeout.map(|timeout| shared.now().after(timeout));
     let never = Signal::default();
@@ -103,7 +103,7 @@ pub(crate) fn scrub(shared: &Shared, options: ScrubOptions) -> Result<ScrubRepor
 /// The flusher's background passes.
 #[derive(Default)]
 pub(crate) struct BackgroundScrub {
-    pass: Option<(Pass, Budget)>,
+    pass: Option<(ScrubPass, Budget)>,
     began: Option<Mono>,
     reading: bool,
 }
@@ -123,7 +123,7 @@ impl BackgroundScrub {
                 return false;
             }
             self.began = Some(now);
-            self.pass = Some((Pass::new(shared), Budget::new(per_s, now)));
+            self.pass = Some((ScrubPass::new(shared), Budget::new(per_s, now)));
         }
         let Some((pass, budget)) = self.pass.as_mut() else { return false };
         if !budget.wait(now).is_zero() {

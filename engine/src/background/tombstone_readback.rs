@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use pagelith_io::disk::Completion;
 use pagelith_layouts::ids::SegmentId;
 use pagelith_layouts::record::{Record, RecordKind};
-use pagelith_tiers::ssd::append::RecordPlace;
+use pagelith_tiers::ssd::append::RecordLocation;
 
 use crate::api::error::{Error, ErrorKind};
 use crate::background::log_context::LogContext;
@@ -19,7 +19,7 @@ use crate::state::session_io::release_segment;
 #[derive(Default)]
 pub(crate) struct TombstoneReadback {
     /// Where the tombstones of each removal are.
-    written: HashMap<u64, RecordPlace>,
+    written: HashMap<u64, RecordLocation>,
     /// Reads in flight, by number: the removal, and the segment that is being read.
     reading: HashMap<u32, (u64, SegmentId)>,
     /// Removals whose read found no room in the queue.
@@ -36,7 +36,7 @@ impl TombstoneReadback {
     }
 
     /// The tombstones of a removal were written.
-    pub fn written(&mut self, job: u64, place: RecordPlace) {
+    pub fn written(&mut self, job: u64, place: RecordLocation) {
         self.written.insert(job, place);
     }
 
@@ -91,7 +91,7 @@ impl TombstoneReadback {
 }
 
 /// Whether these bytes are the tombstones written at `place`.
-fn holds(bytes: &[u8], place: &RecordPlace) -> bool {
+fn holds(bytes: &[u8], place: &RecordLocation) -> bool {
     Record::decode(bytes).is_ok_and(|record| {
         record.expect(place.identity, place.offset).is_ok()
             && record.facts().kind == RecordKind::Tombstones

@@ -10,13 +10,13 @@ use pagelith_layouts::ids::{Generation, GroupId, Sequence};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::{self, GroupKind, RecordKind};
 use pagelith_tiers::dram::arena::ArenaMemory;
-use pagelith_tiers::ssd::append::{RecordMember, RecordPlace, Unit};
+use pagelith_tiers::ssd::append::{RecordLocation, RecordMember, Unit};
 use rustc_hash::FxHashMap;
 
 use crate::api::error::{Error, ErrorKind};
 use crate::api::outcome::FlushReport;
 use crate::memory::frames::Frame;
-use crate::memory::index::{Entry, SsdPlace};
+use crate::memory::index::{Entry, SsdLocation};
 use crate::state::core::Core;
 use crate::state::frame_access::FrameGuard;
 use crate::state::jobs::JobResult;
@@ -28,7 +28,7 @@ pub(crate) enum PendingUnit {
     /// A frame, pinned until its write ends.
     Frame(FrameGuard),
     /// A record that reclaim moves: fingerprint and old place of each member.
-    Move(Vec<(u128, SsdPlace)>),
+    Move(Vec<(u128, SsdLocation)>),
     /// Tombstones, and the job that waits for them; `None` if reclaim carries them forward.
     Tombstones(Option<u64>),
 }
@@ -58,7 +58,7 @@ impl Units {
     }
 
     /// The members of a record that reclaim moves; none for other units.
-    pub fn moved_members(&self, id: u64) -> &[(u128, SsdPlace)] {
+    pub fn moved_members(&self, id: u64) -> &[(u128, SsdLocation)] {
         match self.pending.get(&id) {
             Some(PendingUnit::Move(members)) => members,
             Some(PendingUnit::Frame(_) | PendingUnit::Tombstones(_)) | None => &[],
@@ -140,7 +140,7 @@ impl Units {
     pub fn frames_written(
         &mut self,
         core: &mut Core,
-        frames: impl Iterator<Item = (u64, FrameGuard, RecordPlace)>,
+        frames: impl Iterator<Item = (u64, FrameGuard, RecordLocation)>,
     ) -> Vec<u64> {
         let mut lost = Vec::new();
         for (id, held, place) in frames {
@@ -162,8 +162,8 @@ impl Units {
     pub fn moved(
         &mut self,
         id: u64,
-        members: Vec<(u128, SsdPlace)>,
-        from: Vec<SsdPlace>,
+        members: Vec<(u128, SsdLocation)>,
+        from: Vec<SsdLocation>,
         bytes: u64,
     ) {
         self.unsynced.insert(id, UnsyncedUnit { namespace: None, members, bytes, from });
@@ -196,7 +196,7 @@ impl Units {
     }
 
     /// A sync covers these units.
-    pub fn durable(&mut self, core: &mut Core, units: &[(u64, RecordPlace)]) {
+    pub fn durable(&mut self, core: &mut Core, units: &[(u64, RecordLocation)]) {
         for (id, _) in units {
             if let Some(w) = self.unsynced.remove(id).filter(|w| w.from.is_empty()) {
                 core.note_synced(&w);
@@ -211,7 +211,7 @@ impl Units {
     /// A sync failed: writes that it should have covered may be lost although reads still see them,
     /// and another sync would prove nothing. Drop their SSD places. Frames in DRAM are written
     /// again once the tier is on; moved objects get their old places back.
-    pub fn untrusted(&mut self, core: &mut Core, units: &[(u64, RecordPlace)]) {
+    pub fn untrusted(&mut self, core: &mut Core, units: &[(u64, RecordLocation)]) {
         for (id, _) in units {
             let Some(w) = self.unsynced.remove(id) else { continue };
             if w.from.is_empty() {
@@ -234,7 +234,11 @@ impl Units {
 
 /// Enter a frame's places into the index. `None`, with nothing changed, if the place would not be
 /// readable there.
-fn frame_written(core: &mut Core, held: &FrameGuard, place: &RecordPlace) -> Option<UnsyncedUnit> {
+fn frame_written(
+    core: &mut Core,
+    held: &FrameGuard,
+    place: &RecordLocation,
+) -> Option<UnsyncedUnit> {
     let data = &held.data;
     let blocks = data.members.iter().map(|m| m.checksums.len() as u64).sum();
     let mut offset = record::header_bytes(data.members.len() as u64, blocks);
@@ -247,7 +251,7 @@ fn frame_written(core: &mut Core, held: &FrameGuard, place: &RecordPlace) -> Opt
     }
     let mut members = Vec::with_capacity(data.members.len());
     for m in &data.members {
-        let at = SsdPlace::at(place.identity.segment, place.offset, offset);
+        let at = SsdLocation::at(place.identity.segment, place.offset, offset);
         offset += align_up(m.extent.bytes);
         // A frame that was removed or cleared during its write is garbage on SSD; its tombstone
         // follows it.

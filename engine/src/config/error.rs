@@ -43,6 +43,6 @@ impl fmt::Display for ConfigError {
 impl std::error::Error for ConfigError {}
 
 /// `Ok(value)` if there is no problem.
-pub(super) fn unless_problems<T>(problems: Vec<Problem>, value: T) -> Result<T, ConfigError> {
+pub(super) fn ok_unless_problems<T>(problems: Vec<Problem>, value: T) -> Result<T, ConfigError> {
     if problems.is_empty() { Ok(value) } else { Err(ConfigError { problems }) }
 }

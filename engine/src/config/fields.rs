@@ -9,7 +9,7 @@ use super::Config;
 use super::SEGMENT_MAX;
 use super::choice::{DramPolicy, Promote, SsdIo, SsdPolicy};
 use super::node::Node;
-use super::rule::{Grain, Rule, Value};
+use super::rule::{Rule, SizeConstraint, Value};
 use super::setting::Setting;
 use super::size::Size;
 
@@ -68,7 +68,7 @@ static FIELDS: [Field; 35] = [
     row!(ssd.dirs, Rule::Dirs),
     row!(
         ssd.segment_bytes,
-        Rule::Size { min: Size::mib(1), max: SEGMENT_BYTES_MAX, grain: Grain::PowerOfTwo }
+        Rule::Size { min: Size::mib(1), max: SEGMENT_BYTES_MAX, grain: SizeConstraint::PowerOfTwo }
     ),
     row!(ssd.policy, Rule::Choice(SsdPolicy::NAMES)),
     row!(ssd.reinsert_ratio, Rule::Ratio { min: 0.0, max: 0.25 }),
@@ -77,7 +77,7 @@ static FIELDS: [Field; 35] = [
     row!(ssd.write_depth_reading, Rule::Count { min: 1, max: 64 }),
     row!(
         ssd.write_bytes,
-        Rule::Size { min: KIB_64, max: Size::mib(16), grain: Grain::MultipleOf(4096) }
+        Rule::Size { min: KIB_64, max: Size::mib(16), grain: SizeConstraint::MultipleOf(4096) }
     ),
     row!(ssd.headers_bytes, Rule::SizeOrZero { min: KIB_64, max: MEMORY_MAX }),
     row!(ssd.checkpoint_segments, Rule::Count { min: 0, max: u32::MAX as u64 }),
@@ -87,7 +87,7 @@ static FIELDS: [Field; 35] = [
     row!(ssd.scrub_bytes_per_s, Rule::SizeOrZero { min: Size::kib(4), max: TIB }),
     row!(remote.peers, Rule::Peers),
     row!(remote.key, Rule::File),
-    row!(staging.bytes, Rule::Size { min: KIB_64, max: TIB, grain: Grain::Any }),
+    row!(staging.bytes, Rule::Size { min: KIB_64, max: TIB, grain: SizeConstraint::Any }),
     row!(staging.ratio, Rule::RatioAboveZero { max: 1.0 }),
     // Whole checksum blocks, so that each chunk can be verified separately.
     row!(
@@ -95,14 +95,17 @@ static FIELDS: [Field; 35] = [
         Rule::Size {
             min: KIB_64,
             max: Size::mib(256),
-            grain: Grain::MultipleOf(BLOCK_BYTES as u64)
+            grain: SizeConstraint::MultipleOf(BLOCK_BYTES as u64)
         }
     ),
     row!(groups.deadline_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(events.max, Rule::Count { min: 0, max: 1 << 20 }),
     row!(index.max_objects, Rule::Count { min: 1, max: 1 << 32 }),
     row!(read.depth, Rule::Count { min: 1, max: 1024 }),
-    row!(memory.reserve, Rule::Size { min: Size::ZERO, max: MEMORY_MAX, grain: Grain::Any }),
+    row!(
+        memory.reserve,
+        Rule::Size { min: Size::ZERO, max: MEMORY_MAX, grain: SizeConstraint::Any }
+    ),
     row!(log.batch_summary, Rule::Flag),
 ];
 
@@ -144,7 +147,7 @@ impl Field {
     }
 
     /// The value in `config` as text.
-    pub fn shown_in(&self, config: &Config) -> String {
+    pub fn format_value(&self, config: &Config) -> String {
         (self.value)(config).to_string()
     }
 

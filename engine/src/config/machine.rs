@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 
 use pagelith_io::file_system::{file_bytes_max, is_memory};
 
-use super::error::{ConfigError, Problem, unless_problems};
+use super::error::{ConfigError, Problem, ok_unless_problems};
 use super::size::Size;
-use super::valid::{Facts, ValidConfig};
+use super::valid::{MachineLimits, ValidConfig};
 
 impl ValidConfig {
     /// Checks against this machine, apart from its memory: directories whose files are in memory
     /// (tmpfs), and the longest file that this process may write. Inspects the directories; creates
     /// nothing.
-    pub fn check_machine(&self, facts: &Facts) -> Result<(), ConfigError> {
+    pub fn check_machine(&self, facts: &MachineLimits) -> Result<(), ConfigError> {
         self.check_with(facts, file_bytes_max(), is_memory)
     }
 
@@ -24,7 +24,7 @@ impl ValidConfig {
 
     pub(super) fn check_with(
         &self,
-        facts: &Facts,
+        facts: &MachineLimits,
         file_max: Option<u64>,
         is_memory: impl Fn(&Path) -> bool,
     ) -> Result<(), ConfigError> {
@@ -89,7 +89,7 @@ impl ValidConfig {
             );
             problem("dram.bytes", message);
         }
-        unless_problems(problems, ())
+        ok_unless_problems(problems, ())
     }
 }
 
@@ -106,8 +106,8 @@ mod tests {
         config.validate(&facts(8 << 30)).expect("valid")
     }
 
-    fn facts(memory_bytes: u64) -> Facts {
-        Facts { memory_bytes, memory_source: "test".into() }
+    fn facts(memory_bytes: u64) -> MachineLimits {
+        MachineLimits { memory_bytes, memory_source: "test".into() }
     }
 
     fn fields(checked: Result<(), ConfigError>) -> Vec<String> {

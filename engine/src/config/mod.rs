@@ -18,9 +18,9 @@
 //! store.
 //!
 //! ```
-//! use pagelith::config::{Config, ConfigFormat, Facts, Size};
+//! use pagelith::config::{Config, ConfigFormat, MachineLimits, Size};
 //!
-//! let facts = Facts { memory_bytes: 8 << 30, memory_source: "machine".into() };
+//! let facts = MachineLimits { memory_bytes: 8 << 30, memory_source: "machine".into() };
 //! let valid = Config::builder()
 //!     .file(ConfigFormat::Toml, "[dram]\nbytes = \"1GiB\"\npolicy = \"s3fifo\"")
 //!     .env([("PAGELITH_DRAM__BYTES", "2GiB")])
@@ -64,7 +64,7 @@ pub use fields::{ENV_PREFIX, Field, fields};
 pub use parse::{ConfigBuilder, ConfigFormat};
 pub use peer::PeerConfig;
 pub use size::{Size, SizeError};
-pub use valid::{Facts, MemoryPlan, ValidConfig};
+pub use valid::{MachineLimits, MemoryPlan, ValidConfig};
 
 /// The highest number of a segment: entries of the index have 18 bits for it.
 pub(crate) const SEGMENT_MAX: u32 = (1 << 18) - 1;

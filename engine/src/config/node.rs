@@ -9,7 +9,7 @@ use std::fmt;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
 /// Longest part of a user's text that a message repeats, in characters.
-const SHOWN_CHARS_MAX: usize = 64;
+const DISPLAY_CHARS_MAX: usize = 64;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Node {
@@ -25,9 +25,9 @@ pub(super) enum Node {
     Table(Vec<(String, Node)>),
 }
 
-/// `text` quoted, with control characters escaped, cut to [`SHOWN_CHARS_MAX`]: always one line.
+/// `text` quoted, with control characters escaped, cut to [`DISPLAY_CHARS_MAX`]: always one line.
 pub(super) fn quoted(text: &str) -> String {
-    let mut shown: String = text.chars().take(SHOWN_CHARS_MAX).collect();
+    let mut shown: String = text.chars().take(DISPLAY_CHARS_MAX).collect();
     if shown.len() < text.len() {
         shown.push('…');
     }

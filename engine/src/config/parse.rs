@@ -8,13 +8,13 @@ use serde::de::{self, Deserialize, Deserializer};
 
 use super::Config;
 use super::depth::nests_too_deep;
-use super::error::{ConfigError, Problem, unless_problems};
+use super::error::{ConfigError, Problem, ok_unless_problems};
 use super::fields::{ENV_PREFIX, Field, field_at, fields, is_section};
 use super::node::{Node, quoted};
 use super::removed::{removed_key, removed_variable};
 use super::service_link::is_service_link;
-use super::unknown::{shown_name, unknown_key, unknown_variable};
-use super::valid::{Facts, ValidConfig};
+use super::unknown::{display_name, unknown_key, unknown_variable};
+use super::valid::{MachineLimits, ValidConfig};
 use super::validate;
 
 /// Larger than any configuration; a larger file cannot be one.
@@ -149,7 +149,7 @@ impl Draft {
                 self.problems.push(Problem { field: path, message });
             }
             _ => {
-                let shown: Vec<String> = keys.iter().map(|key| shown_name(key)).collect();
+                let shown: Vec<String> = keys.iter().map(|key| display_name(key)).collect();
                 let (problem, meant) = unknown_key(&shown.join("."), keys);
                 self.problems.push(problem);
                 self.wrong_settings.extend(meant.map(Field::path));
@@ -170,7 +170,7 @@ impl Draft {
                     continue;
                 }
                 if is_service_link(rest, &text.to_string_lossy()) {
-                    links.push(shown_name(&shown));
+                    links.push(display_name(&shown));
                     continue;
                 }
                 let (problem, meant) = unknown_variable(&shown);
@@ -268,12 +268,12 @@ impl<'a> ConfigBuilder<'a> {
     /// the machine are checked by [`Config::validate`], so that code may complete it first.
     pub fn build(self) -> Result<Config, ConfigError> {
         let draft = self.draft();
-        unless_problems(draft.problems, draft.config)
+        ok_unless_problems(draft.problems, draft.config)
     }
 
     /// The configuration ready to open a store: one error for all problems of all layers and
     /// relations.
-    pub fn validate(self, facts: &Facts) -> Result<ValidConfig, ConfigError> {
+    pub fn validate(self, facts: &MachineLimits) -> Result<ValidConfig, ConfigError> {
         validate::resolve(self.draft(), facts)
     }
 
@@ -333,6 +333,6 @@ impl<'de> Deserialize<'de> for Config {
         let tree = Node::deserialize(deserializer)?;
         let mut draft = Draft::of(Config::default());
         draft.apply_tree(&tree);
-        unless_problems(draft.problems, draft.config).map_err(de::Error::custom)
+        ok_unless_problems(draft.problems, draft.config).map_err(de::Error::custom)
     }
 }

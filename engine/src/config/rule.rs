@@ -28,7 +28,7 @@ pub(super) enum Rule {
     Size {
         min: Size,
         max: Size,
-        grain: Grain,
+        grain: SizeConstraint,
     },
     /// As `Size`, or 0.
     SizeOrZero {
@@ -58,7 +58,7 @@ pub(super) enum Rule {
 
 /// Which sizes within the range are allowed.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Grain {
+pub(super) enum SizeConstraint {
     Any,
     MultipleOf(u64),
     PowerOfTwo,
@@ -83,9 +83,9 @@ impl fmt::Display for Rule {
         match self {
             Rule::Size { min, max, grain } => {
                 match grain {
-                    Grain::Any => f.write_str("a size")?,
-                    Grain::MultipleOf(step) => write!(f, "a multiple of {step}")?,
-                    Grain::PowerOfTwo => f.write_str("a power of two")?,
+                    SizeConstraint::Any => f.write_str("a size")?,
+                    SizeConstraint::MultipleOf(step) => write!(f, "a multiple of {step}")?,
+                    SizeConstraint::PowerOfTwo => f.write_str("a power of two")?,
                 }
                 write!(f, " between {min} and {max}")
             }
@@ -230,12 +230,12 @@ fn without_dots(path: &Path) -> PathBuf {
     path.components().filter(|part| *part != Component::CurDir).collect()
 }
 
-impl Grain {
+impl SizeConstraint {
     fn holds(self, bytes: u64) -> bool {
         match self {
-            Grain::Any => true,
-            Grain::MultipleOf(step) => bytes.is_multiple_of(step),
-            Grain::PowerOfTwo => bytes.is_power_of_two(),
+            SizeConstraint::Any => true,
+            SizeConstraint::MultipleOf(step) => bytes.is_multiple_of(step),
+            SizeConstraint::PowerOfTwo => bytes.is_power_of_two(),
         }
     }
 }

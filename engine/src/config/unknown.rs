@@ -36,11 +36,11 @@ pub(super) fn unknown_variable(name: &str) -> (Problem, Option<&'static Field>) 
             fields()[3].env_name()
         ),
     };
-    (Problem { field: shown_name(name), message }, meant)
+    (Problem { field: display_name(name), message }, meant)
 }
 
 /// `name` unchanged if it is plain, else quoted and escaped so that it stays on one line.
-pub(super) fn shown_name(name: &str) -> String {
+pub(super) fn display_name(name: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     if !name.is_empty() && name.len() <= NAME_BYTES_MAX && name.chars().all(plain) {
         name.to_owned()

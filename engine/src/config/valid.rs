@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use pagelith_tiers::ssd::volume::Geometry;
+use pagelith_tiers::ssd::volume::VolumeGeometry;
 
 use super::Config;
 use super::choice::{DramPolicy, Promote, SsdIo, SsdPolicy};
@@ -15,7 +15,7 @@ use super::validate;
 
 /// Facts about the machine that validation needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Facts {
+pub struct MachineLimits {
     /// Memory that this process may use, in bytes: the machine's, or its cgroup's limit if that is
     /// less.
     pub memory_bytes: u64,
@@ -23,11 +23,11 @@ pub struct Facts {
     pub memory_source: String,
 }
 
-impl Facts {
+impl MachineLimits {
     /// The limits of this machine, and of the control group of this process.
-    pub fn of_this_machine() -> Result<Facts, crate::api::error::Error> {
+    pub fn of_this_machine() -> Result<MachineLimits, crate::api::error::Error> {
         let facts = pagelith_io::memory_facts::MemoryFacts::read()?;
-        Ok(Facts { memory_bytes: facts.limit, memory_source: facts.source })
+        Ok(MachineLimits { memory_bytes: facts.limit, memory_source: facts.source })
     }
 }
 
@@ -136,7 +136,7 @@ impl ValidConfig {
     }
 
     /// The files of the SSD tier in `dirs` directories; `None` if it is too small for that number.
-    pub(crate) fn geometry(&self, dirs: u32) -> Option<Geometry> {
+    pub(crate) fn geometry(&self, dirs: u32) -> Option<VolumeGeometry> {
         let config = &self.config;
         let (bytes, segment) = (config.ssd.bytes.bytes(), self.segment_bytes);
         validate::geometry(bytes, segment, dirs, self.max_objects, config.namespaces_max)

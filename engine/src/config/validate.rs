@@ -5,14 +5,14 @@
 
 use pagelith_layouts::align::align_down;
 use pagelith_layouts::staging;
-use pagelith_tiers::ssd::volume::{Geometry, SEGMENTS_MIN};
+use pagelith_tiers::ssd::volume::{SEGMENTS_MIN, VolumeGeometry};
 
 use super::Config;
 use super::SEGMENT_MAX;
-use super::error::{ConfigError, Problem, unless_problems};
+use super::error::{ConfigError, Problem, ok_unless_problems};
 use super::parse::Draft;
 use super::size::Size;
-use super::valid::{Facts, MemoryPlan, ValidConfig};
+use super::valid::{MachineLimits, MemoryPlan, ValidConfig};
 
 /// Segments of the write buffer without a DRAM tier: one is filled while the other is flushed.
 const WRITE_BUFFER_SEGMENTS: u64 = 2;
@@ -30,7 +30,7 @@ const OBJECTS_DERIVED: (u64, u64) = (65_536, 16_777_216);
 impl Config {
     /// Check every setting, and the relations between them and to the machine. The error contains
     /// all problems; nothing is created, neither files nor memory.
-    pub fn validate(&self, facts: &Facts) -> Result<ValidConfig, ConfigError> {
+    pub fn validate(&self, facts: &MachineLimits) -> Result<ValidConfig, ConfigError> {
         let mut draft = Draft::of(self.clone());
         draft.check_ranges();
         resolve(draft, facts)
@@ -38,7 +38,7 @@ impl Config {
 }
 
 /// The draft's problems and those of its relations, or else its resolved numbers.
-pub(super) fn resolve(draft: Draft, facts: &Facts) -> Result<ValidConfig, ConfigError> {
+pub(super) fn resolve(draft: Draft, facts: &MachineLimits) -> Result<ValidConfig, ConfigError> {
     let numbers = Resolved::of(&draft.config);
     let mut relations = Relations { draft, numbers };
     relations.check_capacity();
@@ -48,7 +48,7 @@ pub(super) fn resolve(draft: Draft, facts: &Facts) -> Result<ValidConfig, Config
     relations.check_staging();
     relations.check_memory(facts);
     let Draft { config, problems, .. } = relations.draft;
-    unless_problems(problems, ()).map(|()| ValidConfig {
+    ok_unless_problems(problems, ()).map(|()| ValidConfig {
         config,
         arena_bytes: numbers.memory.arena,
         segment_bytes: numbers.segment,
@@ -102,9 +102,9 @@ pub(super) fn geometry(
     dirs: u32,
     max_objects: u64,
     namespaces: u32,
-) -> Option<Geometry> {
+) -> Option<VolumeGeometry> {
     // An object takes at least a block, and two entries if it is attached.
-    Geometry::fit(bytes, segment, dirs, max_objects.min(bytes / 2048), namespaces)
+    VolumeGeometry::fit(bytes, segment, dirs, max_objects.min(bytes / 2048), namespaces)
 }
 
 fn derived_segment(ssd_bytes: u64) -> u64 {
@@ -267,7 +267,7 @@ impl Relations {
 
     /// The store's memory and the reserve fit the machine. The problem names the largest term, the
     /// first of equal ones, since lowering it gains most.
-    fn check_memory(&mut self, facts: &Facts) {
+    fn check_memory(&mut self, facts: &MachineLimits) {
         let terms = [
             "dram.bytes",
             "ssd.bytes",

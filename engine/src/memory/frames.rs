@@ -6,14 +6,14 @@
 //! - A frame with readers (views, connections, the flusher) keeps its extents. If it is dropped
 //!   meanwhile it is [`FrameState::Dead`] until its last reader frees it.
 //! - `serial` distinguishes a frame from a later one with the same number.
-//! - Gets pin a frame by its number without the lock ([`Kept`]). A dropped frame is closed to new
+//! - Gets pin a frame by its number without the lock ([`PinTable`]). A dropped frame is closed to new
 //!   pins after the index no longer leads to it, and freed after the last pin is released. Its
 //!   extents are freed only together with the value that pinning readers hold.
 
 use std::sync::Arc;
 
 use pagelith_io::hugepage;
-use pagelith_io::pin_table::{Kept, PinTableOwner};
+use pagelith_io::pin_table::{PinTable, PinTableOwner};
 use pagelith_layouts::checksum::Checksums;
 use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
 use pagelith_layouts::key::ObjectKey;
@@ -183,8 +183,8 @@ impl Frames {
     }
 
     /// The table that readers use without the lock.
-    pub fn pin_table(&self) -> Kept<FrameData> {
-        self.pin_table.kept()
+    pub fn pin_table(&self) -> PinTable<FrameData> {
+        self.pin_table.table()
     }
 
     /// Whether all frame numbers are in use.
@@ -250,11 +250,11 @@ impl Frames {
     /// Refuse new pins of a frame; true if it has no reader, with or without the lock.
     pub fn close(&mut self, id: FrameId) -> bool {
         self.pin_table.close(id.0 as usize);
-        !self.is_read(id)
+        !self.has_readers(id)
     }
 
     /// Whether a frame has readers.
-    pub fn is_read(&self, id: FrameId) -> bool {
+    pub fn has_readers(&self, id: FrameId) -> bool {
         self.readers(id) > 0
     }
 
@@ -274,7 +274,7 @@ impl Frames {
     ) -> Option<FreedFrame> {
         let frame = self.slots.get_mut(id.0 as usize).and_then(Option::take)?;
         let twice = mutant::on(Mutant::FrameFreedTwice);
-        let fits = |extent: &Extent| wanted.and_then(|bytes| extent.of_as_many_pages(bytes));
+        let fits = |extent: &Extent| wanted.and_then(|bytes| extent.resized_in_place(bytes));
         let taken = frame.single_object().filter(|_| !twice).and_then(|(_, extent)| fits(&extent));
         match frame.single_object() {
             _ if taken.is_some() => {}

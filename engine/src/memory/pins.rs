@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pagelith_io::clock::Mono;
 use pagelith_layouts::ids::NamespaceId;
 
-use self::client::{ClientHolds, HoldTotals};
+use self::client::{ClientPins, HoldTotals};
 use crate::api::error::Result;
 
 pub(crate) mod client;
@@ -32,7 +32,7 @@ pub(crate) struct Pins {
     pin_counts: HashMap<u128, u32>,
     leases: HashMap<u128, Lease>,
     /// Objects held for clients. They are also counted in `pin_counts` and `leases`.
-    clients: BTreeMap<ClientName, ClientHolds>,
+    clients: BTreeMap<ClientName, ClientPins>,
     /// Sum over `clients`.
     clients_total: HoldTotals,
 }
@@ -130,7 +130,7 @@ impl Pins {
     }
 
     fn remove_idle(&mut self, name: &ClientName) {
-        if self.clients.get(name).is_some_and(ClientHolds::is_empty) {
+        if self.clients.get(name).is_some_and(ClientPins::is_empty) {
             self.clients.remove(name);
         }
     }
@@ -162,9 +162,9 @@ impl Pins {
 }
 
 fn client_entry<'a>(
-    clients: &'a mut BTreeMap<ClientName, ClientHolds>,
+    clients: &'a mut BTreeMap<ClientName, ClientPins>,
     name: &ClientName,
-) -> &'a mut ClientHolds {
+) -> &'a mut ClientPins {
     clients.entry(name.clone()).or_default()
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId};
 use pagelith_mutants::{self as mutant, Mutant};
 
-use crate::memory::index::{Entry, SsdPlace};
+use crate::memory::index::{Entry, SsdLocation};
 
 /// Generations and hidden records and segments, which readers ignore although the index may lead to
 /// them. The core owns it, and publishes a copy to lock-free readers after each change.
@@ -40,7 +40,7 @@ impl Visibility {
 
     /// Hide the record at this place until its segment is reused. One of its objects could not be
     /// read or was removed, and the index does not know the other objects of the record.
-    pub fn hide_record(&mut self, place: SsdPlace) {
+    pub fn hide_record(&mut self, place: SsdLocation) {
         self.records.insert((place.segment, place.record_block));
         self.changes += 1;
     }
@@ -65,7 +65,7 @@ impl Visibility {
     }
 
     /// Whether the record at a place is hidden.
-    pub fn hides(&self, place: SsdPlace) -> bool {
+    pub fn hides(&self, place: SsdLocation) -> bool {
         let record =
             !self.records.is_empty() && self.records.contains(&(place.segment, place.record_block));
         record || self.ssd_unread || self.segments.contains(&SegmentId(place.segment))
@@ -92,7 +92,7 @@ impl Visibility {
 /// Decides whether an object is visible, from one view of the index and of the hidden records.
 pub(crate) trait VisibilityFilter {
     /// Whether the record at a place is hidden, or its segment or the whole tier is no longer read.
-    fn is_hidden_at(&self, place: SsdPlace) -> bool;
+    fn is_hidden_at(&self, place: SsdLocation) -> bool;
     /// Name of the base group's member that an attached object links to.
     fn link(&self, fingerprint: u128) -> Option<u64>;
     /// Whether `matches` is true for any object with this name.
@@ -109,7 +109,7 @@ pub(crate) trait VisibilityFilter {
         !self.is_hidden(entry)
             && (!entry.attached
                 || self.has_base(entry.fingerprint)
-                || mutant::on(Mutant::AttachedAlone))
+                || mutant::on(Mutant::AttachedWithoutBase))
     }
 
     /// Whether the base group that an attached object links to is present.

@@ -22,14 +22,14 @@ use std::sync::atomic::Ordering;
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
 use pagelith_io::disk::Completion;
-use pagelith_io::hashed_copy::{Copier, StoreKind};
+use pagelith_io::hashed_copy::{Copier, CopyMode};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
 use rustc_hash::FxHashMap;
 
 pub(crate) use self::finish::Finished;
 pub(crate) use self::header::{Header, HeaderBytes};
-pub(crate) use self::probe::Probed;
+pub(crate) use self::probe::ProbedObject;
 use crate::api::outcome::{MissCause, Ticket};
 use crate::api::request::Get;
 use crate::read::disk_read;
@@ -37,7 +37,7 @@ use crate::read::disk_read::{Blocked, CompletedPiece, InFlightRead};
 use crate::read::locate;
 use crate::read::locate::{Located, LocatedMember};
 use crate::read::page_depth::PageDepths;
-use crate::read::plan::{HeaderPlace, Piece, PlannedRead};
+use crate::read::plan::{HeaderLocation, Piece, PlannedRead};
 use crate::read::promote;
 use crate::read::slot::{GetWants, NextStep, ReadClaims, Settled, Slot, SsdObject};
 use crate::state::group_info;
@@ -126,7 +126,7 @@ impl GetBatch {
         let mut from_ssd = Vec::new();
         // Non-temporal stores are fenced once, after all copies and before any outcome is returned.
         let bytes = which.iter().map(|&i| self.slots[i].destination_bytes()).sum();
-        let mut copier = Copier::new(StoreKind::of(bytes));
+        let mut copier = Copier::new(CopyMode::of(bytes));
         for (i, found) in located {
             let settled = match found {
                 Located::Ssd => {
@@ -372,7 +372,7 @@ impl GetBatch {
         match self.slots[i].verify(&self.headers[header], wants) {
             NextStep::Wait => {}
             NextStep::ReadLongerHeader(bytes) => {
-                let HeaderPlace { segment, record } = self.headers[header].place;
+                let HeaderLocation { segment, record } = self.headers[header].place;
                 self.headers[header].bytes = None;
                 let pieces = [Piece::Header { header, bytes }].into();
                 let requested = self.waiting.iter().any(|f| f.pieces == pieces)

@@ -25,7 +25,7 @@ use pagelith_tiers::policy::{FrameId, Recency};
 use pagelith_tiers::ssd::read::Expected;
 
 use crate::api::error::Error;
-use crate::memory::index::{Entry, PREFETCH_GROUP, SsdPlace, TICK_MODULUS};
+use crate::memory::index::{Entry, PREFETCH_GROUP, SsdLocation, TICK_MODULUS};
 use crate::memory::visibility::VisibilityFilter;
 use crate::read::slot::{Slot, SsdObject, record_members};
 use crate::state::core::Core;
@@ -248,7 +248,7 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
     fn enter_segment(
         &self,
         entry: &Entry,
-        place: SsdPlace,
+        place: SsdLocation,
         generation: Generation,
     ) -> Option<Expected> {
         let (guards, volume) =

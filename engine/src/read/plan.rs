@@ -86,7 +86,7 @@ pub(crate) struct PlannedRead {
 
 /// A record whose header is to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct HeaderPlace {
+pub(crate) struct HeaderLocation {
     pub segment: SegmentId,
     pub record: u64,
 }
@@ -99,18 +99,18 @@ pub(crate) fn plan(
     targets: &[ReadTarget],
     headers_before: usize,
     parts_max: usize,
-) -> (Vec<PlannedRead>, Vec<HeaderPlace>, Vec<usize>) {
+) -> (Vec<PlannedRead>, Vec<HeaderLocation>, Vec<usize>) {
     let mut order: Vec<usize> = (0..targets.len()).collect();
     order.sort_by_key(|&i| {
         let t = &targets[i];
         (t.segment, t.record, t.payload_delta, t.chunks.first().map_or(0, |c| c.start))
     });
     let mut reads: Vec<PlannedRead> = Vec::new();
-    let mut headers: Vec<HeaderPlace> = Vec::new();
+    let mut headers: Vec<HeaderLocation> = Vec::new();
     let mut header_of = vec![0; targets.len()];
     for (at, &i) in order.iter().enumerate() {
         let t = &targets[i];
-        let place = HeaderPlace { segment: t.segment, record: t.record };
+        let place = HeaderLocation { segment: t.segment, record: t.record };
         if headers.last() != Some(&place) {
             headers.push(place);
             let bytes = if t.payload_delta <= LEAD_BYTES_MAX { t.payload_delta } else { ALIGN };

@@ -15,7 +15,7 @@ use crate::memory::index::Entry;
 use crate::memory::visibility::VisibilityFilter;
 use crate::read::slot::{Purpose, Settled, Slot, VerifiedRecord};
 use crate::state::core::Core;
-use crate::state::frame_access::Unpublished;
+use crate::state::frame_access::UnpublishedExtent;
 use crate::state::group_memory::Reservation;
 use crate::state::put_spec::ObjectSize;
 use crate::state::shared::Shared;
@@ -150,8 +150,8 @@ fn copy_to_arena(shared: &Shared, slots: &[Slot], which: &[usize]) -> Members {
         let checksums = verified(slot).map(|v| v.checksums.clone()).unwrap_or_default();
         // The caller does not have its memory back yet, so these are the verified bytes. They are
         // compared all the same, since they will be served as the original.
-        filled &=
-            Unpublished::new(extent).fill(&shared.memory, &pieces).as_ref() == Some(&checksums);
+        filled &= UnpublishedExtent::new(extent).fill(&shared.memory, &pieces).as_ref()
+            == Some(&checksums);
         members.push(FrameMember {
             key: slot.key,
             fingerprint: slot.fingerprint,

@@ -30,9 +30,9 @@ use pagelith_tiers::ssd::read::Expected;
 
 pub(crate) use self::verify::{GetWants, NextStep, record_members};
 use crate::api::error::{Error, Result};
-use crate::api::outcome::{GetDone, GetOutcome, MissCause, ObjectMeta, Tier};
+use crate::api::outcome::{CompletedGet, GetOutcome, MissCause, ObjectMeta, Tier};
 use crate::api::request::{Destination, Get};
-use crate::memory::index::SsdPlace;
+use crate::memory::index::SsdLocation;
 use crate::read::plan;
 use crate::read::plan::ReadTarget;
 use crate::state::reserve::ArenaReservation;
@@ -76,7 +76,7 @@ pub(crate) struct Attempts {
     pub submitted: bool,
     pub staged_bytes: u64,
     /// SSD places whose records belong to other keys.
-    pub tried: Vec<SsdPlace>,
+    pub tried: Vec<SsdLocation>,
 }
 
 /// The state of an object.
@@ -178,14 +178,14 @@ pub(crate) struct VerifiedRecord {
     pub member_count: usize,
     pub checksums: Checksums,
     /// The object's place.
-    pub place: SsdPlace,
+    pub place: SsdLocation,
 }
 
 /// The contents of the header that a probe read.
 #[derive(Debug)]
 pub(crate) struct ProbedHeader {
     /// Every object of the record, and its place.
-    pub members: Vec<(ObjectKey, SsdPlace)>,
+    pub members: Vec<(ObjectKey, SsdLocation)>,
     pub kind: GroupKind,
     /// Generation of the namespace.
     pub generation: Generation,
@@ -407,7 +407,7 @@ impl Slot {
     }
 
     /// The result. It is moved out of the slot, which is many times as large.
-    pub fn take_done(&mut self) -> GetDone {
+    pub fn take_done(&mut self) -> CompletedGet {
         let destination = self.destination.take().unwrap_or(Destination(Vec::new()));
         let settled = self.take_settled().unwrap_or(Settled::Miss(MissCause::Late));
         let (outcome, length, meta) = match settled {
@@ -415,7 +415,7 @@ impl Slot {
             Settled::Miss(cause) => (Ok(GetOutcome::Miss(cause)), 0, None),
             Settled::Failed(error) => (Err(error), 0, None),
         };
-        GetDone { outcome, destination, length, meta }
+        CompletedGet { outcome, destination, length, meta }
     }
 }
 
@@ -433,8 +433,8 @@ impl SsdObject {
     }
 
     /// The place at which the index has the object.
-    pub fn place(&self) -> SsdPlace {
-        SsdPlace::at(self.segment(), self.expected.offset, self.expected.payload_delta)
+    pub fn place(&self) -> SsdLocation {
+        SsdLocation::at(self.segment(), self.expected.offset, self.expected.payload_delta)
     }
 }
 

@@ -23,7 +23,7 @@ use super::bounds::Bound;
 use super::{Server, cancelled_ops_test, load_test};
 use crate::api::error::{ErrorKind, Result};
 use crate::api::request::{Options, PutSlice};
-use crate::config::{Config, Facts};
+use crate::config::{Config, MachineLimits};
 use crate::rpc::client::RpcClient;
 use crate::rpc::{ControlReply, Response};
 use crate::server::tests::{Pair, TIMEOUT, object};
@@ -58,7 +58,7 @@ impl BoundsEnv {
         config.dram.bytes = crate::Size::mib(64);
         config.dram.shared = local;
         config.index.max_objects = Some(10_000);
-        let facts = Facts::of_this_machine().expect("facts");
+        let facts = MachineLimits::of_this_machine().expect("facts");
         let store = Store::open(config.validate(&facts).expect("valid")).expect("opened");
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         for n in 0..objects {
@@ -133,7 +133,7 @@ fn put(store: &Store, n: u64) -> Result<crate::api::outcome::PutOutcome> {
 fn wait_for_reply(clock: &dyn Clock, server: &mut Server, caller: &mut RpcClient) -> Response {
     let mut replies = Vec::new();
     while replies.is_empty() {
-        server.turn();
+        server.poll();
         caller.poll(clock.now(), &mut replies);
     }
     replies.remove(0).1
@@ -238,7 +238,7 @@ fn removing() {
     config.ssd.bytes = crate::Size::mib(64);
     config.ssd.dirs = vec![dir.path().to_owned()];
     config.index.max_objects = Some(10_000);
-    let facts = Facts::of_this_machine().expect("facts");
+    let facts = MachineLimits::of_this_machine().expect("facts");
     let store = Store::open(config.validate(&facts).expect("valid")).expect("opened");
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let mut env = BoundsEnv { store, clock, dir, clients: Vec::new() };
@@ -279,7 +279,7 @@ fn arriving() {
             .expect("link capacity");
         caller.flush_queue();
         while server.ops() <= n as usize / CLIENTS {
-            server.turn();
+            server.poll();
         }
         let arriving = env.store.shared.bytes.reserved.load(Relaxed);
         assert!(arriving <= most, "arriving={arriving} most={most}");
@@ -310,7 +310,7 @@ fn in_flight() {
             .get(1, wanted.collect(), RequestOptions::default(), deadline)
             .expect("link capacity");
         caller.flush_queue();
-        (0..200).for_each(|_| _ = server.turn());
+        (0..200).for_each(|_| _ = server.poll());
         env.store.remove(&keys, Options::default()).expect("removed");
         let held = env.store.stats().dram_bytes - before;
         assert!(held > 0 && held <= most, "client={client} held={held} most={most}");

@@ -26,13 +26,13 @@ pub(crate) struct CallContext {
 
 impl Server {
     pub(crate) fn call_context(&mut self, terms: RequestOptions) -> CallContext {
-        let origin = match terms.of_store {
+        let origin = match terms.from_store {
             true => {
                 PutOrigin::Offered(self.ctx.shared().remote.removal_fence.epoch_without_removal())
             }
             false => PutOrigin::Put,
         };
-        if terms.of_store && !mutant::on(Mutant::PeersAskOn) {
+        if terms.from_store && !mutant::on(Mutant::PeerRequestForwarded) {
             // A request of another store is not forwarded to peers: two stores that are peers of
             // each other would forward it forever.
             self.ctx.session.io.connections = None;

@@ -54,12 +54,12 @@ impl FlushEnv {
             .expect("link capacity");
         caller.flush_queue();
         while server.ops.len() == ops {
-            server.turn();
+            server.poll();
         }
         let mut replies = Vec::new();
         while cancel && server.cancelled.len() == cancelled {
             caller.poll(self.clock.now(), &mut replies);
-            server.turn();
+            server.poll();
         }
         assert_eq!(
             (replies.len(), server.ops.len()),
@@ -78,7 +78,7 @@ impl FlushEnv {
         let (server, caller) = &mut self.clients[client];
         let mut replies = Vec::new();
         while replies.is_empty() {
-            server.turn();
+            server.poll();
             caller.poll(self.clock.now(), &mut replies);
         }
         match replies.remove(0).1 {
@@ -121,7 +121,7 @@ fn cancelled_flush_leaves_its_report_to_the_next() {
     env.store.shared.lock().count_lost(namespace, 4);
     env.complete_a_flush();
     while !env.clients[0].0.cancelled.is_empty() {
-        env.clients[0].0.turn();
+        env.clients[0].0.poll();
     }
     for lost_objects in [7, 0] {
         env.flush(0, false);

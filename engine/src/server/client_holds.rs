@@ -44,11 +44,11 @@ pub(crate) struct ClientHolds {
     pins: FxHashMap<u64, Pin>,
     rows: usize,
     views: FxHashMap<u64, Vec<View>>,
-    groups: FxHashMap<u64, BegunGroup>,
+    groups: FxHashMap<u64, OpenGroup>,
 }
 
 /// A group that the client began.
-struct BegunGroup {
+struct OpenGroup {
     joined: JoinedGroup,
     /// Keys of its objects, in the client's order.
     required: Vec<ObjectKey>,
@@ -117,7 +117,7 @@ impl ClientHolds {
             let Some(view) = view::view(shared, &key)? else {
                 return Ok(ViewItem::of(key_hash(&key), None));
             };
-            let Some((region, at)) = link.place(&[view.part()]) else {
+            let Some((region, at)) = link.region_offset(&[view.part()]) else {
                 let detail = "the store shares no memory with this client";
                 return Err(Error::new(ErrorKind::Incompatible, detail));
             };
@@ -132,7 +132,7 @@ impl ClientHolds {
             Ok(ViewItem::of(key_hash(&key), Some(RegionExtent { region, at, length, digest })))
         });
         let items: Result<Vec<ViewItem>> = items.collect();
-        match items.is_ok() && !views.is_empty() && !mutant::on(Mutant::ViewLetGo) {
+        match items.is_ok() && !views.is_empty() && !mutant::on(Mutant::ViewFrameNotPinned) {
             true => _ = self.views.insert(name, views),
             false => _ = release_views(shared, views),
         }
@@ -156,7 +156,7 @@ impl ClientHolds {
                 "name is in use by a group of this link name={name}"
             )));
         }
-        let all = |groups: &FxHashMap<u64, BegunGroup>| {
+        let all = |groups: &FxHashMap<u64, OpenGroup>| {
             groups.values().map(|g| g.required.len()).sum::<usize>()
         };
         if all(&self.groups) + required.len() > REQUIRED_MAX {
@@ -172,7 +172,7 @@ impl ClientHolds {
         }
         let joined = open_group::join(shared, &required, options, true)?;
         let count = required.len() as u64;
-        self.groups.insert(name, BegunGroup { joined, required });
+        self.groups.insert(name, OpenGroup { joined, required });
         Ok(count)
     }
 
@@ -206,7 +206,7 @@ impl ClientHolds {
     pub fn release_all(&mut self, shared: &Shared) {
         let ClientHolds { pins, groups, views, .. } = std::mem::take(self);
         drop(pins);
-        if mutant::on(Mutant::HeldForTheGone) {
+        if mutant::on(Mutant::ViewPinLeaked) {
             std::mem::forget(views);
             return;
         }

@@ -7,7 +7,7 @@ use pagelith_layouts::wire::request::Verb;
 use super::op_outcome::OpOutcome;
 use super::{CallContext, ServerCtx};
 use crate::api::error::Result;
-use crate::api::outcome::{PutDone, PutOutcome};
+use crate::api::outcome::{CompletedPut, PutOutcome};
 use crate::state::shared::Shared;
 use crate::write::open_group::JoinedGroup;
 
@@ -30,7 +30,7 @@ impl CommitOp {
     }
 
     /// Takes the result of the store.
-    pub fn done(&mut self, shared: &Shared, done: Vec<PutDone>) {
+    pub fn done(&mut self, shared: &Shared, done: Vec<CompletedPut>) {
         self.outcome = Some(self.joined.commit_outcome(shared, done));
     }
 

@@ -8,10 +8,10 @@ use super::CallContext;
 use super::op_outcome::OpOutcome;
 use crate::api::error::{Error, Result};
 use crate::rpc::removal_fence::RemovalGuard;
-use crate::state::peer_queue::RemoteJob;
+use crate::state::peer_queue::PeerJob;
 use crate::state::put_spec::PutOrigin;
 use crate::state::shared::{PendingJobs, Shared};
-use crate::store::remove::Begun;
+use crate::store::remove::PendingRemoval;
 use crate::store::session::Session;
 
 /// Maximum number of objects in pending removals (those that wait for the device or for the peers)
@@ -39,34 +39,38 @@ impl DurableOp {
         let verb = ask.verb();
         check_capacity(&shared, ask)?;
         // A removal that a store forwards is not forwarded again.
-        let notifies_peers = session.io.connections.is_some() && !mutant::on(Mutant::ServedUntold);
+        let notifies_peers =
+            session.io.connections.is_some() && !mutant::on(Mutant::ServedRemovalNotNotified);
         let _removal = (verb != Verb::Flush).then(|| shared.remote.removal_fence.begin());
         let (mut answers, number): (Vec<u64>, u64) = match ask {
             RequestBody::Flush => (crate::store::flush::begin(&shared)?, 0),
             RequestBody::Clear(namespace) => {
                 let (generation, answer) = crate::store::remove::begin_clear(&shared, *namespace)?;
-                let clear = |id| RemoteJob::Clear { id, namespace: *namespace };
-                let peers =
-                    notifies_peers.then(|| crate::store::remove::tell(&shared, clear)).flatten();
+                let clear = |id| PeerJob::Clear { id, namespace: *namespace };
+                let peers = notifies_peers
+                    .then(|| crate::store::remove::notify_peers(&shared, clear))
+                    .flatten();
                 (answer.into_iter().chain(peers).collect(), generation.0)
             }
             RequestBody::Remove(_)
-                if mutant::on(Mutant::ToldAndKept) && call.origin != PutOrigin::Put =>
+                if mutant::on(Mutant::NotifiedRemovalIgnored) && call.origin != PutOrigin::Put =>
             {
                 (Vec::new(), 0)
             }
             RequestBody::Remove(keys) => {
                 let keys: Vec<ObjectKey> = keys.iter().collect();
-                let Begun { mut answers, here, gone } = crate::store::remove::begin(
+                let PendingRemoval { mut answers, here, gone } = crate::store::remove::begin(
                     &shared,
                     session,
                     &keys,
                     &call.options,
                     call.deadline,
                 )?;
-                let remove = |id| RemoteJob::Remove { id, keys: gone };
+                let remove = |id| PeerJob::Remove { id, keys: gone };
                 answers.extend(
-                    notifies_peers.then(|| crate::store::remove::tell(&shared, remove)).flatten(),
+                    notifies_peers
+                        .then(|| crate::store::remove::notify_peers(&shared, remove))
+                        .flatten(),
                 );
                 (answers, here as u64)
             }
@@ -79,7 +83,7 @@ impl DurableOp {
         };
         if verb != Verb::Flush
             && call.origin != PutOrigin::Put
-            && !mutant::on(Mutant::AnsweredBeforeOffers)
+            && !mutant::on(Mutant::AcknowledgedBeforeOffers)
         {
             // A pending offer may store a removed object at a peer that was notified already.
             answers.extend(shared.lock().wait_for_offers());

@@ -9,7 +9,7 @@ use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, Checksums, checksum};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::greeting::Feature;
-use pagelith_layouts::wire::outcome::Base;
+use pagelith_layouts::wire::outcome::BaseRef;
 use pagelith_layouts::wire::request::{GetItem, Verb};
 use pagelith_transport::link::{Link, Push};
 use rustc_hash::FxHashMap;
@@ -19,8 +19,8 @@ use super::in_flight_sends::{PushRequest, PushResult};
 use super::op_outcome::{ItemVerdict, OpOutcome};
 use super::{CHUNK_BYTES, CallContext, ServerCtx};
 use crate::api::error::Error;
-use crate::api::group_info::{AttachedTo, GroupInfo};
-use crate::api::outcome::{GetDone, GetOutcome, MissCause, Ticket, Tier};
+use crate::api::group_info::{BaseGroupInfo, GroupInfo};
+use crate::api::outcome::{CompletedGet, GetOutcome, MissCause, Ticket, Tier};
 use crate::api::request::{Destination, Get, Options};
 use crate::state::group_info;
 use crate::state::put_spec::PutOrigin;
@@ -41,7 +41,7 @@ struct RequestedObject {
     /// Whether the span must be the whole object.
     whole: bool,
     /// Whether the bytes may be passed by reference.
-    may_show: bool,
+    allow_ref: bool,
     state: ObjectState,
 }
 
@@ -86,7 +86,7 @@ impl RequestedObject {
             key: item.key,
             span: item.stretch(),
             whole: item.range().is_none(),
-            may_show: !item.is_sent(),
+            allow_ref: !item.is_sent(),
             state: ObjectState::Requested,
         }
     }
@@ -111,12 +111,12 @@ impl RequestedObject {
             span,
             whole,
             position: at as u32,
-            may_show: self.may_show,
+            allow_ref: self.allow_ref,
         }
     }
 
     /// The base, if this is a hit on an attached object.
-    fn attached(&self) -> Option<&AttachedTo> {
+    fn attached(&self) -> Option<&BaseGroupInfo> {
         match &self.state {
             ObjectState::Sent(sent) => sent.group_info.attached.as_ref(),
             ObjectState::Requested
@@ -150,7 +150,7 @@ impl RequestedObject {
         before: Option<SendingObject>,
         chunk: &Range<u64>,
         tier: Tier,
-        done: &GetDone,
+        done: &CompletedGet,
         bytes: &[u8],
     ) -> Result<SendingObject, ItemVerdict> {
         let (checksums, group_info) = done.metadata();
@@ -275,7 +275,7 @@ impl GetOp {
                 }
                 false => vec![None; self.objects.len()],
             };
-        let verdict = |(object, base): (RequestedObject, Option<Base>)| {
+        let verdict = |(object, base): (RequestedObject, Option<BaseRef>)| {
             let length = object.length();
             let verdict = match object.state {
                 ObjectState::Sent(SentObject { tier, group_info, sums }) => {
@@ -415,7 +415,7 @@ impl GetOp {
     }
 
     /// Takes the results of a batch.
-    pub fn done(&mut self, id: OpId, ticket: Ticket, done: Vec<GetDone>) {
+    pub fn done(&mut self, id: OpId, ticket: Ticket, done: Vec<CompletedGet>) {
         let chunks = self.reading.remove(&ticket).unwrap_or_default();
         for ((at, chunk), mut done) in chunks.into_iter().zip(done) {
             let object = &mut self.objects[at];
@@ -448,8 +448,8 @@ impl GetOp {
             match accepted {
                 Ok(sending) => {
                     object.state = ObjectState::Sending(sending);
-                    let (offset, may_show) = (chunk.start - object.span.start, object.may_show);
-                    let push = Push { op: id, item: at as u32, offset, parts, token: 0, may_show };
+                    let (offset, allow_ref) = (chunk.start - object.span.start, object.allow_ref);
+                    let push = Push { op: id, item: at as u32, offset, parts, token: 0, allow_ref };
                     self.unsent.push_back((at, push));
                 }
                 Err(verdict) => object.state = ObjectState::NoHit(verdict),

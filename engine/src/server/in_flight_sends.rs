@@ -66,7 +66,7 @@ pub(crate) struct PushRequest {
     /// Position of the object in its operation.
     pub position: u32,
     /// Whether the bytes may be passed by reference.
-    pub may_show: bool,
+    pub allow_ref: bool,
 }
 
 impl PushRequest {
@@ -233,8 +233,8 @@ fn push_one(
     // A client that gets a reference verifies the bytes, and so does one that asks again after a
     // mismatch: the server need not verify for them.
     let asks_again = link.facts().features & Feature::AsksAgain.bit() != 0;
-    let client_verifies = request.may_show && (asks_again || link.shows(&parts));
-    let sampled = ctx.session.io.sampler.next() || !request.may_show;
+    let client_verifies = request.allow_ref && (asks_again || link.sends_by_ref(&parts));
+    let sampled = ctx.session.io.sampler.next() || !request.allow_ref;
     let (verify, unverified) = (sampled && !client_verifies, !sampled && !client_verifies);
     let Some(sums) = span_checksums(shared, held, member, request, verify) else {
         return PushResult::Damaged;
@@ -246,13 +246,13 @@ fn push_one(
         offset: 0,
         parts,
         token,
-        may_show: request.may_show,
+        allow_ref: request.allow_ref,
     };
     if link.push(push).is_err() {
         return PushResult::NoCapacity;
     }
     ctx.pending_pushes.sent(request.op);
-    if mutant::on(Mutant::ShownLetGo) {
+    if mutant::on(Mutant::SharedFrameReleasedEarly) {
         tally.unsent.push(held.frame);
         return PushResult::Sent(sums, group_info::of_frame_data(&held.data));
     }
@@ -260,7 +260,7 @@ fn push_one(
     ctx.in_flight_sends.bytes += length;
     let sent = request.position as usize + 1;
     if sent == 1 || sent == FIRST_BATCH || sent.is_multiple_of(BATCH) {
-        link.send_on();
+        link.flush_queue();
     }
     tally.hits += 1;
     tally.bytes += length;

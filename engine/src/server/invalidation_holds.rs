@@ -94,15 +94,17 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::config::{Config, Facts};
+    use crate::config::{Config, MachineLimits};
     use crate::store::embedded::Store;
 
     fn store() -> Store {
         let mut config = Config::default();
         config.dram.bytes = crate::Size::mib(1);
         config.index.max_objects = Some(100);
-        Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("valid"))
-            .expect("opened")
+        Store::open(
+            config.validate(&MachineLimits::of_this_machine().expect("facts")).expect("valid"),
+        )
+        .expect("opened")
     }
 
     fn has_no_removal(store: &Store) -> bool {

@@ -24,7 +24,7 @@ use super::outbox::OUTCOME_BYTES_MAX;
 use super::put::INCOMING_BYTES;
 use crate::api::error::{Error, Result};
 use crate::state::event_log;
-use crate::state::load_totals::ServedBytes;
+use crate::state::load_totals::LoadTotals;
 pub use crate::state::load_totals::{ALL_BYTES_MAX, CLIENT_BYTES_MAX};
 
 /// Maximum number of bytes of a link.
@@ -63,7 +63,7 @@ impl LinkLoad {
     }
 
     /// Counts an operation of `bytes` bytes, or returns `Busy` if it does not fit.
-    pub fn begin(&mut self, all: &ServedBytes, id: OpId, bytes: u64) -> Result<()> {
+    pub fn begin(&mut self, all: &LoadTotals, id: OpId, bytes: u64) -> Result<()> {
         let used = self.in_progress + self.unsent;
         let is_first = used == 0 && bytes <= FIRST_BYTES_MAX;
         if used + bytes > LINK_BYTES_MAX || !all.begin(&self.client, bytes, is_first) {
@@ -84,13 +84,13 @@ impl LinkLoad {
     }
 
     /// A cancelled operation has ended.
-    pub fn release_cancelled(&mut self, all: &ServedBytes, bytes: u64) {
+    pub fn release_cancelled(&mut self, all: &LoadTotals, bytes: u64) {
         self.in_progress -= bytes;
         all.change(&self.client, bytes, 0);
     }
 
     /// The link took the outcome of `id`; `unsent` bytes of outcomes are not written yet.
-    pub fn record_sent(&mut self, all: &ServedBytes, id: Option<OpId>, unsent: u64) {
+    pub fn record_sent(&mut self, all: &LoadTotals, id: Option<OpId>, unsent: u64) {
         let bytes = id.and_then(|id| self.ops.remove(&id)).unwrap_or(0);
         let before = bytes + self.unsent;
         // Each poll of each link calls this, and the counter is shared by the whole store.
@@ -103,7 +103,7 @@ impl LinkLoad {
     }
 
     /// The link is closed.
-    pub fn release_all(&mut self, all: &ServedBytes) {
+    pub fn release_all(&mut self, all: &LoadTotals) {
         all.change(&self.client, self.in_progress + self.unsent, 0);
         self.ops.clear();
         (self.in_progress, self.unsent) = (0, 0);
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn link_that_reads_nothing_uses_only_its_share() {
-        let all = ServedBytes::default();
+        let all = LoadTotals::default();
         // Each link is a client of its own.
         let of = |n: usize| LinkLoad::new(all.client(&n.to_string().into()));
         let mut links: Vec<LinkLoad> = (0..6).map(of).collect();
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn client_with_many_links_uses_at_most_half() {
-        let all = ServedBytes::default();
+        let all = LoadTotals::default();
         let [a, b] = ["a", "b"].map(|name| all.client(&name.into()));
         let mut of_a: Vec<LinkLoad> = (0..6).map(|_| LinkLoad::new(a.clone())).collect();
         let mut of_b = LinkLoad::new(b);

@@ -8,17 +8,17 @@ use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::put::PutBuilder;
 use pagelith_layouts::wire::request::{self, GetItem, RequestBody, RequestOptions};
-use pagelith_layouts::wire::{Frame, Kind, List};
+use pagelith_layouts::wire::{Frame, FrameKind, List};
 use pagelith_transport::auth::{Key, KeyRing};
-use pagelith_transport::closed::Closed;
-use pagelith_transport::handshake::Admission;
-use pagelith_transport::limits::Limits;
-use pagelith_transport::link::{Event, Link};
+use pagelith_transport::closed::LinkError;
+use pagelith_transport::handshake::ClientAuth;
+use pagelith_transport::limits::LinkLimits;
+use pagelith_transport::link::{Link, LinkEvent};
 use pagelith_transport::rights::Rights;
 
 use super::Server;
 use super::load::{ALL_BYTES_MAX, CLIENT_BYTES_MAX, FIRST_BYTES_MAX, LINK_BYTES_MAX};
-use crate::config::{Config, Facts};
+use crate::config::{Config, MachineLimits};
 use crate::server::tests::{Pair, key};
 use crate::store::embedded::Store;
 
@@ -35,11 +35,11 @@ fn store() -> Store {
     let mut config = Config::default();
     config.dram.bytes = crate::Size::mib(4);
     config.index.max_objects = Some(1000);
-    Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("valid"))
+    Store::open(config.validate(&MachineLimits::of_this_machine().expect("facts")).expect("valid"))
         .expect("opened")
 }
 
-fn connect(store: &Store, admission: Admission, key: Option<Key>) -> (Server, Box<dyn Link>) {
+fn connect(store: &Store, admission: ClientAuth, key: Option<Key>) -> (Server, Box<dyn Link>) {
     let clock: Arc<dyn Clock> = Arc::new(StillClock);
     let address = "tcp:127.0.0.1:0".parse().expect("an address");
     Pair::connect_link(store, &clock, address, admission, key, &[])
@@ -50,14 +50,13 @@ fn outcomes(server: &mut Server, link: &mut dyn Link, frames: Vec<Frame>, most: 
     frames
         .into_iter()
         .for_each(|frame| assert!(link.send(frame).is_ok(), "the link accepts a request"));
-    link.send_on();
+    link.flush_queue();
     let mut outcomes = 0;
     while outcomes < most && server.closed().is_none() {
-        server.turn();
+        server.poll();
         let mut events = Vec::new();
         link.poll(&mut events);
-        let is_outcome =
-            |event: &Event| matches!(event, Event::Frame(frame) if frame.kind == Kind::Outcome);
+        let is_outcome = |event: &LinkEvent| matches!(event, LinkEvent::Frame(frame) if frame.kind == FrameKind::Outcome);
         outcomes += events.iter().filter(|event| is_outcome(event)).count();
     }
     outcomes
@@ -68,8 +67,8 @@ fn reused_operation_number_closes_the_link_and_releases_its_load() {
     let store = store();
     let keys = vec![key(1, "k"); 100];
     let body = request::encode(RequestOptions::default(), &RequestBody::Exists(List::of(&keys)));
-    let request = |op| Frame::new(Kind::Request, OpId(op), body.clone());
-    let (mut server, mut link) = connect(&store, Admission::Connection(Rights::all()), None);
+    let request = |op| Frame::new(FrameKind::Request, OpId(op), body.clone());
+    let (mut server, mut link) = connect(&store, ClientAuth::Connection(Rights::all()), None);
     // An operation number is free again after its outcome has left.
     for _ in 0..3 {
         assert_eq!(outcomes(&mut server, &mut *link, vec![request(1)], 1), 1);
@@ -77,7 +76,11 @@ fn reused_operation_number_closes_the_link_and_releases_its_load() {
     }
     // Both arrive in one poll, and each is answered immediately.
     outcomes(&mut server, &mut *link, vec![request(2), request(2)], 2);
-    assert!(matches!(server.closed(), Some(Closed::Broken(_))), "{:?}", server.closed());
+    assert!(
+        matches!(server.closed(), Some(LinkError::ProtocolViolation(_))),
+        "{:?}",
+        server.closed()
+    );
     drop(server);
     assert_eq!(store.shared.bytes.served.bytes(), 0);
 }
@@ -85,7 +88,7 @@ fn reused_operation_number_closes_the_link_and_releases_its_load() {
 /// Puts whose bytes never arrive, and gets with a wrong length whose long outcomes are not read.
 pub(crate) fn bytes_per_link() {
     let (store, puts) = (store(), puts());
-    let connect_any = || connect(&store, Admission::Connection(Rights::all()), None);
+    let connect_any = || connect(&store, ClientAuth::Connection(Rights::all()), None);
     let mut others = 0;
     let mut links: Vec<_> = (0..3).map(|_| connect_any()).collect();
     for (server, link) in &mut links {
@@ -99,9 +102,9 @@ pub(crate) fn bytes_per_link() {
     let items = vec![GetItem::new(key(1, "k"), None, 7); 6000];
     let body = request::encode(RequestOptions::default(), &RequestBody::Get(List::of(&items)));
     for op in 1..=200 {
-        let _ = link.send(Frame::new(Kind::Request, OpId(op), body.clone()));
-        link.send_on();
-        server.turn();
+        let _ = link.send(Frame::new(FrameKind::Request, OpId(op), body.clone()));
+        link.flush_queue();
+        server.poll();
         let unsent: usize = server.outbox.iter().map(|frame| frame.body.len()).sum();
         let queued = server.outcome_capacity.saturating_sub(server.link.room().frame_bytes);
         assert!((unsent + queued) as u64 <= LINK_BYTES_MAX, "unsent={unsent} queued={queued}");
@@ -114,7 +117,7 @@ pub(crate) fn bytes_per_link() {
 /// Six clients request more than the bound for all.
 pub(crate) fn bytes_of_all_links() {
     let (store, puts) = (store(), puts());
-    let connect_any = || connect(&store, Admission::Connection(Rights::all()), None);
+    let connect_any = || connect(&store, ClientAuth::Connection(Rights::all()), None);
     let mut hostile: Vec<_> = (0..6).map(|_| connect_any()).collect();
     hostile.iter_mut().for_each(|(server, link)| ask_all(server, &mut **link, &puts));
     let (top, firsts) = (store.shared.bytes.served.bytes(), hostile.len() as u64 * FIRST_BYTES_MAX);
@@ -124,7 +127,7 @@ pub(crate) fn bytes_of_all_links() {
     let body =
         request::encode(RequestOptions::default(), &RequestBody::Exists(List::of(&[key(1, "k")])));
     assert_eq!(
-        outcomes(&mut server, &mut *link, vec![Frame::new(Kind::Request, OpId(1), body)], 1),
+        outcomes(&mut server, &mut *link, vec![Frame::new(FrameKind::Request, OpId(1), body)], 1),
         1
     );
     drop((hostile, server));
@@ -137,7 +140,7 @@ pub(crate) fn bytes_per_client() {
     let key_of = |name, n| Key::new(name, &[n; 32]).expect("a key");
     let ring = || {
         let keys = [(key_of("a", 1), Rights::all()), (key_of("b", 2), Rights::all())];
-        Admission::Keys(Arc::new(KeyRing::new(keys, &SystemEntropy).expect("a ring")))
+        ClientAuth::Keys(Arc::new(KeyRing::new(keys, &SystemEntropy).expect("a ring")))
     };
     let waiting = |key: Key| connect(&store, ring(), Some(key));
     let served = || store.shared.bytes.served.bytes();
@@ -171,19 +174,19 @@ fn puts() -> Vec<Vec<u8>> {
 /// Sends these requests and none of the pulled bytes.
 fn ask_all(server: &mut Server, link: &mut dyn Link, bodies: &[Vec<u8>]) {
     for (n, body) in bodies.iter().enumerate() {
-        let mut unsent = Some(Frame::new(Kind::Request, OpId(n as u64 + 1), body.clone()));
+        let mut unsent = Some(Frame::new(FrameKind::Request, OpId(n as u64 + 1), body.clone()));
         while let Some(frame) = unsent.take() {
             unsent = link.send(frame).err();
             if unsent.is_some() {
-                link.send_on();
-                server.turn();
+                link.flush_queue();
+                server.poll();
             }
         }
     }
     // Until the server has handled the last of them.
-    while link.room().frame_bytes < Limits::default().frame_bytes_max {
-        link.send_on();
-        server.turn();
+    while link.room().frame_bytes < LinkLimits::default().frame_bytes_max {
+        link.flush_queue();
+        server.poll();
     }
-    (0..20).for_each(|_| _ = server.turn());
+    (0..20).for_each(|_| _ = server.poll());
 }

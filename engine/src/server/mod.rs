@@ -58,10 +58,10 @@ use pagelith_layouts::checksum::BLOCK_BYTES;
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::request::{self, RequestBody, RequestOptions, Verb};
-use pagelith_layouts::wire::{Frame, Kind};
+use pagelith_layouts::wire::{Frame, FrameKind};
 use pagelith_mutants::{self as mutant, Mutant};
-use pagelith_transport::closed::Closed;
-use pagelith_transport::link::{Event, Link};
+use pagelith_transport::closed::LinkError;
+use pagelith_transport::link::{Link, LinkEvent};
 use rustc_hash::FxHashMap;
 
 use self::call_context::CallContext;
@@ -79,7 +79,7 @@ use self::pending_pushes::PendingPushes;
 use self::put::PutOp;
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::Ticket;
-use crate::api::request::Request;
+use crate::api::request::RequestEpoch;
 use crate::memory::pins::ClientName;
 use crate::state::shared::Shared;
 use crate::store::embedded::Store;
@@ -113,10 +113,10 @@ pub struct Server {
     /// Capacity in bytes of the link's queue while it is empty.
     outcome_capacity: usize,
     /// Request numbers of the client and their recency epochs, oldest first.
-    requests: VecDeque<(u64, Request)>,
+    requests: VecDeque<(u64, RequestEpoch)>,
     /// The highest of these numbers so far.
     newest_request: u64,
-    closed: Option<Closed>,
+    closed: Option<LinkError>,
 }
 
 /// State shared by all operations of a link.
@@ -193,7 +193,7 @@ impl Server {
     }
 
     /// The reason why the link ended, or `None` while it is open.
-    pub fn closed(&self) -> Option<&Closed> {
+    pub fn closed(&self) -> Option<&LinkError> {
         self.closed.as_ref()
     }
 
@@ -204,15 +204,15 @@ impl Server {
 
     /// Advances all operations as far as possible now and returns whether anything changed. Does
     /// not block, except that a removal reads headers.
-    pub fn turn(&mut self) -> bool {
+    pub fn poll(&mut self) -> bool {
         let mut events = Vec::new();
         self.link.poll(&mut events);
         self.handle_events(events)
     }
 
-    /// As [`Server::turn`], but waits at most `timeout` for a change.
+    /// As [`Server::poll`], but waits at most `timeout` for a change.
     pub fn wait(&mut self, timeout: Duration) -> bool {
-        if self.turn() || self.closed.is_some() {
+        if self.poll() || self.closed.is_some() {
             return true;
         }
         let mut events = Vec::new();
@@ -220,31 +220,31 @@ impl Server {
             true => self.ctx.session.pause(timeout.min(DISK_STEP)),
             false => self.link.wait(&mut events, timeout),
         }
-        self.handle_events(events) || self.turn()
+        self.handle_events(events) || self.poll()
     }
 
     /// Closes the link and drops the operations in progress.
     pub fn close(&mut self) {
         self.link.close();
-        self.turn();
+        self.poll();
     }
 
     fn has_durable_op(&self) -> bool {
         self.ops.values().any(is_durable_op)
     }
 
-    fn handle_events(&mut self, events: Vec<Event>) -> bool {
+    fn handle_events(&mut self, events: Vec<LinkEvent>) -> bool {
         let mut changed = !events.is_empty();
         let mut returned = Vec::new();
         for event in events {
-            if let Event::Pushed { op, token, .. } = &event {
+            if let LinkEvent::Pushed { op, token, .. } = &event {
                 returned.push(*token);
                 self.ctx.pending_pushes.returned(*op);
             }
             if let Err(error) = self.handle_event(event) {
                 let peer = &self.link.facts().peer;
                 tracing::warn!(%peer, %error, "protocol violation by the peer, closing the link");
-                self.closed = Some(Closed::Broken(error));
+                self.closed = Some(LinkError::ProtocolViolation(error));
                 self.link.close();
             }
         }
@@ -266,23 +266,23 @@ impl Server {
         changed | self.ctx.session.has_finished()
     }
 
-    fn handle_event(&mut self, event: Event) -> std::result::Result<(), FormatError> {
+    fn handle_event(&mut self, event: LinkEvent) -> std::result::Result<(), FormatError> {
         match event {
-            Event::Frame(frame) => self.handle_frame(frame)?,
-            Event::Landed { op, item, parts, .. } => {
+            LinkEvent::Frame(frame) => self.handle_frame(frame)?,
+            LinkEvent::Received { op, item, parts, .. } => {
                 if let Some(Op::Put(put)) = self.ops.get_mut(&op) {
                     put.receive(item, parts, None);
                 }
             }
-            Event::Shown { op, item, parts, shown, .. } => {
+            LinkEvent::ReceivedRef { op, item, parts, shown, .. } => {
                 if let Some(Op::Put(put)) = self.ops.get_mut(&op) {
                     put.receive(item, parts, Some(&shown));
                 }
-                self.link.took(shown);
+                self.link.release_ref(shown);
             }
             // The buffers were returned above, or by dropping the event.
-            Event::Pushed { .. } | Event::Retracted { .. } => {}
-            Event::Closed(why) => {
+            LinkEvent::Pushed { .. } | LinkEvent::Retracted { .. } => {}
+            LinkEvent::Ended(why) => {
                 tracing::info!(peer = %self.link.facts().peer, %why, "link closed");
                 self.closed.get_or_insert(why);
                 self.ops.clear();
@@ -298,7 +298,7 @@ impl Server {
 
     fn handle_frame(&mut self, frame: Frame) -> std::result::Result<(), FormatError> {
         match frame.kind {
-            Kind::Request => {
+            FrameKind::Request => {
                 let (terms, ask) = request::decode(&frame.body)?;
                 if self.ops.contains_key(&frame.op) || self.load.contains(frame.op) {
                     let value = format!("{:?}", frame.op);
@@ -306,11 +306,11 @@ impl Server {
                 }
                 self.begin_op(frame.op, terms, ask, frame.body.len());
             }
-            Kind::Cancel => {
+            FrameKind::Cancel => {
                 let op = self.ops.remove(&frame.op);
                 self.link.retract(frame.op);
                 // An operation that was answered before has its outcome in the queue.
-                if let Some(op) = op.filter(|_| !mutant::on(Mutant::CancelledUnanswered)) {
+                if let Some(op) = op.filter(|_| !mutant::on(Mutant::CancelledWithoutOutcome)) {
                     let outcome = op.cancelled_outcome();
                     if let Op::Durable(durable) = op {
                         self.cancelled.push((durable, self.load.detach_cancelled(frame.op)));

@@ -4,13 +4,13 @@ use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums, key_hash};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::outcome::{
-    Base, CauseTag, ErrorTag, EventItem, Failure, Flushed, Happened, Item, TierTag,
-    Verdict as WireVerdict, ViewItem, Written, encode,
+    BaseRef, CauseTag, ErrorTag, EventItem, Failure, Flushed, Item, ItemOutcome as WireVerdict,
+    OutcomeToSend, TierTag, ViewItem, WireEvent, encode,
 };
 use pagelith_layouts::wire::request::Verb;
 
 use crate::api::error::{Error, ErrorKind};
-use crate::api::events::{Event, Since};
+use crate::api::events::{Event, EventBatch};
 use crate::api::outcome::{FlushReport, MissCause, PutOutcome, Tier};
 
 /// The result of one item.
@@ -18,7 +18,7 @@ use crate::api::outcome::{FlushReport, MissCause, PutOutcome, Tier};
 pub(crate) enum ItemVerdict {
     /// Sent: tier, length, checksums, number of objects put with it (or 0), and its base if it is
     /// attached.
-    Hit(Tier, u64, Checksums, u32, Option<Box<Base>>),
+    Hit(Tier, u64, Checksums, u32, Option<Box<BaseRef>>),
     Miss(MissCause),
     Put(PutOutcome),
     Failed(Error),
@@ -63,9 +63,9 @@ impl OpOutcome {
     }
 
     /// The events of `since` that the peer may receive.
-    pub fn events(since: &Since, may_receive_events: impl Fn(&Event) -> bool) -> OpOutcome {
+    pub fn events(since: &EventBatch, may_receive_events: impl Fn(&Event) -> bool) -> OpOutcome {
         let visible = since.events.iter().filter(|event| may_receive_events(event));
-        let items = visible.map(|event| EventItem::of(&happened(event))).collect();
+        let items = visible.map(|event| EventItem::of(&wire_event(event))).collect();
         OpOutcome { verb: Verb::Events, body: OutcomeBody::Events(items, since.next, since.lost) }
     }
 
@@ -83,17 +83,19 @@ impl OpOutcome {
             OutcomeBody::Items(items) => {
                 let items: Vec<Item<'_>> =
                     items.iter().map(|(key, verdict)| item(key, verdict)).collect();
-                encode(self.verb, &Written::Items(&items, BLOCK_BYTES))
+                encode(self.verb, &OutcomeToSend::Items(&items, BLOCK_BYTES))
             }
-            OutcomeBody::Bits(bits) => encode(self.verb, &Written::Bits(bits)),
-            OutcomeBody::Number(number) => encode(self.verb, &Written::Number(*number)),
-            OutcomeBody::Flushed(report) => encode(self.verb, &Written::Flushed(flushed(report))),
-            OutcomeBody::Text(text) => encode(self.verb, &Written::Text(text)),
+            OutcomeBody::Bits(bits) => encode(self.verb, &OutcomeToSend::Bits(bits)),
+            OutcomeBody::Number(number) => encode(self.verb, &OutcomeToSend::Number(*number)),
+            OutcomeBody::Flushed(report) => {
+                encode(self.verb, &OutcomeToSend::Flushed(flushed(report)))
+            }
+            OutcomeBody::Text(text) => encode(self.verb, &OutcomeToSend::Text(text)),
             OutcomeBody::Events(items, next, lost) => {
-                encode(self.verb, &Written::Events(items, *next, *lost))
+                encode(self.verb, &OutcomeToSend::Events(items, *next, *lost))
             }
-            OutcomeBody::Views(items) => encode(self.verb, &Written::Views(items)),
-            OutcomeBody::Failed(error) => encode(self.verb, &Written::Failed(failure(error))),
+            OutcomeBody::Views(items) => encode(self.verb, &OutcomeToSend::Views(items)),
+            OutcomeBody::Failed(error) => encode(self.verb, &OutcomeToSend::Failed(failure(error))),
         }
     }
 }
@@ -117,12 +119,12 @@ fn item<'a>(key: &ObjectKey, verdict: &'a ItemVerdict) -> Item<'a> {
     Item { key_hash: key_hash(key), verdict }
 }
 
-fn happened(event: &Event) -> Happened {
+fn wire_event(event: &Event) -> WireEvent {
     match event {
-        Event::Stored { tier, key, new } => Happened::Stored(tier_tag(*tier), *key, *new),
-        Event::Removed { tier, key, gone } => Happened::Removed(tier_tag(*tier), *key, *gone),
-        Event::Cleared { namespace } => Happened::Cleared(*namespace),
-        Event::Forgot { tier } => Happened::Forgot(tier_tag(*tier)),
+        Event::Stored { tier, key, new } => WireEvent::Stored(tier_tag(*tier), *key, *new),
+        Event::Removed { tier, key, gone } => WireEvent::Removed(tier_tag(*tier), *key, *gone),
+        Event::Cleared { namespace } => WireEvent::Cleared(*namespace),
+        Event::Forgot { tier } => WireEvent::Forgot(tier_tag(*tier)),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Queues outcomes and sends them to the client.
 
 use pagelith_layouts::ids::OpId;
-use pagelith_layouts::wire::{Frame, Kind};
+use pagelith_layouts::wire::{Frame, FrameKind};
 
 use super::Server;
 use super::op_outcome::OpOutcome;
@@ -21,7 +21,7 @@ impl Server {
             );
             body = OpOutcome::failed(outcome.verb, Error::invalid(detail)).encode();
         }
-        self.outbox.push_back(Frame::new(Kind::Outcome, id, body));
+        self.outbox.push_back(Frame::new(FrameKind::Outcome, id, body));
     }
 
     /// Records that the outcome of `sent` is in the link's queue, and how many bytes of outcomes
@@ -47,7 +47,7 @@ impl Server {
             self.note_unsent(sent.replace(id));
         }
         if any {
-            self.link.send_on();
+            self.link.flush_queue();
         }
         self.note_unsent(sent);
     }

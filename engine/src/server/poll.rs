@@ -6,7 +6,7 @@ use pagelith_layouts::wire::request::Verb;
 use super::op_outcome::OpOutcome;
 use super::{Op, Server};
 use crate::api::error::Error;
-use crate::api::outcome::{Done, Ticket};
+use crate::api::outcome::{CompletedBatch, Ticket};
 
 impl Server {
     /// Passes completions of the session to their operations; returns whether any was available.
@@ -67,13 +67,17 @@ impl Server {
         }
     }
 
-    fn complete(&mut self, ticket: Ticket, done: Done) {
+    fn complete(&mut self, ticket: Ticket, done: CompletedBatch) {
         let Some(id) = self.ctx.batches.remove(&ticket) else { return };
         match (self.ops.get_mut(&id), done) {
-            (Some(Op::Get(get)), Done::Get(done)) => get.done(id, ticket, done),
-            (Some(Op::Put(put)), Done::Put(done)) => put.done(self.ctx.shared(), ticket, done),
-            (Some(Op::Commit(commit)), Done::Put(done)) => commit.done(self.ctx.shared(), done),
-            (Some(Op::Exists(exists)), Done::Exists(found)) => exists.done(found),
+            (Some(Op::Get(get)), CompletedBatch::Get(done)) => get.done(id, ticket, done),
+            (Some(Op::Put(put)), CompletedBatch::Put(done)) => {
+                put.done(self.ctx.shared(), ticket, done)
+            }
+            (Some(Op::Commit(commit)), CompletedBatch::Put(done)) => {
+                commit.done(self.ctx.shared(), done)
+            }
+            (Some(Op::Exists(exists)), CompletedBatch::Exists(found)) => exists.done(found),
             // The operation was cancelled; dropping the completion frees its memory.
             _ => {}
         }

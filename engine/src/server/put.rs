@@ -17,19 +17,19 @@ use pagelith_layouts::checksum::Checksums;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::pull::{self, PullItem};
-use pagelith_layouts::wire::put::Puts;
+use pagelith_layouts::wire::put::PutBody;
 use pagelith_layouts::wire::request::{RequestBody, Verb};
-use pagelith_layouts::wire::{Frame, Kind};
+use pagelith_layouts::wire::{Frame, FrameKind};
 use pagelith_tiers::policy::{FrameId, Recency};
 use pagelith_transport::link::Link;
-use pagelith_transport::shown::Shown;
+use pagelith_transport::shown::ShmRef;
 
 use self::incoming::{IncomingBytes, IncomingObject};
 use self::run::RUN_GROUPS;
 use super::op_outcome::{ItemVerdict, OpOutcome};
 use super::{CallContext, ServerCtx};
 use crate::api::error::{Error, Result};
-use crate::api::outcome::{PutDone, PutOutcome, Ticket};
+use crate::api::outcome::{CompletedPut, PutOutcome, Ticket};
 use crate::api::request::Options;
 use crate::memory::frames::FrameData;
 use crate::memory::index::{Entry, name_of};
@@ -87,7 +87,7 @@ pub(crate) struct PutOp {
 impl PutOp {
     pub fn new(
         call: CallContext,
-        puts: Puts<'_>,
+        puts: PutBody<'_>,
         open_group: Option<JoinedGroup>,
         link: &dyn Link,
         id: OpId,
@@ -106,7 +106,7 @@ impl PutOp {
             let sums: Checksums = object.checksums.iter().collect();
             // Bytes that cannot be referenced, or have no checksums to verify the copy against, are
             // pulled.
-            let shown = |place| link.view((id, object.number, 0), place, object.length);
+            let shown = |place| link.peer_ref((id, object.number, 0), place, object.length);
             let shown = object.shown.filter(|_| !sums.is_empty()).and_then(shown);
             let bytes = shown.map_or(IncomingBytes::AtClient, IncomingBytes::InClientMemory);
             let (key, length) = (object.key, object.length);
@@ -119,7 +119,7 @@ impl PutOp {
     }
 
     /// Records that the bytes of an object have arrived in `parts`, or can be copied from `shown`.
-    pub fn receive(&mut self, item: u32, parts: Vec<Part>, shown: Option<&Shown>) {
+    pub fn receive(&mut self, item: u32, parts: Vec<Part>, shown: Option<&ShmRef>) {
         let at = item as usize;
         let Some(object) = self.objects.get_mut(at) else { return };
         object.receive(parts, shown, self.block_bytes);
@@ -134,7 +134,7 @@ impl PutOp {
     }
 
     /// Records the results of a batch of groups.
-    pub fn done(&mut self, shared: &Shared, ticket: Ticket, done: Vec<PutDone>) {
+    pub fn done(&mut self, shared: &Shared, ticket: Ticket, done: Vec<CompletedPut>) {
         let mut done = done.into_iter();
         for at in 0..self.groups.len() {
             let group = &mut self.groups[at];
@@ -265,7 +265,8 @@ impl PutOp {
                 return false;
             }
         }
-        if !pulls.is_empty() && link.send(Frame::new(Kind::Pull, id, pull::encode(&pulls))).is_err()
+        if !pulls.is_empty()
+            && link.send(Frame::new(FrameKind::Pull, id, pull::encode(&pulls))).is_err()
         {
             link.retract(id);
             return false;

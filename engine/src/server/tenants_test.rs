@@ -19,7 +19,7 @@ use super::Server;
 use crate::api::error::{ErrorKind, Result};
 use crate::api::outcome::FlushReport;
 use crate::api::request::{Options, PutSlice};
-use crate::config::{Config, Facts};
+use crate::config::{Config, MachineLimits};
 use crate::rpc::client::RpcClient;
 use crate::rpc::{ControlReply, Response};
 use crate::server::tests::{Pair, TIMEOUT};
@@ -40,7 +40,7 @@ fn store(dir: Option<&std::path::Path>) -> Store {
         config.ssd.bytes = crate::Size::mib(32);
         config.ssd.dirs = vec![dir.to_owned()];
     }
-    Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("valid"))
+    Store::open(config.validate(&MachineLimits::of_this_machine().expect("facts")).expect("valid"))
         .expect("opened")
 }
 
@@ -68,7 +68,7 @@ impl Tenant {
     }
 
     fn in_namespace(store: &Store, namespace: NamespaceId) -> Tenant {
-        Tenant::of(store, Rights::of(Namespaces::These(BTreeSet::from([namespace]))))
+        Tenant::of(store, Rights::of(Namespaces::Listed(BTreeSet::from([namespace]))))
     }
 
     fn ask(&mut self, ask: &RequestBody<'_>) -> Result<ControlReply> {
@@ -77,7 +77,7 @@ impl Tenant {
             .expect("link capacity");
         let mut replies = Vec::new();
         while replies.is_empty() {
-            self.server.turn();
+            self.server.poll();
             self.caller.poll(self.clock.now(), &mut replies);
         }
         match replies.remove(0).1 {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pagelith_io::buffer::{AlignedBuf, Part};
 use pagelith_io::clock::Clock;
-use pagelith_io::shm::Region;
+use pagelith_io::shm::SharedRegion;
 use pagelith_io::staging::StagingPool;
 use pagelith_io::system::{SystemClock, SystemEntropy};
 use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
@@ -17,23 +17,23 @@ use pagelith_layouts::wire::put::PutBuilder;
 use pagelith_layouts::wire::request::{RequestBody, RequestOptions};
 use pagelith_transport::address::Address;
 use pagelith_transport::auth::Key;
-use pagelith_transport::capability::Offer;
-use pagelith_transport::handshake::Admission;
-use pagelith_transport::limits::Limits;
+use pagelith_transport::capability::Capabilities;
+use pagelith_transport::handshake::ClientAuth;
+use pagelith_transport::limits::LinkLimits;
 use pagelith_transport::link::Link;
-use pagelith_transport::pending::Progress;
+use pagelith_transport::pending::HandshakeProgress;
 use pagelith_transport::rights::Rights;
-use pagelith_transport::socket::{Arrival, ListenConfig, Listener, connect};
+use pagelith_transport::socket::{AdmissionResult, ListenConfig, Listener, connect};
 
 use crate::api::error::ErrorKind;
 use crate::api::outcome::{GetOutcome, MissCause, PutOutcome, Tier};
 use crate::api::request::{GetSlice, Options, PutSlice};
-use crate::config::{Config, Facts};
+use crate::config::{Config, MachineLimits};
 use crate::rpc::call;
 use crate::rpc::call::{ControlReply, ItemRequest, Response};
 use crate::rpc::client::RpcClient;
 use crate::server::Server;
-use crate::state::frame_access::Unpublished;
+use crate::state::frame_access::UnpublishedExtent;
 use crate::store::embedded::Store;
 
 const NAMESPACE: NamespaceId = NamespaceId([5; 16]);
@@ -62,7 +62,7 @@ impl Pair {
         address: Address,
         rights: Rights,
         verify_ratio: f64,
-        shows: &[Arc<Region>],
+        shared_regions: &[Arc<SharedRegion>],
     ) -> Pair {
         let shared = matches!(address, Address::Unix(_));
         let mut config = Config::default();
@@ -70,10 +70,10 @@ impl Pair {
         config.dram.shared = shared;
         config.dram.bytes = crate::Size::mib(64);
         config.index.max_objects = Some(10_000);
-        let facts = Facts::of_this_machine().expect("facts");
+        let facts = MachineLimits::of_this_machine().expect("facts");
         let store = Store::open(config.validate(&facts).expect("valid")).expect("opened");
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-        let (server, caller) = Pair::connect(&store, &clock, address, rights, shows);
+        let (server, caller) = Pair::connect(&store, &clock, address, rights, shared_regions);
         Pair { store, server, caller, clock }
     }
 
@@ -83,9 +83,9 @@ impl Pair {
         clock: &Arc<dyn Clock>,
         address: Address,
         rights: Rights,
-        of_client: &[Arc<Region>],
+        of_client: &[Arc<SharedRegion>],
     ) -> (Server, RpcClient) {
-        let admission = Admission::Connection(rights);
+        let admission = ClientAuth::Connection(rights);
         let (server, link) = Pair::connect_link(store, clock, address, admission, None, of_client);
         (server, RpcClient::new(link))
     }
@@ -95,16 +95,16 @@ impl Pair {
         store: &Store,
         clock: &Arc<dyn Clock>,
         address: Address,
-        admission: Admission,
+        admission: ClientAuth,
         key: Option<Key>,
-        of_client: &[Arc<Region>],
+        of_client: &[Arc<SharedRegion>],
     ) -> (Server, Box<dyn Link>) {
-        let limits = Limits::default();
-        let listen = ListenConfig { address, admission, beyond_this_host: false };
+        let limits = LinkLimits::default();
+        let listen = ListenConfig { address, admission, allow_remote: false };
         let (staging, memory) = StagingPool::shared(STAGING).expect("memory");
         let regions =
             store.shared_memory().into_iter().flat_map(|arena| [arena, memory.clone()]).collect();
-        let offer = |who| Offer::of_this_build([who; 16]);
+        let offer = |who| Capabilities::of_this_build([who; 16]);
         let mut listener =
             Listener::new(&listen, offer(1), Arc::new(SystemEntropy), clock.clone(), limits)
                 .expect("listens")
@@ -120,23 +120,23 @@ impl Pair {
             limits,
             of_client,
         );
-        let mut progress = Progress::Waiting(pending.expect("connects"));
+        let mut progress = HandshakeProgress::Waiting(pending.expect("connects"));
         let (mut client, mut arrivals) = (None, Vec::new());
         while client.is_none() || arrivals.is_empty() {
             listener.wait(&mut arrivals, Duration::from_millis(1));
             progress = match progress {
-                Progress::Waiting(pending) => pending.poll(),
-                Progress::Ready(link) => {
+                HandshakeProgress::Waiting(pending) => pending.poll(),
+                HandshakeProgress::Ready(link) => {
                     client = Some(link);
                     break;
                 }
-                Progress::Over(why) => panic!("{why}"),
+                HandshakeProgress::Failed(why) => panic!("{why}"),
             };
         }
         while arrivals.is_empty() {
             listener.wait(&mut arrivals, Duration::from_millis(1));
         }
-        let Some(Arrival::Link(link)) = arrivals.pop() else { panic!("refused") };
+        let Some(AdmissionResult::Link(link)) = arrivals.pop() else { panic!("refused") };
         let server = Server::new(store, link, staging).expect("serves");
         (server, client.expect("a link"))
     }
@@ -145,7 +145,7 @@ impl Pair {
     pub(crate) fn reply(&mut self) -> Response {
         let mut replies = Vec::new();
         while replies.is_empty() {
-            self.server.turn();
+            self.server.poll();
             self.caller.poll(self.clock.now(), &mut replies);
         }
         assert_eq!((replies.len(), self.caller.pending_calls()), (1, 0));
@@ -289,7 +289,7 @@ fn pair_with_full_link() -> Pair {
     pair.caller.poll(pair.clock.now(), &mut Vec::new());
     // The client does not read: the socket fills up, and the remaining pushes wait.
     for _ in 0..1000 {
-        pair.server.turn();
+        pair.server.poll();
     }
     pair.store.clear(NAMESPACE, Options::default()).expect("cleared");
     let held = pair.store.stats().dram_bytes;
@@ -302,7 +302,7 @@ fn arena_frames_pushed_to_a_client_are_bounded_and_free_after_disconnect() {
     let Pair { store, mut server, caller, .. } = pair_with_full_link();
     drop(caller);
     while server.closed().is_none() {
-        server.turn();
+        server.poll();
     }
     assert_eq!(store.stats().dram_bytes, 0, "frames stay pinned after disconnect");
 }
@@ -318,7 +318,8 @@ fn arena_frames_pushed_to_a_client_are_free_after_server_drop() {
 pub(crate) fn overwrite(store: &Store, bytes: &[u8]) {
     let extent =
         store.shared.lock().dram.frames.iter().map(|(_, f)| f.data.members[0].extent).next();
-    let filled = Unpublished::new(extent.expect("a frame")).fill(&store.shared.memory, &[bytes]);
+    let filled =
+        UnpublishedExtent::new(extent.expect("a frame")).fill(&store.shared.memory, &[bytes]);
     assert!(filled.is_some());
 }
 
@@ -355,7 +356,7 @@ fn get_of_changed_memory_returns_damaged() {
             assert_eq!((&got.outcome, got.retry), (&damaged, false), "ratio={ratio}");
         }
         assert_eq!(pair.store.exists_batch(&[key(1, "k")], Options::default()), [false]);
-        pair.server.turn();
+        pair.server.poll();
         assert_eq!(pair.store.stats().readers, 0);
     }
 }

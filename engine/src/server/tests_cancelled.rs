@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use pagelith_io::buffer::{AlignedBuf, Part, Readers};
+use pagelith_io::buffer::{AlignedBuf, Part, SharedParts};
 use pagelith_layouts::checksum::{BLOCK_BYTES, checksum, checksum64};
 use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::put::PutBuilder;
@@ -69,7 +69,7 @@ fn link_capacity_is_restored_after_cancelled_operations() {
         let until = pair.clock.now().after(TIMEOUT);
         while pair.caller.expects_response() {
             assert!(pair.clock.now() < until, "round={round}: an outcome is missing");
-            pair.server.turn();
+            pair.server.poll();
             pair.caller.poll(pair.clock.now(), &mut replies);
         }
     }
@@ -93,7 +93,7 @@ fn operations_cancelled_at_any_moment_leave_no_memory_in_use() {
         let mut memory = Vec::new();
         for (page, mut buffer) in (0..).zip(buffers.drain(..)) {
             buffer.copy_from_slice(&object(page, LEN));
-            memory.push(Readers::new(vec![buffer.into_part()]));
+            memory.push(SharedParts::new(vec![buffer.into_part()]));
         }
         let mut pair = match shows {
             true => {
@@ -112,7 +112,7 @@ fn operations_cancelled_at_any_moment_leave_no_memory_in_use() {
         let (mut replies, mut of, mut hits, mut late) = (Vec::new(), BTreeMap::new(), 0, 0);
         for token in 0..2000 {
             if !pair.caller.has_capacity(1 << 16) {
-                pair.server.turn();
+                pair.server.poll();
                 pair.caller.poll(pair.clock.now(), &mut replies);
                 continue;
             }
@@ -161,7 +161,7 @@ fn operations_cancelled_at_any_moment_leave_no_memory_in_use() {
             };
             asked.expect("link capacity");
             for _ in 0..below(4) {
-                pair.server.turn();
+                pair.server.poll();
             }
             for _ in 0..below(3) {
                 pair.caller.poll(pair.clock.now(), &mut replies);
@@ -195,7 +195,7 @@ fn operations_cancelled_at_any_moment_leave_no_memory_in_use() {
         // returns true.
         let mut changed = true;
         while changed || !is_as_before(&pair) {
-            changed = pair.server.turn();
+            changed = pair.server.poll();
             pair.caller.poll(pair.clock.now(), &mut replies);
             let room = pair.caller.capacity();
             assert!(pair.clock.now() < until, "shows={shows} seed={seed}: {room:?} of {before:?}");

@@ -96,7 +96,7 @@ fn client_disconnected_at_any_step_leaves_no_pins() {
             if name > steps {
                 break;
             }
-            pair.server.turn();
+            pair.server.poll();
         }
         let Pair { store, mut server, caller, .. } = pair;
         drop(caller);
@@ -158,7 +158,7 @@ fn pins_and_leases_beyond_their_bounds_are_refused() {
 
 #[test]
 fn key_outside_client_namespaces_is_denied() {
-    let none = Rights::of(Namespaces::These([].into()));
+    let none = Rights::of(Namespaces::Listed([].into()));
     let (mut pair, keys) = pair(none);
     for asked in [
         RequestBody::Pin(1, List::of(&keys)),
@@ -183,7 +183,7 @@ fn page() -> [ObjectKey; 2] {
 /// Puts an object into the group with this name.
 fn put_into(pair: &mut Pair, name: u64, key: ObjectKey) -> Result<PutOutcome> {
     let bytes = object(7, LEN);
-    let mut draft = PutBuilder::into_open(BLOCK_BYTES, name);
+    let mut draft = PutBuilder::for_open_group(BLOCK_BYTES, name);
     draft.group(None);
     draft.object(key, LEN as u64, &[checksum(&bytes)]);
     let deadline = pair.clock.now().after(TIMEOUT);

@@ -36,7 +36,7 @@ fn put(pair: &Pair, key: ObjectKey) {
 /// over a newer link before the bytes arrive. Returns the outcome of the offer and whether the
 /// object exists afterwards. `base` is put before the offer, and again after the removal.
 fn offer_then_remove(
-    of_store: bool,
+    from_store: bool,
     base: Option<ObjectKey>,
     removed: Option<ObjectKey>,
 ) -> (crate::api::error::Result<PutOutcome>, bool) {
@@ -45,7 +45,7 @@ fn offer_then_remove(
     base.into_iter().for_each(|base| put(&pair, base));
     let (mut server, mut newer) =
         Pair::connect(&pair.store, &pair.clock, tcp(), Rights::all(), &[]);
-    if of_store {
+    if from_store {
         pair.caller = pair.caller.for_store();
         newer = newer.for_store();
     }
@@ -65,7 +65,7 @@ fn offer_then_remove(
     pair.caller.put(1, &draft, lend, RequestOptions::default(), deadline).expect("link capacity");
     let mut replies = Vec::new();
     while !asked.load(Ordering::Relaxed) {
-        pair.server.turn();
+        pair.server.poll();
         pair.caller.poll(pair.clock.now(), &mut replies);
     }
     let removed_keys: Vec<ObjectKey> = removed.into_iter().collect();
@@ -75,7 +75,7 @@ fn offer_then_remove(
     };
     newer.send_control(1, &ask, RequestOptions::default(), deadline).expect("link capacity");
     while replies.is_empty() {
-        server.turn();
+        server.poll();
         newer.poll(pair.clock.now(), &mut replies);
     }
     assert!(

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pagelith_io::buffer::Readers;
+use pagelith_io::buffer::SharedParts;
 use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
 use pagelith_layouts::wire::put::PutBuilder;
 use pagelith_layouts::wire::request::RequestOptions;
@@ -71,7 +71,7 @@ fn changed_shared_memory_is_a_miss_and_dropped_by_a_copied_get() {
             miss(MissCause::Absent),
             "the store has verified the object ratio={ratio}"
         );
-        pair.server.turn();
+        pair.server.poll();
         assert_eq!((pair.store.stats().readers, pair.store.stats().dram_bytes), (0, 0));
     }
 }
@@ -90,7 +90,7 @@ fn reference_never_released_by_the_client_ends_at_the_deadline() {
     pair.caller.get(1, vec![wanted], terms, pair.clock.now().after(soon)).expect("link capacity");
     pair.caller.poll(pair.clock.now(), &mut Vec::new());
     while pair.server.ops() == 0 && pair.store.stats().readers == 0 {
-        pair.server.turn();
+        pair.server.poll();
     }
     assert_eq!(
         pair.store.stats().readers,
@@ -99,7 +99,7 @@ fn reference_never_released_by_the_client_ends_at_the_deadline() {
     );
     let until = pair.clock.now().after(TIMEOUT);
     while pair.store.stats().readers > 0 {
-        pair.server.turn();
+        pair.server.poll();
         assert!(pair.clock.now() < until, "the frame stays pinned");
     }
 }
@@ -122,7 +122,7 @@ fn reserved_put_memory_is_free_after_disconnect() {
     let arriving =
         |pair: &Pair| pair.store.shared.bytes.reserved.load(std::sync::atomic::Ordering::Relaxed);
     while arriving(&pair) == 0 {
-        pair.server.turn();
+        pair.server.poll();
     }
     assert_eq!(arriving(&pair), 8 << 20);
     assert_eq!(
@@ -133,7 +133,7 @@ fn reserved_put_memory_is_free_after_disconnect() {
     let Pair { store, mut server, caller, .. } = pair;
     drop(caller);
     while server.closed().is_none() {
-        server.turn();
+        server.poll();
     }
     assert_eq!(store.shared.bytes.reserved.load(std::sync::atomic::Ordering::Relaxed), 0);
     let all = store.shared.lock().dram.space.free_bytes();
@@ -150,7 +150,7 @@ fn put_by_reference_without_checksums_is_refused() {
     let address = Address::Unix(dir.path().join("socket"));
     let mut pair = Pair::at(address, Rights::all(), 1.0, &[region]);
     let all: Vec<_> = bytes.chunks(BLOCK_BYTES as usize).map(checksum).collect();
-    let memory = Readers::new(vec![buffers.remove(0).into_part()]);
+    let memory = SharedParts::new(vec![buffers.remove(0).into_part()]);
     for (page, sums, has_reference, is_put) in [
         (1, &all[..], true, true),
         (2, &all[..], false, true),
@@ -193,7 +193,7 @@ fn finished_get_is_answered_before_the_next_starts() {
             .expect("link capacity");
     }
     pair.caller.flush_queue();
-    while pair.server.turn() || pair.store.stats().readers < 3 {}
+    while pair.server.poll() || pair.store.stats().readers < 3 {}
     let mut replies = Vec::new();
     for done in 1..=3 {
         pair.caller.poll(pair.clock.now(), &mut replies);
@@ -219,7 +219,7 @@ fn poll_copies_one_put_and_answers_concurrent_requests() {
         Pair::at(Address::Unix(dir.path().join("socket")), Rights::all(), 1.0, &[region]);
     put(&pair, &bytes);
     let sums: Vec<_> = bytes.chunks(BLOCK_BYTES as usize).map(checksum).collect();
-    let memory = Readers::new(vec![buffers.remove(0).into_part()]);
+    let memory = SharedParts::new(vec![buffers.remove(0).into_part()]);
     let deadline = pair.clock.now().after(TIMEOUT);
     for page in 2..5 {
         let mut draft = PutBuilder::new(BLOCK_BYTES);
@@ -238,7 +238,7 @@ fn poll_copies_one_put_and_answers_concurrent_requests() {
     pair.caller.flush_queue();
     let (mut replies, mut left) = (Vec::new(), Vec::new());
     while pair.server.ops() > 0 || left.is_empty() {
-        assert!(pair.server.turn(), "operations remain");
+        assert!(pair.server.poll(), "operations remain");
         left.push(pair.server.ops());
         // The first reply arrives before the second put is copied.
         while replies.is_empty() {
@@ -247,7 +247,7 @@ fn poll_copies_one_put_and_answers_concurrent_requests() {
     }
     assert_eq!((left, replies[0].0), (vec![2, 1, 0], 2));
     while pair.caller.pending_calls() > 0 {
-        pair.server.turn();
+        pair.server.poll();
         pair.caller.poll(pair.clock.now(), &mut replies);
     }
     for (token, reply) in &replies {

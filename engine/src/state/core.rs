@@ -13,7 +13,7 @@ use pagelith_tiers::policy::{FrameId, Recency};
 use crate::api::events::Event;
 use crate::api::outcome::{FlushReport, Tier};
 use crate::memory::frames::{Frame, FrameData, FrameRef, FrameState};
-use crate::memory::index::{Entry, Index, SsdPlace, TICK_MODULUS, tick_age};
+use crate::memory::index::{Entry, Index, SsdLocation, TICK_MODULUS, tick_age};
 use crate::memory::pins::Pins;
 use crate::memory::visibility::{Visibility, VisibilityFilter};
 use crate::state::dram_core::DramCore;
@@ -21,7 +21,7 @@ use crate::state::event_log::EventLog;
 use crate::state::flush_counts::FlushCounts;
 use crate::state::frame_access::FrameGuard;
 use crate::state::jobs::{Job, JobTable};
-use crate::state::peer_queue::RemoteQueue;
+use crate::state::peer_queue::PeerQueue;
 use crate::state::pending_groups::PendingGroups;
 use crate::state::read_view::SnapshotVersion;
 use crate::state::ssd_core::SsdCore;
@@ -35,7 +35,7 @@ pub(crate) struct Core {
     pub dram: DramCore,
     pub ssd: Option<SsdCore>,
     /// Offers and removals to be sent to peers; `None` without peers.
-    pub remote: Option<RemoteQueue>,
+    pub remote: Option<PeerQueue>,
     pub pins: Pins,
     /// Groups that are not visible yet.
     pub pending_groups: PendingGroups,
@@ -49,7 +49,7 @@ pub(crate) struct Core {
 }
 
 impl VisibilityFilter for Core {
-    fn is_hidden_at(&self, place: SsdPlace) -> bool {
+    fn is_hidden_at(&self, place: SsdLocation) -> bool {
         let Some(ssd) = &self.ssd else { return false };
         let is_unread = !ssd.health.reads() || ssd.health.is_quarantined(SegmentId(place.segment));
         is_unread || self.visibility.hides(place)
@@ -208,7 +208,7 @@ impl Core {
     pub fn drop_ssd(
         &mut self,
         fingerprint: u128,
-        place: SsdPlace,
+        place: SsdLocation,
         key: Option<&ObjectKey>,
     ) -> bool {
         let at = |e: &Entry| e.ssd == Some(place);
@@ -231,7 +231,7 @@ impl Core {
     /// because they and the groups attached to them were reported as durable.
     pub fn drop_lost(
         &mut self,
-        lost: impl IntoIterator<Item = (u128, SsdPlace, Option<ObjectKey>)>,
+        lost: impl IntoIterator<Item = (u128, SsdLocation, Option<ObjectKey>)>,
     ) -> BTreeSet<u32> {
         let mut frames = BTreeSet::new();
         for (fingerprint, place, key) in lost {
@@ -258,7 +258,7 @@ impl Core {
         &mut self,
         fingerprint: u128,
         matches: impl Fn(&Entry) -> bool,
-        place: SsdPlace,
+        place: SsdLocation,
     ) -> bool {
         let Some(entry) = self.index.find(fingerprint).find(|e| matches(e)) else { return false };
         let updated = self

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 
 use pagelith_layouts::key::ObjectKey;
 
-use crate::api::events::{Event, Events, Since};
+use crate::api::events::{Event, EventBatch, Events};
 use crate::api::outcome::Tier;
 
 /// Most events that are copied under one acquisition of the lock.
@@ -75,15 +75,15 @@ impl EventLog {
 
     /// As [`EventLog::since`], with numbers from 1: 0 stands for the next event. `None` if no
     /// events are recorded.
-    pub fn since_number(&mut self, number: u64, most: usize) -> Option<Since> {
+    pub fn since_number(&mut self, number: u64, most: usize) -> Option<EventBatch> {
         let from = number.checked_sub(1).unwrap_or(self.next);
         self.is_on()
             .then(|| self.since(from, most))
-            .map(|since| Since { next: since.next + 1, ..since })
+            .map(|since| EventBatch { next: since.next + 1, ..since })
     }
 
     /// At most `most` events from number `from`.
-    pub fn since(&mut self, from: u64, most: usize) -> Since {
+    pub fn since(&mut self, from: u64, most: usize) -> EventBatch {
         let first = self.next - self.recent.len() as u64;
         // A number that was never given out counts as the next one.
         let from = from.min(self.next);
@@ -92,12 +92,12 @@ impl EventLog {
         let events: Vec<Event> = self.recent.range(skip..).take(most).cloned().collect();
         let next = from + lost + events.len() as u64;
         self.unread_from = self.unread_from.max(next);
-        Since { events, next, lost }
+        EventBatch { events, next, lost }
     }
 
     /// At most `most` events that this has not returned yet, oldest first.
     pub fn take(&mut self, most: usize) -> Events {
-        let Since { events, next, lost } = self.since(self.taken, most);
+        let EventBatch { events, next, lost } = self.since(self.taken, most);
         self.taken = next;
         Events { events, lost }
     }

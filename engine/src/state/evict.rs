@@ -66,7 +66,7 @@ impl Core {
         frame.state = FrameState::Dead;
         // After the change of the index: a reader that pins the frame later has looked it up
         // before, and its snapshot fails validation.
-        if self.dram.frames.close(id) || mutant::on(Mutant::HeldFrameFreed) {
+        if self.dram.frames.close(id) || mutant::on(Mutant::PinnedFrameFreed) {
             return self.dram.frames.free(id, &mut self.dram.space, wanted);
         }
         None
@@ -75,7 +75,8 @@ impl Core {
     /// Free a frame that was dropped and has no readers. Nothing happens if its number belongs to a
     /// live frame by now.
     pub fn free_if_unread(&mut self, id: FrameId) {
-        if self.dram.frames.get(id).is_some_and(Frame::is_dead) && !self.dram.frames.is_read(id) {
+        if self.dram.frames.get(id).is_some_and(Frame::is_dead) && !self.dram.frames.has_readers(id)
+        {
             self.dram.frames.free(id, &mut self.dram.space, None);
         }
     }
@@ -104,7 +105,7 @@ impl Core {
         let (frames, pins) = (&self.dram.frames, &self.pins);
         let mut evictable = |id: FrameId| {
             frames.get(id).is_some_and(|f| {
-                let is_idle = !frames.is_read(id) && f.state == FrameState::Clean;
+                let is_idle = !frames.has_readers(id) && f.state == FrameState::Clean;
                 is_idle
                     && !(pins.any() && f.any_fingerprint(|fingerprint| pins.is_pinned(fingerprint)))
             })

@@ -9,7 +9,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use pagelith_io::buffer::{Keep, Part};
+use pagelith_io::buffer::{KeepAlive, Part};
 use pagelith_io::hashed_copy::Copier;
 use pagelith_io::pin_table::PinnedRef;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums};
@@ -19,12 +19,12 @@ use crate::memory::frames::FrameData;
 
 /// An allocated extent that belongs to no frame yet. It is created from an extent that the
 /// allocator has just returned, and the extent is published only after it was filled.
-pub(crate) struct Unpublished(Extent);
+pub(crate) struct UnpublishedExtent(Extent);
 
-impl Unpublished {
+impl UnpublishedExtent {
     /// `extent` must come from the allocator and belong to no frame.
-    pub fn new(extent: Extent) -> Unpublished {
-        Unpublished(extent)
+    pub fn new(extent: Extent) -> UnpublishedExtent {
+        UnpublishedExtent(extent)
     }
 
     /// Copy `parts` into it, and return the checksum of each block. `None` if the lengths differ.
@@ -32,7 +32,7 @@ impl Unpublished {
         self.writer(memory).fill(parts, BLOCK_BYTES).ok()
     }
 
-    /// As [`Unpublished::fill`], with a copier shared by several copies. Appends the checksums to
+    /// As [`UnpublishedExtent::fill`], with a copier shared by several copies. Appends the checksums to
     /// `sums`. False if the lengths differ.
     pub fn fill_by(
         &self,
@@ -57,7 +57,7 @@ impl Unpublished {
 
     /// The memory with its padding, to receive bytes. `keep` owns the extent and keeps the arena
     /// mapped.
-    pub fn into_part(self, memory: &ArenaMemory, keep: Keep) -> Part {
+    pub fn into_part(self, memory: &ArenaMemory, keep: KeepAlive) -> Part {
         // SAFETY: as in `writer`. The part holds `keep`, and the owner of the extent moves it to a
         // frame or returns it to the allocator only after `keep` was dropped.
         unsafe { memory.exclusive_part(self.0, keep) }

@@ -7,11 +7,11 @@
 
 use pagelith_layouts::ids::{Generation, NamespaceId, PrefixHash, Sequence};
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::wire::outcome::Base;
+use pagelith_layouts::wire::outcome::BaseRef;
 use pagelith_tiers::policy::FrameId;
 use rustc_hash::FxHashMap;
 
-use crate::api::group_info::{AttachedTo, GroupInfo};
+use crate::api::group_info::{BaseGroupInfo, GroupInfo};
 use crate::api::outcome::ObjectMeta;
 use crate::memory::frames::FrameData;
 use crate::state::core::Core;
@@ -20,7 +20,7 @@ use crate::state::shared::Shared;
 /// The group of a frame's objects.
 pub(crate) fn of_frame_data(data: &FrameData) -> GroupInfo {
     let FrameData { base_group, sequence, base, .. } = data;
-    let to = || AttachedTo { base_group: *base_group, sequence: *sequence, base: base.clone() };
+    let to = || BaseGroupInfo { base_group: *base_group, sequence: *sequence, base: base.clone() };
     GroupInfo { members: data.members.len() as u32, attached: data.is_attached().then(to) }
 }
 
@@ -33,16 +33,16 @@ pub(crate) fn object_meta(data: &FrameData, member: usize) -> ObjectMeta {
 /// found.
 pub(crate) fn bases(
     shared: &Shared,
-    requested: &[(ObjectKey, Option<&AttachedTo>)],
-) -> Vec<Option<Base>> {
+    requested: &[(ObjectKey, Option<&BaseGroupInfo>)],
+) -> Vec<Option<BaseRef>> {
     let mut pages: FxHashMap<(NamespaceId, PrefixHash), Vec<ObjectKey>> = FxHashMap::default();
     if requested.iter().any(|(_, to)| to.is_some_and(|to| to.base.is_none())) {
         requested.iter().for_each(|(key, _)| {
             pages.entry((key.namespace(), key.hash())).or_default().push(*key)
         });
     }
-    let mut numbers: FxHashMap<(u64, Sequence), Base> = FxHashMap::default();
-    let mut base = |(key, to): &(ObjectKey, Option<&AttachedTo>)| {
+    let mut numbers: FxHashMap<(u64, Sequence), BaseRef> = FxHashMap::default();
+    let mut base = |(key, to): &(ObjectKey, Option<&BaseGroupInfo>)| {
         let to = (*to)?;
         if let Some(known) = numbers.get(&(to.base_group, to.sequence)) {
             return Some(*known);
@@ -53,7 +53,7 @@ pub(crate) fn bases(
             .as_deref()
             .copied()
             .or_else(|| find_base(shared, key, to.base_group, candidates))?;
-        let base = Base { number: numbers.len() as u32, key: found };
+        let base = BaseRef { number: numbers.len() as u32, key: found };
         numbers.insert((to.base_group, to.sequence), base);
         Some(base)
     };

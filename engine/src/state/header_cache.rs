@@ -29,7 +29,7 @@ use pagelith_io::sync::{Mutex, MutexGuard, PoisonError};
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::record::Record;
 use pagelith_layouts::segment::SegmentIdentity;
-use pagelith_tiers::ssd::append::RecordPlace;
+use pagelith_tiers::ssd::append::RecordLocation;
 
 /// Most shards. So many that threads seldom contend for a shard's lock.
 const SHARDS_MAX: u64 = 16;
@@ -215,8 +215,8 @@ impl HeaderCache {
         let times = |count: u64, bytes: u64| std::iter::repeat_n(bytes as usize, count as usize);
         let lengths: Vec<usize> =
             times(shards, table).chain(times(shards * pieces, piece)).collect();
-        let memory = AlignedBuf::several(&lengths)?;
-        memory.iter().take(1).for_each(AlignedBuf::keep_from_children);
+        let memory = AlignedBuf::with_lengths(&lengths)?;
+        memory.iter().take(1).for_each(AlignedBuf::exclude_from_fork);
         let mut memory = memory.into_iter();
         let shard = |table| CacheShard { table, ring: Vec::new(), head: 0 };
         let mut all: Vec<CacheShard> = memory.by_ref().take(shards as usize).map(shard).collect();
@@ -267,7 +267,7 @@ impl HeaderCache {
 
     /// Insert a header that was written, or is about to be. Its objects are not found in the index
     /// before the write is complete.
-    pub fn insert_written(&self, place: &RecordPlace, trimmed: &[u8]) {
+    pub fn insert_written(&self, place: &RecordLocation, trimmed: &[u8]) {
         self.insert(place.identity, place.offset, trimmed);
     }
 

@@ -25,7 +25,7 @@ pub(crate) const ROUNDS_MAX: usize = 3;
 
 /// What the SSD tier accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum TierState {
     On,
     /// Reads are served; nothing is written.
     ReadOnly,
@@ -33,20 +33,20 @@ pub(crate) enum State {
     Off,
 }
 
-impl State {
+impl TierState {
     /// The value of `ssd_state`.
     pub fn name(self) -> &'static str {
         match self {
-            State::On => "on",
-            State::ReadOnly => "read-only",
-            State::Off => "off",
+            TierState::On => "on",
+            TierState::ReadOnly => "read-only",
+            TierState::Off => "off",
         }
     }
 }
 
 /// Limits from the configuration.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct HealthLimits {
     /// Pause before the first probe, and the longest pause.
     pub probe: Duration,
     pub probe_max: Duration,
@@ -59,8 +59,8 @@ pub(crate) struct Limits {
 /// The state, and the failures that determine it.
 #[derive(Debug)]
 pub(crate) struct Health {
-    limits: Limits,
-    state: State,
+    limits: HealthLimits,
+    state: TierState,
     changes: u64,
     /// Times at which rounds of writes failed, and the segment of the last round.
     rounds: Vec<Mono>,
@@ -76,10 +76,10 @@ pub(crate) struct Health {
 
 impl Health {
     /// A tier that was just opened, in state `on`.
-    pub fn new(limits: Limits, now: Mono) -> Health {
+    pub fn new(limits: HealthLimits, now: Mono) -> Health {
         Health {
             limits,
-            state: State::On,
+            state: TierState::On,
             changes: 0,
             rounds: Vec::new(),
             round: None,
@@ -92,18 +92,18 @@ impl Health {
         }
     }
 
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> TierState {
         self.state
     }
 
     /// Whether anything but probes is written.
     pub fn writes(&self) -> bool {
-        self.state == State::On
+        self.state == TierState::On
     }
 
     /// Whether anything is read.
     pub fn reads(&self) -> bool {
-        self.state != State::Off
+        self.state != TierState::Off
     }
 
     /// Number of changes of state.
@@ -132,7 +132,7 @@ impl Health {
 
     /// Whether the tier has been on for [`WINDOW`].
     fn was_healthy(&self, now: Mono) -> bool {
-        self.state == State::On && now.since(self.on_since) >= WINDOW
+        self.state == TierState::On && now.since(self.on_since) >= WINDOW
     }
 
     /// A write to a segment failed; true if this made the tier read-only.
@@ -154,9 +154,9 @@ impl Health {
     pub fn sync_failed(&mut self, now: Mono) -> bool {
         let again = self.sync_failed && !self.was_healthy(now);
         self.sync_failed = true;
-        if again && self.state != State::Off {
+        if again && self.state != TierState::Off {
             self.stop_writing(now);
-            return self.change(State::Off);
+            return self.change(TierState::Off);
         }
         self.stop_writing(now)
     }
@@ -164,7 +164,7 @@ impl Health {
     /// Writes are impossible, for a reason other than a failed sync; true if this made the tier
     /// read-only.
     pub fn stop_writing(&mut self, now: Mono) -> bool {
-        if self.state != State::On {
+        if self.state != TierState::On {
             return false;
         }
         self.pause = match self.changes {
@@ -173,14 +173,14 @@ impl Health {
             _ => self.next_pause(),
         };
         self.probe_at = now.after(self.pause);
-        self.change(State::ReadOnly)
+        self.change(TierState::ReadOnly)
     }
 
     fn next_pause(&self) -> Duration {
         (self.pause * 2).min(self.limits.probe_max)
     }
 
-    fn change(&mut self, to: State) -> bool {
+    fn change(&mut self, to: TierState) -> bool {
         let changes = self.state != to;
         self.changes += u64::from(changes);
         self.state = to;
@@ -219,7 +219,7 @@ impl Health {
 
     /// Whether a probe of the device is due.
     pub fn probe_due(&self, now: Mono) -> bool {
-        self.state != State::On && now >= self.probe_at && !self.is_worn()
+        self.state != TierState::On && now >= self.probe_at && !self.is_worn()
     }
 
     /// The probe failed, by a sync or otherwise; true if the state changed.
@@ -234,7 +234,7 @@ impl Health {
         self.rounds.clear();
         self.round = None;
         self.on_since = now;
-        self.change(State::On);
+        self.change(TierState::On);
     }
 }
 
@@ -250,7 +250,7 @@ mod tests {
     }
 
     fn health() -> Health {
-        let limits = Limits {
+        let limits = HealthLimits {
             probe: Duration::from_secs(1),
             probe_max: Duration::from_secs(60),
             quarantine_after: 3,
@@ -271,7 +271,7 @@ mod tests {
             h.write_failed(SegmentId(1), Incarnation(2), at(3)),
             "another incarnation is another round"
         );
-        assert_eq!((h.state(), h.changes()), (State::ReadOnly, 1));
+        assert_eq!((h.state(), h.changes()), (TierState::ReadOnly, 1));
         assert!(!h.write_failed(SegmentId(3), I, at(3)), "already read-only");
     }
 
@@ -281,26 +281,26 @@ mod tests {
         for n in 0..20 {
             assert!(!h.write_failed(SegmentId(n), I, at(u64::from(n) * 31)), "n={n}");
         }
-        assert_eq!(h.state(), State::On);
+        assert_eq!(h.state(), TierState::On);
     }
 
     #[test]
     fn second_failed_sync_turns_tier_off() {
         let mut h = health();
         assert!(h.sync_failed(at(1)));
-        assert_eq!(h.state(), State::ReadOnly);
+        assert_eq!(h.state(), TierState::ReadOnly);
         assert!(h.probe_failed(true, at(2)));
-        assert_eq!((h.state(), h.reads()), (State::Off, false));
+        assert_eq!((h.state(), h.reads()), (TierState::Off, false));
         assert!(!h.sync_failed(at(3)));
         h.probe_ok(at(4));
-        assert_eq!((h.state(), h.changes()), (State::On, 3));
+        assert_eq!((h.state(), h.changes()), (TierState::On, 3));
         // Not healthy for long enough: off at once.
         assert!(h.sync_failed(at(30)));
-        assert_eq!(h.state(), State::Off);
+        assert_eq!(h.state(), TierState::Off);
         h.probe_ok(at(40));
         // Healthy for `WINDOW`: earlier failures no longer count.
         assert!(h.sync_failed(at(101)));
-        assert_eq!(h.state(), State::ReadOnly);
+        assert_eq!(h.state(), TierState::ReadOnly);
     }
 
     #[test]
@@ -310,7 +310,7 @@ mod tests {
         for n in 0..5 {
             assert!(!h.probe_failed(false, at(n)));
         }
-        assert_eq!(h.state(), State::ReadOnly);
+        assert_eq!(h.state(), TierState::ReadOnly);
     }
 
     #[test]
@@ -353,12 +353,12 @@ mod tests {
     fn tier_with_over_a_quarter_quarantined_stays_read_only() {
         let mut h = health();
         for s in 0..3 {
-            assert_eq!(h.state(), State::On);
+            assert_eq!(h.state(), TierState::On);
             (0..3).for_each(|_| {
                 h.read_failed(SegmentId(s), at(1));
             });
         }
-        assert_eq!(h.state(), State::ReadOnly);
+        assert_eq!(h.state(), TierState::ReadOnly);
         assert!(!h.probe_due(at(10_000)));
     }
 }

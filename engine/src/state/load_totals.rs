@@ -18,13 +18,13 @@ pub const CLIENT_BYTES_MAX: u64 = ALL_BYTES_MAX / 2;
 
 /// The byte counters of a store.
 #[derive(Default)]
-pub(crate) struct ServedBytes {
+pub(crate) struct LoadTotals {
     all: AtomicU64,
     /// The counters of connected clients.
     clients: Mutex<BTreeMap<ClientName, Weak<AtomicU64>>>,
 }
 
-impl ServedBytes {
+impl LoadTotals {
     /// The counter of a client, shared by its links.
     pub fn client(&self, name: &ClientName) -> Arc<AtomicU64> {
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);

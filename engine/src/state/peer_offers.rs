@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use super::peer_queue::{RemoteJob, removed_objects};
+use super::peer_queue::{PeerJob, removed_objects};
 use crate::state::core::Core;
 use crate::state::jobs::JobResult;
 
@@ -43,7 +43,7 @@ impl OffersInFlight {
 
 impl Core {
     /// Queue a job for the peer writer, and return the id of its result.
-    pub fn submit_peer_job(&mut self, job: impl FnOnce(u64) -> RemoteJob) -> Option<u64> {
+    pub fn submit_peer_job(&mut self, job: impl FnOnce(u64) -> PeerJob) -> Option<u64> {
         let remote = self.remote.as_mut()?;
         let id = self.jobs.begin();
         let job = job(id);

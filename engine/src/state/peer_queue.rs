@@ -14,7 +14,7 @@ const QUEUED_FRAMES_MAX: usize = 65_536;
 
 /// A job of the peer writer.
 #[derive(Debug)]
-pub(crate) enum RemoteJob {
+pub(crate) enum PeerJob {
     /// Offer a page to its owner, with the number of its objects.
     Frame(FrameRef, u64),
     /// Remove objects at every peer, and report the result as job `id`.
@@ -25,8 +25,8 @@ pub(crate) enum RemoteJob {
 
 /// The queue; part of the core.
 #[derive(Debug, Default)]
-pub(crate) struct RemoteQueue {
-    pub jobs: VecDeque<RemoteJob>,
+pub(crate) struct PeerQueue {
+    pub jobs: VecDeque<PeerJob>,
     /// Number of frames in `jobs`.
     frames: usize,
     /// Number of objects of the removals in `jobs`.
@@ -34,11 +34,11 @@ pub(crate) struct RemoteQueue {
     pub in_flight: OffersInFlight,
 }
 
-impl RemoteQueue {
+impl PeerQueue {
     /// Queue a page with `objects` objects. Returns the number of objects of the page dropped for
     /// it.
     pub fn push_frame(&mut self, frame: FrameRef, objects: u64) -> u64 {
-        self.jobs.push_back(RemoteJob::Frame(frame, objects));
+        self.jobs.push_back(PeerJob::Frame(frame, objects));
         self.frames += 1;
         if self.frames <= QUEUED_FRAMES_MAX {
             return 0;
@@ -46,14 +46,14 @@ impl RemoteQueue {
         self.frames -= 1;
         let oldest = self.jobs.iter().position(is_frame);
         match oldest.and_then(|at| self.jobs.remove(at)) {
-            Some(RemoteJob::Frame(_, objects)) => objects,
-            Some(RemoteJob::Remove { .. } | RemoteJob::Clear { .. }) | None => 0,
+            Some(PeerJob::Frame(_, objects)) => objects,
+            Some(PeerJob::Remove { .. } | PeerJob::Clear { .. }) | None => 0,
         }
     }
 
     /// The next job. For a page also the number of its offer, which is in flight until
     /// [`Core::end_offer`](crate::state::core::Core::end_offer).
-    pub fn pop(&mut self) -> Option<(RemoteJob, Option<u64>)> {
+    pub fn pop(&mut self) -> Option<(PeerJob, Option<u64>)> {
         let job = self.jobs.pop_front()?;
         let offer = is_frame(&job).then(|| self.in_flight.begin());
         self.frames -= usize::from(offer.is_some());
@@ -62,7 +62,7 @@ impl RemoteQueue {
     }
 
     /// Return a job that cannot be done yet to the front of the queue.
-    pub fn requeue_front(&mut self, job: RemoteJob) {
+    pub fn requeue_front(&mut self, job: PeerJob) {
         self.frames += usize::from(is_frame(&job));
         self.queued_removals += removed_objects(&job);
         self.jobs.push_front(job);
@@ -70,17 +70,17 @@ impl RemoteQueue {
 }
 
 /// Number of objects that a job removes.
-pub(crate) fn removed_objects(job: &RemoteJob) -> usize {
+pub(crate) fn removed_objects(job: &PeerJob) -> usize {
     match job {
-        RemoteJob::Remove { keys, .. } => keys.len(),
-        RemoteJob::Frame(..) | RemoteJob::Clear { .. } => 0,
+        PeerJob::Remove { keys, .. } => keys.len(),
+        PeerJob::Frame(..) | PeerJob::Clear { .. } => 0,
     }
 }
 
-fn is_frame(job: &RemoteJob) -> bool {
+fn is_frame(job: &PeerJob) -> bool {
     match job {
-        RemoteJob::Frame(..) => true,
-        RemoteJob::Remove { .. } | RemoteJob::Clear { .. } => false,
+        PeerJob::Frame(..) => true,
+        PeerJob::Remove { .. } | PeerJob::Clear { .. } => false,
     }
 }
 
@@ -92,15 +92,15 @@ mod tests {
 
     #[test]
     fn full_queue_drops_oldest_page_only() {
-        let mut queue = RemoteQueue::default();
-        queue.jobs.push_back(RemoteJob::Clear { id: 1, namespace: NamespaceId([0; 16]) });
+        let mut queue = PeerQueue::default();
+        queue.jobs.push_back(PeerJob::Clear { id: 1, namespace: NamespaceId([0; 16]) });
         let frame = |i: usize| FrameRef { id: FrameId(i as u32), serial: i as u64 };
         let dropped: u64 = (0..QUEUED_FRAMES_MAX + 3).map(|i| queue.push_frame(frame(i), 2)).sum();
         assert_eq!((dropped, queue.jobs.len()), (6, QUEUED_FRAMES_MAX + 1));
         assert!(queue.pop().is_some_and(|(job, offer)| !is_frame(&job) && offer.is_none()));
-        let Some((RemoteJob::Frame(first, 2), Some(_))) = queue.pop() else { panic!("no page") };
+        let Some((PeerJob::Frame(first, 2), Some(_))) = queue.pop() else { panic!("no page") };
         assert_eq!(first.serial, 3);
-        queue.requeue_front(RemoteJob::Frame(first, 2));
+        queue.requeue_front(PeerJob::Frame(first, 2));
         assert_eq!(queue.frames, QUEUED_FRAMES_MAX);
     }
 }

@@ -51,7 +51,7 @@ impl AttachedGroup {
 
 /// State of a required object of an open group.
 #[derive(Debug)]
-pub(crate) enum MemberPlace {
+pub(crate) enum MemberState {
     /// Not put yet.
     Empty,
     /// Being copied by a caller; its length in bytes.
@@ -64,23 +64,23 @@ pub(crate) enum MemberPlace {
     },
 }
 
-impl MemberPlace {
+impl MemberState {
     /// Length of the object in bytes, if it was put or is being put.
     pub fn length(&self) -> Option<u64> {
         match self {
-            MemberPlace::Empty => None,
-            MemberPlace::Filling(length) => Some(*length),
-            MemberPlace::Filled(member) => Some(member.extent.bytes),
-            MemberPlace::Taken { length, .. } => Some(*length),
+            MemberState::Empty => None,
+            MemberState::Filling(length) => Some(*length),
+            MemberState::Filled(member) => Some(member.extent.bytes),
+            MemberState::Taken { length, .. } => Some(*length),
         }
     }
 
     /// Arena bytes that it takes.
     fn padded(&self) -> u64 {
         match self {
-            MemberPlace::Filled(member) => member.extent.padded_bytes(),
-            MemberPlace::Taken { padded, .. } => *padded,
-            MemberPlace::Empty | MemberPlace::Filling(_) => 0,
+            MemberState::Filled(member) => member.extent.padded_bytes(),
+            MemberState::Taken { padded, .. } => *padded,
+            MemberState::Empty | MemberState::Filling(_) => 0,
         }
     }
 }
@@ -90,7 +90,7 @@ impl MemberPlace {
 pub(crate) struct UncommittedGroup {
     /// Its objects, in the order of their storage on SSD.
     pub required: Arc<[ObjectKey]>,
-    pub places: Vec<MemberPlace>,
+    pub places: Vec<MemberState>,
     pub generation: Generation,
     pub at: Recency,
     deadline: Mono,
@@ -112,31 +112,31 @@ impl UncommittedGroup {
 
     /// Arena bytes of the objects that were put.
     pub fn bytes(&self) -> u64 {
-        self.places.iter().map(MemberPlace::padded).sum()
+        self.places.iter().map(MemberState::padded).sum()
     }
 
     /// Length of object `i` in bytes, if it was put and is not taken by a commit.
     pub fn filled(&self, i: usize) -> Option<u64> {
         match self.places.get(i)? {
-            MemberPlace::Filled(member) => Some(member.extent.bytes),
-            MemberPlace::Empty | MemberPlace::Filling(_) | MemberPlace::Taken { .. } => None,
+            MemberState::Filled(member) => Some(member.extent.bytes),
+            MemberState::Empty | MemberState::Filling(_) | MemberState::Taken { .. } => None,
         }
     }
 
     /// Whether object `i` was put.
     pub fn is_put(&self, i: usize) -> bool {
         self.places.get(i).is_some_and(|place| {
-            matches!(place, MemberPlace::Filled(_) | MemberPlace::Taken { .. })
+            matches!(place, MemberState::Filled(_) | MemberState::Taken { .. })
         })
     }
 
     /// Take object `i` for a commit.
     pub fn take_member(&mut self, i: usize) -> Option<FrameMember> {
         let place = self.places.get_mut(i)?;
-        let MemberPlace::Filled(member) = std::mem::replace(place, MemberPlace::Empty) else {
+        let MemberState::Filled(member) = std::mem::replace(place, MemberState::Empty) else {
             return None;
         };
-        *place = MemberPlace::Taken {
+        *place = MemberState::Taken {
             length: member.extent.bytes,
             padded: member.extent.padded_bytes(),
         };
@@ -148,11 +148,11 @@ impl UncommittedGroup {
     pub fn restore_member(&mut self, member: FrameMember) -> Option<FrameMember> {
         let at = self.required.iter().position(|key| *key == member.key);
         match at.and_then(|at| self.places.get_mut(at)) {
-            Some(place @ MemberPlace::Taken { .. }) => {
-                *place = MemberPlace::Filled(member);
+            Some(place @ MemberState::Taken { .. }) => {
+                *place = MemberState::Filled(member);
                 None
             }
-            Some(MemberPlace::Empty | MemberPlace::Filling(_) | MemberPlace::Filled(_)) | None => {
+            Some(MemberState::Empty | MemberState::Filling(_) | MemberState::Filled(_)) | None => {
                 Some(member)
             }
         }
@@ -163,13 +163,13 @@ impl UncommittedGroup {
     fn remove_member(&mut self, key: &ObjectKey) -> Option<FrameMember> {
         let at = self.required.iter().position(|k| k == key)?;
         let place = self.places.get_mut(at)?;
-        match std::mem::replace(place, MemberPlace::Empty) {
-            MemberPlace::Filled(member) => Some(member),
-            MemberPlace::Taken { .. } => {
+        match std::mem::replace(place, MemberState::Empty) {
+            MemberState::Filled(member) => Some(member),
+            MemberState::Taken { .. } => {
                 self.lost_members = true;
                 None
             }
-            other @ (MemberPlace::Empty | MemberPlace::Filling(_)) => {
+            other @ (MemberState::Empty | MemberState::Filling(_)) => {
                 *place = other;
                 None
             }
@@ -178,18 +178,18 @@ impl UncommittedGroup {
 
     /// Whether a commit has taken objects.
     fn has_taken(&self) -> bool {
-        self.places.iter().any(|place| matches!(place, MemberPlace::Taken { .. }))
+        self.places.iter().any(|place| matches!(place, MemberState::Taken { .. }))
     }
 
     /// Lengths of the objects that were put or are being put.
     pub fn lengths(&self) -> Vec<u64> {
-        self.places.iter().filter_map(MemberPlace::length).collect()
+        self.places.iter().filter_map(MemberState::length).collect()
     }
 
     fn into_members(self) -> impl Iterator<Item = FrameMember> {
         self.places.into_iter().filter_map(|place| match place {
-            MemberPlace::Filled(member) => Some(member),
-            MemberPlace::Empty | MemberPlace::Filling(_) | MemberPlace::Taken { .. } => None,
+            MemberState::Filled(member) => Some(member),
+            MemberState::Empty | MemberState::Filling(_) | MemberState::Taken { .. } => None,
         })
     }
 }
@@ -240,7 +240,7 @@ impl PendingGroups {
         self.next_id += 1;
         self.required = objects;
         self.note_deadline(deadline);
-        let places = required.iter().map(|_| MemberPlace::Empty).collect();
+        let places = required.iter().map(|_| MemberState::Empty).collect();
         let required: Arc<[ObjectKey]> = required.into();
         let group = UncommittedGroup {
             required: required.clone(),

@@ -18,7 +18,7 @@ use rustc_hash::FxHashSet;
 
 /// An object to be read.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Hint {
+pub(crate) struct PrefetchHint {
     pub key: ObjectKey,
     /// Length in bytes.
     pub length: u64,
@@ -30,7 +30,7 @@ pub(crate) struct Hint {
 /// Pending hints.
 #[derive(Default)]
 pub(crate) struct HintQueue {
-    pub hints: VecDeque<Hint>,
+    pub hints: VecDeque<PrefetchHint>,
     /// Keys of pending hints and of hints whose objects are being read.
     pub known: FxHashSet<ObjectKey>,
     /// Arena bytes that these objects will take.
@@ -39,7 +39,7 @@ pub(crate) struct HintQueue {
 
 impl HintQueue {
     /// Forget a hint that was processed or dropped.
-    pub fn finish(&mut self, hint: &Hint) {
+    pub fn finish(&mut self, hint: &PrefetchHint) {
         if self.known.remove(&hint.key) {
             self.bytes -= align_up(hint.length);
         }

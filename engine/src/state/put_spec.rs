@@ -5,7 +5,7 @@ use pagelith_layouts::record::GroupKind;
 
 use crate::api::error::Error;
 use crate::memory::frames::FrameRef;
-use crate::memory::index::SsdPlace;
+use crate::memory::index::SsdLocation;
 use crate::rpc::removal_fence::FenceEpoch;
 
 /// How the objects of a put form a group.
@@ -23,7 +23,7 @@ pub(crate) enum PutKind<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Location {
     Frame(FrameRef),
-    Ssd(SsdPlace),
+    Ssd(SsdLocation),
 }
 
 impl PutKind<'_> {

@@ -15,13 +15,13 @@ const POLLS_APART: Duration = Duration::from_millis(40);
 /// The longest recent read of all sessions: a maximum that decays. The two fields are stored
 /// separately; at worst one estimate is briefly wrong.
 #[derive(Default)]
-pub(crate) struct SlowReads {
+pub(crate) struct ReadLatency {
     longest: AtomicU64,
     /// When it ended.
     at: AtomicU64,
 }
 
-impl SlowReads {
+impl ReadLatency {
     /// Record that a read took `took`.
     pub fn note(&self, took: Duration, now: Mono) {
         if took > self.recent(now) {
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn longest_read_halves_over_time() {
-        let slow = SlowReads::default();
+        let slow = ReadLatency::default();
         assert!(!slow.may_outlast(at(1), at(0)), "nothing was read yet");
         slow.note(ms(800), at(1000));
         slow.note(ms(10), at(1001));
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn read_may_outlast_deadline_nearer_than_longest_read() {
-        let slow = SlowReads::default();
+        let slow = ReadLatency::default();
         slow.note(ms(100), at(1000));
         assert!(slow.may_outlast(at(1099), at(1000)));
         assert!(!slow.may_outlast(at(1100), at(1000)));

@@ -10,13 +10,13 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 use crossbeam_epoch::{Atomic, Guard, Owned};
-use pagelith_io::pin_table::Kept;
+use pagelith_io::pin_table::PinTable;
 use pagelith_io::sync::{Arc, AtomicU64, MutexGuard};
 use pagelith_tiers::policy::LastRequests;
 use pagelith_tiers::ssd::guards::SegmentGuards;
 
 use crate::memory::frames::FrameData;
-use crate::memory::index::{Entry, IndexReader, ReadStamps, SsdPlace};
+use crate::memory::index::{Entry, IndexReader, ReadStamps, SsdLocation};
 use crate::memory::visibility::{Visibility, VisibilityFilter};
 use crate::state::core::Core;
 
@@ -29,7 +29,7 @@ pub(crate) struct ReadView {
     visibility: Atomic<Visibility>,
     pub touches: Arc<LastRequests>,
     /// Frame data, which readers pin by frame number.
-    pub frames: Kept<FrameData>,
+    pub frames: PinTable<FrameData>,
     /// Guards with which readers pin segments; `None` without an SSD tier.
     pub guards: Option<Arc<SegmentGuards>>,
     /// Whether the eviction policy of DRAM must record every request, which needs the lock.
@@ -143,7 +143,7 @@ impl Snapshot<'_> {
 }
 
 impl VisibilityFilter for Snapshot<'_> {
-    fn is_hidden_at(&self, place: SsdPlace) -> bool {
+    fn is_hidden_at(&self, place: SsdLocation) -> bool {
         self.visibility.hides(place)
     }
 

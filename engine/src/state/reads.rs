@@ -7,7 +7,7 @@ use pagelith_io::clock::Mono;
 use pagelith_io::sync::{AtomicBool, AtomicU64};
 
 use crate::state::counters::StripedCounters;
-use crate::state::read_latency::SlowReads;
+use crate::state::read_latency::ReadLatency;
 
 /// Value of [`ReadState::last_at`] before the first read.
 const NEVER_READ: u64 = u64::MAX;
@@ -24,7 +24,7 @@ pub(crate) struct ReadState {
     /// Direct reads that are past their deadline and not completed by the kernel.
     pub late: AtomicU64,
     /// Recent read latency.
-    pub slow: SlowReads,
+    pub slow: ReadLatency,
     /// Clock time of the last [`ReadState::note`]; [`NEVER_READ`] at first.
     last_at: AtomicU64,
 }
@@ -35,7 +35,7 @@ impl Default for ReadState {
             counters: StripedCounters::default(),
             direct_suspended: AtomicBool::new(false),
             late: AtomicU64::new(0),
-            slow: SlowReads::default(),
+            slow: ReadLatency::default(),
             last_at: AtomicU64::new(NEVER_READ),
         }
     }

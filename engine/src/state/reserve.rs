@@ -12,7 +12,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use pagelith_io::buffer::{Keep, Part};
+use pagelith_io::buffer::{KeepAlive, Part};
 use pagelith_io::sync::AtomicU64;
 use pagelith_layouts::align::align_up;
 use pagelith_layouts::checksum::Checksums;
@@ -20,7 +20,7 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::dram::arena::Extent;
 
 use crate::memory::frames::FrameMember;
-use crate::state::frame_access::Unpublished;
+use crate::state::frame_access::UnpublishedExtent;
 use crate::state::group_memory;
 use crate::state::shared::Shared;
 
@@ -97,7 +97,8 @@ pub(crate) fn reserve_all(shared: &Arc<Shared>, lengths: &[u64]) -> ReserveResul
     drop(core);
     let reservation = |extent: Extent| {
         let reserved = Arc::new(ReservedExtent { shared: shared.clone(), extent: Some(extent) });
-        let part = Unpublished::new(extent).into_part(&shared.memory, reserved.clone() as Keep);
+        let part =
+            UnpublishedExtent::new(extent).into_part(&shared.memory, reserved.clone() as KeepAlive);
         let (part, mut padding) = part.split(extent.bytes as usize);
         padding.bytes_mut().into_iter().for_each(|padding| padding.fill(0));
         (ArenaReservation(reserved), part)

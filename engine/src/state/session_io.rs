@@ -11,11 +11,11 @@ use pagelith_tiers::policy::Recency;
 use rustc_hash::FxHashMap;
 
 use crate::api::outcome::Ticket;
-use crate::api::request::{Options, Request};
+use crate::api::request::{Options, RequestEpoch};
 use crate::rpc::connections::PeerConnections;
 use crate::state::scratch::Scratch;
 use crate::state::shared::Shared;
-use crate::state::verify_sampler::Sampler;
+use crate::state::verify_sampler::VerifySampler;
 
 /// Resources of a session. Each batch operation takes it by reference.
 pub(crate) struct SessionIo {
@@ -31,7 +31,7 @@ pub(crate) struct SessionIo {
     pub counter_stripe: usize,
     pub last_token: u32,
     /// Selects the hits from DRAM that are verified.
-    pub sampler: Sampler,
+    pub sampler: VerifySampler,
     /// Connections to peers; `None` without peers.
     pub connections: Option<PeerConnections>,
     /// Hits return an [`ObjectMeta`](crate::api::outcome::ObjectMeta): set for sessions that
@@ -51,13 +51,13 @@ impl SessionIo {
 
 /// Recency of the first key of a batch.
 pub(crate) fn recency(shared: &Shared, options: &Options) -> Recency {
-    let Request(epoch) = options.request.unwrap_or_else(|| begin_request(shared));
+    let RequestEpoch(epoch) = options.request.unwrap_or_else(|| begin_request(shared));
     Recency { epoch, depth: options.depth }
 }
 
 /// Begin a request; its epoch is the most recent one.
-pub(crate) fn begin_request(shared: &Shared) -> Request {
-    Request(shared.read_view.last_request.fetch_add(1, Ordering::Relaxed) + 1)
+pub(crate) fn begin_request(shared: &Shared) -> RequestEpoch {
+    RequestEpoch(shared.read_view.last_request.fetch_add(1, Ordering::Relaxed) + 1)
 }
 
 /// Release a reader's guard on a segment.

@@ -23,7 +23,7 @@ use crate::rpc::removal_fence::RemovalFence;
 use crate::state::core::Core;
 use crate::state::header_cache::HeaderCache;
 use crate::state::jobs::JobResult;
-use crate::state::load_totals::ServedBytes;
+use crate::state::load_totals::LoadTotals;
 use crate::state::prefetch::Prefetch;
 use crate::state::read_view::{CoreGuard, ReadView};
 use crate::state::reads::ReadState;
@@ -93,7 +93,7 @@ pub(crate) struct BytesInUse {
     /// In the arena, pinned by views of other processes.
     pub viewed: AtomicU64,
     /// Of client operations in progress, and of outcomes that clients have not read.
-    pub served: ServedBytes,
+    pub served: LoadTotals,
 }
 
 impl Shared {
@@ -148,7 +148,7 @@ impl Shared {
     }
 
     /// Call `attempt` until its outcome is not `Busy`, or until the deadline.
-    pub fn while_busy<T>(
+    pub fn retry_while_busy<T>(
         &self,
         deadline: Mono,
         mut attempt: impl FnMut() -> Result<T>,

@@ -4,17 +4,17 @@ use pagelith_layouts::ids::NamespaceId;
 use pagelith_tiers::policy::FrameId;
 
 use crate::memory::frames::{Frame, FrameState};
-use crate::memory::index::{Entry, SsdPlace};
+use crate::memory::index::{Entry, SsdLocation};
 use crate::state::core::Core;
 
 /// A unit that was written and that no sync has covered.
 pub(crate) struct UnsyncedUnit {
     /// Namespace of a put; `None` for a move.
     pub namespace: Option<NamespaceId>,
-    pub members: Vec<(u128, SsdPlace)>,
+    pub members: Vec<(u128, SsdLocation)>,
     pub bytes: u64,
     /// Old place of each moved member; empty for a put.
-    pub from: Vec<SsdPlace>,
+    pub from: Vec<SsdLocation>,
 }
 
 impl Core {

@@ -3,19 +3,19 @@
 /// Selects a share of the hits in a pseudo-random order. With a fixed pattern such as every second
 /// object, one object of each page with two objects would never be verified.
 #[derive(Debug)]
-pub(crate) struct Sampler {
+pub(crate) struct VerifySampler {
     /// A hit is selected if its random number is below this; `None` selects every hit.
     threshold: Option<u64>,
     state: u64,
 }
 
-impl Sampler {
+impl VerifySampler {
     /// A sampler for a share of `ratio`, from 0 to 1. `seed` is called only for ratios strictly
     /// between.
-    pub fn new(ratio: f64, seed: impl FnOnce() -> u64) -> Sampler {
+    pub fn new(ratio: f64, seed: impl FnOnce() -> u64) -> VerifySampler {
         // The cast saturates, so a ratio of 0 selects nothing.
         let threshold = (ratio < 1.0).then_some((ratio * u64::MAX as f64) as u64);
-        Sampler { threshold, state: if ratio > 0.0 && ratio < 1.0 { seed() } else { 0 } }
+        VerifySampler { threshold, state: if ratio > 0.0 && ratio < 1.0 { seed() } else { 0 } }
     }
 
     /// Whether the next hit is to be verified.
@@ -37,7 +37,7 @@ mod tests {
     #[test]
     fn sampled_share_equals_ratio_also_for_every_second_hit() {
         for ratio in [0.0, 0.01, 0.25, 0.5, 0.99, 1.0] {
-            let mut sampler = Sampler::new(ratio, || 7);
+            let mut sampler = VerifySampler::new(ratio, || 7);
             let sampled: Vec<bool> = (0..20_000).map(|_| sampler.next()).collect();
             let share = |s: &mut dyn Iterator<Item = &bool>| {
                 s.filter(|yes| **yes).count() as f64 / 10_000.0

@@ -7,7 +7,7 @@ use pagelith_io::clock::Mono;
 
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::CloseReport;
-use crate::state::health::State;
+use crate::state::health::TierState;
 use crate::state::jobs::Job;
 use crate::state::shared::{BUSY_STEP, Shared};
 use crate::store::embedded::Store;
@@ -58,7 +58,7 @@ fn await_answer_or_failure(shared: &Shared, id: u64, deadline: Mono) -> Result<(
             return answer;
         }
         let state = shared.lock().ssd.as_ref().map(|ssd| ssd.health.state());
-        if let Some(state) = state.filter(|state| *state != State::On) {
+        if let Some(state) = state.filter(|state| *state != TierState::On) {
             return Err(Error::new(
                 ErrorKind::Unavailable,
                 format!("close: ssd tier is {}", state.name()),

@@ -2,7 +2,7 @@
 
 use pagelith_io::runtime::Env;
 use pagelith_io::sync::Arc;
-use pagelith_transport::capability::Offer;
+use pagelith_transport::capability::Capabilities;
 use pagelith_transport::dial::SocketDial;
 
 use crate::api::error::Result;
@@ -21,7 +21,7 @@ pub(crate) fn peers(config: &ValidConfig, env: &Env) -> Result<Vec<Peer>> {
         .transpose()
         .map_err(|error| error.context("remote.key"))?;
     // The capabilities that this process offers on every link.
-    let offer = Offer::of_this_build(env.entropy.bytes16());
+    let offer = Capabilities::of_this_build(env.entropy.bytes16());
     let peer = |peer: &PeerConfig| {
         let PeerConfig { address, name, weight, preferred } = peer;
         let dial = SocketDial::new(address.clone(), key.clone(), offer, env.clock.clone());

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pagelith_io::clock::Mono;
 use pagelith_io::registered::Registration;
 use pagelith_io::runtime::{Env, Join};
-use pagelith_io::shm::Region;
+use pagelith_io::shm::SharedRegion;
 use pagelith_io::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pagelith_layouts::ids::{Generation, NamespaceId};
 use pagelith_layouts::key::ObjectKey;
@@ -15,7 +15,7 @@ use crate::api::error::{ErrorKind, Result};
 use crate::api::events::Events;
 use crate::api::hits::{PagesFound, PagesQuery};
 use crate::api::outcome::{CloseReport, FlushReport, GetOutcome, PutOutcome};
-use crate::api::request::{GetSlice, Options, PutSlice, Request};
+use crate::api::request::{GetSlice, Options, PutSlice, RequestEpoch};
 use crate::background::scrub;
 use crate::background::scrub::{ScrubOptions, ScrubReport};
 use crate::config::ValidConfig;
@@ -100,8 +100,8 @@ impl Store {
         Store::from_opened(open::open(config, env, Some(peers))?)
     }
 
-    fn from_opened(opened: open::Opened) -> Result<Store> {
-        let open::Opened { shared, flusher, writer, report } = opened;
+    fn from_opened(opened: open::OpenedStore) -> Result<Store> {
+        let open::OpenedStore { shared, flusher, writer, report } = opened;
         Ok(Store { shared, sessions: Mutex::default(), flusher, writer, report })
     }
 
@@ -112,7 +112,7 @@ impl Store {
 
     /// The arena as shared memory, if `dram.shared` is set: for a listener that serves this store
     /// to processes of this host.
-    pub fn shared_memory(&self) -> Option<Arc<Region>> {
+    pub fn shared_memory(&self) -> Option<Arc<SharedRegion>> {
         self.shared.memory.region().cloned()
     }
 
@@ -138,7 +138,7 @@ impl Store {
 
     /// Begin a request: batches with it count as equally recent, deeper pages before shallower
     /// ones.
-    pub fn begin_request(&self) -> Request {
+    pub fn begin_request(&self) -> RequestEpoch {
         session_io::begin_request(&self.shared)
     }
 

@@ -22,16 +22,16 @@ pub(crate) fn exists_groups(
     let deadline = store.shared.deadline(options.timeout);
     let request = options.request.unwrap_or_else(|| store.begin_request());
     let options = Options { request: Some(request), ..options };
-    crate::api::hits::exists_groups_by(&mut LocalOrPeers { store, options, deadline }, query)
+    crate::api::hits::exists_groups_by(&mut LocalAndPeerLookup { store, options, deadline }, query)
 }
 
-struct LocalOrPeers<'a> {
+struct LocalAndPeerLookup<'a> {
     store: &'a Store,
     options: Options,
     deadline: Mono,
 }
 
-impl KeyLookup for LocalOrPeers<'_> {
+impl KeyLookup for LocalAndPeerLookup<'_> {
     fn prefix(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<usize> {
         Ok(self.exists(keys)?.into_iter().take_while(|present| *present).count())
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use pagelith_layouts::key::ObjectKey;
 
 use crate::api::error::{Error, ErrorKind, Result};
-use crate::api::outcome::{Done, PutOutcome};
+use crate::api::outcome::{CompletedBatch, PutOutcome};
 use crate::api::request::{Options, PutSlice};
 use crate::store::embedded::Store;
 use crate::write::open_group::{GroupId, JoinedGroup, join};
@@ -56,7 +56,7 @@ impl Group<'_> {
     /// `Unavailable` if the group is not open any more.
     pub fn put(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
         let deadline = self.store.shared.arena_wait_deadline(&options);
-        let put = |object| self.store.shared.while_busy(deadline, || self.try_put(object));
+        let put = |object| self.store.shared.retry_while_busy(deadline, || self.try_put(object));
         objects.iter().map(put).collect()
     }
 
@@ -85,7 +85,7 @@ impl Group<'_> {
         let room = shared.arena_wait_deadline(&options);
         // Each attempt has the remaining time.
         let left = || Some(deadline.since(shared.now()));
-        shared.while_busy(room, || self.commit_once(Options { timeout: left(), ..options }))
+        shared.retry_while_busy(room, || self.commit_once(Options { timeout: left(), ..options }))
     }
 
     fn commit_once(&self, options: Options) -> Result<PutOutcome> {
@@ -97,7 +97,7 @@ impl Group<'_> {
                 }
             }
         })?;
-        let Done::Put(done) = outcomes else {
+        let CompletedBatch::Put(done) = outcomes else {
             return Err(Error::new(ErrorKind::Internal, "commit returned no put outcomes"));
         };
         self.joined.commit_outcome(&self.store.shared, done)

@@ -89,7 +89,7 @@ fn parse_rights(entry: &Table) -> std::result::Result<Rights, EntryError> {
                 .iter()
                 .map(|text| NamespaceId::from_hex(text))
                 .collect::<Option<BTreeSet<_>>>();
-            Namespaces::These(these.ok_or(wrong)?)
+            Namespaces::Listed(these.ok_or(wrong)?)
         }
     };
     let has = |right| rights.as_ref().is_none_or(|rights| rights.contains(&right));

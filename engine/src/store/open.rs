@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use pagelith_io::clock::Mono;
-use pagelith_io::disk::Side;
+use pagelith_io::disk::IoBackend;
 use pagelith_io::probe::{BackendChoice, open_disk_with_stop};
 use pagelith_io::runtime::{Env, Join};
 use pagelith_io::staging::StagingPool;
@@ -21,13 +21,15 @@ use pagelith_tiers::ssd::guards::SegmentGuards;
 use pagelith_tiers::ssd::log::{Log, LogConfig};
 use pagelith_tiers::ssd::recover::{Recovered, recover};
 use pagelith_tiers::ssd::serial_queue::SerialQueue;
-use pagelith_tiers::ssd::volume::{Full, OpenedVolume, Volume, VolumeError, open_or_create};
+use pagelith_tiers::ssd::volume::{
+    FileSystemFull, OpenedVolume, Volume, VolumeError, open_or_create,
+};
 
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::background::flusher::Flusher;
 use crate::background::peer_writer::PeerWriter;
-use crate::background::recovery::Collector;
-use crate::config::{Facts, MemoryPlan, SsdIo, SsdPolicy, ValidConfig};
+use crate::background::recovery::RecoveryCollector;
+use crate::config::{MachineLimits, MemoryPlan, SsdIo, SsdPolicy, ValidConfig};
 use crate::memory::frames::Frames;
 use crate::memory::index::{FRAME_MAX, Index};
 use crate::memory::pins::Pins;
@@ -41,9 +43,9 @@ use crate::state::dram_core::DramCore;
 use crate::state::event_log::EventLog;
 use crate::state::flush_counts::FlushCounts;
 use crate::state::header_cache::HeaderCache;
-use crate::state::health::{Health, Limits};
+use crate::state::health::{Health, HealthLimits};
 use crate::state::jobs::{Job, JobQueue, JobTable};
-use crate::state::peer_queue::RemoteQueue;
+use crate::state::peer_queue::PeerQueue;
 use crate::state::pending_groups::PendingGroups;
 use crate::state::prefetch::Prefetch;
 use crate::state::read_view::{ReadView, SnapshotVersion};
@@ -66,7 +68,7 @@ pub struct OpenReport {
     /// Objects found.
     pub objects: u64,
     /// I/O backend of the SSD tier; `None` without one.
-    pub side: Option<Side>,
+    pub side: Option<IoBackend>,
     /// Reason for that backend.
     pub side_reason: String,
     /// The memory that was allocated.
@@ -97,8 +99,8 @@ pub(crate) fn real_env(
     stop: &Arc<std::sync::atomic::AtomicBool>,
 ) -> Result<Env> {
     // An unknown amount of memory sets no limit: the configuration was validated by the caller.
-    let unlimited = |_| Facts { memory_bytes: u64::MAX, memory_source: String::new() };
-    let facts = Facts::of_this_machine().unwrap_or_else(unlimited);
+    let unlimited = |_| MachineLimits { memory_bytes: u64::MAX, memory_source: String::new() };
+    let facts = MachineLimits::of_this_machine().unwrap_or_else(unlimited);
     config.check_machine(&facts).map_err(|e| Error::invalid(e.to_string()))?;
     for dir in config.dirs_in_memory() {
         tracing::warn!(dir = %dir.display(), "ssd.dirs: the files of this directory are memory, and are lost with it");
@@ -128,7 +130,7 @@ fn log_config(config: &ValidConfig) -> LogConfig {
 }
 
 /// An opened store's parts.
-pub(crate) struct Opened {
+pub(crate) struct OpenedStore {
     pub shared: Arc<Shared>,
     pub flusher: Option<Box<dyn Join>>,
     pub writer: Option<Box<dyn Join>>,
@@ -138,7 +140,7 @@ pub(crate) struct Opened {
 /// Open or make a store in `env`, with the peers that are given, or else those of the
 /// configuration.
 #[tracing::instrument(level = "info", skip_all, name = "recover")]
-pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> Result<Opened> {
+pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> Result<OpenedStore> {
     let peers = peers.map_or_else(|| configured_peers::peers(&config, &env), Ok)?;
     let remote = match peers.is_empty() {
         true => None,
@@ -181,7 +183,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         .ok_or_else(|| Error::new(ErrorKind::Internal, "dram.policy is unknown"))?;
     // Each frame has at least one object, and each object at least one block of the arena.
     let frames_max = config.max_objects().min(config.arena_bytes() / ALIGN) as usize;
-    policy.expect(frames_max);
+    policy.reserve(frames_max);
     let mut fingerprint_key = [0; FINGERPRINT_KEY_BYTES];
     match &ssd {
         Some(opened) => fingerprint_key = opened.manifest.superblock().fingerprint_key,
@@ -200,7 +202,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
             busy: BusyPuts::default(),
         },
         ssd: None,
-        remote: remote.as_ref().map(|_| RemoteQueue::default()),
+        remote: remote.as_ref().map(|_| PeerQueue::default()),
         pins: Pins::default(),
         pending_groups: PendingGroups::default(),
         sequence: Sequence(1),
@@ -266,7 +268,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         }
         None => None,
     };
-    Ok(Opened { shared, flusher, writer, report })
+    Ok(OpenedStore { shared, flusher, writer, report })
 }
 
 /// The open failed after the flusher was started: stop it, so that the files are closed.
@@ -290,7 +292,7 @@ fn open_for_reading(
     opened: Option<&OpenedVolume>,
     recovered: Option<&Recovered>,
     now: Mono,
-) -> Option<Full> {
+) -> Option<FileSystemFull> {
     // At most one is set: recovery does not write the manifest while one of its copies is outdated.
     let full =
         opened.and_then(|o| o.full.clone()).or_else(|| recovered.and_then(|r| r.full.clone()));
@@ -348,7 +350,7 @@ fn recover_into(
 ) -> Result<Recovered> {
     let volume: &Volume = &opened.volume;
     let mut serial = SerialQueue::new(&*volume.disk, io_timeout(config))?;
-    let mut collector = Collector::new(secret, opened.manifest.generations());
+    let mut collector = RecoveryCollector::new(secret, opened.manifest.generations());
     let constant = config.constant_fingerprint();
     let outdated = opened.full.as_ref().is_some_and(|full| full.copy.is_some());
     let manifest = (&mut opened.manifest, outdated);
@@ -360,8 +362,12 @@ fn recover_into(
     };
     let (probe, probe_max) = config.probe_pauses();
     let quarantine_after = config.quarantine_after();
-    let limits =
-        Limits { probe, probe_max, quarantine_after, segments: volume.geometry.segment_count };
+    let limits = HealthLimits {
+        probe,
+        probe_max,
+        quarantine_after,
+        segments: volume.geometry.segment_count,
+    };
     core.sequence = recovered.next_sequence;
     core.ssd = Some(SsdCore {
         segments: recovered.segments.clone(),

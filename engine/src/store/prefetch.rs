@@ -17,12 +17,12 @@ use pagelith_layouts::align::align_up;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
 
-use self::reader::Reader;
+use self::reader::PrefetchTask;
 use crate::api::request::Options;
 use crate::memory::visibility::VisibilityFilter;
 use crate::read::page_depth::PageDepths;
 use crate::state::core::Core;
-use crate::state::prefetch::Hint;
+use crate::state::prefetch::PrefetchHint;
 use crate::state::session_io::recency;
 use crate::state::shared::Shared;
 
@@ -53,7 +53,7 @@ pub(crate) fn prefetch(
         for (key, depth) in batch.drain(..) {
             if let Some(length) = on_ssd_only(shared, &core, &key) {
                 let at = Recency { depth: at.depth.saturating_add(depth), ..at };
-                hints.push(Hint { key, length, at, deadline });
+                hints.push(PrefetchHint { key, length, at, deadline });
             }
         }
     };
@@ -82,8 +82,8 @@ fn on_ssd_only(shared: &Shared, core: &Core, key: &ObjectKey) -> Option<u64> {
     Some(seen.length.into())
 }
 
-/// HintQueue as many of the `hints` as fit; returns how many.
-fn enqueue(shared: &Shared, hints: Vec<Hint>) -> usize {
+/// Queue as many of the `hints` as fit; returns how many.
+fn enqueue(shared: &Shared, hints: Vec<PrefetchHint>) -> usize {
     let most = shared.config.arena_bytes() / ARENA_SHARE;
     let mut queue = shared.prefetch.queue();
     let before = queue.hints.len();
@@ -109,7 +109,7 @@ fn start_task(shared: &Arc<Shared>) -> bool {
     }
     // `Prefetch::stop` has taken the task already, or will once this lock is free.
     let started = shared.check_open().and_then(|()| {
-        let reader = Box::new(Reader::new(shared.clone())?);
+        let reader = Box::new(PrefetchTask::new(shared.clone())?);
         Ok(shared.env.runtime.spawn("pagelith-prefetch", reader, shared.prefetch.work.clone())?)
     });
     match started {

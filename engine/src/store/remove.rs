@@ -11,11 +11,11 @@ use pagelith_tiers::policy::FrameId;
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::request::Options;
 use crate::memory::frames::FrameRef;
-use crate::memory::index::{SsdPlace, Visited, name_of};
-use crate::read::get::Probed;
+use crate::memory::index::{SlotContent, SsdLocation, name_of};
+use crate::read::get::ProbedObject;
 use crate::state::core::Core;
 use crate::state::jobs::Job;
-use crate::state::peer_queue::RemoteJob;
+use crate::state::peer_queue::PeerJob;
 use crate::state::session_io::recency;
 use crate::state::shared::Shared;
 use crate::store::embedded::Store;
@@ -27,11 +27,12 @@ pub(crate) fn remove(store: &Store, keys: &[ObjectKey], options: Options) -> Res
     let shared = &store.shared;
     let deadline = shared.deadline(options.timeout);
     let _removing = shared.remote.removal_fence.begin();
-    let Begun { answers, here, gone } = store.with_session(options.timeout, |session| {
-        begin(shared, session, keys, &options, deadline)
-    })??;
+    let PendingRemoval { answers, here, gone } = store
+        .with_session(options.timeout, |session| {
+            begin(shared, session, keys, &options, deadline)
+        })??;
     // Take every answer, even after a failed one, so that none stays in the core.
-    let told = tell(shared, |id| RemoteJob::Remove { id, keys: gone });
+    let told = notify_peers(shared, |id| PeerJob::Remove { id, keys: gone });
     let results: Vec<_> = answers
         .into_iter()
         .chain(told)
@@ -42,7 +43,7 @@ pub(crate) fn remove(store: &Store, keys: &[ObjectKey], options: Options) -> Res
 }
 
 /// A removal that took effect in this store and is not durable yet.
-pub(crate) struct Begun {
+pub(crate) struct PendingRemoval {
     /// The answers to wait for.
     pub answers: Vec<u64>,
     /// How many of the keys were stored.
@@ -59,7 +60,7 @@ pub(crate) fn begin(
     keys: &[ObjectKey],
     options: &Options,
     deadline: Mono,
-) -> Result<Begun> {
+) -> Result<PendingRemoval> {
     shared.check_open()?;
     let at = recency(shared, options);
     let mut gone: BTreeSet<ObjectKey> = keys.iter().copied().collect();
@@ -91,12 +92,12 @@ pub(crate) fn begin(
     shared.signals.flusher.raise();
     drop_attached(shared, &gone);
     let here = here.into_iter().filter(|here| *here).count();
-    Ok(Begun { answers, here, gone: gone.into_iter().collect() })
+    Ok(PendingRemoval { answers, here, gone: gone.into_iter().collect() })
 }
 
 /// Whether a probe is outdated: the record was moved or written since, so members of its group
 /// might be missed.
-fn has_moved(shared: &Shared, core: &Core, key: &ObjectKey, probed: Option<&Probed>) -> bool {
+fn has_moved(shared: &Shared, core: &Core, key: &ObjectKey, probed: Option<&ProbedObject>) -> bool {
     let generation = core.generation(key.namespace());
     let fingerprint = |key: &ObjectKey| shared.fingerprint(key, generation);
     if core.find_memory(key, fingerprint(key), generation).is_some() {
@@ -104,7 +105,7 @@ fn has_moved(shared: &Shared, core: &Core, key: &ObjectKey, probed: Option<&Prob
     }
     match probed {
         Some(p) => {
-            let in_place = |(key, place): &(ObjectKey, SsdPlace)| {
+            let in_place = |(key, place): &(ObjectKey, SsdLocation)| {
                 core.index.find(fingerprint(key)).any(|e| e.ssd == Some(*place))
             };
             let own = p.members.iter().filter(|(k, _)| k == key).any(in_place);
@@ -121,7 +122,7 @@ fn unlink(
     shared: &Shared,
     core: &mut Core,
     key: &ObjectKey,
-    probed: Option<Probed>,
+    probed: Option<ProbedObject>,
     gone: &mut BTreeSet<ObjectKey>,
 ) -> bool {
     let generation = core.generation(key.namespace());
@@ -172,10 +173,10 @@ fn drop_attached(shared: &Shared, gone: &BTreeSet<ObjectKey>) {
     for from in (0..homes).step_by(piece as usize) {
         let mut attached = Vec::new();
         core.index.visit_homes(from, from + piece, |visited| match visited {
-            Visited::Link { fingerprint, base } if names.contains(&base) => {
+            SlotContent::Link { fingerprint, base } if names.contains(&base) => {
                 attached.push(fingerprint)
             }
-            Visited::Link { .. } | Visited::Object(_) => {}
+            SlotContent::Link { .. } | SlotContent::Object(_) => {}
         });
         attached
             .into_iter()
@@ -235,7 +236,7 @@ pub(crate) fn clear(
     let deadline = shared.deadline(options.timeout);
     let _removing = shared.remote.removal_fence.begin();
     let (generation, answer) = begin_clear(shared, namespace)?;
-    let told = tell(shared, |id| RemoteJob::Clear { id, namespace });
+    let told = notify_peers(shared, |id| PeerJob::Clear { id, namespace });
     let results: Vec<_> = answer
         .into_iter()
         .chain(told)
@@ -246,7 +247,7 @@ pub(crate) fn clear(
 }
 
 /// Notify the peers; returns the answer to wait for, if there are peers.
-pub(crate) fn tell(shared: &Shared, job: impl FnOnce(u64) -> RemoteJob) -> Option<u64> {
+pub(crate) fn notify_peers(shared: &Shared, job: impl FnOnce(u64) -> PeerJob) -> Option<u64> {
     let remote = shared.remote.peers.as_ref()?;
     let asked = shared.lock().submit_peer_job(job);
     remote.writer_signal.raise();

@@ -17,9 +17,9 @@ use rustc_hash::FxHashMap;
 
 use crate::api::error::{Error, Result};
 use crate::api::hits::PagesQuery;
-use crate::api::outcome::{Done, Ticket};
+use crate::api::outcome::{CompletedBatch, Ticket};
 use crate::api::request::{Get, Options, PutGroup};
-use crate::read::get::{Finished, GetBatch, Probed};
+use crate::read::get::{Finished, GetBatch, ProbedObject};
 use crate::rpc::connections::PeerConnections;
 use crate::rpc::exists::RemoteExists;
 use crate::rpc::remote_get::{CallOptions, GetTarget, RemoteGet};
@@ -29,7 +29,7 @@ use crate::state::reserve::ArenaReservation;
 use crate::state::scratch::Scratch;
 use crate::state::session_io::{SessionIo, recency, release_segment};
 use crate::state::shared::Shared;
-use crate::state::verify_sampler::Sampler;
+use crate::state::verify_sampler::VerifySampler;
 use crate::write::cache_remote;
 use crate::write::open_group::GroupId;
 use crate::write::put::payload::PayloadGroup;
@@ -50,7 +50,7 @@ pub struct Session {
     poll_times: PollTimes,
     /// Deadline of its drop; by default the configured deadline.
     drop_deadline: Option<Mono>,
-    finished: VecDeque<(Ticket, Done)>,
+    finished: VecDeque<(Ticket, CompletedBatch)>,
     next_ticket: u64,
 }
 
@@ -74,7 +74,7 @@ impl Session {
         })?;
         let seed =
             || u64::from_le_bytes(*shared.env.entropy.bytes16().first_chunk().unwrap_or(&[0; 8]));
-        let sampler = Sampler::new(shared.config.verify_ratio(), seed);
+        let sampler = VerifySampler::new(shared.config.verify_ratio(), seed);
         let connections = shared.remote.peers.clone().map(PeerConnections::new);
         let counter_stripe = shared.reads.counters.assign_stripe();
         let io = SessionIo {
@@ -199,7 +199,7 @@ impl Session {
         let Some(connections) =
             self.io.connections.as_ref().filter(|_| !found.iter().all(|present| *present))
         else {
-            self.finished.push_back((ticket, Done::Exists(found)));
+            self.finished.push_back((ticket, CompletedBatch::Exists(found)));
             return ticket;
         };
         let deadline = self.io.shared.deadline(options.timeout);
@@ -220,7 +220,7 @@ impl Session {
             query,
             recency(&self.io.shared, &options),
         );
-        self.finished.push_back((ticket, Done::ExistsGroups(found)));
+        self.finished.push_back((ticket, CompletedBatch::ExistsGroups(found)));
         ticket
     }
 
@@ -230,7 +230,7 @@ impl Session {
         keys: &[ObjectKey],
         at: Recency,
         deadline: Mono,
-    ) -> Vec<Option<Probed>> {
+    ) -> Vec<Option<ProbedObject>> {
         let ticket = self.ticket();
         let mut batch = GetBatch::probe(&mut self.io, keys, at, deadline);
         while !batch.advance(&mut self.io, ticket) {
@@ -257,7 +257,7 @@ impl Session {
     }
 
     /// Make progress without waiting. Returns a finished batch, if there is one.
-    pub fn poll(&mut self) -> Option<(Ticket, Done)> {
+    pub fn poll(&mut self) -> Option<(Ticket, CompletedBatch)> {
         self.drive();
         self.start();
         self.finished.pop_front()
@@ -265,18 +265,22 @@ impl Session {
 
     /// Wait for a batch, at most `timeout`. `None` if it is not finished by then (it continues, and
     /// may be waited for again), or if it was returned already.
-    pub fn wait(&mut self, ticket: Ticket, timeout: Duration) -> Option<Done> {
+    pub fn wait(&mut self, ticket: Ticket, timeout: Duration) -> Option<CompletedBatch> {
         self.wait_for(Some(ticket), timeout).map(|(_, done)| done)
     }
 
     /// Wait for the first batch that finishes, at most `timeout`. `None` if none finishes by then,
     /// or none is in flight. A caller with several batches in flight can thus submit the next one
     /// without waiting for the oldest.
-    pub fn wait_any(&mut self, timeout: Duration) -> Option<(Ticket, Done)> {
+    pub fn wait_any(&mut self, timeout: Duration) -> Option<(Ticket, CompletedBatch)> {
         self.wait_for(None, timeout)
     }
 
-    fn wait_for(&mut self, wanted: Option<Ticket>, timeout: Duration) -> Option<(Ticket, Done)> {
+    fn wait_for(
+        &mut self,
+        wanted: Option<Ticket>,
+        timeout: Duration,
+    ) -> Option<(Ticket, CompletedBatch)> {
         let is_wanted = |ticket: Ticket| wanted.is_none_or(|wanted| wanted == ticket);
         let deadline = self.io.shared.now().after(timeout);
         loop {
@@ -392,15 +396,15 @@ impl Session {
                         self.batches.push((ticket, Batch::Remote(Box::new(remote))));
                         continue;
                     }
-                    Done::Get(done)
+                    CompletedBatch::Get(done)
                 }
-                Batch::Put(b) => Done::Put(b.finish(&mut self.io)),
+                Batch::Put(b) => CompletedBatch::Put(b.finish(&mut self.io)),
                 Batch::Remote(mut b) => {
                     cache_remote::cache_fetched(&self.io.shared, &mut b);
                     self.io.shared.lock().counters.add_remote(&b);
-                    Done::Get(b.finish())
+                    CompletedBatch::Get(b.finish())
                 }
-                Batch::Exists(b) => Done::Exists(b.finish()),
+                Batch::Exists(b) => CompletedBatch::Exists(b.finish()),
             };
             self.finished.push_back((ticket, done));
         }

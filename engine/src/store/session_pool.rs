@@ -10,7 +10,7 @@ use pagelith_layouts::key::ObjectKey;
 
 use crate::api::borrowed;
 use crate::api::error::{Error, Result};
-use crate::api::outcome::{Done, GetOutcome, PutOutcome};
+use crate::api::outcome::{CompletedBatch, GetOutcome, PutOutcome};
 use crate::api::request::{GetSlice, Options};
 use crate::state::shared::BUSY_STEP;
 use crate::store::embedded::Store;
@@ -24,7 +24,7 @@ pub(crate) fn get(
     let count = gets.len();
     let outcomes = store.with_session(options.timeout, |session| {
         BorrowScope::scope(|lender| {
-            let ticket = session.begin_get(borrowed::lend_gets(lender, gets), options);
+            let ticket = session.begin_get(borrowed::borrow_gets(lender, gets), options);
             // Without a deadline: until the batch is done, the kernel may write to the memory.
             let done = loop {
                 if let Some(done) = session.wait(ticket, Duration::from_secs(1)) {
@@ -32,8 +32,10 @@ pub(crate) fn get(
                 }
             };
             match done {
-                Done::Get(done) => done.into_iter().map(|d| d.outcome).collect(),
-                Done::Put(_) | Done::Exists(_) | Done::ExistsGroups(_) => Vec::new(),
+                CompletedBatch::Get(done) => done.into_iter().map(|d| d.outcome).collect(),
+                CompletedBatch::Put(_)
+                | CompletedBatch::Exists(_)
+                | CompletedBatch::ExistsGroups(_) => Vec::new(),
             }
         })
     });
@@ -51,8 +53,9 @@ pub(crate) fn exists(store: &Store, keys: &[ObjectKey], options: Options) -> Vec
         }
     });
     match found {
-        Ok(Done::Exists(found)) => found,
-        Ok(Done::Get(_) | Done::Put(_) | Done::ExistsGroups(_)) | Err(_) => vec![false; keys.len()],
+        Ok(CompletedBatch::Exists(found)) => found,
+        Ok(CompletedBatch::Get(_) | CompletedBatch::Put(_) | CompletedBatch::ExistsGroups(_))
+        | Err(_) => vec![false; keys.len()],
     }
 }
 
@@ -84,7 +87,7 @@ pub(crate) fn put(
     let pause = |left: Duration| {
         shared.env.runtime.pause(&shared.signals.progress, seen.get(), left.min(BUSY_STEP));
     };
-    borrowed::while_busy(groups, options, || deadline.since(shared.now()), attempt, pause)
+    borrowed::retry_while_busy(groups, options, || deadline.since(shared.now()), attempt, pause)
 }
 
 fn put_once(
@@ -93,13 +96,13 @@ fn put_once(
     options: Options,
 ) -> Vec<Result<PutOutcome>> {
     BorrowScope::scope(|lender| {
-        let ticket = session.submit_put(borrowed::lend_groups(lender, groups), options);
+        let ticket = session.submit_put(borrowed::borrow_groups(lender, groups), options);
         let done = loop {
             if let Some(done) = session.wait(ticket, Duration::from_secs(1)) {
                 break done;
             }
         };
-        let Done::Put(done) = done else { return Vec::new() };
+        let CompletedBatch::Put(done) = done else { return Vec::new() };
         borrowed::outcomes_of_groups(groups, done)
     })
 }

@@ -10,7 +10,7 @@ use pagelith_io::runtime::{Env, Join, Runtime, Step, Task};
 use pagelith_io::signal::Signal;
 use pagelith_io::system::{SystemClock, SystemEntropy};
 
-use crate::config::{Config, Facts};
+use crate::config::{Config, MachineLimits};
 use crate::store::embedded::Store;
 
 /// Limit of steps for a condition or a task.
@@ -23,7 +23,8 @@ pub(crate) struct SteppedRuntime(Arc<Mutex<Vec<Box<dyn Task>>>>);
 impl SteppedRuntime {
     /// Open a store in real directories, with its background tasks on this runtime.
     pub fn open(&self, config: &Config) -> Store {
-        let config = config.validate(&Facts::of_this_machine().expect("facts")).expect("valid");
+        let config =
+            config.validate(&MachineLimits::of_this_machine().expect("facts")).expect("valid");
         let disk = Some(open_disk(config.ssd_dirs(), BackendChoice::Auto).expect("a disk"));
         let (clock, entropy) = (Arc::new(SystemClock::new()), Arc::new(SystemEntropy));
         let env = Env { disk, clock, entropy, runtime: Arc::new(self.clone()) };

@@ -8,13 +8,13 @@
 
 use std::collections::BTreeMap;
 
-use pagelith_io::hashed_copy::{Copier, StoreKind};
+use pagelith_io::hashed_copy::{Copier, CopyMode};
 use pagelith_layouts::ids::{NamespaceId, PrefixHash};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::policy::Recency;
 
-use crate::api::outcome::GetDone;
+use crate::api::outcome::CompletedGet;
 use crate::config::Promote;
 use crate::memory::frames::FrameRef;
 use crate::rpc::remote_get::{CallOptions, FetchedItem, RemoteGet};
@@ -71,7 +71,7 @@ pub(crate) fn cache_fetched(shared: &Shared, batch: &mut RemoteGet) {
 /// Cache the objects of a page; returns the frames to be queued for the flusher.
 fn cache_page(
     shared: &Shared,
-    done: &[GetDone],
+    done: &[CompletedGet],
     kind: PutKind<'_>,
     page: &[FetchedItem],
     since: FenceEpoch,
@@ -95,7 +95,7 @@ fn cache_page(
         let has_room = core.index.len() + entries <= core.index.capacity();
         has_room
             && (shared.remote.removal_fence.is_unchanged_since(since)
-                || mutant::on(Mutant::KeptBehindRemoval))
+                || mutant::on(Mutant::CachedAfterRemoval))
     };
     let mut core = shared.lock();
     if !may_store(&core) {
@@ -121,7 +121,7 @@ fn cache_page(
     let incoming = page.iter().map(|object| MemberSource::ToCopy(object.key));
     let mut group = prepare(kind.initial_group_kind(), &page[0].key, incoming, admitted, at);
     if let Some(copy) = group.begin_copy() {
-        copy.fill(&shared.memory, &mut Copier::new(StoreKind::PastCache), bytes);
+        copy.fill(&shared.memory, &mut Copier::new(CopyMode::NonTemporal), bytes);
     }
     let mut core = shared.lock();
     if !may_store(&core) {

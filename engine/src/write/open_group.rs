@@ -12,14 +12,14 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::dram::arena::Extent;
 
 use crate::api::error::{Error, ErrorKind, Result};
-use crate::api::outcome::{PutDone, PutOutcome};
+use crate::api::outcome::{CompletedPut, PutOutcome};
 use crate::api::request::{Options, PutSlice};
 use crate::memory::frames::FrameMember;
 use crate::memory::visibility::VisibilityFilter;
 use crate::state::core::Core;
-use crate::state::frame_access::Unpublished;
+use crate::state::frame_access::UnpublishedExtent;
 use crate::state::group_memory;
-use crate::state::pending_groups::MemberPlace;
+use crate::state::pending_groups::MemberState;
 use crate::state::put_spec::{ObjectSize, PutKind};
 use crate::state::reserve::FilledReservation;
 use crate::state::session_io::recency;
@@ -118,7 +118,7 @@ impl JoinedGroup {
             ReservedPlace::Present => return Ok(PutOutcome::AlreadyPresent),
             ReservedPlace::Reserved(place) => place,
         };
-        let checksums = Unpublished::new(place.extent).fill(&shared.memory, object.pieces);
+        let checksums = UnpublishedExtent::new(place.extent).fill(&shared.memory, object.pieces);
         let Some(checksums) = checksums else {
             let mut core = shared.lock();
             core.dram.space.free(place.extent);
@@ -171,7 +171,7 @@ impl JoinedGroup {
     }
 
     /// The outcome of a commit, from the outcomes of its members.
-    pub fn commit_outcome(&self, shared: &Shared, done: Vec<PutDone>) -> Result<PutOutcome> {
+    pub fn commit_outcome(&self, shared: &Shared, done: Vec<CompletedPut>) -> Result<PutOutcome> {
         let outcome = crate::api::borrowed::outcome_of_group(done.into_iter().map(|d| d.outcome));
         let may_be_committed = outcome
             .as_ref()
@@ -215,7 +215,7 @@ impl JoinedGroup {
         let Some(open) = core.pending_groups.get(self.id.0) else {
             return if present { Ok(ReservedPlace::Present) } else { Err(not_open()) };
         };
-        let known = open.places.get(at).and_then(MemberPlace::length);
+        let known = open.places.get(at).and_then(MemberState::length);
         if let Some(known) = known.filter(|known| *known != length) {
             let detail = format!(
                 "key is present with another length key={key} present={known} given={length}"
@@ -245,7 +245,7 @@ impl JoinedGroup {
         let fingerprint = shared.fingerprint(key, generation);
         let place = core.pending_groups.get_mut(self.id.0).and_then(|g| g.places.get_mut(at));
         match place {
-            Some(place) => *place = MemberPlace::Filling(length),
+            Some(place) => *place = MemberState::Filling(length),
             // Eviction for this object may have dropped the group.
             None => {
                 if filled_extent.is_none() {
@@ -262,8 +262,8 @@ impl JoinedGroup {
     /// Release a reserved place that will not be filled.
     fn release_place(&self, core: &mut Core, at: usize) {
         let place = core.pending_groups.get_mut(self.id.0).and_then(|g| g.places.get_mut(at));
-        if let Some(place @ MemberPlace::Filling(_)) = place {
-            *place = MemberPlace::Empty;
+        if let Some(place @ MemberState::Filling(_)) = place {
+            *place = MemberState::Empty;
         }
     }
 
@@ -277,8 +277,8 @@ impl JoinedGroup {
             g.places.get_mut(at)
         });
         match place {
-            Some(place @ MemberPlace::Filling(_)) => {
-                *place = MemberPlace::Filled(member);
+            Some(place @ MemberState::Filling(_)) => {
+                *place = MemberState::Filled(member);
                 core.pending_groups.add_bytes(bytes, 0);
                 true
             }

@@ -15,7 +15,7 @@ use pagelith_tiers::policy::Recency;
 
 use self::progress::{AdoptedObjects, GroupProgress};
 use crate::api::error::{Error, ErrorKind, Result};
-use crate::api::outcome::{PutDone, PutOutcome, Ticket};
+use crate::api::outcome::{CompletedPut, PutOutcome, Ticket};
 use crate::api::request::{Destination, Get, Source};
 use crate::memory::frames::{FrameMember, FrameRef};
 use crate::read::get::GetBatch;
@@ -426,7 +426,7 @@ impl PutBatch {
     }
 
     /// The outcomes, group by group, object by object.
-    pub fn finish(self, _io: &mut SessionIo) -> Vec<PutDone> {
+    pub fn finish(self, _io: &mut SessionIo) -> Vec<CompletedPut> {
         let mut all =
             Vec::with_capacity(self.groups.iter().map(|group| group.source.objects()).sum());
         self.groups.into_iter().for_each(|group| collect_results(group, &mut all));
@@ -459,7 +459,7 @@ fn alloc_buffers(shared: &Shared, members: &[StandaloneMember]) -> Result<Vec<Al
 }
 
 /// Append each object's result: the group's outcome, or `AlreadyPresent` for an adopted object.
-fn collect_results(group: BatchGroup, all: &mut Vec<PutDone>) {
+fn collect_results(group: BatchGroup, all: &mut Vec<CompletedPut>) {
     let (outcome, adopts) = match group.progress {
         GroupProgress::Done { outcome, adopts } => (outcome, adopts),
         _ => (Err(Error::new(ErrorKind::Internal, "put without an outcome")), Vec::new()),
@@ -469,7 +469,7 @@ fn collect_results(group: BatchGroup, all: &mut Vec<PutDone>) {
             Ok(PutOutcome::Stored) if is_adopted(&adopts, i) => Ok(PutOutcome::AlreadyPresent),
             other => other.clone(),
         };
-        PutDone { outcome, source }
+        CompletedPut { outcome, source }
     };
     match group.source {
         GroupSource::Caller(objects) => {

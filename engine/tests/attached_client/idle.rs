@@ -2,21 +2,21 @@
 //! call uses a new one.
 
 use pagelith::io::buffer::AlignedBuf;
-use pagelith::layouts::wire::Kind;
-use pagelith::transport::link::{Event as LinkEvent, Link};
-use pagelith::{Destination, Done, Get, Put, PutGroup, Result, Source};
+use pagelith::layouts::wire::FrameKind;
+use pagelith::transport::link::{Link, LinkEvent};
+use pagelith::{CompletedBatch, Destination, Get, Put, PutGroup, Result, Source};
 use pagelith_sim::clock::SimClock;
 use tempfile::TempDir;
 
 use super::*;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Transport {
     Tcp,
     /// Rings in shared memory.
     Rings,
     /// The same, and the store shows its arena.
-    Shown,
+    SharedArena,
 }
 
 /// A store process whose connections use a clock of the test.
@@ -32,26 +32,27 @@ struct Timed {
 }
 
 impl Timed {
-    fn over(way: Way) -> Timed {
+    fn over(way: Transport) -> Timed {
         let dir = tempfile::tempdir().expect("a directory");
         let mut config = Config::default();
         config.dram.bytes = Size::mib(16);
-        config.dram.shared = way == Way::Shown;
+        config.dram.shared = way == Transport::SharedArena;
         config.index.max_objects = Some(1000);
         config.events.max = 1000;
-        let valid = config.validate(&Facts::of_this_machine().expect("facts")).expect("valid");
+        let valid =
+            config.validate(&MachineLimits::of_this_machine().expect("facts")).expect("valid");
         let store = Store::open(valid).expect("opened");
         let address = match way {
-            Way::Tcp => anywhere(),
-            Way::Rings | Way::Shown => Address::Unix(dir.path().join("socket")),
+            Transport::Tcp => anywhere(),
+            Transport::Rings | Transport::SharedArena => Address::Unix(dir.path().join("socket")),
         };
-        let admission = Admission::Connection(Rights::all());
-        let listen = ListenConfig { address, admission, beyond_this_host: false };
-        let (clock, offer) = (SimClock::new(), Offer::of_this_build([1; 16]));
+        let admission = ClientAuth::Connection(Rights::all());
+        let listen = ListenConfig { address, admission, allow_remote: false };
+        let (clock, offer) = (SimClock::new(), Capabilities::of_this_build([1; 16]));
         let (entropy, own) = (Arc::new(SystemEntropy), Arc::new(clock.clone()));
         let (staging, memory) = StagingPool::shared(16 << 20).expect("memory");
         let shown = store.shared_memory().map(|arena| vec![arena, memory]).unwrap_or_default();
-        let mut listener = Listener::new(&listen, offer, entropy, own, Limits::default())
+        let mut listener = Listener::new(&listen, offer, entropy, own, LinkLimits::default())
             .expect("listens")
             .with_shared_regions(shown);
         let address = listener.address().clone();
@@ -63,10 +64,10 @@ impl Timed {
             while !ends.load(Ordering::Relaxed) {
                 listener.wait(&mut arrivals, Duration::from_micros(200));
                 for arrival in arrivals.drain(..) {
-                    let Arrival::Link(link) = arrival else { panic!("refused") };
+                    let AdmissionResult::Link(link) = arrival else { panic!("refused") };
                     servers.push(Server::new(&store, link, staging.clone()).expect("serves"));
                 }
-                servers.iter_mut().for_each(|server| while server.turn() {});
+                servers.iter_mut().for_each(|server| while server.poll() {});
                 servers.retain(|server| server.closed().is_none());
                 open.store(servers.len() as u64, Ordering::Release);
                 turned.fetch_add(1, Ordering::Release);
@@ -78,7 +79,7 @@ impl Timed {
     /// Let it find its connections idle, as it does in time: it pings, and closes them without an
     /// answer. The client finds both together, the ping first.
     fn find_links_idle(&self) {
-        let limits = Limits::default();
+        let limits = LinkLimits::default();
         self.clock.advance(limits.ping_after);
         let turns = self.turns.load(Ordering::Acquire);
         until(|| self.turns.load(Ordering::Acquire) > turns + 1);
@@ -98,7 +99,7 @@ impl Drop for Timed {
 fn until(is_so: impl Fn() -> bool) {
     let clock = SystemClock::new();
     while !is_so() {
-        assert!(clock.now().since(Default::default()) < PATIENCE, "timed out");
+        assert!(clock.now().since(Default::default()) < WAIT_MAX, "timed out");
         std::thread::yield_now();
     }
 }
@@ -108,7 +109,7 @@ fn plain() -> Options {
 }
 
 /// Whether a call has the intended outcome. Only pages 1 and 2 are present.
-type Call = fn(&Attached) -> Result<bool>;
+type Call = fn(&Client) -> Result<bool>;
 
 const CALLS: &[(&str, Call)] = &[
     ("get", |client| Ok(get(client, 1)?.is_hit())),
@@ -141,12 +142,12 @@ const CALLS: &[(&str, Call)] = &[
     }),
 ];
 
-fn attached(address: &Address) -> Attached {
-    Attached::to(address, None, PATIENCE).expect("attached")
+fn attached(address: &Address) -> Client {
+    Client::to(address, None, WAIT_MAX).expect("attached")
 }
 
 /// Make every connection that a client may have, and the pages of the calls.
-fn prepared(client: &Attached) {
+fn prepared(client: &Client) {
     for page in [1, 2] {
         put(client, page).expect("put");
     }
@@ -157,7 +158,7 @@ fn prepared(client: &Attached) {
 
 #[test]
 fn every_call_works_after_idle_time() {
-    for way in [Way::Tcp, Way::Rings, Way::Shown] {
+    for way in [Transport::Tcp, Transport::Rings, Transport::SharedArena] {
         let process = Timed::over(way);
         let client = attached(&process.address);
         for (name, call) in CALLS {
@@ -170,7 +171,7 @@ fn every_call_works_after_idle_time() {
 
 #[test]
 fn view_after_idle_time_uses_the_new_connection() {
-    let process = Timed::over(Way::Shown);
+    let process = Timed::over(Transport::SharedArena);
     let client = attached(&process.address);
     prepared(&client);
     drop(client.view_batch(&[key(1)], plain()).expect("seen"));
@@ -182,7 +183,7 @@ fn view_after_idle_time_uses_the_new_connection() {
 /// Connections of several threads end together: this does not mean that the store is gone.
 #[test]
 fn simultaneous_end_of_idle_connections_fails_no_call() {
-    let process = Timed::over(Way::Tcp);
+    let process = Timed::over(Transport::Tcp);
     let client = attached(&process.address);
     prepared(&client);
     let mut sessions: Vec<_> = (0..8).map(|_| client.session()).collect();
@@ -196,7 +197,7 @@ fn simultaneous_end_of_idle_connections_fails_no_call() {
     };
     for session in &mut sessions {
         let ticket = submit_get(session);
-        assert!(matches!(session.wait(ticket, PATIENCE), Some(Done::Get(_))));
+        assert!(matches!(session.wait(ticket, WAIT_MAX), Some(CompletedBatch::Get(_))));
     }
     process.find_links_idle();
     let mut tickets = Vec::new();
@@ -208,9 +209,11 @@ fn simultaneous_end_of_idle_connections_fails_no_call() {
         sessions.iter_mut().for_each(|session| assert!(session.poll().is_none()));
     }
     for (session, ticket) in sessions.iter_mut().zip(tickets) {
-        match session.wait(ticket, PATIENCE).expect("it ends") {
-            Done::Get(done) => assert!(done[0].outcome.as_ref().is_ok_and(GetOutcome::is_hit)),
-            Done::Put(done) => assert_eq!(done[0].outcome, Ok(PutOutcome::Stored)),
+        match session.wait(ticket, WAIT_MAX).expect("it ends") {
+            CompletedBatch::Get(done) => {
+                assert!(done[0].outcome.as_ref().is_ok_and(GetOutcome::is_hit))
+            }
+            CompletedBatch::Put(done) => assert_eq!(done[0].outcome, Ok(PutOutcome::Stored)),
             other => panic!("{other:?}"),
         }
     }
@@ -218,12 +221,12 @@ fn simultaneous_end_of_idle_connections_fails_no_call() {
 
 #[test]
 fn call_is_not_repeated_after_its_second_connection_ends() {
-    let admission = Admission::Connection(Rights::all());
-    let listen = ListenConfig { address: anywhere(), admission, beyond_this_host: false };
+    let admission = ClientAuth::Connection(Rights::all());
+    let listen = ListenConfig { address: anywhere(), admission, allow_remote: false };
     let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
-    let offer = Offer::of_this_build([1; 16]);
+    let offer = Capabilities::of_this_build([1; 16]);
     let mut listener =
-        Listener::new(&listen, offer, entropy, clock, Limits::default()).expect("listens");
+        Listener::new(&listen, offer, entropy, clock, LinkLimits::default()).expect("listens");
     let address = listener.address().clone();
     let (stop, asked) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
@@ -232,7 +235,7 @@ fn call_is_not_repeated_after_its_second_connection_ends() {
             while !stop.load(Ordering::Relaxed) {
                 listener.wait(&mut arrivals, Duration::from_micros(200));
                 for arrival in arrivals.drain(..) {
-                    let Arrival::Link(link) = arrival else { panic!("refused") };
+                    let AdmissionResult::Link(link) = arrival else { panic!("refused") };
                     links.push(link);
                 }
                 // Any request ends the connection.
@@ -240,7 +243,7 @@ fn call_is_not_repeated_after_its_second_connection_ends() {
                     let mut events = Vec::new();
                     link.poll(&mut events);
                     let is_request = |event: &LinkEvent| {
-                        matches!(event, LinkEvent::Frame(frame) if frame.kind == Kind::Request)
+                        matches!(event, LinkEvent::Frame(frame) if frame.kind == FrameKind::Request)
                     };
                     let is_asked = events.iter().any(is_request);
                     asked.fetch_add(u64::from(is_asked), Ordering::SeqCst);

@@ -72,13 +72,13 @@ fn each_folder_uses_itself_and_those_before_it() {
 }
 
 #[test]
-fn file_in_no_folder_is_the_root_alone() {
+fn only_the_root_file_is_outside_folders() {
     let elsewhere: Vec<_> = rust_files().filter(|path| place(path).is_none()).collect();
     assert_eq!(elsewhere, ["client/src/lib.rs", "engine/src/lib.rs"]);
 }
 
 #[test]
-fn each_folder_says_in_one_sentence_what_lives_there() {
+fn each_folder_has_a_one_sentence_description() {
     for (package, folder) in FOLDERS {
         let head = text(&format!("{package}/src/{folder}/mod.rs"));
         assert!(head.lines().next().is_some_and(|line| line.starts_with("//! ")), "{folder}");
@@ -86,13 +86,13 @@ fn each_folder_says_in_one_sentence_what_lives_there() {
 }
 
 #[test]
-fn name_of_a_later_folder_is_seen() {
+fn upward_name_is_detected() {
     let found = |rust: &str| upward("engine/src/read/get.rs", rust).len();
     assert_eq!(found("use crate::state::core::Core;\nuse super::slot;\nuse crate::read::plan;"), 0);
     assert_eq!(found("use crate::store::session::Session;"), 1);
     assert_eq!(found("fn f() { crate::server::run() }"), 1);
     assert_eq!(found("use crate::Store;"), 1, "says no folder");
-    assert_eq!(upward("client/src/rpc/call.rs", "use crate::client::Attached;").len(), 1);
+    assert_eq!(upward("client/src/rpc/call.rs", "use crate::client::Client;").len(), 1);
     assert_eq!(found("use super::super::server;"), 1, "leaves the folder");
     assert_eq!(found("// crate::server\n#[cfg(test)]\nmod tests {\n    use crate::store;\n}"), 0);
 }

@@ -16,7 +16,7 @@ fn settings() -> String {
     let mut page =
         "\n| setting | default | must be | environment |\n| --- | --- | --- | --- |\n".to_owned();
     let row = |f: &Field| {
-        let (path, default, expects) = (f.path(), f.shown_in(&config), f.expects());
+        let (path, default, expects) = (f.path(), f.format_value(&config), f.expects());
         format!("| `{path}` | {default} | {expects} | `{}` |\n", f.env_name())
     };
     page.extend(fields().iter().map(row));

@@ -2,9 +2,9 @@
 //! parent. The child is the test program itself, selected by [`CHILD`].
 
 pub mod content;
+pub mod kill_disk;
+pub mod kill_points;
 pub mod model;
-pub mod points;
-pub mod trap;
 pub mod workload;
 
 use std::fmt;
@@ -22,7 +22,7 @@ pub const CHILD: &str = "KILLED_CHILD";
 /// A log entry of a child, one line each. "Begins" is logged before the call, the others after it
 /// returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Word {
+pub enum LogEntry {
     /// `Store::open` begins.
     Opening,
     /// The store is open.
@@ -58,51 +58,51 @@ pub struct Page {
     pub number: u32,
 }
 
-impl fmt::Display for Word {
+impl fmt::Display for LogEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let page = |f: &mut fmt::Formatter<'_>, tag: &str, p: Page, version: u64| {
             write!(f, "{tag} {} {} {version}", p.namespace, p.number)
         };
         match *self {
-            Word::Opening => f.write_str("opening"),
-            Word::Opened => f.write_str("opened"),
-            Word::PutBegins(p, v) => page(f, "put?", p, v),
-            Word::Stored(p, v) => page(f, "stored", p, v),
-            Word::Present(p, v) => page(f, "present", p, v),
-            Word::RemoveBegins(p) => page(f, "remove?", p, 0),
-            Word::Removed(p) => page(f, "removed", p, 0),
-            Word::ClearBegins(n) => write!(f, "clear? {n}"),
-            Word::Cleared(n) => write!(f, "cleared {n}"),
-            Word::FlushBegins(n) => write!(f, "flush? {n}"),
-            Word::Flushed(n) => write!(f, "flushed {n}"),
-            Word::Reclaimed => f.write_str("reclaimed"),
-            Word::Failed => f.write_str("failed"),
+            LogEntry::Opening => f.write_str("opening"),
+            LogEntry::Opened => f.write_str("opened"),
+            LogEntry::PutBegins(p, v) => page(f, "put?", p, v),
+            LogEntry::Stored(p, v) => page(f, "stored", p, v),
+            LogEntry::Present(p, v) => page(f, "present", p, v),
+            LogEntry::RemoveBegins(p) => page(f, "remove?", p, 0),
+            LogEntry::Removed(p) => page(f, "removed", p, 0),
+            LogEntry::ClearBegins(n) => write!(f, "clear? {n}"),
+            LogEntry::Cleared(n) => write!(f, "cleared {n}"),
+            LogEntry::FlushBegins(n) => write!(f, "flush? {n}"),
+            LogEntry::Flushed(n) => write!(f, "flushed {n}"),
+            LogEntry::Reclaimed => f.write_str("reclaimed"),
+            LogEntry::Failed => f.write_str("failed"),
         }
     }
 }
 
-impl FromStr for Word {
+impl FromStr for LogEntry {
     type Err = String;
 
-    fn from_str(line: &str) -> Result<Word, String> {
+    fn from_str(line: &str) -> Result<LogEntry, String> {
         let (tag, rest) = line.split_once(' ').unwrap_or((line, ""));
         let numbers: Result<Vec<u64>, _> = rest.split_whitespace().map(str::parse).collect();
         let numbers = numbers.map_err(|e| format!("{line}: {e}"))?;
         let page = |n: &[u64]| Page { namespace: n[0] as u8, number: n[1] as u32 };
         Ok(match (tag, &*numbers) {
-            ("opening", []) => Word::Opening,
-            ("opened", []) => Word::Opened,
-            ("put?", n @ [.., version]) if n.len() == 3 => Word::PutBegins(page(n), *version),
-            ("stored", n @ [.., version]) if n.len() == 3 => Word::Stored(page(n), *version),
-            ("present", n @ [.., version]) if n.len() == 3 => Word::Present(page(n), *version),
-            ("remove?", n) if n.len() == 3 => Word::RemoveBegins(page(n)),
-            ("removed", n) if n.len() == 3 => Word::Removed(page(n)),
-            ("clear?", [n]) => Word::ClearBegins(*n as u8),
-            ("cleared", [n]) => Word::Cleared(*n as u8),
-            ("flush?", [n]) => Word::FlushBegins(*n),
-            ("flushed", [n]) => Word::Flushed(*n),
-            ("reclaimed", []) => Word::Reclaimed,
-            ("failed", []) => Word::Failed,
+            ("opening", []) => LogEntry::Opening,
+            ("opened", []) => LogEntry::Opened,
+            ("put?", n @ [.., version]) if n.len() == 3 => LogEntry::PutBegins(page(n), *version),
+            ("stored", n @ [.., version]) if n.len() == 3 => LogEntry::Stored(page(n), *version),
+            ("present", n @ [.., version]) if n.len() == 3 => LogEntry::Present(page(n), *version),
+            ("remove?", n) if n.len() == 3 => LogEntry::RemoveBegins(page(n)),
+            ("removed", n) if n.len() == 3 => LogEntry::Removed(page(n)),
+            ("clear?", [n]) => LogEntry::ClearBegins(*n as u8),
+            ("cleared", [n]) => LogEntry::Cleared(*n as u8),
+            ("flush?", [n]) => LogEntry::FlushBegins(*n),
+            ("flushed", [n]) => LogEntry::Flushed(*n),
+            ("reclaimed", []) => LogEntry::Reclaimed,
+            ("failed", []) => LogEntry::Failed,
             _ => return Err(format!("not a word: {line}")),
         })
     }
@@ -110,19 +110,19 @@ impl FromStr for Word {
 
 /// A child's log writer. Each entry is one write of a few bytes, which a pipe takes whole and keeps
 /// in order across threads.
-pub struct Mouth(File);
+pub struct LogWriter(File);
 
-impl Mouth {
+impl LogWriter {
     /// Standard output itself, which the test harness does not capture.
-    pub fn new() -> Mouth {
+    pub fn new() -> LogWriter {
         let out = std::io::stdout().as_fd().try_clone_to_owned().expect("standard output");
-        Mouth(File::from(out))
+        LogWriter(File::from(out))
     }
 
     /// Write an entry. A child without a parent ends.
-    pub fn say(&self, word: Word) {
+    pub fn write_entry(&self, word: LogEntry) {
         // The harness's own output may have left a line unfinished.
-        let before = if word == Word::Opening { "\n" } else { "" };
+        let before = if word == LogEntry::Opening { "\n" } else { "" };
         if (&self.0).write_all(format!("{before}@{word}\n").as_bytes()).is_err() {
             std::process::exit(1);
         }
@@ -130,15 +130,15 @@ impl Mouth {
 }
 
 /// A child as its parent sees it. Killed when dropped.
-pub struct Victim {
+pub struct ChildProcess {
     child: Child,
     words: BufReader<ChildStdout>,
 }
 
-impl Victim {
+impl ChildProcess {
     /// Start this test program as a child with `plan`. `command` runs it, if set: it has the
     /// program's path as an argument already.
-    pub fn start(plan: &workload::Plan, command: Option<Command>) -> Victim {
+    pub fn start(plan: &workload::Plan, command: Option<Command>) -> ChildProcess {
         let program = std::env::current_exe().expect("own path");
         let mut command = command.unwrap_or_else(|| Command::new(program));
         let mut child = command
@@ -148,11 +148,11 @@ impl Victim {
             .spawn()
             .expect("child");
         let words = BufReader::new(child.stdout.take().expect("pipe"));
-        Victim { child, words }
+        ChildProcess { child, words }
     }
 
     /// The next entry; `None` once the child is dead and its whole log was read.
-    pub fn hear(&mut self) -> Option<Word> {
+    pub fn read_entry(&mut self) -> Option<LogEntry> {
         let mut line = String::new();
         loop {
             line.clear();
@@ -179,7 +179,7 @@ impl Victim {
     }
 }
 
-impl Drop for Victim {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

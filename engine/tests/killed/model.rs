@@ -6,11 +6,11 @@ use pagelith::{Options, Store};
 
 use super::content::{COMPONENTS, key, version_of};
 use super::workload::read_page;
-use super::{Page, Word};
+use super::{LogEntry, Page};
 
 /// The state of a page.
 #[derive(Clone, Debug, Default)]
-struct Known {
+struct PageState {
     /// Versions that may be found, and when the put of each was acknowledged: those without a later
     /// acknowledged removal.
     may: Vec<(u64, u64)>,
@@ -36,7 +36,7 @@ const NEVER: u64 = u64::MAX;
 #[derive(Debug, Default)]
 pub struct Model {
     now: u64,
-    pages: BTreeMap<Page, Known>,
+    pages: BTreeMap<Page, PageState>,
     clears: HashMap<u8, Clears>,
     flushes: HashMap<u64, u64>,
     /// When the pending put of a page began.
@@ -68,10 +68,10 @@ pub struct Tally {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
     /// None that affects durable data.
-    Well,
+    Healthy,
     /// Reads failed or returned wrong bytes: an object that exists may turn out to be damaged when
     /// it is got, and its group is gone from then on.
-    Sick,
+    Failing,
     /// It acknowledged writes and lost them: a removal may be lost with them.
     Lying,
 }
@@ -83,58 +83,58 @@ impl Model {
     }
 
     /// Apply a log entry.
-    pub fn hear(&mut self, word: Word) {
+    pub fn apply(&mut self, word: LogEntry) {
         self.now += 1;
         let now = self.now;
         match word {
-            Word::Opening | Word::Opened => {}
-            Word::PutBegins(page, version) => {
+            LogEntry::Opening | LogEntry::Opened => {}
+            LogEntry::PutBegins(page, version) => {
                 self.begun.insert(page, now);
                 self.page(page).may.push((version, NEVER));
             }
-            Word::Stored(page, version) => {
+            LogEntry::Stored(page, version) => {
                 let mut may = self.page(page).may.iter_mut();
                 may.find(|(v, _)| *v == version).expect("a put that began").1 = now;
                 self.page(page).given_up = false;
                 self.acked(page);
             }
-            Word::Present(page, version) => {
+            LogEntry::Present(page, version) => {
                 // Its bytes were not stored.
                 self.page(page).may.retain(|(v, _)| *v != version);
                 self.acked(page);
             }
-            Word::RemoveBegins(page) => forget_ack(self.page(page)),
-            Word::Removed(page) => self.page(page).may.clear(),
-            Word::ClearBegins(namespace) => {
+            LogEntry::RemoveBegins(page) => forget_ack(self.page(page)),
+            LogEntry::Removed(page) => self.page(page).may.clear(),
+            LogEntry::ClearBegins(namespace) => {
                 self.clears.entry(namespace).or_default().began = now;
                 self.of(namespace).for_each(forget_ack);
             }
-            Word::Cleared(namespace) => {
+            LogEntry::Cleared(namespace) => {
                 let clears = self.clears.entry(namespace).or_default();
                 clears.ended = now;
                 let began = clears.began;
                 // A put that was pending when the clear began may have come after it.
                 self.of(namespace).for_each(|known| known.may.retain(|(_, acked)| *acked > began));
             }
-            Word::FlushBegins(number) => {
+            LogEntry::FlushBegins(number) => {
                 self.flushes.insert(number, now);
             }
-            Word::Flushed(number) => {
+            LogEntry::Flushed(number) => {
                 let began = self.flushes.remove(&number).expect("a flush that began");
                 for known in self.pages.values_mut() {
                     known.durable |= !known.given_up && known.acked.is_some_and(|at| at < began);
                 }
             }
-            Word::Reclaimed => self.evicts = true,
-            Word::Failed => panic!("the child failed"),
+            LogEntry::Reclaimed => self.evicts = true,
+            LogEntry::Failed => panic!("the child failed"),
         }
     }
 
-    fn page(&mut self, page: Page) -> &mut Known {
+    fn page(&mut self, page: Page) -> &mut PageState {
         self.pages.entry(page).or_default()
     }
 
-    fn of(&mut self, namespace: u8) -> impl Iterator<Item = &mut Known> {
+    fn of(&mut self, namespace: u8) -> impl Iterator<Item = &mut PageState> {
         self.pages
             .iter_mut()
             .filter(move |(page, _)| page.namespace == namespace)
@@ -165,7 +165,7 @@ impl Model {
 
     /// Compare with the contents of `store`, and continue from them.
     pub fn check(&mut self, store: &Store) -> Tally {
-        let tally = self.check_on_a_sick_device(store, Device::Well);
+        let tally = self.check_on_failing_device(store, Device::Healthy);
         assert!(
             tally.lost == 0 || self.evicts || self.wraps,
             "{} durable pages are missing",
@@ -175,7 +175,7 @@ impl Model {
     }
 
     /// As [`Model::check`], but durable pages may be missing, and faults of `device` are permitted.
-    pub fn check_on_a_sick_device(&mut self, store: &Store, device: Device) -> Tally {
+    pub fn check_on_failing_device(&mut self, store: &Store, device: Device) -> Tally {
         let mut tally = Tally::default();
         let evicts = self.evicts || self.wraps;
         for (&page, known) in &mut self.pages {
@@ -184,7 +184,7 @@ impl Model {
             let _pin = store.pin(&keys);
             let (mut exist, mut read) = both_answers(store, page, &keys);
             let found = read.iter().flatten().count();
-            if device != Device::Well && found < 2 {
+            if device != Device::Healthy && found < 2 {
                 let here =
                     (read.iter().zip(0..)).filter_map(|(bytes, c)| Some((c, bytes.as_ref()?)));
                 for (c, bytes) in here {
@@ -208,7 +208,7 @@ impl Model {
                     }
                 }
                 tally.gone += usize::from(known.may.is_empty());
-                *known = Known { may: std::mem::take(&mut known.may), ..Known::default() };
+                *known = PageState { may: std::mem::take(&mut known.may), ..PageState::default() };
                 continue;
             };
             let may: Vec<u64> = known.may.iter().map(|(version, _)| *version).collect();
@@ -268,6 +268,6 @@ fn both_answers(
     }
 }
 
-fn forget_ack(known: &mut Known) {
+fn forget_ack(known: &mut PageState) {
     (known.acked, known.durable) = (None, false);
 }

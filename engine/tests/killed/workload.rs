@@ -9,11 +9,13 @@ use pagelith::config::{SsdIo, SsdPolicy};
 use pagelith::io::probe::{BackendChoice, open_disk};
 use pagelith::io::runtime::Env;
 use pagelith::io::system::{SystemClock, SystemEntropy, Threads};
-use pagelith::{Config, Facts, GetSlice, Options, PutOutcome, PutSlice, Result, Size, Store};
+use pagelith::{
+    Config, GetSlice, MachineLimits, Options, PutOutcome, PutSlice, Result, Size, Store,
+};
 
 use super::content::{COMPONENTS, Rng, content, key, length, namespace, version_of};
-use super::trap::{Aim, Trap};
-use super::{CHILD, Mouth, Page, Word};
+use super::kill_disk::{KillDisk, KillPoint};
+use super::{CHILD, LogEntry, LogWriter, Page};
 
 /// Threads of a child.
 pub const THREADS: u32 = 3;
@@ -44,7 +46,7 @@ pub struct Plan {
     /// Only put.
     pub only_put: bool,
     /// The point at which the child kills itself.
-    pub aim: Option<Aim>,
+    pub aim: Option<KillPoint>,
 }
 
 impl Plan {
@@ -74,18 +76,18 @@ impl Plan {
 
     /// Open its store, or create it.
     pub fn open(&self) -> Result<Store> {
-        let facts = Facts::of_this_machine().expect("facts");
+        let facts = MachineLimits::of_this_machine().expect("facts");
         Store::open(self.config().validate(&facts).expect("a valid configuration"))
     }
 
     /// Open its store over a disk that kills this process where [`Plan::aim`] says.
-    fn open_trapped(&self, aim: Aim) -> Result<Store> {
+    fn open_trapped(&self, aim: KillPoint) -> Result<Store> {
         let side = match self.config().ssd.io {
             SsdIo::Auto => BackendChoice::Auto,
             SsdIo::Uring => BackendChoice::Uring,
             SsdIo::Blocking => BackendChoice::Blocking,
         };
-        let trap = Trap::new(open_disk(std::slice::from_ref(&self.dir), side)?, aim);
+        let trap = KillDisk::new(open_disk(std::slice::from_ref(&self.dir), side)?, aim);
         let opened = trap.opened();
         let env = Env {
             disk: Some(Arc::new(trap)),
@@ -93,7 +95,7 @@ impl Plan {
             entropy: Arc::new(SystemEntropy),
             runtime: Arc::new(Threads),
         };
-        let facts = Facts::of_this_machine().expect("facts");
+        let facts = MachineLimits::of_this_machine().expect("facts");
         let store =
             Store::open_in(self.config().validate(&facts).expect("a valid configuration"), env)?;
         opened();
@@ -142,7 +144,7 @@ impl Plan {
             only_put: next()? == "true",
             aim: match next()?.split_once(' ') {
                 Some((point, nth)) => {
-                    Some(Aim { point: point.parse().ok()?, nth: nth.parse().ok()? })
+                    Some(KillPoint { point: point.parse().ok()?, nth: nth.parse().ok()? })
                 }
                 None => None,
             },
@@ -155,34 +157,39 @@ impl Plan {
 pub fn child() {
     let Ok(text) = std::env::var(CHILD) else { return };
     let plan = Plan::from_text(&text).expect("a plan");
-    let mouth = Mouth::new();
-    mouth.say(Word::Opening);
+    let log_writer = LogWriter::new();
+    log_writer.write_entry(LogEntry::Opening);
     let opened = plan.aim.map_or_else(|| plan.open(), |aim| plan.open_trapped(aim));
     let store = match opened {
         Ok(store) => store,
-        Err(error) => fail(&mouth, &format!("open: {error}")),
+        Err(error) => fail(&log_writer, &format!("open: {error}")),
     };
-    mouth.say(Word::Opened);
+    log_writer.write_entry(LogEntry::Opened);
     let spent = AtomicU64::new(0);
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
-            let worker =
-                Worker { plan: &plan, store: &store, mouth: &mouth, spent: &spent, thread };
+            let worker = Worker {
+                plan: &plan,
+                store: &store,
+                log_writer: &log_writer,
+                spent: &spent,
+                thread,
+            };
             scope.spawn(move || worker.work());
         }
     });
 }
 
-fn fail(mouth: &Mouth, what: &str) -> ! {
+fn fail(log_writer: &LogWriter, what: &str) -> ! {
     eprintln!("child: {what}");
-    mouth.say(Word::Failed);
+    log_writer.write_entry(LogEntry::Failed);
     std::process::exit(1)
 }
 
 struct Worker<'a> {
     plan: &'a Plan,
     store: &'a Store,
-    mouth: &'a Mouth,
+    log_writer: &'a LogWriter,
     spent: &'a AtomicU64,
     thread: u32,
 }
@@ -211,20 +218,22 @@ impl Worker<'_> {
     }
 
     fn check<T>(&self, what: &str, outcome: Result<T>) -> T {
-        outcome.unwrap_or_else(|error| fail(self.mouth, &format!("{what}: {error}")))
+        outcome.unwrap_or_else(|error| fail(self.log_writer, &format!("{what}: {error}")))
     }
 
     fn put(&self, page: Page, version: u64) {
         let bytes = [0, 1].map(|c| content(page, c, version));
         let pieces: [[&[u8]; 1]; 2] = [[&bytes[0]], [&bytes[1]]];
         let group = [0, 1].map(|c| PutSlice { key: key(page, c), pieces: &pieces[c] });
-        self.mouth.say(Word::PutBegins(page, version));
+        self.log_writer.write_entry(LogEntry::PutBegins(page, version));
         let mut outcomes = self.store.put_groups(&[&group], Options::default());
         match self.check("put", outcomes.pop().expect("an outcome")) {
-            PutOutcome::Stored => self.mouth.say(Word::Stored(page, version)),
-            PutOutcome::AlreadyPresent => return self.mouth.say(Word::Present(page, version)),
+            PutOutcome::Stored => self.log_writer.write_entry(LogEntry::Stored(page, version)),
+            PutOutcome::AlreadyPresent => {
+                return self.log_writer.write_entry(LogEntry::Present(page, version));
+            }
             other @ (PutOutcome::Refused | PutOutcome::Waiting) => {
-                fail(self.mouth, &format!("put: {other:?}"))
+                fail(self.log_writer, &format!("put: {other:?}"))
             }
         }
         // A header and padding are written too.
@@ -233,45 +242,48 @@ impl Worker<'_> {
     }
 
     fn remove(&self, page: Page) {
-        self.mouth.say(Word::RemoveBegins(page));
+        self.log_writer.write_entry(LogEntry::RemoveBegins(page));
         // Its group member goes with it.
         self.check("remove", self.store.remove(&[key(page, 0)], Options::default()));
-        self.mouth.say(Word::Removed(page));
+        self.log_writer.write_entry(LogEntry::Removed(page));
         self.spent.fetch_add(8192, Ordering::Relaxed);
         let here = self.store.exists_batch(&[key(page, 0), key(page, 1)], Options::default());
         if here != [false, false] {
-            fail(self.mouth, &format!("removed page is still there {page:?} {here:?}"));
+            fail(self.log_writer, &format!("removed page is still there {page:?} {here:?}"));
         }
     }
 
     fn clear(&self, number: u8) {
-        self.mouth.say(Word::ClearBegins(number));
+        self.log_writer.write_entry(LogEntry::ClearBegins(number));
         self.check("clear", self.store.clear(namespace(number), Options::default()));
-        self.mouth.say(Word::Cleared(number));
+        self.log_writer.write_entry(LogEntry::Cleared(number));
     }
 
     fn flush(&self, number: u64) {
-        self.mouth.say(Word::FlushBegins(number));
+        self.log_writer.write_entry(LogEntry::FlushBegins(number));
         let report = self.check("flush", self.store.flush(Options::default()));
         if report.lost_objects > 0 {
-            fail(self.mouth, &format!("flush lost objects: {report:?}"));
+            fail(self.log_writer, &format!("flush lost objects: {report:?}"));
         }
-        self.mouth.say(Word::Flushed(number));
+        self.log_writer.write_entry(LogEntry::Flushed(number));
         if self.store.stats().segments_reclaimed > 0 {
-            self.mouth.say(Word::Reclaimed);
+            self.log_writer.write_entry(LogEntry::Reclaimed);
         }
     }
 
     fn get(&self, page: Page) {
         let here = self.store.exists_batch(&[key(page, 0), key(page, 1)], Options::default());
         if here[0] != here[1] {
-            fail(self.mouth, &format!("half a group {page:?} {here:?} {:?}", self.store.stats()));
+            fail(
+                self.log_writer,
+                &format!("half a group {page:?} {here:?} {:?}", self.store.stats()),
+            );
         }
         for (component, bytes) in read_page(self.store, page).into_iter().enumerate() {
             let Some(bytes) = bytes else { continue };
             // A version too short to be recognised is checked by the parent.
             if bytes.len() >= 8 && version_of(page, component, &bytes, &[]).is_none() {
-                fail(self.mouth, &format!("wrong bytes {page:?} {}", COMPONENTS[component]));
+                fail(self.log_writer, &format!("wrong bytes {page:?} {}", COMPONENTS[component]));
             }
         }
     }

@@ -3,8 +3,8 @@
 
 use std::sync::Mutex;
 
-use pagelith::client::Attached;
-use pagelith::transport::closed::Closed;
+use pagelith::client::Client;
+use pagelith::transport::closed::LinkError;
 use pagelith::transport::dial::{Dial, Dialing};
 
 use super::rules::{found, is, kv, object};
@@ -64,9 +64,9 @@ impl Moving {
 }
 
 impl Dial for Moving {
-    fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
+    fn begin(&self) -> Result<Box<dyn Dialing>, LinkError> {
         let dial = self.0.lock().expect("no panic").clone();
-        dial.ok_or(Closed::Ended)?.begin()
+        dial.ok_or(LinkError::Disconnected)?.begin()
     }
 }
 
@@ -101,7 +101,7 @@ fn attached_group_is_offered_after_its_base() {
     until("the peer has it", || exist(&process.store, &state(40)) == 2);
     // A client puts an attached group before its base.
     let served = Process::of(other);
-    let client = Attached::to(&served.address, None, PATIENCE).expect("attached");
+    let client = Client::to(&served.address, None, WAIT_MAX).expect("attached");
     let bytes = content(&state(41)[0]);
     let group = [PutSlice { key: state(41)[0], pieces: &[&bytes] }];
     let waiting = client.put_attached(&[(kv(41)[0], &group)], Options::default());
@@ -356,7 +356,9 @@ fn object_removed_during_its_transfer_is_not_kept() {
         }
         // The base has been put again when they arrive.
         put(&front, &kv(page));
-        let Some(Done::Get(done)) = session.wait(ticket, PATIENCE) else { panic!("it ends") };
+        let Some(CompletedBatch::Get(done)) = session.wait(ticket, WAIT_MAX) else {
+            panic!("it ends")
+        };
         assert!(done.iter().all(|done| done.outcome.as_ref().is_ok_and(GetOutcome::is_hit)));
         assert_eq!(get(&front, &state(page)), [None; 2], "clears={clears}");
     }
@@ -396,7 +398,7 @@ fn hit_rules_find_attached_groups_at_peers() {
     let expected = is(3, 4, [3, 4], &[1, 3]);
     assert_eq!(found(|query| other.exists_groups(query, Options::default())), expected);
     let served = Process::of(other);
-    let client = Attached::to(&served.address, None, PATIENCE).expect("attached");
+    let client = Client::to(&served.address, None, WAIT_MAX).expect("attached");
     assert_eq!(found(|query| client.exists_groups(query, Options::default())), expected);
     // Its base arrived here; it did not.
     let page = [&kv(2)[..], &[object(2, "indexer", "x"), object(2, "indexer", "y")]].concat();

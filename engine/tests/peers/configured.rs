@@ -81,7 +81,7 @@ fn key_file_is_read_at_open_and_must_be_private() {
     );
     let process = Process::admitting(
         Store::open(valid(&memory())).expect("opened"),
-        Admission::Keys(Arc::new(ring.expect("a ring"))),
+        ClientAuth::Keys(Arc::new(ring.expect("a ring"))),
     );
     config.remote.peers = vec![peer("a", &process)];
     let open = || Store::open(valid(&config));

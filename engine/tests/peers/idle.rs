@@ -7,9 +7,14 @@ use super::*;
 /// A peer whose connections use a clock of the test.
 fn timed() -> (Process, SimClock) {
     let (store, clock) = (Store::open(valid(&memory())).expect("opened"), SimClock::new());
-    let admission = Admission::Connection(Rights::all());
+    let admission = ClientAuth::Connection(Rights::all());
     (
-        Process::timed(store, admission, Offer::of_this_build([1; 16]), Arc::new(clock.clone())),
+        Process::timed(
+            store,
+            admission,
+            Capabilities::of_this_build([1; 16]),
+            Arc::new(clock.clone()),
+        ),
         clock,
     )
 }
@@ -17,7 +22,7 @@ fn timed() -> (Process, SimClock) {
 /// Let the peer find its connections idle, as it does in time: it pings, and closes them without an
 /// answer. This side finds both together, the ping first.
 fn go_idle(peer: &Process, clock: &SimClock) {
-    let limits = Limits::default();
+    let limits = LinkLimits::default();
     clock.advance(limits.ping_after);
     let turns = peer.turns.load(Ordering::Acquire);
     until("it has asked", || peer.turns.load(Ordering::Acquire) > turns + 1);
@@ -38,7 +43,9 @@ fn lookup_and_get_after_idle_time_find_the_peers_pages() {
     assert_eq!(get_over(&mut session, key(1, "k")), Some(Tier::Remote));
     go_idle(&peer, &clock);
     let ticket = session.submit_exists(&[key(1, "k"), key(2, "k")], Options::default());
-    let Some(Done::Exists(found)) = session.wait(ticket, PATIENCE) else { panic!("it ends") };
+    let Some(CompletedBatch::Exists(found)) = session.wait(ticket, WAIT_MAX) else {
+        panic!("it ends")
+    };
     assert_eq!(found, [true, false]);
 }
 
@@ -70,7 +77,9 @@ fn simultaneous_end_of_idle_connections_causes_no_misses() {
         sessions.iter_mut().for_each(|session| assert!(session.poll().is_none()));
     }
     for (session, ticket) in sessions.iter_mut().zip(asked) {
-        let Some(Done::Get(done)) = session.wait(ticket, PATIENCE) else { panic!("it ends") };
+        let Some(CompletedBatch::Get(done)) = session.wait(ticket, WAIT_MAX) else {
+            panic!("it ends")
+        };
         assert_eq!(done[0].outcome, Ok(GetOutcome::Hit { tier: Tier::Remote, bytes: LEN as u64 }));
     }
 }

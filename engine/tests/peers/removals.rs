@@ -6,18 +6,20 @@ use std::sync::{Mutex, OnceLock};
 use pagelith::ErrorKind;
 use pagelith::layouts::checksum::key_hash;
 use pagelith::layouts::ids::OpId;
-use pagelith::layouts::wire::outcome::{self, Answer, ErrorTag, Failure, Item, Verdict, Written};
+use pagelith::layouts::wire::outcome::{
+    self, DecodedOutcome, ErrorTag, Failure, Item, ItemOutcome, OutcomeToSend,
+};
 use pagelith::layouts::wire::request::{self, RequestBody, RequestOptions, Verb};
-use pagelith::layouts::wire::{Frame, Kind, List};
-use pagelith::transport::closed::Closed;
+use pagelith::layouts::wire::{Frame, FrameKind, List};
+use pagelith::transport::closed::LinkError;
 use pagelith::transport::dial::{Dial, DialProgress, Dialing};
-use pagelith::transport::link::{Event, Link};
+use pagelith::transport::link::{Link, LinkEvent};
 
 use super::*;
 
 /// Behaviour of a scripted peer.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Manner {
+enum PeerBehaviour {
     /// It carries out every request.
     Good,
     /// Its holds have expired when it is asked.
@@ -52,16 +54,16 @@ type Asked = Arc<Mutex<Log>>;
 type Outcomes = [Result<(), ErrorKind>; 2];
 
 impl Scripted {
-    fn new(number: usize, manner: Manner, asked: &Asked) -> Scripted {
+    fn new(number: usize, manner: PeerBehaviour, asked: &Asked) -> Scripted {
         let listen = ListenConfig {
             address: "tcp:127.0.0.1:0".parse().expect("an address"),
-            admission: Admission::Connection(Rights::all()),
-            beyond_this_host: false,
+            admission: ClientAuth::Connection(Rights::all()),
+            allow_remote: false,
         };
         let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
-        let offer = Offer::of_this_build([number as u8; 16]);
+        let offer = Capabilities::of_this_build([number as u8; 16]);
         let mut listener =
-            Listener::new(&listen, offer, entropy, clock, Limits::default()).expect("listens");
+            Listener::new(&listen, offer, entropy, clock, LinkLimits::default()).expect("listens");
         let address = listener.address().clone();
         let flag = || Arc::new(AtomicBool::new(false));
         let (stop, offered, may_answer) = (flag(), flag(), flag());
@@ -74,41 +76,41 @@ impl Scripted {
             while !ends.load(Ordering::Relaxed) {
                 listener.wait(&mut arrivals, Duration::from_micros(200));
                 for arrival in arrivals.drain(..) {
-                    let Arrival::Link(link) = arrival else { panic!("refused") };
+                    let AdmissionResult::Link(link) = arrival else { panic!("refused") };
                     links.push(link);
                 }
                 for (at, link) in links.iter_mut().enumerate() {
                     let mut events = Vec::new();
                     link.poll(&mut events);
                     for event in events {
-                        let Event::Frame(frame) = event else { continue };
-                        if frame.kind == Kind::Cancel && manner == Manner::Silent {
+                        let LinkEvent::Frame(frame) = event else { continue };
+                        if frame.kind == FrameKind::Cancel && manner == PeerBehaviour::Silent {
                             asked.lock().expect("a log").push((number, Verb::Put));
                         }
-                        if frame.kind != Kind::Request {
+                        if frame.kind != FrameKind::Request {
                             continue;
                         }
                         let (_, ask) = request::decode(&frame.body).expect("a request");
                         let verb = ask.verb();
                         if verb == Verb::Put {
                             saw.store(true, Ordering::Relaxed);
-                            if manner == Manner::Silent {
+                            if manner == PeerBehaviour::Silent {
                                 continue;
                             }
                         } else {
                             asked.lock().expect("a log").push((number, verb));
                         }
                         requests += 1;
-                        let leaves = manner == Manner::Leaves && verb == Verb::Release;
-                        if leaves || manner == Manner::Drops(requests) {
+                        let leaves = manner == PeerBehaviour::Leaves && verb == Verb::Release;
+                        if leaves || manner == PeerBehaviour::Drops(requests) {
                             link.close();
                             break;
                         }
                         let answer = answer(&ask, manner);
-                        later.push((at, Frame::new(Kind::Outcome, frame.op, answer)));
+                        later.push((at, Frame::new(FrameKind::Outcome, frame.op, answer)));
                     }
                 }
-                let waits = manner == Manner::Waits && !may.load(Ordering::Relaxed);
+                let waits = manner == PeerBehaviour::Waits && !may.load(Ordering::Relaxed);
                 for (at, frame) in later.extract_if(.., |_| !waits) {
                     // The connection may have ended.
                     drop(links[at].send(frame));
@@ -127,34 +129,34 @@ impl Drop for Scripted {
     }
 }
 
-fn answer(ask: &RequestBody<'_>, manner: Manner) -> Vec<u8> {
+fn answer(ask: &RequestBody<'_>, manner: PeerBehaviour) -> Vec<u8> {
     let refused = Failure { error: ErrorTag::Busy, errno: 0, text: "too many holds" };
     match ask {
-        RequestBody::Hold(_) if manner == Manner::Refuses => {
-            outcome::encode(Verb::Hold, &Written::Failed(refused))
+        RequestBody::Hold(_) if manner == PeerBehaviour::Refuses => {
+            outcome::encode(Verb::Hold, &OutcomeToSend::Failed(refused))
         }
         RequestBody::Release(_) => {
-            let lasted = u64::from(manner != Manner::Lapses);
-            outcome::encode(Verb::Release, &Written::Number(lasted))
+            let lasted = u64::from(manner != PeerBehaviour::Lapses);
+            outcome::encode(Verb::Release, &OutcomeToSend::Number(lasted))
         }
         RequestBody::Put(puts) => {
             let stored =
-                |key: &ObjectKey| Item { key_hash: key_hash(key), verdict: Verdict::Stored };
+                |key: &ObjectKey| Item { key_hash: key_hash(key), verdict: ItemOutcome::Stored };
             let items: Vec<Item<'_>> = puts.objects().map(|object| stored(&object.key)).collect();
-            outcome::encode(Verb::Put, &Written::Items(&items, 0))
+            outcome::encode(Verb::Put, &OutcomeToSend::Items(&items, 0))
         }
-        ask => outcome::encode(ask.verb(), &Written::Number(1)),
+        ask => outcome::encode(ask.verb(), &OutcomeToSend::Number(1)),
     }
 }
 
-fn peer(number: usize, address: &Address, offer: Offer) -> Peer {
+fn peer(number: usize, address: &Address, offer: Capabilities) -> Peer {
     let dial = SocketDial::new(address.clone(), None, offer, Arc::new(SystemClock::new()));
     Peer { name: format!("peer{number}"), weight: 1.0, preferred: false, dial: Arc::new(dial) }
 }
 
 /// A store with such peers removes an object and clears a namespace; returns both outcomes, and the
 /// requests at each peer.
-fn told(manners: &[Manner], offer: Offer) -> (Outcomes, Log) {
+fn run_removal_and_clear(manners: &[PeerBehaviour], offer: Capabilities) -> (Outcomes, Log) {
     let asked = Asked::default();
     let peers: Vec<Scripted> = manners
         .iter()
@@ -173,7 +175,7 @@ fn told(manners: &[Manner], offer: Offer) -> (Outcomes, Log) {
 
 #[test]
 fn removal_notifies_all_peers_and_holds_until_all_answered() {
-    let (outcomes, asked) = told(&[Manner::Good; 3], offer());
+    let (outcomes, asked) = run_removal_and_clear(&[PeerBehaviour::Good; 3], offer());
     assert_eq!(outcomes, [Ok(()), Ok(())]);
     for number in 0..3 {
         let own: Vec<Verb> =
@@ -188,11 +190,12 @@ fn removal_notifies_all_peers_and_holds_until_all_answered() {
 
 #[test]
 fn peer_whose_hold_expired_makes_removal_unavailable() {
-    for manner in [Manner::Lapses, Manner::Leaves] {
-        let (outcomes, _) = told(&[Manner::Good, manner], offer());
+    for manner in [PeerBehaviour::Lapses, PeerBehaviour::Leaves] {
+        let (outcomes, _) = run_removal_and_clear(&[PeerBehaviour::Good, manner], offer());
         assert_eq!(outcomes, [Err(ErrorKind::Unavailable); 2]);
     }
-    let (outcomes, asked) = told(&[Manner::Refuses, Manner::Good], offer());
+    let (outcomes, asked) =
+        run_removal_and_clear(&[PeerBehaviour::Refuses, PeerBehaviour::Good], offer());
     assert_eq!(outcomes, [Err(ErrorKind::Busy); 2]);
     assert!(asked.contains(&(0, Verb::Remove)) && asked.contains(&(1, Verb::Remove)), "{asked:?}");
 }
@@ -201,7 +204,8 @@ fn peer_whose_hold_expired_makes_removal_unavailable() {
 #[test]
 fn removal_is_resent_to_all_peers_after_a_connection_ends() {
     for number in 1..=3 {
-        let (outcomes, asked) = told(&[Manner::Good, Manner::Drops(number)], offer());
+        let (outcomes, asked) =
+            run_removal_and_clear(&[PeerBehaviour::Good, PeerBehaviour::Drops(number)], offer());
         assert_eq!(outcomes, [Ok(()); 2], "number={number}");
         let removed = |peer| asked.iter().filter(|said| **said == (peer, Verb::Remove)).count();
         assert_eq!(
@@ -210,7 +214,7 @@ fn removal_is_resent_to_all_peers_after_a_connection_ends() {
             "number={number}"
         );
     }
-    let (outcomes, asked) = told(&[Manner::Drops(1)], offer());
+    let (outcomes, asked) = run_removal_and_clear(&[PeerBehaviour::Drops(1)], offer());
     assert_eq!((outcomes, &asked[..]), ([Ok(()); 2], &[(0, Verb::Remove); 2][..]));
 }
 
@@ -218,7 +222,7 @@ fn removal_is_resent_to_all_peers_after_a_connection_ends() {
 #[test]
 fn page_is_offered_once_more_after_its_connection_ends() {
     let asked = Asked::default();
-    let drops = Scripted::new(0, Manner::Drops(2), &asked);
+    let drops = Scripted::new(0, PeerBehaviour::Drops(2), &asked);
     let store = Store::open_with_peers(valid(&memory()), vec![peer(0, &drops.address, offer())]);
     let store = store.expect("opened");
     for page in 1..=2 {
@@ -230,9 +234,10 @@ fn page_is_offered_once_more_after_its_connection_ends() {
 
 #[test]
 fn single_or_older_peers_are_notified_without_holds() {
-    let (outcomes, asked) = told(&[Manner::Good], offer());
+    let (outcomes, asked) = run_removal_and_clear(&[PeerBehaviour::Good], offer());
     assert_eq!((outcomes, &asked[..]), ([Ok(()); 2], &[(0, Verb::Remove)][..]));
-    let (outcomes, mut asked) = told(&[Manner::Good; 2], offer().without(Feature::Holds));
+    let (outcomes, mut asked) =
+        run_removal_and_clear(&[PeerBehaviour::Good; 2], offer().without(Feature::Holds));
     asked.sort_by_key(|(of, _)| *of);
     assert_eq!((outcomes, &asked[..]), ([Ok(()); 2], &[(0, Verb::Remove), (1, Verb::Remove)][..]));
 }
@@ -240,8 +245,10 @@ fn single_or_older_peers_are_notified_without_holds() {
 #[test]
 fn unreachable_peer_makes_removal_unavailable() {
     let asked = Asked::default();
-    let (good, gone) =
-        (Scripted::new(0, Manner::Good, &asked), Scripted::new(1, Manner::Good, &asked));
+    let (good, gone) = (
+        Scripted::new(0, PeerBehaviour::Good, &asked),
+        Scripted::new(1, PeerBehaviour::Good, &asked),
+    );
     let known = vec![peer(0, &good.address, offer()), peer(1, &gone.address, offer())];
     drop(gone);
     let store = Store::open_with_peers(valid(&memory()), known).expect("opened");
@@ -258,29 +265,31 @@ fn unreachable_peer_makes_removal_unavailable() {
 }
 
 /// A client that sends requests in any order.
-struct Asker {
+struct RawClient {
     link: Box<dyn Link>,
-    events: Vec<Event>,
+    events: Vec<LinkEvent>,
     last: u64,
 }
 
-impl Asker {
-    fn of(address: &Address) -> Asker {
+impl RawClient {
+    fn of(address: &Address) -> RawClient {
         let dial = SocketDial::new(address.clone(), None, offer(), Arc::new(SystemClock::new()));
         let mut dialling = dial.begin().expect("reached");
         loop {
-            dialling = match dialling.wait(PATIENCE) {
-                DialProgress::Ready(link) => return Asker { link, events: Vec::new(), last: 0 },
+            dialling = match dialling.wait(WAIT_MAX) {
+                DialProgress::Ready(link) => {
+                    return RawClient { link, events: Vec::new(), last: 0 };
+                }
                 DialProgress::Waiting(dialling) => dialling,
-                DialProgress::Over(why) => panic!("{why}"),
+                DialProgress::Failed(why) => panic!("{why}"),
             };
         }
     }
 
     fn ask(&mut self, ask: &RequestBody<'_>) -> OpId {
         self.last += 1;
-        let terms = RequestOptions { of_store: true, ..RequestOptions::default() };
-        let frame = Frame::new(Kind::Request, OpId(self.last), request::encode(terms, ask));
+        let terms = RequestOptions { from_store: true, ..RequestOptions::default() };
+        let frame = Frame::new(FrameKind::Request, OpId(self.last), request::encode(terms, ask));
         assert!(self.link.send(frame).is_ok(), "room");
         OpId(self.last)
     }
@@ -288,10 +297,11 @@ impl Asker {
     /// The next response: the request and its number.
     fn next(&mut self) -> (OpId, u64) {
         while self.events.is_empty() {
-            self.link.wait(&mut self.events, PATIENCE);
+            self.link.wait(&mut self.events, WAIT_MAX);
         }
-        let Event::Frame(frame) = self.events.remove(0) else { panic!("no answer") };
-        let (_, Answer::Number(number)) = outcome::decode(&frame.body).expect("an outcome") else {
+        let LinkEvent::Frame(frame) = self.events.remove(0) else { panic!("no answer") };
+        let (_, DecodedOutcome::Number(number)) = outcome::decode(&frame.body).expect("an outcome")
+        else {
             panic!("no number")
         };
         (frame.op, number)
@@ -303,7 +313,7 @@ impl Asker {
 #[test]
 fn removal_reaches_a_peer_after_earlier_offers() {
     let asked = Asked::default();
-    let silent = Scripted::new(0, Manner::Silent, &asked);
+    let silent = Scripted::new(0, PeerBehaviour::Silent, &asked);
     let mut config = memory();
     // The removal ends the offer; the notification was answered long before.
     config.deadline_ms = 3000;
@@ -311,7 +321,7 @@ fn removal_reaches_a_peer_after_earlier_offers() {
     let store = store.expect("opened");
     put(&store, &[key(1, "k")]);
     until("it is offered", || silent.offered.load(Ordering::Relaxed));
-    let patient = Options { timeout: Some(PATIENCE), ..Options::default() };
+    let patient = Options { timeout: Some(WAIT_MAX), ..Options::default() };
     assert!(store.remove(&[key(1, "k")], patient).is_ok());
     assert_eq!(*asked.lock().expect("a log"), [(0, Verb::Put), (0, Verb::Remove)]);
 }
@@ -321,14 +331,14 @@ fn removal_reaches_a_peer_after_earlier_offers() {
 #[test]
 fn notified_peer_answers_after_its_own_offers() {
     let asked = Asked::default();
-    let waits = Scripted::new(0, Manner::Waits, &asked);
+    let waits = Scripted::new(0, PeerBehaviour::Waits, &asked);
     let front = Store::open_with_peers(valid(&memory()), vec![peer(0, &waits.address, offer())]);
-    let told = Process::of(front.expect("opened"));
-    let mut asker = Asker::of(&told.address);
+    let run_removal_and_clear = Process::of(front.expect("opened"));
+    let mut asker = RawClient::of(&run_removal_and_clear.address);
     for clears in [false, true] {
         waits.may_answer.store(false, Ordering::Relaxed);
         waits.offered.store(false, Ordering::Relaxed);
-        put(&told.store, &[key(1, "k")]);
+        put(&run_removal_and_clear.store, &[key(1, "k")]);
         until("it is offered", || waits.offered.load(Ordering::Relaxed));
         let keys = [key(1, "k")];
         let removal = match clears {
@@ -354,7 +364,7 @@ fn notified_peer_answers_after_its_own_offers() {
 fn ended_connection_releases_its_holds() {
     let process = Process::new(&memory());
     let front = process.front(&memory(), offer());
-    let mut asker = Asker::of(&process.address);
+    let mut asker = RawClient::of(&process.address);
     let hold = asker.ask(&RequestBody::Hold(1));
     assert_eq!(asker.next(), (hold, 0));
     put(&front, &[key(1, "k")]);
@@ -375,17 +385,17 @@ fn ended_connection_releases_its_holds() {
 
 /// A store whose address is known before it is served.
 #[derive(Default)]
-struct Later(OnceLock<SocketDial>);
+struct LateDial(OnceLock<SocketDial>);
 
-impl Dial for Later {
-    fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
-        self.0.get().ok_or(Closed::Ended)?.begin()
+impl Dial for LateDial {
+    fn begin(&self) -> Result<Box<dyn Dialing>, LinkError> {
+        self.0.get().ok_or(LinkError::Disconnected)?.begin()
     }
 }
 
 /// Stores that are each other's peers.
 fn mutual(count: usize) -> Vec<Process> {
-    let dials: Vec<Arc<Later>> = (0..count).map(|_| Arc::default()).collect();
+    let dials: Vec<Arc<LateDial>> = (0..count).map(|_| Arc::default()).collect();
     let others = |own: usize| {
         let all = dials.iter().enumerate().filter(|(number, _)| *number != own);
         all.map(|(number, dial)| Peer {

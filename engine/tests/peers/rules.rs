@@ -1,9 +1,9 @@
 //! Hit rules of a store with a peer: objects may be local or at the peer.
 
-use pagelith::client::Attached;
+use pagelith::client::Client;
 use pagelith::{HitPolicy, PagesFound, PagesQuery, PoolQuery};
 
-use super::hits_drawn::{Asked, Dice};
+use super::random_queries::{PrefixQuery, SmallRng};
 use super::*;
 
 pub fn object(page: u64, pool: &str, component: &str) -> ObjectKey {
@@ -69,7 +69,7 @@ fn hit_rules_include_peers() {
     assert_eq!(found(|query| owner.store.exists_groups(query, Options::default())), expected);
     // Clients of a store with peers get the same answers.
     let served = Process::of(front);
-    let client = Attached::to(&served.address, None, PATIENCE).expect("attached");
+    let client = Client::to(&served.address, None, WAIT_MAX).expect("attached");
     assert_eq!(found(|query| client.exists_groups(query, Options::default())), expected);
     // An unreachable peer has nothing.
     drop(owner);
@@ -111,12 +111,12 @@ fn hit_rules_stop_at_the_first_hole_of_the_anchor() {
 /// Random residency, each object local or at the peer.
 #[test]
 fn hit_rules_over_peers_are_those_of_one_store_with_any_residency() {
-    let mut dice = Dice(7);
+    let mut dice = SmallRng(7);
     let (mut holes, mut sparse) = (0, 0);
     for round in 0..48 {
         let owner = Process::new(&memory());
         let front = owner.front(&memory(), offer());
-        let asked = Asked::random(&mut dice);
+        let asked = PrefixQuery::random(&mut dice);
         let mut whole = std::collections::BTreeSet::new();
         for (pool, keys) in asked.all_keys().into_iter().enumerate() {
             // The anchor is mostly whole, so that other pools decide.

@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use pagelith::ErrorKind;
-use pagelith::client::Attached;
-use pagelith::transport::closed::Closed;
+use pagelith::client::Client;
+use pagelith::transport::closed::LinkError;
 use pagelith::transport::dial::{Dial, Dialing};
 
 use super::*;
@@ -16,8 +16,8 @@ const LONG: usize = (9 << 20) + 5;
 /// Longer than all staging memory of the server.
 const TOO_LONG: usize = 17 << 20;
 
-fn client(process: &Process) -> Attached {
-    Attached::to(&process.address, None, PATIENCE).expect("attached")
+fn client(process: &Process) -> Client {
+    Client::to(&process.address, None, WAIT_MAX).expect("attached")
 }
 
 fn wide() -> Config {
@@ -34,7 +34,7 @@ fn never() -> Config {
 
 /// Get a range of an object of `len` bytes; returns the outcome, after comparing the bytes.
 fn got(
-    client: &Attached,
+    client: &Client,
     key: ObjectKey,
     range: Option<Range<u64>>,
     len: usize,
@@ -109,7 +109,7 @@ fn page_got_by_a_client_from_a_peer_is_kept() {
     let (page, long) = ([key(1, "k"), key(1, "v")], key(2, "k"));
     put(&owner.store, &page);
     put_of(&owner.store, long, LONG);
-    let both = |client: &Attached| {
+    let both = |client: &Client| {
         let mut memory = [vec![0; LEN], vec![0; LEN]];
         let [k, v] = &mut memory;
         let mut gets = [
@@ -149,17 +149,17 @@ fn page_removed_by_a_client_is_gone_at_the_peer() {
 
 /// A store whose address is known before it is served.
 #[derive(Default)]
-struct Later(OnceLock<SocketDial>);
+struct LateDial(OnceLock<SocketDial>);
 
-impl Dial for Later {
-    fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
-        self.0.get().ok_or(Closed::Ended)?.begin()
+impl Dial for LateDial {
+    fn begin(&self) -> Result<Box<dyn Dialing>, LinkError> {
+        self.0.get().ok_or(LinkError::Disconnected)?.begin()
     }
 }
 
 #[test]
 fn mutual_peers_do_not_forward_requests() {
-    let later = Arc::new(Later::default());
+    let later = Arc::new(LateDial::default());
     let peer = Peer { name: "b".into(), weight: 1.0, preferred: false, dial: later.clone() };
     let a = Process::of(Store::open_with_peers(valid(&memory()), vec![peer]).expect("opened"));
     let b = Process::of(a.front(&memory(), offer()));
@@ -200,8 +200,9 @@ fn mutual_peers_do_not_forward_requests() {
 #[test]
 fn page_with_too_many_objects_for_one_request_stays_local() {
     let store = Store::open(valid(&memory())).expect("opened");
-    let brief = Offer { control_bytes_max: 16 << 10, ..Offer::of_this_build([1; 16]) };
-    let process = Process::offering(store, Admission::Connection(Rights::all()), brief);
+    let brief =
+        Capabilities { control_bytes_max: 16 << 10, ..Capabilities::of_this_build([1; 16]) };
+    let process = Process::offering(store, ClientAuth::Connection(Rights::all()), brief);
     let front = process.front(&memory(), offer());
     let keys: Vec<ObjectKey> = (0..500).map(|part| key(1, &format!("part-{part}"))).collect();
     let group: Vec<PutSlice<'_>> =

@@ -10,7 +10,7 @@ use pagelith::layouts::geometry::Layout;
 use pagelith::layouts::key::Role;
 use pagelith::{PutOutcome, Store, Tier};
 
-use super::fleet::{Case, Side, get, mha, mla, namespace_of, restored};
+use super::servers::{Case, Side, get, mha, mla, namespace_of, restored};
 use super::{cold, in_memory};
 
 const TPS: [u16; 5] = [1, 2, 4, 8, 16];

@@ -1,12 +1,12 @@
 //! Objects of pools that a page need not have (a Mamba checkpoint, a sliding window): visible only
 //! with the base group to which they are attached.
 
-use super::face::Store;
+use super::harness::Store;
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{Config, ErrorKind, Options, PutOutcome, PutSlice, Result, Size};
 
-use super::kit::*;
-use super::world::World;
+use super::env::TestEnv;
+use super::helpers::*;
 
 type Object = (ObjectKey, Vec<u8>);
 
@@ -33,14 +33,14 @@ fn present_count(store: &Store, group: &[Object]) -> usize {
     group.iter().filter(|(key, bytes)| is_present(store, *key, bytes)).count()
 }
 
-fn in_world(world: &World, config: Config) -> Config {
+fn in_world(world: &TestEnv, config: Config) -> Config {
     Config { ssd: pagelith::config::SsdConfig { dirs: world.paths(), ..config.ssd }, ..config }
 }
 
 /// The configurations of a behaviour, each with its own world. With a constant fingerprint the
 /// index cannot tell bases apart; then only bytes are checked, in
 /// `attached_group_is_visible_with_its_base`.
-fn worlds(world: &World) -> Vec<(World, Config)> {
+fn worlds(world: &TestEnv) -> Vec<(TestEnv, Config)> {
     if !world.tells_keys_apart() {
         return Vec::new();
     }
@@ -54,7 +54,7 @@ fn worlds(world: &World) -> Vec<(World, Config)> {
         .collect()
 }
 
-pub fn attached_group_is_visible_with_its_base(world: &World) {
+pub fn attached_group_is_visible_with_its_base(world: &TestEnv) {
     for config in [world.config(), world.cold_config()] {
         let world = world.fresh(1);
         let config = in_world(&world, config);
@@ -92,7 +92,7 @@ pub fn attached_group_is_visible_with_its_base(world: &World) {
     }
 }
 
-pub fn attached_group_waits_for_its_base(world: &World) {
+pub fn attached_group_waits_for_its_base(world: &TestEnv) {
     for (world, config) in worlds(world) {
         let store = world.open(&config);
         let (base, state) = (group(1, 2), checkpoint(1));
@@ -112,7 +112,7 @@ pub fn attached_group_waits_for_its_base(world: &World) {
     }
 }
 
-pub fn attached_group_without_base_is_dropped_at_its_deadline(world: &World) {
+pub fn attached_group_without_base_is_dropped_at_its_deadline(world: &TestEnv) {
     for (world, mut config) in worlds(world) {
         let store = world.open(&config);
         let (base, state) = (group(1, 2), checkpoint(1));
@@ -139,7 +139,7 @@ pub fn attached_group_without_base_is_dropped_at_its_deadline(world: &World) {
     }
 }
 
-pub fn attached_group_is_removed_with_its_base(world: &World) {
+pub fn attached_group_is_removed_with_its_base(world: &TestEnv) {
     for (world, config) in worlds(world) {
         for checkpointed in [false, true] {
             let world = world.fresh(1);
@@ -173,7 +173,7 @@ pub fn attached_group_is_removed_with_its_base(world: &World) {
     }
 }
 
-pub fn attached_group_is_evicted_from_memory_with_its_base(world: &World) {
+pub fn attached_group_is_evicted_from_memory_with_its_base(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // The index cannot tell bases apart.
     }
@@ -193,7 +193,7 @@ pub fn attached_group_is_evicted_from_memory_with_its_base(world: &World) {
     assert!(both > 0 && both < pages as usize, "both={both}");
 }
 
-pub fn attached_group_is_reclaimed_with_its_base(world: &World) {
+pub fn attached_group_is_reclaimed_with_its_base(world: &TestEnv) {
     for (world, config) in worlds(world) {
         let config = Config {
             ssd: pagelith::config::SsdConfig {
@@ -230,7 +230,7 @@ pub fn attached_group_is_reclaimed_with_its_base(world: &World) {
     }
 }
 
-pub fn mismatched_attached_groups_are_refused(world: &World) {
+pub fn mismatched_attached_groups_are_refused(world: &TestEnv) {
     for (world, config) in worlds(world) {
         let store = world.open(&config);
         let (base, state) = (group(1, 2), checkpoint(1));
@@ -259,7 +259,7 @@ pub fn mismatched_attached_groups_are_refused(world: &World) {
     }
 }
 
-pub fn attached_group_may_have_a_standalone_base(world: &World) {
+pub fn attached_group_may_have_a_standalone_base(world: &TestEnv) {
     for (world, config) in worlds(world) {
         let store = world.open(&config);
         store_page(&store, 1, 9000);

@@ -1,18 +1,20 @@
 //! Bytes that change on SSD: a miss, counted, and no other object lost.
 
-use super::face::Store;
+use super::harness::Store;
 use pagelith::io::fault::{FaultKind, FaultOp};
 use pagelith::layouts::key::ObjectKey;
-use pagelith::{Destination, Done, Get, GetOutcome, MissCause, Options, PutOutcome, Tier};
+use pagelith::{
+    CompletedBatch, Destination, Get, GetOutcome, MissCause, Options, PutOutcome, Tier,
+};
 use pagelith_sim::disk::FaultPlan;
 
-use super::kit::*;
-use super::world::World;
+use super::env::TestEnv;
+use super::helpers::*;
 
 const LEN: usize = 100_000;
 
 #[track_caller]
-fn damaged(world: &World, store: &Store, key: ObjectKey, len: usize) {
+fn damaged(world: &TestEnv, store: &Store, key: ObjectKey, len: usize) {
     let mut to = pagelith::AlignedBuf::new(len).expect("memory");
     let outcome = get_into(store, key, &mut to);
     if world.tells_keys_apart() {
@@ -29,7 +31,7 @@ fn damaged(world: &World, store: &Store, key: ObjectKey, len: usize) {
 }
 
 /// Eight pages, closed.
-fn closed(world: &World) -> pagelith::Config {
+fn closed(world: &TestEnv) -> pagelith::Config {
     let config = world.config();
     let store = world.open(&config);
     store_pages(&store, 0..8, LEN);
@@ -43,7 +45,7 @@ fn others_are_intact(store: &Store, without: u64) {
     });
 }
 
-pub fn damage_in_a_payload_is_a_miss(world: &World) {
+pub fn damage_in_a_payload_is_a_miss(world: &TestEnv) {
     // First, middle and last byte, each of a different page.
     for (n, at) in [(2, 0), (3, 50_000), (4, LEN as u64 - 1)] {
         for crooked in [false, true] {
@@ -72,7 +74,7 @@ pub fn damage_in_a_payload_is_a_miss(world: &World) {
     }
 }
 
-pub fn damage_in_a_header_is_a_miss(world: &World) {
+pub fn damage_in_a_header_is_a_miss(world: &TestEnv) {
     // Magic, checksum, lengths, key, block checksums.
     for at in [0, 9, 70, 200, 400] {
         let world = world.fresh(1);
@@ -86,7 +88,7 @@ pub fn damage_in_a_header_is_a_miss(world: &World) {
     }
 }
 
-pub fn damage_in_a_footer_is_survived(world: &World) {
+pub fn damaged_footer_loses_no_object(world: &TestEnv) {
     let mut config = world.config();
     config.ssd.checkpoint_segments = 0;
     let store = world.open(&config);
@@ -112,7 +114,7 @@ pub fn damage_in_a_footer_is_survived(world: &World) {
 }
 
 /// The device acknowledged a segment head and lost it; the records after it were flushed.
-pub fn damage_in_a_segment_head_costs_nothing(world: &World) {
+pub fn damaged_segment_head_loses_no_object(world: &TestEnv) {
     let mut config = world.config();
     config.ssd.checkpoint_segments = 0;
     let store = world.open(&config);
@@ -131,7 +133,7 @@ pub fn damage_in_a_segment_head_costs_nothing(world: &World) {
     assert_absent(world, &store, key(0), LEN);
 }
 
-pub fn damage_in_a_group_drops_the_whole_group(world: &World) {
+pub fn damage_in_a_group_drops_the_whole_group(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // Group members cannot be told from other objects.
     }
@@ -154,7 +156,7 @@ pub fn damage_in_a_group_drops_the_whole_group(world: &World) {
     page.iter().for_each(|(key, bytes)| assert!(is_present(&store, *key, bytes)));
 }
 
-pub fn damage_is_found_only_by_ranges_that_contain_it(world: &World) {
+pub fn damage_is_found_only_by_ranges_that_contain_it(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // Independent of fingerprints.
     }
@@ -177,7 +179,7 @@ pub fn damage_is_found_only_by_ranges_that_contain_it(world: &World) {
 }
 
 /// A valid record in the place of another: a misdirected write.
-pub fn misplaced_record_is_a_miss(world: &World) {
+pub fn misplaced_record_is_a_miss(world: &TestEnv) {
     let config = closed(world);
     let file = world.read(0, "segments");
     let (from, to) = (find(world, key(3)), find(world, key(5)));
@@ -193,7 +195,7 @@ pub fn misplaced_record_is_a_miss(world: &World) {
 
 /// Two gets of a page are in flight; one promotes it, the other cannot read it. The page stays
 /// durable: it is written again from memory.
-pub fn damage_found_while_another_get_promotes_costs_nothing(world: &World) {
+pub fn damage_found_during_promotion_loses_no_object(world: &TestEnv) {
     let Some(sim) = world.sim().filter(|_| world.tells_keys_apart()) else { return };
     let mut config = world.config();
     config.dram.promote = pagelith::config::Promote::Always;
@@ -213,7 +215,7 @@ pub fn damage_found_while_another_get_promotes_costs_nothing(world: &World) {
     let tickets = [(); 2].map(|()| session.submit_get(vec![get()], Options::default()));
     let outcomes =
         tickets.map(|ticket| match session.wait(ticket, std::time::Duration::from_secs(30)) {
-            Some(Done::Get(mut done)) => done.remove(0).outcome,
+            Some(CompletedBatch::Get(mut done)) => done.remove(0).outcome,
             other => panic!("{other:?}"),
         });
     assert_eq!(outcomes[0], Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: LEN as u64 }));

@@ -5,14 +5,14 @@ use std::time::Duration;
 use pagelith::io::fault::FaultOp;
 use pagelith::{ErrorKind, GetOutcome, GetSlice, MissCause, Options, PutOutcome, Size};
 
-use super::kit::*;
-use super::world::World;
+use super::env::TestEnv;
+use super::helpers::*;
 
 const LEN: usize = 50_000;
 const SOON: Options =
     Options { request: None, depth: 0, timeout: Some(Duration::from_millis(30)), wait: None };
 
-pub fn put_into_a_pinned_arena_ends_busy(world: &World) {
+pub fn put_into_a_pinned_arena_ends_busy(world: &TestEnv) {
     let store = world.open(&world.memory_config(Size::kib(256)));
     store_pages(&store, 0..4, LEN);
     let pin = store.pin(&(0..4).map(key).collect::<Vec<_>>());
@@ -35,7 +35,7 @@ pub fn put_into_a_pinned_arena_ends_busy(world: &World) {
     hit_page(&store, 9, LEN);
 }
 
-pub fn calls_with_zero_timeout_return_at_once(world: &World) {
+pub fn calls_with_zero_timeout_return_at_once(world: &TestEnv) {
     let config = world.config();
     let store = world.open(&config);
     assert_eq!(put_with(&store, key(1), &bytes(1, LEN), NOW), Ok(PutOutcome::Stored));
@@ -54,7 +54,7 @@ pub fn calls_with_zero_timeout_return_at_once(world: &World) {
     hit_page(&store, 1, LEN);
 }
 
-pub fn flush_and_remove_end_while_syncs_hang(world: &World) {
+pub fn flush_and_remove_end_while_syncs_hang(world: &TestEnv) {
     let Some(sim) = world.sim() else { return };
     let store = world.open(&world.config());
     store_pages(&store, 0..3, LEN);
@@ -78,7 +78,7 @@ pub fn flush_and_remove_end_while_syncs_hang(world: &World) {
 
 /// A direct read that hangs returns late. While the kernel owns its memory, all other reads are
 /// staged and end in time, even if some of them succeed.
-pub fn reads_are_staged_while_a_direct_read_is_late(world: &World) {
+pub fn reads_are_staged_while_a_direct_read_is_late(world: &TestEnv) {
     let Some(sim) = world.sim() else { return };
     if world.constant {
         return; // Each get would read several records.
@@ -97,7 +97,7 @@ pub fn reads_are_staged_while_a_direct_read_is_late(world: &World) {
     let outcome = |session: &mut pagelith::Session, ticket| match session
         .wait(ticket, Duration::from_millis(40))
     {
-        Some(pagelith::Done::Get(mut done)) => Some(done.remove(0).outcome),
+        Some(pagelith::CompletedBatch::Get(mut done)) => Some(done.remove(0).outcome),
         Some(other) => panic!("{other:?}"),
         None => None,
     };
@@ -138,7 +138,7 @@ pub fn reads_are_staged_while_a_direct_read_is_late(world: &World) {
 
 /// A drive that completes all reads, but too late for some deadlines: only the first of those gets
 /// is late.
-pub fn get_with_a_deadline_below_recent_latency_ends_in_time(world: &World) {
+pub fn get_with_a_deadline_below_recent_latency_ends_in_time(world: &TestEnv) {
     let Some(sim) = world.sim() else { return };
     if world.constant || !world.is_embedded() {
         return; // Each get would read several records, or be staged by the server.
@@ -195,7 +195,7 @@ pub fn get_with_a_deadline_below_recent_latency_ends_in_time(world: &World) {
 }
 
 /// Every call that uses the device ends while the device hangs.
-pub fn every_call_ends_while_the_device_hangs(world: &World) {
+pub fn every_call_ends_while_the_device_hangs(world: &TestEnv) {
     let Some(sim) = world.sim() else { return };
     if world.constant {
         return; // Each lookup would read several records.
@@ -255,7 +255,7 @@ pub fn every_call_ends_while_the_device_hangs(world: &World) {
 }
 
 /// An open ends too; it waits for the drive for at least 30 s.
-pub fn open_ends_while_reads_hang(world: &World) {
+pub fn open_ends_while_reads_hang(world: &TestEnv) {
     let Some(sim) = world.sim() else { return };
     let mut config = world.config();
     config.deadline_ms = 200;
@@ -274,7 +274,7 @@ pub fn open_ends_while_reads_hang(world: &World) {
     hit_page(&world.open(&config), 1, LEN);
 }
 
-pub fn staged_get_ends_while_reads_hang(world: &World) {
+pub fn staged_get_ends_while_reads_hang(world: &TestEnv) {
     let Some(sim) = world.sim() else { return };
     let config = world.config();
     let store = world.open(&config);

@@ -3,13 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::face::Store;
+use super::harness::Store;
 use pagelith::config::Promote;
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{AlignedBuf, Config, Event, GetOutcome, Options, PutOutcome, PutSlice, Size, Tier};
 
-use super::kit::*;
-use super::world::World;
+use super::env::TestEnv;
+use super::helpers::*;
 
 /// The contents that a listener knows.
 #[derive(Default)]
@@ -72,7 +72,7 @@ impl Known {
     }
 }
 
-fn config(world: &World) -> Config {
+fn config(world: &TestEnv) -> Config {
     let mut config = world.config();
     config.events.max = 1 << 20;
     config
@@ -94,7 +94,7 @@ fn found(store: &Store, key: ObjectKey, bytes: &[u8]) -> Option<Tier> {
 
 /// Through eviction, promotion, reclaim, removal, clear and groups: events and gets agree at each
 /// moment.
-pub fn events_report_where_every_object_is(world: &World) {
+pub fn events_report_where_every_object_is(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // The members of a group cannot be told apart.
     }
@@ -173,13 +173,13 @@ pub fn events_report_where_every_object_is(world: &World) {
     );
 }
 
-pub fn no_events_without_events_max(world: &World) {
+pub fn no_events_without_events_max(world: &TestEnv) {
     let store = world.open(&world.config());
     store_pages(&store, 0..5, 1000);
     assert_eq!(store.take_events(100), pagelith::Events::default());
 }
 
-pub fn unread_events_are_dropped_and_counted(world: &World) {
+pub fn unread_events_are_dropped_and_counted(world: &TestEnv) {
     let mut config = world.memory_config(Size::mib(1));
     config.events.max = 3;
     let store = world.open(&config);
@@ -193,7 +193,7 @@ pub fn unread_events_are_dropped_and_counted(world: &World) {
 }
 
 /// More events than are copied at a time, and as many as are requested.
-pub fn many_events_are_read_in_one_call(world: &World) {
+pub fn many_events_are_read_in_one_call(world: &TestEnv) {
     let mut config = world.memory_config(Size::mib(1));
     config.events.max = 10_000;
     let store = world.open(&config);
@@ -219,7 +219,7 @@ pub fn many_events_are_read_in_one_call(world: &World) {
 }
 
 /// Recovery reports no events; changes after the open do.
-pub fn events_begin_with_the_open(world: &World) {
+pub fn events_begin_with_the_open(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return;
     }
@@ -234,7 +234,7 @@ pub fn events_begin_with_the_open(world: &World) {
 
 /// Unreadable objects are reported by key if it is known; other members of the record only if a
 /// header names them.
-pub fn damage_is_reported_by_event(world: &World) {
+pub fn damage_is_reported_by_event(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return;
     }

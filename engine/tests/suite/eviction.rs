@@ -1,12 +1,12 @@
 //! Eviction order, promotion, and a full index.
 
-use super::face::Store;
+use super::harness::Store;
 use pagelith::config::Promote;
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{Options, PutOutcome, PutSlice, Size, Tier};
 
-use super::kit::*;
-use super::world::World;
+use super::env::TestEnv;
+use super::helpers::*;
 
 const LEN: usize = 64 << 10;
 
@@ -25,7 +25,7 @@ fn present_pages(store: &Store, pages: std::ops::Range<u64>) -> Vec<u64> {
     pages.filter(|n| is_page_present(store, *n, LEN)).collect()
 }
 
-pub fn eviction_takes_the_tail_of_a_chain_first(world: &World) {
+pub fn eviction_takes_the_tail_of_a_chain_first(world: &TestEnv) {
     let store = world.open(&world.memory_config(Size::kib(8 * 64)));
     put_chain(&store, 0..8);
     put_chain(&store, 100..103);
@@ -33,7 +33,7 @@ pub fn eviction_takes_the_tail_of_a_chain_first(world: &World) {
     assert_eq!(present_pages(&store, 100..103), [100, 101, 102]);
 }
 
-pub fn least_recently_used_page_is_evicted_first(world: &World) {
+pub fn least_recently_used_page_is_evicted_first(world: &TestEnv) {
     let store = world.open(&world.memory_config(Size::kib(8 * 64)));
     put_chain(&store, 0..4);
     put_chain(&store, 10..14);
@@ -50,7 +50,7 @@ pub fn least_recently_used_page_is_evicted_first(world: &World) {
     assert_eq!(present_pages(&store, 10..14), [0; 0]);
 }
 
-pub fn exists_prefix_stops_at_the_first_hole(world: &World) {
+pub fn exists_prefix_stops_at_the_first_hole(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // A prefix lookup answers from fingerprints alone.
     }
@@ -70,7 +70,7 @@ pub fn exists_prefix_stops_at_the_first_hole(world: &World) {
     check(&world.reopen(store, &config));
 }
 
-pub fn ssd_hits_are_promoted_whole(world: &World) {
+pub fn ssd_hits_are_promoted_whole(world: &TestEnv) {
     let mut config = world.config();
     config.dram.promote = Promote::Always;
     let store = world.open(&config);
@@ -104,7 +104,7 @@ pub fn ssd_hits_are_promoted_whole(world: &World) {
     assert_eq!(hit_page(&store, 50, LEN), Tier::Ssd);
 }
 
-pub fn promotion_can_be_switched_off(world: &World) {
+pub fn promotion_can_be_switched_off(world: &TestEnv) {
     let config = world.config();
     let store = world.open(&config);
     store_page(&store, 50, LEN);
@@ -115,7 +115,7 @@ pub fn promotion_can_be_switched_off(world: &World) {
     assert_eq!((store.stats().promoted, store.stats().dram_bytes), (0, 0));
 }
 
-pub fn full_index_refuses_puts(world: &World) {
+pub fn full_index_refuses_puts(world: &TestEnv) {
     let mut config = world.memory_config(Size::mib(2));
     config.index.max_objects = Some(16);
     let store = world.open(&config);
@@ -130,13 +130,13 @@ pub fn full_index_refuses_puts(world: &World) {
     assert_eq!(store.stats().objects, 16, "one left for it");
 }
 
-fn gone_unless_constant(world: &World, store: &Store, n: u64) {
+fn gone_unless_constant(world: &TestEnv, store: &Store, n: u64) {
     if world.tells_keys_apart() {
         assert_absent(world, store, key(n), 100);
     }
 }
 
-pub fn full_index_makes_room_by_reclaim(world: &World) {
+pub fn full_index_makes_room_by_reclaim(world: &TestEnv) {
     if world.constant {
         return; // Each get would read hundreds of records.
     }

@@ -1,11 +1,11 @@
 //! First writer wins: recomputed bytes of the same page differ in the last bits, and that is no
 //! error.
 
-use super::face::Store;
+use super::harness::Store;
 use pagelith::{ErrorKind, PutOutcome};
 
-use super::kit::*;
-use super::world::World;
+use super::env::TestEnv;
+use super::helpers::*;
 
 const LEN: usize = 9000;
 
@@ -16,14 +16,14 @@ fn second_put_changes_nothing(store: &Store) {
     hit(store, key(1), &first);
 }
 
-pub fn second_put_of_a_key_is_not_stored(world: &World) {
+pub fn second_put_of_a_key_is_not_stored(world: &TestEnv) {
     let store = world.open(&world.config());
     store_page(&store, 1, LEN);
     second_put_changes_nothing(&store);
     assert_eq!((store.stats().puts_stored, store.stats().puts_present), (1, 1));
 }
 
-pub fn first_put_on_ssd_wins(world: &World) {
+pub fn first_put_on_ssd_wins(world: &TestEnv) {
     let store = world.open(&world.cold_config());
     store_page(&store, 1, LEN);
     flush(&store);
@@ -31,7 +31,7 @@ pub fn first_put_on_ssd_wins(world: &World) {
     second_put_changes_nothing(&store);
 }
 
-pub fn first_put_wins_after_reopen(world: &World) {
+pub fn first_put_wins_after_reopen(world: &TestEnv) {
     let config = world.config();
     let store = world.open(&config);
     store_page(&store, 1, LEN);
@@ -41,7 +41,7 @@ pub fn first_put_wins_after_reopen(world: &World) {
     second_put_changes_nothing(&store);
 }
 
-pub fn put_of_another_length_is_invalid(world: &World) {
+pub fn put_of_another_length_is_invalid(world: &TestEnv) {
     let config = world.config();
     let check = |store: &Store| {
         for len in [LEN - 1, LEN + 1, 1] {

@@ -6,9 +6,9 @@ use pagelith::io::fault::{FaultKind, FaultOp};
 use pagelith::{ErrorKind, Options, PutOutcome, PutSlice, Stats};
 use pagelith_sim::disk::FaultPlan;
 
-use super::face::Store;
-use super::kit::*;
-use super::world::World;
+use super::env::TestEnv;
+use super::harness::Store;
+use super::helpers::*;
 
 const LEN: usize = 50_000;
 
@@ -46,12 +46,12 @@ fn differing(stats: &Stats, from: &Stats) -> Vec<&'static str> {
     gauges().into_iter().filter(|gauge| value(stats, gauge) != value(from, gauge)).collect()
 }
 
-fn wait(world: &World, store: &Store, gauge: &str, is: u64) {
+fn wait(world: &TestEnv, store: &Store, gauge: &str, is: u64) {
     until(world, gauge, || value(&store.stats(), gauge) == is);
 }
 
 /// Each gauge is moved, and returns to rest, at the latest by a clear or the next open.
-pub fn gauges_return_to_rest(world: &World) {
+pub fn gauges_return_to_rest(world: &TestEnv) {
     let Some(sim) = world.sim().filter(|_| world.tells_keys_apart() && world.is_embedded()) else {
         return;
     };
@@ -143,7 +143,7 @@ pub fn gauges_return_to_rest(world: &World) {
 }
 
 /// A put that is retried until there is room, or until its timeout, counts once.
-pub fn retried_put_counts_as_one_busy_put(world: &World) {
+pub fn retried_put_counts_as_one_busy_put(world: &TestEnv) {
     if !world.is_embedded() {
         return; // Clients retry by themselves; the store counts those the same way.
     }

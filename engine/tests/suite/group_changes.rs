@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::face::Store;
+use super::harness::Store;
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{
-    Done, ErrorKind, Options, Put, PutGroup, PutOutcome, PutSlice, Result, Size, Source,
+    CompletedBatch, ErrorKind, Options, Put, PutGroup, PutOutcome, PutSlice, Result, Size, Source,
 };
 
-use super::kit::*;
-use super::world::World;
+use super::env::TestEnv;
+use super::helpers::*;
 
 type Object = (ObjectKey, Vec<u8>);
 
@@ -28,7 +28,7 @@ fn is(store: &Store, (key, bytes): &Object) -> bool {
 }
 
 /// Hot and cold stores whose index tells keys apart.
-fn stores(world: &World) -> Vec<(World, Store)> {
+fn stores(world: &TestEnv) -> Vec<(TestEnv, Store)> {
     if !world.tells_keys_apart() {
         return Vec::new(); // Bases cannot be told apart.
     }
@@ -43,7 +43,7 @@ fn stores(world: &World) -> Vec<(World, Store)> {
         .collect()
 }
 
-pub fn waiting_group_yields_to_a_concurrent_put(world: &World) {
+pub fn waiting_group_yields_to_a_concurrent_put(world: &TestEnv) {
     for (_world, store) in stores(world) {
         let (k, t, u) = (object(1, "k", 1, 5000), object(1, "t", 2, 6000), object(1, "u", 3, 7000));
         assert_eq!(attach(&store, k.0, &(t.0, bytes(99, 6000))), Ok(PutOutcome::Waiting));
@@ -63,7 +63,7 @@ pub fn waiting_group_yields_to_a_concurrent_put(world: &World) {
     }
 }
 
-pub fn attached_puts_may_name_any_member_of_the_base(world: &World) {
+pub fn attached_puts_may_name_any_member_of_the_base(world: &TestEnv) {
     for (_world, store) in stores(world) {
         let (k, v, t) = (object(1, "k", 1, 5000), object(1, "v", 5, 5000), object(1, "t", 2, 6000));
         assert_eq!(put_group(&store, &[k.clone(), v.clone()]), Ok(PutOutcome::Stored));
@@ -74,7 +74,7 @@ pub fn attached_puts_may_name_any_member_of_the_base(world: &World) {
     }
 }
 
-pub fn attached_group_with_evicted_base_does_not_block_put(world: &World) {
+pub fn attached_group_with_evicted_base_does_not_block_put(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // Bases cannot be told apart.
     }
@@ -96,7 +96,7 @@ pub fn attached_group_with_evicted_base_does_not_block_put(world: &World) {
 /// Number of polls before the other thread's call.
 const POLLS: std::ops::Range<usize> = 0..8;
 
-pub fn object_removed_or_cleared_while_a_group_absorbs_it_stays_gone(world: &World) {
+pub fn object_removed_or_cleared_while_a_group_absorbs_it_stays_gone(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // A begun group cannot rely on present objects.
     }
@@ -124,7 +124,7 @@ pub fn object_removed_or_cleared_while_a_group_absorbs_it_stays_gone(world: &Wor
             let done = done
                 .map(|(_, done)| done)
                 .or_else(|| session.wait(ticket, Duration::from_secs(30)));
-            let Some(Done::Put(done)) = done else { panic!("no outcome") };
+            let Some(CompletedBatch::Put(done)) = done else { panic!("no outcome") };
             assert!(!is(&store, &k), "clear={clear} polls={polls} {done:?}");
             assert!(!is(&store, &v), "clear={clear} polls={polls} {done:?}");
             flush(&store);
@@ -138,7 +138,7 @@ pub fn object_removed_or_cleared_while_a_group_absorbs_it_stays_gone(world: &Wor
     }
 }
 
-pub fn object_cleared_while_a_one_call_group_absorbs_it_stays_gone(world: &World) {
+pub fn object_cleared_while_a_one_call_group_absorbs_it_stays_gone(world: &TestEnv) {
     for polls in POLLS {
         let world = world.fresh(1);
         let mut config = world.cold_config();
@@ -169,7 +169,7 @@ pub fn object_cleared_while_a_one_call_group_absorbs_it_stays_gone(world: &World
     }
 }
 
-pub fn remove_drops_waiting_groups(world: &World) {
+pub fn remove_drops_waiting_groups(world: &TestEnv) {
     for (_world, store) in stores(world) {
         let (k, t, s) = (object(1, "k", 1, 5000), object(1, "t", 2, 6000), object(1, "s", 3, 100));
         for waiting in [&t, &s] {
@@ -194,7 +194,7 @@ pub fn remove_drops_waiting_groups(world: &World) {
     }
 }
 
-pub fn groups_are_committed_by_several_threads(world: &World) {
+pub fn groups_are_committed_by_several_threads(world: &TestEnv) {
     if world.sim().is_some() {
         return; // Simulated time passes while any thread waits: deadlines would expire at random.
     }
@@ -237,7 +237,7 @@ pub fn groups_are_committed_by_several_threads(world: &World) {
     assert_eq!((store.stats().groups_waiting, store.stats().waiting_bytes), (0, 0));
 }
 
-pub fn oldest_of_many_waiting_groups_can_complete(world: &World) {
+pub fn oldest_of_many_waiting_groups_can_complete(world: &TestEnv) {
     let store = world.open(&world.config());
     // Five groups of 1 MB in an arena of 4 MiB, of which 2 MiB may wait.
     let pages: Vec<Vec<Object>> = (0..5)
@@ -267,7 +267,7 @@ pub fn oldest_of_many_waiting_groups_can_complete(world: &World) {
     assert!(pages[0].iter().all(|object| is(&store, object)));
 }
 
-pub fn pin_of_an_attached_object_keeps_its_base(world: &World) {
+pub fn pin_of_an_attached_object_keeps_its_base(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // Bases cannot be told apart.
     }
@@ -288,7 +288,7 @@ pub fn pin_of_an_attached_object_keeps_its_base(world: &World) {
     assert!(!is(&store, &k));
 }
 
-pub fn checkpoint_has_room_for_every_link(world: &World) {
+pub fn checkpoint_has_room_for_every_link(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // Constant fingerprints take no checkpoints.
     }

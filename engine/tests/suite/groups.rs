@@ -1,17 +1,17 @@
 //! The objects of a page become visible, stay and disappear together.
 
-use super::face::Store;
+use super::harness::Store;
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{ErrorKind, Options, PutOutcome, Size};
 
-use super::kit::*;
-use super::world::World;
+use super::env::TestEnv;
+use super::helpers::*;
 
 fn present_count(store: &Store, group: &[(ObjectKey, Vec<u8>)]) -> usize {
     group.iter().filter(|(key, bytes)| is_present(store, *key, bytes)).count()
 }
 
-pub fn group_is_visible_whole_or_not_at_all(world: &World) {
+pub fn group_is_visible_whole_or_not_at_all(world: &TestEnv) {
     let config = world.config();
     let store = world.open(&config);
     let mut page = group(1, 10);
@@ -29,7 +29,7 @@ pub fn group_is_visible_whole_or_not_at_all(world: &World) {
     assert_eq!(put_group(&store, &page), Ok(PutOutcome::AlreadyPresent));
 }
 
-pub fn group_of_ten_objects_is_one_record_on_ssd(world: &World) {
+pub fn group_of_ten_objects_is_one_record_on_ssd(world: &TestEnv) {
     let config = world.config();
     let store = world.open(&config);
     for n in 0..8 {
@@ -47,7 +47,7 @@ pub fn group_of_ten_objects_is_one_record_on_ssd(world: &World) {
     }
 }
 
-pub fn group_is_evicted_whole(world: &World) {
+pub fn group_is_evicted_whole(world: &TestEnv) {
     let store = world.open(&world.memory_config(Size::mib(1)));
     let pages = 40;
     for n in 0..pages {
@@ -58,7 +58,7 @@ pub fn group_is_evicted_whole(world: &World) {
     assert!(counts.contains(&0) && counts[39] == 10, "{counts:?}");
 }
 
-pub fn group_larger_than_a_segment_is_invalid(world: &World) {
+pub fn group_larger_than_a_segment_is_invalid(world: &TestEnv) {
     let store = world.open(&world.config());
     let page: Vec<_> = group(1, 4).into_iter().map(|(key, _)| (key, bytes(1, 300_000))).collect();
     // Four payloads of 303,104 bytes and a header of one block, against a segment less header and
@@ -74,7 +74,7 @@ pub fn group_larger_than_a_segment_is_invalid(world: &World) {
     assert_eq!(present_count(&store, &page[..3]), 3);
 }
 
-pub fn invalid_groups_are_refused(world: &World) {
+pub fn invalid_groups_are_refused(world: &TestEnv) {
     let store = world.open(&world.config());
     let (a, b) = (group(1, 2), group(2, 1));
     let mixed = [a[0].clone(), b[0].clone()];
@@ -101,7 +101,7 @@ pub fn invalid_groups_are_refused(world: &World) {
     );
 }
 
-pub fn group_put_absorbs_standalone_objects(world: &World) {
+pub fn group_put_absorbs_standalone_objects(world: &TestEnv) {
     for config in [world.config(), world.cold_config()] {
         let world = world.fresh(1);
         let config = pagelith::Config {
@@ -124,7 +124,7 @@ pub fn group_put_absorbs_standalone_objects(world: &World) {
 
 /// A crash restores more objects than the index ever held: those that were dropped to make room are
 /// still in the log.
-pub fn groups_without_index_room_after_a_crash_are_dropped_whole(world: &World) {
+pub fn groups_without_index_room_after_a_crash_are_dropped_whole(world: &TestEnv) {
     if world.constant {
         return; // Each get would read hundreds of records.
     }
@@ -151,7 +151,7 @@ pub fn groups_without_index_room_after_a_crash_are_dropped_whole(world: &World) 
     }
 }
 
-pub fn group_is_whole_or_gone_after_a_crash(world: &World) {
+pub fn group_is_whole_or_gone_after_a_crash(world: &TestEnv) {
     if world.constant {
         return; // Each get would read hundreds of records.
     }

@@ -3,28 +3,28 @@
 use pagelith::io::fault::FaultOp;
 use pagelith::{Config, GetOutcome, MissCause, Tier};
 
-use super::face::Store;
-use super::kit::*;
-use super::world::World;
+use super::env::TestEnv;
+use super::harness::Store;
+use super::helpers::*;
 
 const LEN: usize = 100_000;
 const PADDED: u64 = 102_400;
 
-fn config(world: &World, headers: pagelith::Size) -> Config {
+fn config(world: &TestEnv, headers: pagelith::Size) -> Config {
     let mut config = world.cold_config();
     config.ssd.headers_bytes = headers;
     config
 }
 
 /// A get of a page from SSD, and the bytes that it read from the device.
-fn read_by_a_get(world: &World, store: &Store, n: u64) -> u64 {
+fn read_by_a_get(world: &TestEnv, store: &Store, n: u64) -> u64 {
     let sim = world.sim().expect("simulated");
     let before = sim.disk.log().len();
     assert_eq!(hit_page(store, n, LEN), Tier::Ssd);
     sim.disk.log()[before..].iter().filter(|op| op.kind == FaultOp::Read).map(|op| op.len).sum()
 }
 
-pub fn headers_are_read_once_and_cached(world: &World) {
+pub fn headers_are_read_once_and_cached(world: &TestEnv) {
     if world.sim().is_none() || !world.tells_keys_apart() {
         return;
     }
@@ -59,7 +59,7 @@ pub fn headers_are_read_once_and_cached(world: &World) {
 
 /// A damaged payload is a miss with or without a cached header. A damaged header costs nothing
 /// until it must be read.
-pub fn cached_headers_never_replace_verification(world: &World) {
+pub fn cached_headers_never_replace_verification(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // Which record would be dropped is undefined.
     }

@@ -3,16 +3,16 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::face::Store;
-use super::hits_drawn::{Asked, Dice, objects, page, pages, spread};
+use super::harness::Store;
+use super::random_queries::{PrefixQuery, SmallRng, objects, page, pages, spread};
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::{
-    Done, ErrorKind, HitPolicy, Options, PagesFound, PagesQuery, PoolQuery, PutOutcome, PutSlice,
-    Result, Size,
+    CompletedBatch, ErrorKind, HitPolicy, Options, PagesFound, PagesQuery, PoolQuery, PutOutcome,
+    PutSlice, Result, Size,
 };
 
-use super::kit::*;
-use super::world::World;
+use super::env::TestEnv;
+use super::helpers::*;
 
 const MAMBA: HitPolicy<'_> = HitPolicy::TrailingPages(1);
 
@@ -28,17 +28,17 @@ fn ask(store: &Store, query: &PagesQuery<'_>) -> PagesFound {
     store.exists_groups(query, Options::default()).expect("a query")
 }
 
-pub fn hit_rules_match_the_model_for_any_residency(world: &World) {
+pub fn hit_rules_match_the_model_for_any_residency(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // Queries answer from fingerprints alone.
     }
-    let mut dice = Dice(1);
+    let mut dice = SmallRng(1);
     let mut sparse = 0;
     for round in 0..32 {
         let world = world.fresh(1);
         let config = world.config();
         let mut store = world.open(&config);
-        let asked = Asked::random(&mut dice);
+        let asked = PrefixQuery::random(&mut dice);
         let mut put = BTreeSet::new();
         for (pool, keys) in asked.all_keys().into_iter().enumerate() {
             // Pools whole, with few holes, with many; the anchor mostly whole, so that other pools
@@ -65,7 +65,7 @@ pub fn hit_rules_match_the_model_for_any_residency(world: &World) {
     assert!(sparse >= 8, "stops with holes were among them sparse={sparse}");
 }
 
-pub fn page_counts_only_with_all_its_objects(world: &World) {
+pub fn page_counts_only_with_all_its_objects(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // Queries answer from fingerprints alone.
     }
@@ -91,7 +91,7 @@ pub fn page_counts_only_with_all_its_objects(world: &World) {
     expect(mamba[0].on_page(span[0]), 2, 2, 2, &[1, 2]);
 }
 
-pub fn query_of_thousands_of_pages_is_answered(world: &World) {
+pub fn query_of_thousands_of_pages_is_answered(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // Queries answer from fingerprints alone.
     }
@@ -111,7 +111,7 @@ pub fn query_of_thousands_of_pages_is_answered(world: &World) {
     assert_eq!(found.stops, (8..=1496).step_by(8).collect::<Vec<_>>());
 }
 
-pub fn only_usable_pages_count_as_used(world: &World) {
+pub fn only_usable_pages_count_as_used(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // Queries answer from fingerprints alone.
     }
@@ -133,7 +133,7 @@ pub fn only_usable_pages_count_as_used(world: &World) {
     assert_eq!(here(&[key(10), key(11), key(12), key(13)]), [false, false, false, true]);
 }
 
-pub fn session_answers_queries_at_once(world: &World) {
+pub fn session_answers_queries_at_once(world: &TestEnv) {
     let store = world.open(&world.config());
     let kv = objects(Role::Target, "kv", &["k"]);
     let span = pages(0..4);
@@ -141,7 +141,7 @@ pub fn session_answers_queries_at_once(world: &World) {
     let mut session = store.session().expect("a session");
     let query = PagesQuery { pages: &span, anchor: &kv, pools: &[] };
     let ticket = session.submit_exists_groups(&query, Options::default());
-    let Some((done, Done::ExistsGroups(Ok(found)))) = session.poll() else {
+    let Some((done, CompletedBatch::ExistsGroups(Ok(found)))) = session.poll() else {
         panic!("not answered at once")
     };
     assert_eq!((done, found), (ticket, ask(&store, &query)));
@@ -155,11 +155,13 @@ pub fn session_answers_queries_at_once(world: &World) {
     store.close().expect("closed");
     let ticket = session.submit_exists_groups(&query, Options::default());
     let answer = session.wait(ticket, Duration::from_secs(30));
-    let Some(Done::ExistsGroups(closed)) = answer else { panic!("not an answer: {answer:?}") };
+    let Some(CompletedBatch::ExistsGroups(closed)) = answer else {
+        panic!("not an answer: {answer:?}")
+    };
     refused(closed, ErrorKind::Closed, "store is closed");
 }
 
-pub fn empty_and_invalid_queries_are_answered(world: &World) {
+pub fn empty_and_invalid_queries_are_answered(world: &TestEnv) {
     let store = world.open(&world.config());
     let kv = objects(Role::Target, "kv", &["k"]);
     put_all(&store, &spread(&kv, &pages(0..1)));

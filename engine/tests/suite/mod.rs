@@ -4,39 +4,39 @@
 #![allow(dead_code)] // Each test program uses its own part.
 
 pub mod attached;
+pub mod backpressure;
+pub mod batches_in_flight;
 pub mod damage;
+pub mod damage_after_crash;
 pub mod deadlines;
+pub mod env;
 pub mod events;
 pub mod eviction;
-pub mod face;
+pub mod failing_device;
+pub mod failing_segments;
 pub mod first_writer;
-pub mod found_damage;
+pub mod free_space;
 pub mod gauges;
 pub mod group_changes;
+pub mod group_parts;
 pub mod groups;
-pub mod groups_begun;
+pub mod harness;
 pub mod headers;
+pub mod helpers;
 pub mod hits;
-pub mod hits_drawn;
-pub mod kit;
-pub mod making_room;
-pub mod parts;
+pub mod open_groups;
 pub mod pins;
 pub mod prefetch;
-pub mod pressure;
+pub mod put_runs;
+pub mod random_queries;
 pub mod reclaim;
 pub mod removal;
 pub mod round_trip;
-pub mod runs;
 pub mod scrub;
-pub mod shapes;
-pub mod sick;
-pub mod sick_segments;
 pub mod staging;
 pub mod stats;
-pub mod tickets;
+pub mod tier_combinations;
 pub mod tombstones;
-pub mod world;
 
 /// Hands the list of behaviours to a macro.
 macro_rules! for_all_behaviours {
@@ -49,17 +49,17 @@ macro_rules! for_all_behaviours {
             round_trip::invalid_ranges_are_refused,
             round_trip::batches_of_any_size_with_repeated_keys_are_answered,
             round_trip::object_of_75_mb_round_trips,
-            runs::page_repeated_in_a_batch_is_put_as_if_one_by_one,
-            runs::groups_of_one_batch_absorb_objects_in_memory_and_on_ssd,
-            runs::batch_larger_than_the_arena_is_stored,
-            runs::refused_object_does_not_stop_its_batch,
+            put_runs::page_repeated_in_a_batch_is_put_as_if_one_by_one,
+            put_runs::groups_of_one_batch_absorb_objects_in_memory_and_on_ssd,
+            put_runs::batch_larger_than_the_arena_is_stored,
+            put_runs::refused_object_does_not_stop_its_batch,
             staging::object_larger_than_the_budget_is_got_whole,
             staging::batch_larger_than_the_budget_is_got_whole,
             staging::four_threads_share_a_small_staging,
-            tickets::several_batches_in_flight_complete_in_any_order,
-            tickets::owned_buffers_are_returned,
-            tickets::session_dropped_with_batches_in_flight_leaks_nothing,
-            tickets::closed_store_answers_closed,
+            batches_in_flight::several_batches_in_flight_complete_in_any_order,
+            batches_in_flight::owned_buffers_are_returned,
+            batches_in_flight::session_dropped_with_batches_in_flight_leaks_nothing,
+            batches_in_flight::closed_store_answers_closed,
             first_writer::second_put_of_a_key_is_not_stored,
             first_writer::first_put_on_ssd_wins,
             first_writer::first_put_wins_after_reopen,
@@ -72,17 +72,17 @@ macro_rules! for_all_behaviours {
             groups::group_put_absorbs_standalone_objects,
             groups::group_is_whole_or_gone_after_a_crash,
             groups::groups_without_index_room_after_a_crash_are_dropped_whole,
-            groups_begun::begun_group_is_visible_only_after_commit,
-            groups_begun::group_is_put_by_several_threads,
-            groups_begun::standalone_object_counts_as_put_and_keeps_its_bytes,
-            groups_begun::second_base_set_of_a_page_is_refused,
-            groups_begun::object_that_cannot_be_put_is_named,
-            groups_begun::incomplete_group_is_dropped_at_its_deadline,
-            groups_begun::uncommitted_group_is_absent_after_close_and_crash,
-            groups_begun::clear_drops_waiting_groups,
-            groups_begun::waiting_groups_take_at_most_half_of_the_arena,
-            parts::last_part_makes_a_page_visible,
-            parts::invalid_part_is_named_and_other_parts_are_put,
+            open_groups::begun_group_is_visible_only_after_commit,
+            open_groups::group_is_put_by_several_threads,
+            open_groups::standalone_object_counts_as_put_and_keeps_its_bytes,
+            open_groups::second_base_set_of_a_page_is_refused,
+            open_groups::object_that_cannot_be_put_is_named,
+            open_groups::incomplete_group_is_dropped_at_its_deadline,
+            open_groups::uncommitted_group_is_absent_after_close_and_crash,
+            open_groups::clear_drops_waiting_groups,
+            open_groups::waiting_groups_take_at_most_half_of_the_arena,
+            group_parts::last_part_makes_a_page_visible,
+            group_parts::invalid_part_is_named_and_other_parts_are_put,
             group_changes::waiting_group_yields_to_a_concurrent_put,
             group_changes::attached_puts_may_name_any_member_of_the_base,
             group_changes::attached_group_with_evicted_base_does_not_block_put,
@@ -107,15 +107,15 @@ macro_rules! for_all_behaviours {
             hits::only_usable_pages_count_as_used,
             hits::session_answers_queries_at_once,
             hits::empty_and_invalid_queries_are_answered,
-            removal::removed_is_gone_at_once,
-            removal::removed_stays_gone_after_a_crash,
-            removal::removed_stays_gone_after_close,
-            removal::put_again_after_remove_survives,
+            removal::removed_object_is_absent_at_once,
+            removal::removed_object_stays_absent_after_a_crash,
+            removal::removed_object_stays_absent_after_close,
+            removal::object_put_again_after_remove_survives,
             removal::removal_of_a_member_removes_its_group,
             removal::clear_affects_one_namespace,
-            removal::cleared_stays_gone_after_a_crash,
-            removal::cleared_stays_gone_after_close,
-            removal::put_again_after_clear_survives,
+            removal::cleared_object_stays_absent_after_a_crash,
+            removal::cleared_object_stays_absent_after_close,
+            removal::object_put_again_after_clear_survives,
             tombstones::tombstones_survive_reclaim_under_fifo,
             tombstones::tombstones_survive_reclaim_under_recency,
             tombstones::tombstones_survive_several_crashes,
@@ -152,10 +152,10 @@ macro_rules! for_all_behaviours {
             prefetch::closed_store_stops_prefetching,
             eviction::full_index_refuses_puts,
             eviction::full_index_makes_room_by_reclaim,
-            pressure::full_arena_answers_busy_at_once,
-            pressure::put_without_wait_is_answered_at_once,
-            pressure::waiting_writer_stores_everything,
-            pressure::abandoned_writer_leaves_nothing_torn,
+            backpressure::full_arena_answers_busy_at_once,
+            backpressure::put_without_wait_is_answered_at_once,
+            backpressure::waiting_writer_stores_everything,
+            backpressure::abandoned_writer_leaves_nothing_torn,
             headers::headers_are_read_once_and_cached,
             headers::cached_headers_never_replace_verification,
             deadlines::put_into_a_pinned_arena_ends_busy,
@@ -166,12 +166,12 @@ macro_rules! for_all_behaviours {
             deadlines::get_with_a_deadline_below_recent_latency_ends_in_time,
             deadlines::every_call_ends_while_the_device_hangs,
             deadlines::open_ends_while_reads_hang,
-            shapes::store_without_ssd_works,
-            shapes::store_without_dram_works,
-            shapes::store_with_two_directories_works,
-            shapes::reordered_directories_are_refused,
-            shapes::missing_directory_is_refused,
-            shapes::directory_of_another_store_is_refused,
+            tier_combinations::store_without_ssd_works,
+            tier_combinations::store_without_dram_works,
+            tier_combinations::store_with_two_directories_works,
+            tier_combinations::reordered_directories_are_refused,
+            tier_combinations::missing_directory_is_refused,
+            tier_combinations::directory_of_another_store_is_refused,
             stats::flush_reports_what_it_made_durable,
             stats::hits_and_misses_add_up_to_gets,
             stats::put_counters_add_up,
@@ -179,54 +179,54 @@ macro_rules! for_all_behaviours {
             gauges::retried_put_counts_as_one_busy_put,
             damage::damage_in_a_payload_is_a_miss,
             damage::damage_in_a_header_is_a_miss,
-            damage::damage_in_a_footer_is_survived,
-            damage::damage_in_a_segment_head_costs_nothing,
+            damage::damaged_footer_loses_no_object,
+            damage::damaged_segment_head_loses_no_object,
             damage::damage_in_a_group_drops_the_whole_group,
             damage::damage_is_found_only_by_ranges_that_contain_it,
             damage::misplaced_record_is_a_miss,
-            damage::damage_found_while_another_get_promotes_costs_nothing,
-            found_damage::damage_found_by_gets_stays_gone_after_flush_and_crash,
-            found_damage::damage_in_the_open_segment_stays_gone_after_flush_and_crash,
-            found_damage::damaged_group_stays_gone_after_flush_and_crash,
-            found_damage::damaged_base_that_is_put_again_keeps_its_attached_objects,
-            found_damage::quarantined_segment_stays_gone_after_flush_and_crash,
-            found_damage::damage_found_by_scrub_stays_gone_after_flush_and_crash,
-            found_damage::damage_found_by_prefetch_stays_gone_after_flush_and_crash,
-            found_damage::damage_found_by_reclaim_stays_gone_after_flush_and_crash,
-            found_damage::segment_quarantined_during_a_checkpoint_stays_gone_after_flush_and_crash,
-            found_damage::flush_takes_a_checkpoint_only_after_damage,
-            found_damage::failed_checkpoint_of_damage_is_retried_by_the_next_flush,
-            found_damage::damage_found_while_read_only_is_kept_until_the_tier_is_on,
-            sick::failed_sync_makes_tier_read_only_until_a_probe_succeeds,
-            sick::removed_file_makes_tier_read_only_for_good,
-            sick::second_failed_sync_turns_tier_off_until_a_probe_succeeds,
-            sick::third_round_of_failing_writes_makes_tier_read_only,
-            sick::failed_write_seals_segment_after_its_last_good_record,
-            sick::failed_manifest_write_is_repeated_later,
-            sick::stalled_device_is_not_waited_for,
-            sick::failed_sync_during_a_move_loses_no_durable_object,
-            sick::crash_during_a_manifest_rewrite_leaves_one_valid_copy,
-            sick::lost_tombstone_write_is_detected,
+            damage::damage_found_during_promotion_loses_no_object,
+            damage_after_crash::damage_found_by_gets_stays_gone_after_flush_and_crash,
+            damage_after_crash::damage_in_the_open_segment_stays_gone_after_flush_and_crash,
+            damage_after_crash::damaged_group_stays_gone_after_flush_and_crash,
+            damage_after_crash::damaged_base_that_is_put_again_keeps_its_attached_objects,
+            damage_after_crash::quarantined_segment_stays_gone_after_flush_and_crash,
+            damage_after_crash::damage_found_by_scrub_stays_gone_after_flush_and_crash,
+            damage_after_crash::damage_found_by_prefetch_stays_gone_after_flush_and_crash,
+            damage_after_crash::damage_found_by_reclaim_stays_gone_after_flush_and_crash,
+            damage_after_crash::segment_quarantined_during_a_checkpoint_stays_gone_after_flush_and_crash,
+            damage_after_crash::flush_takes_a_checkpoint_only_after_damage,
+            damage_after_crash::failed_checkpoint_of_damage_is_retried_by_the_next_flush,
+            damage_after_crash::damage_found_while_read_only_is_kept_until_the_tier_is_on,
+            failing_device::failed_sync_makes_tier_read_only_until_a_probe_succeeds,
+            failing_device::removed_file_makes_tier_read_only_for_good,
+            failing_device::second_failed_sync_turns_tier_off_until_a_probe_succeeds,
+            failing_device::third_round_of_failing_writes_makes_tier_read_only,
+            failing_device::failed_write_seals_segment_after_its_last_good_record,
+            failing_device::failed_manifest_write_is_repeated_later,
+            failing_device::stalled_device_blocks_no_call,
+            failing_device::failed_sync_during_a_move_loses_no_durable_object,
+            failing_device::crash_during_a_manifest_rewrite_leaves_one_valid_copy,
+            failing_device::lost_tombstone_write_is_detected,
             scrub::scrub_reads_intact_records_and_changes_nothing,
             scrub::scrub_drops_damage_and_rewrites_it_from_memory,
             scrub::scrub_retries_failed_reads_once,
             scrub::scrub_rereads_a_record_that_failed_verification,
             scrub::scrub_obeys_its_rate_and_timeout,
             scrub::background_scrub_runs_while_the_tier_is_idle,
-            sick::segment_without_a_footer_is_reclaimed,
-            sick_segments::segment_whose_first_write_failed_is_reused,
-            sick_segments::reused_segment_has_no_stale_entries,
-            sick_segments::no_checkpoint_is_taken_while_tier_is_off,
-            sick_segments::failed_sync_of_a_probe_counts_once,
-            sick_segments::group_written_while_an_off_tier_is_purged_is_whole_or_gone,
-            sick_segments::no_partial_group_is_visible_while_its_segment_is_emptied,
-            making_room::cleared_object_is_not_held_by_a_pin,
-            making_room::index_full_of_pins_is_not_rewritten_repeatedly,
-            making_room::single_removals_do_not_fill_the_log,
-            making_room::tier_without_readable_victim_stops_writing,
-            making_room::manifest_copies_are_merged_block_by_block,
-            sick::segment_with_too_many_failed_reads_is_quarantined,
-            sick::many_quarantined_segments_make_tier_read_only,
+            failing_device::segment_without_a_footer_is_reclaimed,
+            failing_segments::segment_whose_first_write_failed_is_reused,
+            failing_segments::reused_segment_has_no_stale_entries,
+            failing_segments::no_checkpoint_is_taken_while_tier_is_off,
+            failing_segments::failed_sync_of_a_probe_counts_once,
+            failing_segments::group_written_while_an_off_tier_is_purged_is_whole_or_gone,
+            failing_segments::no_partial_group_is_visible_while_its_segment_is_emptied,
+            free_space::cleared_object_is_not_held_by_a_pin,
+            free_space::index_full_of_pins_is_not_rewritten_repeatedly,
+            free_space::single_removals_do_not_fill_the_log,
+            free_space::tier_without_readable_victim_stops_writing,
+            free_space::manifest_copies_are_merged_block_by_block,
+            failing_device::segment_with_too_many_failed_reads_is_quarantined,
+            failing_device::many_quarantined_segments_make_tier_read_only,
         }
     };
 }
@@ -234,7 +234,7 @@ macro_rules! for_all_behaviours {
 macro_rules! table {
     ($($module:ident :: $name:ident,)+) => {
         /// Every behaviour by name.
-        pub const ALL: &[(&str, fn(&world::World))] =
+        pub const ALL: &[(&str, fn(&env::TestEnv))] =
             &[$((concat!(stringify!($module), "::", stringify!($name)), $module::$name),)+];
     };
 }

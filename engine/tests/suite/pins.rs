@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use pagelith::{ErrorKind, Options, PutOutcome, Size, Tier};
 
-use super::kit::*;
-use super::world::World;
+use super::env::TestEnv;
+use super::helpers::*;
 
 const LEN: usize = 50_000;
 const LAP: usize = 14 << 20;
@@ -14,7 +14,7 @@ fn keys(pages: std::ops::Range<u64>) -> Vec<pagelith::layouts::key::ObjectKey> {
     pages.map(key).collect()
 }
 
-pub fn pin_holds_while_its_segment_is_reclaimed(world: &World) {
+pub fn pin_holds_while_its_segment_is_reclaimed(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // A pin would hold every object.
     }
@@ -44,7 +44,7 @@ pub fn pin_holds_while_its_segment_is_reclaimed(world: &World) {
     }
 }
 
-pub fn unpinned_object_can_be_evicted(world: &World) {
+pub fn unpinned_object_can_be_evicted(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // A pin would hold every object.
     }
@@ -61,7 +61,7 @@ pub fn unpinned_object_can_be_evicted(world: &World) {
     assert!((0..5).all(|n| !is_page_present(&store, n, LEN)));
 }
 
-pub fn pin_holds_in_memory(world: &World) {
+pub fn pin_holds_in_memory(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // A pin would hold every object.
     }
@@ -76,7 +76,7 @@ pub fn pin_holds_in_memory(world: &World) {
     assert!(!is_page_present(&store, 0, LEN) && !is_page_present(&store, 1, LEN));
 }
 
-pub fn lease_holds_until_it_expires(world: &World) {
+pub fn lease_holds_until_it_expires(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // A lease would hold every object.
     }
@@ -92,7 +92,7 @@ pub fn lease_holds_until_it_expires(world: &World) {
     assert_eq!(here, [false, false, true, true]);
 }
 
-pub fn expired_lease_holds_nothing(world: &World) {
+pub fn expired_lease_holds_nothing(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // A lease would hold every object.
     }
@@ -110,7 +110,7 @@ pub fn expired_lease_holds_nothing(world: &World) {
     assert!((0..5).all(|n| !is_page_present(&store, n, LEN)));
 }
 
-pub fn pin_that_outlives_its_store_holds_nothing(world: &World) {
+pub fn pin_that_outlives_its_store_holds_nothing(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // A pin would hold every object.
     }
@@ -126,7 +126,7 @@ pub fn pin_that_outlives_its_store_holds_nothing(world: &World) {
     assert_eq!(store.stats().objects_pinned, 2);
 }
 
-pub fn view_stays_valid_under_memory_pressure(world: &World) {
+pub fn view_stays_valid_under_memory_pressure(world: &TestEnv) {
     let store = world.open(&world.memory_config(Size::mib(1)));
     let whole = bytes(0, LEN);
     store_page(&store, 0, LEN);
@@ -148,7 +148,7 @@ pub fn view_stays_valid_under_memory_pressure(world: &World) {
     assert_eq!(put(&store, key(0), &bytes(1, 3)), Ok(PutOutcome::Stored));
 }
 
-pub fn view_outlives_its_frame_without_dram(world: &World) {
+pub fn view_outlives_its_frame_without_dram(world: &TestEnv) {
     let store = world.open(&world.cold_config());
     let whole = bytes(0, LEN);
     store_page(&store, 0, LEN);
@@ -162,7 +162,7 @@ pub fn view_outlives_its_frame_without_dram(world: &World) {
     assert_eq!(hit(&store, key(0), &whole), Tier::Ssd);
 }
 
-pub fn remove_overrides_a_pin(world: &World) {
+pub fn remove_overrides_a_pin(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // A pin would hold every object.
     }

@@ -1,16 +1,16 @@
 //! Prefetched objects are in DRAM when a get needs them, and prefetch has no other effect.
 
-use super::face::Store;
+use super::harness::Store;
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{GetOutcome, GetSlice, MissCause, Options, PutOutcome, Tier};
 
-use super::kit::*;
-use super::world::World;
+use super::env::TestEnv;
+use super::helpers::*;
 
 const LEN: usize = 61_000;
 
 /// Pages of several lengths, multiples of a block or not, each on SSD only.
-fn cold(world: &World, pages: u64) -> Store {
+fn cold(world: &TestEnv, pages: u64) -> Store {
     let config = world.config();
     let store = world.open(&config);
     (0..pages).for_each(|n| store_page(&store, n, LEN));
@@ -22,11 +22,11 @@ fn keys(pages: std::ops::Range<u64>) -> Vec<ObjectKey> {
 }
 
 /// Wait until no prefetch is pending.
-fn settled(world: &World, store: &Store) {
+fn settled(world: &TestEnv, store: &Store) {
     until(world, "hints are followed", || store.stats().prefetch_waiting == 0);
 }
 
-pub fn prefetched_pages_are_got_from_memory(world: &World) {
+pub fn prefetched_pages_are_got_from_memory(world: &TestEnv) {
     let store = cold(world, 20);
     assert_eq!(store.prefetch(&keys(0..10), Options::default()), 10);
     settled(world, &store);
@@ -55,7 +55,7 @@ pub fn prefetched_pages_are_got_from_memory(world: &World) {
     assert_eq!(store.prefetch(&keys(1..2), Options::default()), 0);
 }
 
-pub fn group_is_prefetched_whole_or_not_at_all(world: &World) {
+pub fn group_is_prefetched_whole_or_not_at_all(world: &TestEnv) {
     if world.constant {
         return; // Objects of several lengths could be told apart only by reading each.
     }
@@ -75,7 +75,7 @@ pub fn group_is_prefetched_whole_or_not_at_all(world: &World) {
         .for_each(|(key, bytes)| assert_eq!(hit(&store, *key, bytes), Tier::Memory, "key={key}"));
 }
 
-pub fn prefetch_is_bounded_and_evicts_nothing_in_use(world: &World) {
+pub fn prefetch_is_bounded_and_evicts_nothing_in_use(world: &TestEnv) {
     let pages = world.many(60) as u64;
     let store = cold(world, pages);
     let quarter = (1 << 20) / 61_440;
@@ -96,7 +96,7 @@ pub fn prefetch_is_bounded_and_evicts_nothing_in_use(world: &World) {
     (0..pages).for_each(|n| _ = hit_page(&store, n, LEN));
 }
 
-pub fn removal_during_prefetch_stays_effective(world: &World) {
+pub fn removal_during_prefetch_stays_effective(world: &TestEnv) {
     let store = cold(world, 12);
     assert_eq!(store.prefetch(&keys(0..12), Options::default()), 12);
     assert_eq!(store.remove(&keys(0..6), Options::default()), Ok(6));
@@ -112,7 +112,7 @@ pub fn removal_during_prefetch_stays_effective(world: &World) {
     (0..12).for_each(|n| assert!(!is_present(&store, key(n), &bytes(n, LEN)), "n={n}"));
 }
 
-pub fn prefetch_of_a_damaged_page_keeps_nothing(world: &World) {
+pub fn prefetch_of_a_damaged_page_keeps_nothing(world: &TestEnv) {
     let config = world.config();
     drop(cold(world, 4).close());
     world.flip(0, "segments", find(world, key(2)).payload + 40_000);
@@ -130,7 +130,7 @@ pub fn prefetch_of_a_damaged_page_keeps_nothing(world: &World) {
     }
 }
 
-pub fn closed_store_stops_prefetching(world: &World) {
+pub fn closed_store_stops_prefetching(world: &TestEnv) {
     let mut store = cold(world, 16);
     for round in 0..6 {
         assert_eq!(store.prefetch(&keys(0..16), Options::default()), 16, "round={round}");

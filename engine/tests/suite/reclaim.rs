@@ -5,16 +5,16 @@ use std::collections::BTreeSet;
 use pagelith::Options;
 use pagelith::config::SsdPolicy;
 
-use super::face::Store;
-use super::kit::*;
-use super::world::World;
+use super::env::TestEnv;
+use super::harness::Store;
+use super::helpers::*;
 
 const LEN: usize = 50_000;
 const LAP: usize = 14 << 20;
-/// Segment size of [`World::config`].
+/// Segment size of [`TestEnv::config`].
 const SEGMENT: u64 = 1 << 20;
 
-pub fn log_laps_keep_the_youngest_pages(world: &World) {
+pub fn log_laps_keep_the_youngest_pages(world: &TestEnv) {
     if world.constant {
         return; // Each get would read hundreds of records.
     }
@@ -22,7 +22,7 @@ pub fn log_laps_keep_the_youngest_pages(world: &World) {
     let store = world.open(&config);
     let laps = if world.constant { 1 } else { 4 };
     let end = put_until(&store, 0, LEN, laps * LAP + LAP / 2);
-    let here = |store: &super::face::Store| -> Vec<bool> {
+    let here = |store: &super::harness::Store| -> Vec<bool> {
         (0..end).map(|n| is_page_present(store, n, LEN)).collect()
     };
     let store = world.crash(store, &config);
@@ -42,7 +42,7 @@ pub fn log_laps_keep_the_youngest_pages(world: &World) {
     );
 }
 
-pub fn recency_policy_keeps_used_pages_within_its_budget(world: &World) {
+pub fn recency_policy_keeps_used_pages_within_its_budget(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // A use of one object would be a use of any.
     }
@@ -82,7 +82,7 @@ pub fn recency_policy_keeps_used_pages_within_its_budget(world: &World) {
     assert!(lost.len() <= 2, "{lost:?} of {places:?}");
 }
 
-pub fn fifo_policy_rewrites_nothing(world: &World) {
+pub fn fifo_policy_rewrites_nothing(world: &TestEnv) {
     if world.constant {
         return; // Each get would read hundreds of records.
     }
@@ -97,7 +97,7 @@ pub fn fifo_policy_rewrites_nothing(world: &World) {
     assert!(!is_page_present(&store, 0, LEN));
 }
 
-pub fn files_never_exceed_the_cap(world: &World) {
+pub fn files_never_exceed_the_cap(world: &TestEnv) {
     if world.constant {
         return; // Each get would read hundreds of records.
     }

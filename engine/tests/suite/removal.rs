@@ -1,10 +1,10 @@
 //! Remove and clear: effective at once, and durably.
 
-use super::face::Store;
+use super::harness::Store;
 use pagelith::{GetOutcome, Options, PutOutcome};
 
-use super::kit::*;
-use super::world::World;
+use super::env::TestEnv;
+use super::helpers::*;
 
 const LEN: usize = 9000;
 
@@ -12,7 +12,7 @@ fn remove(store: &Store, n: u64) {
     assert_eq!(store.remove(&[key(n)], Options::default()), Ok(1), "n={n}");
 }
 
-pub fn removed_is_gone_at_once(world: &World) {
+pub fn removed_object_is_absent_at_once(world: &TestEnv) {
     for flushed in [false, true] {
         let world = world.fresh(1);
         let store = world.open(&world.config());
@@ -37,7 +37,7 @@ pub fn removed_is_gone_at_once(world: &World) {
     hit_page(&store, 0, LEN);
 }
 
-pub fn removed_stays_gone_after_a_crash(world: &World) {
+pub fn removed_object_stays_absent_after_a_crash(world: &TestEnv) {
     let config = world.config();
     let store = world.open(&config);
     store_pages(&store, 0..4, LEN);
@@ -55,7 +55,7 @@ pub fn removed_stays_gone_after_a_crash(world: &World) {
     hit_page(&store, 0, LEN);
 }
 
-pub fn removed_stays_gone_after_close(world: &World) {
+pub fn removed_object_stays_absent_after_close(world: &TestEnv) {
     let config = world.config();
     let store = world.open(&config);
     store_pages(&store, 0..4, LEN);
@@ -70,7 +70,7 @@ pub fn removed_stays_gone_after_close(world: &World) {
     hit_page(&store, 0, LEN);
 }
 
-pub fn put_again_after_remove_survives(world: &World) {
+pub fn object_put_again_after_remove_survives(world: &TestEnv) {
     let config = world.config();
     let mut store = world.open(&config);
     store_pages(&store, 0..2, LEN);
@@ -90,7 +90,7 @@ pub fn put_again_after_remove_survives(world: &World) {
     }
 }
 
-pub fn removal_of_a_member_removes_its_group(world: &World) {
+pub fn removal_of_a_member_removes_its_group(world: &TestEnv) {
     let config = world.config();
     for stage in ["in memory", "on ssd", "after reopen"] {
         let world = world.fresh(1);
@@ -134,7 +134,7 @@ fn fill_two_namespaces(store: &Store) {
 }
 
 #[track_caller]
-fn only_b_is_present(world: &World, store: &Store) {
+fn only_b_is_present(world: &TestEnv, store: &Store) {
     for n in 0..5 {
         assert_absent(world, store, key_in(namespace("a"), n, "k"), LEN);
         hit(store, key_in(namespace("b"), n, "k"), &bytes(n, LEN));
@@ -145,7 +145,7 @@ fn clear(store: &Store) {
     store.clear(namespace("a"), Options::default()).expect("cleared");
 }
 
-pub fn clear_affects_one_namespace(world: &World) {
+pub fn clear_affects_one_namespace(world: &TestEnv) {
     let store = world.open(&world.config());
     fill_two_namespaces(&store);
     clear(&store);
@@ -160,7 +160,7 @@ pub fn clear_affects_one_namespace(world: &World) {
     only_b_is_present(&cold, &store);
 }
 
-pub fn cleared_stays_gone_after_a_crash(world: &World) {
+pub fn cleared_object_stays_absent_after_a_crash(world: &TestEnv) {
     let config = world.config();
     let store = world.open(&config);
     fill_two_namespaces(&store);
@@ -170,7 +170,7 @@ pub fn cleared_stays_gone_after_a_crash(world: &World) {
     only_b_is_present(world, &store);
 }
 
-pub fn cleared_stays_gone_after_close(world: &World) {
+pub fn cleared_object_stays_absent_after_close(world: &TestEnv) {
     let config = world.config();
     let store = world.open(&config);
     fill_two_namespaces(&store);
@@ -182,7 +182,7 @@ pub fn cleared_stays_gone_after_close(world: &World) {
     only_b_is_present(world, &store);
 }
 
-pub fn put_again_after_clear_survives(world: &World) {
+pub fn object_put_again_after_clear_survives(world: &TestEnv) {
     let config = world.config();
     let store = world.open(&config);
     fill_two_namespaces(&store);

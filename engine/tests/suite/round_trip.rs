@@ -1,15 +1,15 @@
 //! Gets return what was put: any size, from either tier, into any memory.
 
-use super::face::Store;
+use super::harness::Store;
 use pagelith::io::buffer::AlignedBuf;
 use pagelith::{ErrorKind, GetOutcome, GetSlice, Options, PutOutcome, PutSlice, Size, Tier};
 
-use super::kit::*;
-use super::world::World;
+use super::env::TestEnv;
+use super::helpers::*;
 
 const SIZES: [usize; 8] = [1, 4095, 4096, 4097, 32 << 10, 100_000, 515_328, 2_561_024];
 
-fn large(world: &World) -> pagelith::Config {
+fn large(world: &TestEnv) -> pagelith::Config {
     let mut config = world.config();
     config.dram.bytes = Size::mib(8);
     config.ssd.bytes = Size::mib(32);
@@ -23,7 +23,7 @@ fn put_sizes(store: &Store) {
     }
 }
 
-pub fn objects_of_every_size_are_got_from_memory_and_ssd(world: &World) {
+pub fn objects_of_every_size_are_got_from_memory_and_ssd(world: &TestEnv) {
     let config = large(world);
     let store = world.open(&config);
     put_sizes(&store);
@@ -48,7 +48,7 @@ pub fn objects_of_every_size_are_got_from_memory_and_ssd(world: &World) {
     check(&world.open(&cold), Tier::Ssd);
 }
 
-pub fn aligned_destinations_are_read_without_staging(world: &World) {
+pub fn aligned_destinations_are_read_without_staging(world: &TestEnv) {
     let config = large(world);
     let store = world.open(&config);
     put_sizes(&store);
@@ -88,7 +88,7 @@ fn get_scattered(store: &Store, n: u64, lengths: &[usize]) -> Tier {
     tier
 }
 
-pub fn scatter_lists(world: &World) {
+pub fn scatter_lists(world: &TestEnv) {
     let config = world.config();
     let store = world.open(&config);
     let whole = bytes(1, 500_000);
@@ -125,7 +125,7 @@ pub fn scatter_lists(world: &World) {
     assert_eq!(store.stats().staged_bytes > 0, world.is_embedded(), "ragged pieces are staged");
 }
 
-pub fn ranges(world: &World) {
+pub fn ranges(world: &TestEnv) {
     const LEN: usize = 100_000;
     const RANGES: [(u64, u64); 12] = [
         (0, 1),
@@ -170,7 +170,7 @@ pub fn ranges(world: &World) {
     check(&store, Tier::Ssd);
 }
 
-pub fn invalid_ranges_are_refused(world: &World) {
+pub fn invalid_ranges_are_refused(world: &TestEnv) {
     let config = world.config();
     let store = world.open(&config);
     store_page(&store, 0, 5000);
@@ -199,7 +199,7 @@ pub fn invalid_ranges_are_refused(world: &World) {
     }
 }
 
-pub fn batches_of_any_size_with_repeated_keys_are_answered(world: &World) {
+pub fn batches_of_any_size_with_repeated_keys_are_answered(world: &TestEnv) {
     const LEN: usize = 5000;
     let config = world.config();
     let store = world.open(&config);
@@ -239,7 +239,7 @@ pub fn batches_of_any_size_with_repeated_keys_are_answered(world: &World) {
     check(&store, Tier::Ssd);
 }
 
-pub fn object_of_75_mb_round_trips(world: &World) {
+pub fn object_of_75_mb_round_trips(world: &TestEnv) {
     const LEN: usize = 75_000_001;
     if world.constant {
         return; // Independent of fingerprints.

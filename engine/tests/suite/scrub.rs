@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use super::face::Store;
+use super::harness::Store;
 use pagelith::io::clock::Clock;
 use pagelith::io::fault::{FaultKind, FaultOp};
 use pagelith::{Options, ScrubOptions, ScrubReport, Size, Tier};
 use pagelith_sim::disk::{CrashMode, DiskFault, FaultPlan};
 
-use super::kit::*;
-use super::world::World;
+use super::env::TestEnv;
+use super::helpers::*;
 
 const LEN: usize = 50_000;
 
@@ -18,7 +18,7 @@ fn scrub(store: &Store) -> ScrubReport {
 }
 
 /// Thirty pages and three groups, closed.
-fn closed(world: &World) -> pagelith::Config {
+fn closed(world: &TestEnv) -> pagelith::Config {
     let mut config = world.config();
     config.dram.promote = pagelith::config::Promote::Always;
     let store = world.open(&config);
@@ -30,7 +30,7 @@ fn closed(world: &World) -> pagelith::Config {
     config
 }
 
-pub fn scrub_reads_intact_records_and_changes_nothing(world: &World) {
+pub fn scrub_reads_intact_records_and_changes_nothing(world: &TestEnv) {
     let config = closed(world);
     let store = world.open(&config);
     let report = scrub(&store);
@@ -50,7 +50,7 @@ pub fn scrub_reads_intact_records_and_changes_nothing(world: &World) {
     assert_eq!(scrub(&empty.open(&empty.config())), ScrubReport::default());
 }
 
-pub fn scrub_drops_damage_and_rewrites_it_from_memory(world: &World) {
+pub fn scrub_drops_damage_and_rewrites_it_from_memory(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // Each get would read several records.
     }
@@ -94,7 +94,7 @@ pub fn scrub_drops_damage_and_rewrites_it_from_memory(world: &World) {
     assert_eq!(hit_page(&store, 20, LEN), Tier::Ssd);
 }
 
-pub fn scrub_retries_failed_reads_once(world: &World) {
+pub fn scrub_retries_failed_reads_once(world: &TestEnv) {
     let Some(sim) = world.sim() else { return };
     if world.constant {
         return; // Each get would read several records.
@@ -117,7 +117,7 @@ pub fn scrub_retries_failed_reads_once(world: &World) {
     assert_eq!(sim.disk.held(), 0);
 }
 
-pub fn scrub_rereads_a_record_that_failed_verification(world: &World) {
+pub fn scrub_rereads_a_record_that_failed_verification(world: &TestEnv) {
     if world.sim().is_none() || world.constant {
         return; // Each get would read several records.
     }
@@ -141,7 +141,7 @@ pub fn scrub_rereads_a_record_that_failed_verification(world: &World) {
     }
 }
 
-pub fn scrub_obeys_its_rate_and_timeout(world: &World) {
+pub fn scrub_obeys_its_rate_and_timeout(world: &TestEnv) {
     let Some(sim) = world.sim() else { return };
     if world.constant {
         return; // Independent of fingerprints.
@@ -172,7 +172,7 @@ fn scrub_error(store: &Store) -> pagelith::ErrorKind {
     store.scrub(ScrubOptions::default()).expect_err("refused").kind
 }
 
-pub fn background_scrub_runs_while_the_tier_is_idle(world: &World) {
+pub fn background_scrub_runs_while_the_tier_is_idle(world: &TestEnv) {
     let Some(sim) = world.sim() else { return };
     if world.constant {
         return; // Independent of fingerprints.

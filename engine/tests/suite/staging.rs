@@ -1,20 +1,20 @@
 //! Reads that cannot go straight into the caller's memory use staging memory, which is scarce.
 
-use super::face::Store;
+use super::harness::Store;
 use pagelith::{Config, GetOutcome, GetSlice, Options, PutOutcome, Size, Tier};
 
-use super::kit::*;
-use super::world::World;
+use super::env::TestEnv;
+use super::helpers::*;
 
 /// A budget of four objects of 100,000 bytes.
-fn tight(world: &World) -> Config {
+fn tight(world: &TestEnv) -> Config {
     let mut config = world.config();
     config.staging.bytes = Size::kib(512);
     config.staging.chunk_bytes = Size::kib(64);
     config
 }
 
-pub fn object_larger_than_the_budget_is_got_whole(world: &World) {
+pub fn object_larger_than_the_budget_is_got_whole(world: &TestEnv) {
     const LEN: usize = 20_000_003;
     let mut config = world.config();
     config.dram.bytes = Size::mib(32);
@@ -56,7 +56,7 @@ fn get_all_unaligned(store: &Store, pages: u64, len: usize) {
     }
 }
 
-pub fn batch_larger_than_the_budget_is_got_whole(world: &World) {
+pub fn batch_larger_than_the_budget_is_got_whole(world: &TestEnv) {
     let config = tight(world);
     let store = world.open(&config);
     store_pages(&store, 0..20, 100_000);
@@ -65,7 +65,7 @@ pub fn batch_larger_than_the_budget_is_got_whole(world: &World) {
     get_all_unaligned(&store, 20, 100_000);
 }
 
-pub fn four_threads_share_a_small_staging(world: &World) {
+pub fn four_threads_share_a_small_staging(world: &TestEnv) {
     if world.constant {
         return; // Independent of fingerprints.
     }

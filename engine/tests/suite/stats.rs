@@ -2,12 +2,12 @@
 
 use pagelith::{ErrorKind, FlushReport, Options, PutOutcome, Size};
 
-use super::kit::*;
-use super::world::World;
+use super::env::TestEnv;
+use super::helpers::*;
 
 const LEN: usize = 9000;
 
-pub fn flush_reports_what_it_made_durable(world: &World) {
+pub fn flush_reports_what_it_made_durable(world: &TestEnv) {
     let config = world.config();
     let store = world.open(&config);
     let flush = |store: &pagelith::Store| store.flush(Options::default()).expect("flushed");
@@ -30,7 +30,7 @@ pub fn flush_reports_what_it_made_durable(world: &World) {
     assert_eq!(store.close(), Ok(expected));
 }
 
-pub fn hits_and_misses_add_up_to_gets(world: &World) {
+pub fn hits_and_misses_add_up_to_gets(world: &TestEnv) {
     let config = world.config();
     let store = world.open(&config);
     store_pages(&store, 0..10, LEN);
@@ -51,7 +51,7 @@ pub fn hits_and_misses_add_up_to_gets(world: &World) {
     assert_eq!(stats.hits_ssd + stats.hits_memory + stats.misses.values().sum::<u64>(), 20);
 }
 
-pub fn put_counters_add_up(world: &World) {
+pub fn put_counters_add_up(world: &TestEnv) {
     let mut config = world.memory_config(Size::kib(512));
     config.index.max_objects = Some(20);
     let store = world.open(&config);

@@ -4,8 +4,8 @@ use pagelith::config::SsdPolicy;
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{Config, Options};
 
-use super::kit::*;
-use super::world::World;
+use super::env::TestEnv;
+use super::helpers::*;
 
 const LEN: usize = 50_000;
 /// Approximate bytes of segments of the store in these tests.
@@ -13,7 +13,7 @@ const LAP: usize = 14 << 20;
 
 /// Hot pages and a page to be removed are in the same old segments; later the tombstone's own
 /// segment is reclaimed, possibly before theirs.
-fn removed_then_poured(world: &World, config: &Config, laps: f64) {
+fn removed_then_poured(world: &TestEnv, config: &Config, laps: f64) {
     let world = world.fresh(1);
     let config = Config {
         ssd: pagelith::config::SsdConfig { dirs: world.paths(), ..config.ssd.clone() },
@@ -39,7 +39,7 @@ fn removed_then_poured(world: &World, config: &Config, laps: f64) {
     assert_absent(&world, &store, key(500), LEN);
 }
 
-fn under(world: &World, policy: SsdPolicy, checkpoints: u32) {
+fn under(world: &TestEnv, policy: SsdPolicy, checkpoints: u32) {
     let mut config = world.cold_config();
     config.ssd.policy = policy;
     config.ssd.checkpoint_segments = checkpoints;
@@ -48,14 +48,14 @@ fn under(world: &World, policy: SsdPolicy, checkpoints: u32) {
     }
 }
 
-pub fn tombstones_survive_reclaim_under_fifo(world: &World) {
+pub fn tombstones_survive_reclaim_under_fifo(world: &TestEnv) {
     if world.constant {
         return; // Each get would read hundreds of records.
     }
     under(world, SsdPolicy::Fifo, 0);
 }
 
-pub fn tombstones_survive_reclaim_under_recency(world: &World) {
+pub fn tombstones_survive_reclaim_under_recency(world: &TestEnv) {
     if world.constant {
         return; // Each get would read hundreds of records.
     }
@@ -63,7 +63,7 @@ pub fn tombstones_survive_reclaim_under_recency(world: &World) {
     under(world, SsdPolicy::Recency, 3);
 }
 
-pub fn tombstones_survive_several_crashes(world: &World) {
+pub fn tombstones_survive_several_crashes(world: &TestEnv) {
     if world.constant {
         return; // Each get would read hundreds of records.
     }
@@ -87,7 +87,7 @@ pub fn tombstones_survive_several_crashes(world: &World) {
 /// spare. Objects removed after that must not be found in it again when its first block is damaged
 /// later and it is read record by record. This holds with a checkpoint, which keeps open from
 /// reading the tombstone, and without one, when records in it may be younger than the tombstone.
-pub fn tombstones_are_not_undone_by_a_segment_without_a_head(world: &World) {
+pub fn tombstones_are_not_undone_by_a_segment_without_a_head(world: &TestEnv) {
     if world.constant {
         return; // The records could not be told apart.
     }

@@ -16,7 +16,7 @@ pub(crate) use self::helpers::HelperOps;
 pub(crate) use self::pool::Pool;
 use crate::disk::{Completion, Op, Queue};
 use crate::files::Files;
-use crate::op_check::{Align, check, refused};
+use crate::op_check::{Alignment, check, refused};
 use crate::sync::Arc;
 
 /// How long a dropped queue waits for its operations before it leaves them to their threads.
@@ -25,7 +25,7 @@ const DROP_WAIT: Duration = Duration::from_secs(30);
 /// A queue over the helper threads of its disk.
 pub(crate) struct BlockingQueue {
     files: Arc<Files>,
-    align: Align,
+    align: Alignment,
     helpers: HelperOps,
     /// Completions that need no thread.
     ready: Vec<Completion>,
@@ -37,7 +37,7 @@ impl BlockingQueue {
     /// A queue for up to `depth` operations, at least 1.
     pub(crate) fn new(
         files: Arc<Files>,
-        align: Align,
+        align: Alignment,
         pool: Arc<Pool>,
         depth: usize,
     ) -> BlockingQueue {
@@ -80,7 +80,7 @@ impl Queue for BlockingQueue {
         }
     }
 
-    fn limit_drop(&mut self, wait: Duration) {
+    fn set_drop_timeout(&mut self, wait: Duration) {
         self.drop_wait = wait.min(DROP_WAIT);
     }
 }

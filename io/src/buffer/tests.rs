@@ -58,7 +58,7 @@ fn buffers_of_one_mapping_are_disjoint_and_independent() {
 #[test]
 fn buffers_of_different_lengths_are_ordered_in_one_mapping() {
     let lengths = [4096, 1, 5000, 0, 8192];
-    let mut several = AlignedBuf::several(&lengths).expect("memory");
+    let mut several = AlignedBuf::with_lengths(&lengths).expect("memory");
     let first = several[0].as_ptr().addr();
     let places: Vec<usize> = several.iter().map(|buf| buf.as_ptr().addr() - first).collect();
     assert_eq!(places, [0, 4096, 8192, 16384, 20480]);
@@ -69,8 +69,8 @@ fn buffers_of_different_lengths_are_ordered_in_one_mapping() {
     for ((buf, len), i) in several.iter().zip(lengths).zip(1..) {
         assert!(buf.len() == len && buf.iter().all(|b| *b == i));
     }
-    assert!(AlignedBuf::several(&[]).expect("nothing").is_empty());
-    assert!(AlignedBuf::several(&[usize::MAX, usize::MAX]).is_err());
+    assert!(AlignedBuf::with_lengths(&[]).expect("nothing").is_empty());
+    assert!(AlignedBuf::with_lengths(&[usize::MAX, usize::MAX]).is_err());
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn shared_parts_return_after_last_reader() {
     let mut buf = AlignedBuf::new(8192).expect("memory");
     buf.fill(7);
     let (a, b) = buf.into_part().split(5000);
-    let readers = Readers::new(vec![a, b]);
+    let readers = SharedParts::new(vec![a, b]);
     let (one, mut other) = (readers.parts(), readers.parts());
     assert!(one.iter().chain(&other).all(|part| part.bytes().iter().all(|byte| *byte == 7)));
     assert!(other[0].bytes_mut().is_none(), "a reader's part can be written");

@@ -3,19 +3,19 @@
 
 use pagelith_layouts::checksum::Checksum;
 
-use super::{BlockCopy, StoreKind, settle};
-use crate::shm::View;
+use super::{BlockCopy, CopyMode, settle};
+use crate::shm::PeerMemory;
 
 /// A source: contiguous bytes.
 #[derive(Clone, Copy, Debug)]
-pub enum Piece<'a> {
+pub enum SourcePiece<'a> {
     /// Bytes that are not written during the copy.
-    Lent(&'a [u8]),
+    Private(&'a [u8]),
     /// Bytes of memory that another process shares, and may write during the copy: the checksum is
     /// of the copy.
-    Shown {
+    Shared {
         /// The view of the memory.
-        view: &'a View,
+        view: &'a PeerMemory,
         /// The offset of the bytes in the view.
         at: u64,
         /// The number of bytes.
@@ -23,11 +23,11 @@ pub enum Piece<'a> {
     },
 }
 
-impl Piece<'_> {
+impl SourcePiece<'_> {
     fn len(&self) -> usize {
         match self {
-            Piece::Lent(bytes) => bytes.len(),
-            Piece::Shown { len, .. } => *len,
+            SourcePiece::Private(bytes) => bytes.len(),
+            SourcePiece::Shared { len, .. } => *len,
         }
     }
 
@@ -35,11 +35,11 @@ impl Piece<'_> {
     /// [`BlockCopy::finish`].
     fn copy(&mut self, to: &mut [u8], block: &mut BlockCopy) {
         match self {
-            Piece::Lent(bytes) => {
+            SourcePiece::Private(bytes) => {
                 block.piece(to, &bytes[..to.len()]);
                 *bytes = &bytes[to.len()..];
             }
-            Piece::Shown { view, at, len } => {
+            SourcePiece::Shared { view, at, len } => {
                 view.copy_block(*at, to, block);
                 (*at, *len) = (*at + to.len() as u64, *len - to.len());
             }
@@ -61,19 +61,19 @@ impl Drop for Copier {
 
 impl Copier {
     /// A copier with this kind of store.
-    pub fn new(stores: StoreKind) -> Copier {
+    pub fn new(stores: CopyMode) -> Copier {
         Copier { block: BlockCopy::new(0, stores) }
     }
 
     /// Wait for its stores: later stores become visible after them.
     pub fn wait(&self) {
-        if self.block.stores == StoreKind::PastCache {
+        if self.block.stores == CopyMode::NonTemporal {
             settle();
         }
     }
 
     /// Its kind of store.
-    pub fn stores(&self) -> StoreKind {
+    pub fn stores(&self) -> CopyMode {
         self.block.stores
     }
 
@@ -86,12 +86,13 @@ impl Copier {
     pub fn copy<'t, 'f>(
         &mut self,
         to: impl IntoIterator<Item = &'t mut [u8]>,
-        from: impl IntoIterator<Item = Piece<'f>>,
+        from: impl IntoIterator<Item = SourcePiece<'f>>,
         blocks: impl IntoIterator<Item = usize>,
         mut sum: impl FnMut(Checksum),
     ) -> bool {
         let (mut to, mut from) = (to.into_iter(), from.into_iter());
-        let (mut target, mut source): (&mut [u8], Piece<'_>) = (&mut [], Piece::Lent(&[]));
+        let (mut target, mut source): (&mut [u8], SourcePiece<'_>) =
+            (&mut [], SourcePiece::Private(&[]));
         let block = &mut self.block;
         for len in blocks {
             block.begin(len);
@@ -121,9 +122,9 @@ impl Copier {
 /// As [`Copier::copy`].
 pub fn copy_blocks<'t, 'f>(
     to: impl IntoIterator<Item = &'t mut [u8]>,
-    from: impl IntoIterator<Item = Piece<'f>>,
+    from: impl IntoIterator<Item = SourcePiece<'f>>,
     blocks: impl IntoIterator<Item = usize>,
-    stores: StoreKind,
+    stores: CopyMode,
     sum: impl FnMut(Checksum),
 ) -> bool {
     Copier::new(stores).copy(to, from, blocks, sum)

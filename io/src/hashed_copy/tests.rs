@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const STORES: [StoreKind; 2] = [StoreKind::Cached, StoreKind::PastCache];
+const STORES: [CopyMode; 2] = [CopyMode::Cached, CopyMode::NonTemporal];
 
 fn bytes(len: usize) -> Vec<u8> {
     (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
@@ -36,7 +36,7 @@ fn copies_are_right(len: usize, (at, source): (usize, usize), cuts: &[usize]) {
             let to = &mut memory[at + start..at + end];
             match shared {
                 // SAFETY: a borrow of as many bytes.
-                true => unsafe { copy.piece_shared(to, from[start..*end].as_ptr()) },
+                true => unsafe { copy.copy_shared(to, from[start..*end].as_ptr()) },
                 false => copy.piece(to, &from[start..*end]),
             }
             start = *end;
@@ -85,8 +85,8 @@ proptest! {
         }
         targets.push(left);
         let mut rest = &bytes[..];
-        let mut pieces: Vec<Piece<'_>> = from.into_iter().map_while(|cut| rest.split_off(..cut)).map(Piece::Lent).collect();
-        pieces.push(Piece::Lent(rest));
+        let mut pieces: Vec<SourcePiece<'_>> = from.into_iter().map_while(|cut| rest.split_off(..cut)).map(SourcePiece::Private).collect();
+        pieces.push(SourcePiece::Private(rest));
         let mut sums = Vec::new();
         let all = copy_blocks(targets, pieces, blocks.iter().copied(), STORES[usize::from(past)], |sum| sums.push(sum));
         prop_assert!(all);
@@ -108,9 +108,9 @@ fn pieces_shorter_than_blocks_are_reported() {
         let mut sums = Vec::new();
         let all = copy_blocks(
             [&mut memory[..]],
-            [Piece::Lent(&bytes)],
+            [SourcePiece::Private(&bytes)],
             [2500, 2500],
-            StoreKind::PastCache,
+            CopyMode::NonTemporal,
             |sum| sums.push(sum),
         );
         assert!(!all, "to={to} from={from}");
@@ -129,7 +129,9 @@ fn copier_keeps_no_state_between_copies() {
             let (mut memory, bytes) = (vec![0; len], bytes(available));
             let mut sums = Vec::new();
             let all =
-                copier.copy([&mut memory[..]], [Piece::Lent(&bytes)], [len], |sum| sums.push(sum));
+                copier.copy([&mut memory[..]], [SourcePiece::Private(&bytes)], [len], |sum| {
+                    sums.push(sum)
+                });
             assert_eq!(all, len == available, "len={len} available={available}");
             assert_eq!(
                 sums,
@@ -144,8 +146,10 @@ fn copier_keeps_no_state_between_copies() {
 #[test]
 fn bytes_in_place_are_hashed() {
     for len in [0, 100, 241, 5000, 32_768] {
-        let (mut whole, mut pieces) =
-            (BlockCopy::new(len, StoreKind::PastCache), BlockCopy::new(len, StoreKind::PastCache));
+        let (mut whole, mut pieces) = (
+            BlockCopy::new(len, CopyMode::NonTemporal),
+            BlockCopy::new(len, CopyMode::NonTemporal),
+        );
         let source = bytes(len);
         whole.hash_in_place(&source);
         let (first, rest) = source.split_at(len / 3);
@@ -193,7 +197,7 @@ fn checksum_matches_copy_of_changing_bytes() {
                 let mut to = vec![0; len];
                 let mut copy = BlockCopy::new(len, STORES[turn % 4 / 2]);
                 // SAFETY: `len` bytes, written by a thread that represents another process.
-                unsafe { copy.piece_shared(&mut to, shared.as_ptr().cast()) };
+                unsafe { copy.copy_shared(&mut to, shared.as_ptr().cast()) };
                 assert_eq!(copy.finish().to_le_bytes(), checksum(&to), "words={words} turn={turn}");
                 // Unchanged bytes prove nothing: the other thread is waiting for a CPU.
                 match to == before || to.first() == to.last() {
@@ -209,13 +213,13 @@ fn checksum_matches_copy_of_changing_bytes() {
 #[test]
 #[should_panic(expected = "no more than the block has")]
 fn piece_beyond_block_panics() {
-    BlockCopy::new(300, StoreKind::Cached).piece(&mut [0; 301], &[0; 301]);
+    BlockCopy::new(300, CopyMode::Cached).piece(&mut [0; 301], &[0; 301]);
 }
 
 #[test]
 fn finish_of_incomplete_block_panics() {
     for len in [1, 300, 5000] {
-        let mut copy = BlockCopy::new(len, StoreKind::Cached);
+        let mut copy = BlockCopy::new(len, CopyMode::Cached);
         copy.piece(&mut vec![0; len - 1], &vec![0; len - 1]);
         let finished = catch_unwind(AssertUnwindSafe(|| copy.finish()));
         assert!(finished.is_err(), "len={len}");

@@ -11,7 +11,7 @@ use crate::fault::{FaultKind, FaultOp, IoFault, show};
 use crate::file_system::nearest;
 pub(super) use crate::file_system::{RAMFS, TMPFS};
 use crate::files::DataFile;
-use crate::op_check::Align;
+use crate::op_check::Alignment;
 use crate::real_disk::list;
 use crate::regular_file::{Access, open_store_file};
 
@@ -33,7 +33,7 @@ pub(super) struct ProbeDir {
     path: PathBuf,
     fd: OwnedFd,
     may_write: bool,
-    align: Result<Align, String>,
+    align: Result<Alignment, String>,
 }
 
 impl ProbeDir {
@@ -73,7 +73,7 @@ impl ProbeDir {
     }
 
     /// The alignment that O_DIRECT requires in this directory, or the reason for not using it.
-    pub(super) fn align(&self) -> Result<Align, IoFault> {
+    pub(super) fn align(&self) -> Result<Alignment, IoFault> {
         self.align.clone().map_err(|why| {
             IoFault::found(FaultKind::Unsupported, FaultOp::Probe, show(&self.path), 0, why)
         })
@@ -90,7 +90,7 @@ impl ProbeDir {
 
 /// The alignment by the file system's type and the answer of statx (memory, offset; zeros if
 /// O_DIRECT does not work, `None` if statx does not report it).
-pub(super) fn alignment(fs_type: u64, reported: Option<(u32, u32)>) -> Result<Align, String> {
+pub(super) fn alignment(fs_type: u64, reported: Option<(u32, u32)>) -> Result<Alignment, String> {
     match (fs_type, reported) {
         // Linux 6.5 and later accept O_DIRECT on tmpfs, without effect.
         (TMPFS, _) => Err("tmpfs has no device".to_owned()),
@@ -99,9 +99,9 @@ pub(super) fn alignment(fs_type: u64, reported: Option<(u32, u32)>) -> Result<Al
             Err("statx reports no support for direct i/o on the file".to_owned())
         }
         (OVERLAYFS, None) => Err("overlayfs does not report the file system below it".to_owned()),
-        (_, None) => Ok(Align { memory: ALIGN_MAX, offset: ALIGN_MAX }),
+        (_, None) => Ok(Alignment { memory: ALIGN_MAX, offset: ALIGN_MAX }),
         (_, Some((memory, offset))) => {
-            Ok(Align { memory: accept(memory)?, offset: accept(offset)? })
+            Ok(Alignment { memory: accept(memory)?, offset: accept(offset)? })
         }
     }
 }

@@ -15,12 +15,12 @@ use std::sync::atomic::AtomicBool;
 
 use self::dir::ProbeDir;
 use crate::blocking::{BlockingQueue, Pool};
-use crate::disk::{Disk, Queue, Side};
+use crate::disk::{Disk, IoBackend, Queue};
 use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::files::Files;
-use crate::op_check::Align;
-use crate::real_disk::{Mover, RealDisk};
-use crate::uring::{Common, UringQueue, try_two};
+use crate::op_check::Alignment;
+use crate::real_disk::{RealDisk, TransferBackend};
+use crate::uring::{UringQueue, UringShared, try_two};
 
 /// The side that the configuration requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ const PROBE_DEPTH: usize = 1;
 
 /// Alignment required where transfers go through the page cache, which needs none: the smallest
 /// sector, so that a correct caller nearly satisfies O_DIRECT too.
-const BUFFERED: Align = Align { memory: 512, offset: 512 };
+const BUFFERED: Alignment = Alignment { memory: 512, offset: 512 };
 
 /// A disk over `dirs`, which need not exist yet: their nearest existing ancestors are probed, and
 /// nothing is left in them. All directories use one side.
@@ -80,18 +80,20 @@ fn real_disk(dirs: &[PathBuf], choice: BackendChoice, depth: usize) -> Result<Re
     let uring = || try_uring(&probes, depth, &pool);
     let chosen = decide(choice, uring, || try_direct(&probes, &pool))?;
     let mover = match chosen.side {
-        Side::Uring => Mover::Uring { pool, may_do_without: choice == BackendChoice::Auto },
-        Side::Blocking | Side::Simulated => Mover::Blocking(pool),
+        IoBackend::Uring => {
+            TransferBackend::Uring { pool, may_do_without: choice == BackendChoice::Auto }
+        }
+        IoBackend::Blocking | IoBackend::Simulated => TransferBackend::Blocking(pool),
     };
     tracing::info!(side = ?chosen.side, direct = chosen.direct, reason = %chosen.reason, "disk opened");
     Ok(RealDisk::new(dirs, mover, chosen.direct, chosen.align, chosen.reason))
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Chosen {
-    side: Side,
+struct BackendDecision {
+    side: IoBackend,
     direct: bool,
-    align: Align,
+    align: Alignment,
     reason: String,
 }
 
@@ -99,15 +101,15 @@ struct Chosen {
 /// another one: a directory that cannot be written, or a failing device, is an error on any side.
 fn decide(
     choice: BackendChoice,
-    uring: impl FnOnce() -> Result<Align, IoFault>,
-    direct: impl FnOnce() -> Result<Align, IoFault>,
-) -> Result<Chosen, IoFault> {
+    uring: impl FnOnce() -> Result<Alignment, IoFault>,
+    direct: impl FnOnce() -> Result<Alignment, IoFault>,
+) -> Result<BackendDecision, IoFault> {
     let mut reason = String::from("blocking was asked for");
     if choice != BackendChoice::Blocking {
         match uring() {
             Ok(align) => {
                 let reason = "io_uring and O_DIRECT work in every directory".to_owned();
-                return Ok(Chosen { side: Side::Uring, direct: true, align, reason });
+                return Ok(BackendDecision { side: IoBackend::Uring, direct: true, align, reason });
             }
             Err(fault) if !refuses_mechanism(&fault) => return Err(fault),
             Err(mut fault) if choice == BackendChoice::Uring => {
@@ -119,11 +121,16 @@ fn decide(
         }
     }
     match direct() {
-        Ok(align) => Ok(Chosen { side: Side::Blocking, direct: true, align, reason }),
+        Ok(align) => Ok(BackendDecision { side: IoBackend::Blocking, direct: true, align, reason }),
         Err(fault) if !refuses_mechanism(&fault) => Err(fault),
         Err(fault) => {
             let reason = format!("{reason}; no O_DIRECT: {}", why(&fault));
-            Ok(Chosen { side: Side::Blocking, direct: false, align: BUFFERED, reason })
+            Ok(BackendDecision {
+                side: IoBackend::Blocking,
+                direct: false,
+                align: BUFFERED,
+                reason,
+            })
         }
     }
 }
@@ -152,14 +159,14 @@ fn why(fault: &IoFault) -> String {
     format!("{}: errno={} ({text}){detail}", fault.path, fault.errno)
 }
 
-fn try_uring(probes: &[ProbeDir], depth: usize, pool: &Arc<Pool>) -> Result<Align, IoFault> {
+fn try_uring(probes: &[ProbeDir], depth: usize, pool: &Arc<Pool>) -> Result<Alignment, IoFault> {
     let files = Arc::new(Files::default());
     // The ring first: if both it and O_DIRECT are refused, the operator looks for the reason of the
     // ring.
     try_two(depth).map_err(setup_refused)?;
     let align = common_align(probes)?;
     let (registered, pool) = (Arc::default(), pool.clone());
-    let common = Common { files: files.clone(), registered, align, pool };
+    let common = UringShared { files: files.clone(), registered, align, pool };
     let mut queue = UringQueue::new(common, PROBE_DEPTH).map_err(setup_refused)?;
     try_dirs(&mut queue, &files, probes, align)?;
     Ok(align)
@@ -172,7 +179,7 @@ fn setup_refused(mut fault: IoFault) -> IoFault {
     fault
 }
 
-fn try_direct(probes: &[ProbeDir], pool: &Arc<Pool>) -> Result<Align, IoFault> {
+fn try_direct(probes: &[ProbeDir], pool: &Arc<Pool>) -> Result<Alignment, IoFault> {
     let align = common_align(probes)?;
     let files = Arc::new(Files::default());
     let mut queue = BlockingQueue::new(Arc::clone(&files), align, pool.clone(), PROBE_DEPTH);
@@ -183,8 +190,8 @@ fn try_dirs(
     queue: &mut dyn Queue,
     files: &Files,
     probes: &[ProbeDir],
-    align: Align,
-) -> Result<Align, IoFault> {
+    align: Alignment,
+) -> Result<Alignment, IoFault> {
     for probe in probes {
         let id = files.insert(probe.direct_file()?);
         let mut trial = |writes| trial::round_trip(queue, id, writes, align, &probe.name());
@@ -199,8 +206,8 @@ fn try_dirs(
 }
 
 /// The strictest alignment of all directories.
-fn common_align(probes: &[ProbeDir]) -> Result<Align, IoFault> {
-    let mut all = Align { memory: 512, offset: 512 };
+fn common_align(probes: &[ProbeDir]) -> Result<Alignment, IoFault> {
+    let mut all = Alignment { memory: 512, offset: 512 };
     for probe in probes {
         let one = probe.align()?;
         all.memory = all.memory.max(one.memory);

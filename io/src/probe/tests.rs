@@ -2,7 +2,7 @@ use super::dir::{ALIGN_MAX, OVERLAYFS, RAMFS, TMPFS, alignment};
 use super::*;
 
 const EXT4: u64 = 0xef53;
-const ALIGN: Align = Align { memory: 512, offset: 4096 };
+const ALIGN: Alignment = Alignment { memory: 512, offset: 4096 };
 
 fn unsupported(path: &str, errno: i32) -> IoFault {
     let mut fault = IoFault::of_errno(FaultOp::Queue, path, 0, errno);
@@ -12,9 +12,9 @@ fn unsupported(path: &str, errno: i32) -> IoFault {
 
 fn chosen(
     choice: BackendChoice,
-    uring: Result<Align, IoFault>,
-    direct: Result<Align, IoFault>,
-) -> Result<(Side, bool, Align, String), IoFault> {
+    uring: Result<Alignment, IoFault>,
+    direct: Result<Alignment, IoFault>,
+) -> Result<(IoBackend, bool, Alignment, String), IoFault> {
     decide(choice, || uring, || direct).map(|c| (c.side, c.direct, c.align, c.reason))
 }
 
@@ -23,17 +23,17 @@ fn uring_is_chosen_where_it_works() {
     for choice in [BackendChoice::Auto, BackendChoice::Uring] {
         let (side, direct, align, _) =
             chosen(choice, Ok(ALIGN), Err(unsupported("d", 22))).unwrap();
-        assert_eq!((side, direct, align), (Side::Uring, true, ALIGN));
+        assert_eq!((side, direct, align), (IoBackend::Uring, true, ALIGN));
     }
     let (side, direct, ..) = chosen(BackendChoice::Blocking, Ok(ALIGN), Ok(ALIGN)).unwrap();
-    assert_eq!((side, direct), (Side::Blocking, true));
+    assert_eq!((side, direct), (IoBackend::Blocking, true));
 }
 
 #[test]
 fn refusal_is_named_and_falls_back_only_with_auto() {
     let eperm = || Err(unsupported("io_uring_setup", 1));
     let (side, direct, align, reason) = chosen(BackendChoice::Auto, eperm(), Ok(ALIGN)).unwrap();
-    assert_eq!((side, direct, align), (Side::Blocking, true, ALIGN));
+    assert_eq!((side, direct, align), (IoBackend::Blocking, true, ALIGN));
     assert!(
         reason.starts_with("io_uring_setup: errno=1") && reason.ends_with("using blocking"),
         "{reason}"
@@ -41,7 +41,7 @@ fn refusal_is_named_and_falls_back_only_with_auto() {
 
     let (side, direct, align, reason) =
         chosen(BackendChoice::Auto, eperm(), Err(unsupported("dir", 22))).unwrap();
-    assert_eq!((side, direct, align), (Side::Blocking, false, BUFFERED));
+    assert_eq!((side, direct, align), (IoBackend::Blocking, false, BUFFERED));
     assert!(
         reason.contains("errno=1 ") && reason.contains("no O_DIRECT: dir: errno=22"),
         "{reason}"
@@ -65,7 +65,7 @@ fn failing_or_full_directory_does_not_fall_back() {
 
 #[test]
 fn alignment_follows_file_system_and_statx() {
-    let align = |memory, offset| Ok(Align { memory, offset });
+    let align = |memory, offset| Ok(Alignment { memory, offset });
     assert_eq!(alignment(EXT4, Some((4, 512))), align(512, 512));
     assert_eq!(alignment(EXT4, Some((512, 4096))), align(512, 4096));
     assert_eq!(alignment(EXT4, None), align(ALIGN_MAX, ALIGN_MAX));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::buffer::{AlignedBuf, Part};
 use crate::disk::{FileId, Op, Queue};
 use crate::fault::{FaultKind, FaultOp, IoFault};
-use crate::op_check::Align;
+use crate::op_check::Alignment;
 
 /// The time limit for a block; a slower device counts as failed.
 const TRIAL_WAIT: Duration = Duration::from_secs(10);
@@ -16,7 +16,7 @@ pub(super) fn round_trip(
     queue: &mut dyn Queue,
     file: FileId,
     may_write: bool,
-    align: Align,
+    align: Alignment,
     path: &str,
 ) -> Result<(), IoFault> {
     let unit = align.memory.max(align.offset);

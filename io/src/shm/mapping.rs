@@ -63,7 +63,7 @@ impl Mapping {
     }
 
     /// Exclude it from forked children.
-    pub fn keep_from_children(&self) {
+    pub fn exclude_from_fork(&self) {
         // If the system declines, the cost is memory after a fork, nothing else.
         let _ = self.reserved.advise(Advice::DontFork);
     }
@@ -88,7 +88,7 @@ mod tests {
             // SAFETY: the last byte of the mapping, which no reference points into.
             unsafe { mapping.base().wrapping_add(len - 1).write(7) };
             mapping.prefault().expect("memory");
-            mapping.keep_from_children();
+            mapping.exclude_from_fork();
             let mut seen = vec![1; len];
             assert_eq!(pread(&fd, &mut seen, 0), Ok(len));
             assert!(

@@ -5,13 +5,13 @@
 //! side's own, and bytes are copied out once before they are interpreted. Seals ensure that the
 //! memory cannot shrink under the mapping.
 
-mod holes;
 mod mapping;
+mod memory_cache;
 mod region;
+mod residency;
 mod ring;
-mod shrinking;
-mod trap;
-mod views;
+mod truncation;
+mod userfault;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicU8;
@@ -22,12 +22,13 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-pub use region::{Region, View, seal_length};
+pub use memory_cache::MapLimits;
+pub use region::{PeerMemory, SharedRegion, seal_length};
 pub use ring::{
-    Broken, PAIR_MEMORY_BYTES, RING_BYTES, RING_MEMORY_BYTES, RingReader, RingWriter, pair,
+    InvalidRingCount, PAIR_MEMORY_BYTES, RING_BYTES, RING_MEMORY_BYTES, RingReader, RingWriter,
+    pair,
 };
-pub use shrinking::handle_truncation_sigbus;
-pub use views::MapLimits;
+pub use truncation::handle_truncation_sigbus;
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 

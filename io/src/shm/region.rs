@@ -14,10 +14,10 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, pread};
 
-use super::holes::Holes;
 use super::mapping::Mapping;
-use super::shrinking::Watch;
-use super::trap;
+use super::residency::PageResidency;
+use super::truncation::WatchedRange;
+use super::userfault;
 use crate::file_system::too_long;
 use crate::hashed_copy::BlockCopy;
 
@@ -30,7 +30,7 @@ const SEALS: SealFlags =
 
 /// Memory of this process that can be shared with others.
 #[derive(Debug)]
-pub struct Region {
+pub struct SharedRegion {
     memory: Memory,
     fd: OwnedFd,
 }
@@ -43,10 +43,10 @@ enum Memory {
     Mapped(usize, usize),
 }
 
-impl Region {
+impl SharedRegion {
     /// `bytes` zeroed bytes, at least 1. Pages become resident as they are used. Fails if the
     /// system has no memory, or cannot seal it against writes by others (Linux before 5.1).
-    pub fn new(bytes: usize) -> std::io::Result<Region> {
+    pub fn new(bytes: usize) -> std::io::Result<SharedRegion> {
         if let Some(why) = too_long(bytes as u64) {
             return Err(std::io::Error::new(std::io::ErrorKind::FileTooLarge, why));
         }
@@ -54,19 +54,19 @@ impl Region {
         ftruncate(&fd, bytes as u64)?;
         let map = Mapping::new(fd.as_fd(), bytes)?;
         fcntl_add_seals(&fd, SEALS)?;
-        Ok(Region { memory: Memory::Own(map), fd })
+        Ok(SharedRegion { memory: Memory::Own(map), fd })
     }
 
     /// Memory that this process has mapped at `address` already: the first `bytes` of the memfd, or
     /// of the file in a memory file system, that `fd` refers to. Viewers map the file, so the
     /// mapping must be a shared one of it. The file is sealed against shrinking ([`seal_length`])
     /// if `fd` is writable. Fails if `fd` refers to neither, or is shorter.
-    pub fn mapped(fd: OwnedFd, address: usize, bytes: usize) -> std::io::Result<Region> {
+    pub fn mapped(fd: OwnedFd, address: usize, bytes: usize) -> std::io::Result<SharedRegion> {
         if bytes == 0 || bytes > length_in_memory(&fd)? {
             return Err(Errno::INVAL.into());
         }
         seal_length(fd.as_fd());
-        Ok(Region { memory: Memory::Mapped(address, bytes), fd })
+        Ok(SharedRegion { memory: Memory::Mapped(address, bytes), fd })
     }
 
     /// Make every page resident now, in huge pages where the system has them. Memory that another
@@ -81,9 +81,9 @@ impl Region {
 
     /// Exclude the mapping from forked children, which would keep the memory after this process has
     /// ended.
-    pub fn keep_from_children(&self) {
+    pub fn exclude_from_fork(&self) {
         if let Memory::Own(map) = &self.memory {
-            map.keep_from_children();
+            map.exclude_from_fork();
         }
     }
 
@@ -115,7 +115,7 @@ impl Region {
     }
 }
 
-impl AsFd for Region {
+impl AsFd for SharedRegion {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -132,10 +132,10 @@ pub fn seal_length(fd: BorrowedFd<'_>) {
 
 /// A read-only view of another process's memory.
 #[derive(Debug)]
-pub struct View {
+pub struct PeerMemory {
     bytes: Bytes,
     /// For memory of an untrusted owner: which pages are holes, to be read through this descriptor.
-    guard: Option<(Holes, Arc<OwnedFd>)>,
+    guard: Option<(PageResidency, Arc<OwnedFd>)>,
 }
 
 #[derive(Debug)]
@@ -143,7 +143,7 @@ enum Bytes {
     Mapped(MmapRaw),
     /// Memory that can become shorter, in a process that handles this: mapped until it has shrunk.
     /// The watch is dropped before the mapping.
-    MayShrink(Watch, MmapRaw, Arc<OwnedFd>),
+    MayShrink(WatchedRange, MmapRaw, Arc<OwnedFd>),
     /// The same in a process that does not: a mapping would end the process at the next access, so
     /// the memory is read by system calls.
     Read(Arc<OwnedFd>, u64),
@@ -155,30 +155,31 @@ enum ReadFrom<'a> {
     Descriptor(&'a OwnedFd),
 }
 
-impl View {
+impl PeerMemory {
     /// View memory that another process passed: a memfd, or a file of a memory file system. Other
     /// files are refused, since an access to them may take as long as their owner likes.
-    pub fn of(fd: OwnedFd) -> std::io::Result<View> {
+    pub fn of(fd: OwnedFd) -> std::io::Result<PeerMemory> {
         let len = length_in_memory(&fd)?;
         let is_sealed = fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
         let map = || MmapOptions::new().len(len).map_raw_read_only(&fd);
         if is_sealed {
-            return Ok(View { bytes: Bytes::Mapped(map()?), guard: None });
+            return Ok(PeerMemory { bytes: Bytes::Mapped(map()?), guard: None });
         }
-        let watched = map().ok().and_then(|map| Some((Watch::begin(map.as_ptr(), len)?, map)));
+        let watched =
+            map().ok().and_then(|map| Some((WatchedRange::begin(map.as_ptr(), len)?, map)));
         let bytes = match watched {
             Some((watch, map)) => Bytes::MayShrink(watch, map, Arc::new(fd)),
             None => Bytes::Read(Arc::new(fd), len as u64),
         };
-        Ok(View { bytes, guard: None })
+        Ok(PeerMemory { bytes, guard: None })
     }
 
-    /// As [`View::of`], for the first `len` bytes of memory of an untrusted process, which might
+    /// As [`PeerMemory::of`], for the first `len` bytes of memory of an untrusted process, which might
     /// make this one pay for its memory, or read its holes. Pages without memory are read by system
     /// calls, never through the mapping. Where the owner can remove pages, accesses to them are
     /// caught if this process handles the signal. The file may have another length by now; this
     /// fails if it is shorter than `len`.
-    pub fn guarded(fd: OwnedFd, len: usize) -> std::io::Result<View> {
+    pub fn guarded(fd: OwnedFd, len: usize) -> std::io::Result<PeerMemory> {
         // Read before the length: the length of memory that is sealed against shrinking is then
         // final.
         let seals = fcntl_get_seals(&fd)?;
@@ -186,29 +187,29 @@ impl View {
             return Err(Errno::INVAL.into());
         }
         let Ok(map) = MmapOptions::new().len(len).map_raw_read_only(&fd) else {
-            return Ok(View { bytes: Bytes::Read(Arc::new(fd), len as u64), guard: None });
+            return Ok(PeerMemory { bytes: Bytes::Read(Arc::new(fd), len as u64), guard: None });
         };
         let from = map.as_ptr();
         let fd = Arc::new(fd);
-        let guard = |stable| Some((Holes::of(from, len, stable), fd.clone()));
+        let guard = |stable| Some((PageResidency::of(from, len, stable), fd.clone()));
         let stays_long = seals.contains(SealFlags::SHRINK);
         if stays_long && seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
-            return Ok(View { bytes: Bytes::Mapped(map), guard: guard(true) });
+            return Ok(PeerMemory { bytes: Bytes::Mapped(map), guard: guard(true) });
         }
-        match Watch::begin(from, len) {
+        match WatchedRange::begin(from, len) {
             Some(watch) => {
-                let guard = guard(trap::set(from, len));
-                Ok(View { bytes: Bytes::MayShrink(watch, map, fd), guard })
+                let guard = guard(userfault::set(from, len));
+                Ok(PeerMemory { bytes: Bytes::MayShrink(watch, map, fd), guard })
             }
-            None if stays_long => Ok(View { bytes: Bytes::Mapped(map), guard: guard(false) }),
-            None => Ok(View { bytes: Bytes::Read(fd, len as u64), guard: None }),
+            None if stays_long => Ok(PeerMemory { bytes: Bytes::Mapped(map), guard: guard(false) }),
+            None => Ok(PeerMemory { bytes: Bytes::Read(fd, len as u64), guard: None }),
         }
     }
 
-    /// As [`View::guarded`], read by system calls only: for memory beyond the limit on mappings.
-    pub fn unmapped(fd: OwnedFd) -> std::io::Result<View> {
+    /// As [`PeerMemory::guarded`], read by system calls only: for memory beyond the limit on mappings.
+    pub fn unmapped(fd: OwnedFd) -> std::io::Result<PeerMemory> {
         let len = length_in_memory(&fd)? as u64;
-        Ok(View { bytes: Bytes::Read(Arc::new(fd), len), guard: None })
+        Ok(PeerMemory { bytes: Bytes::Read(Arc::new(fd), len), guard: None })
     }
 
     /// Length in bytes at the time of creation.
@@ -247,7 +248,7 @@ impl View {
             return ReadFrom::Descriptor(fd);
         }
         match &self.bytes {
-            Bytes::MayShrink(watch, map, _) if !watch.is_torn() => {
+            Bytes::MayShrink(watch, map, _) if !watch.was_truncated() => {
                 ReadFrom::Mapping(map.as_ptr().wrapping_add(at as usize))
             }
             Bytes::Mapped(map) => ReadFrom::Mapping(map.as_ptr().wrapping_add(at as usize)),
@@ -284,7 +285,7 @@ impl View {
         unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) }
     }
 
-    /// As [`View::copy_out`], as the next piece of `block`, whose checksum is of the copy.
+    /// As [`PeerMemory::copy_out`], as the next piece of `block`, whose checksum is of the copy.
     ///
     /// # Panics
     /// If there are no such bytes, or they are more than the rest of the block.
@@ -292,7 +293,7 @@ impl View {
         assert!(self.has(at, to.len() as u64), "beyond the memory of the view");
         match self.read_from(at, to.len()) {
             // SAFETY: inside of the mapping, as in `copy_out`; only other processes write there.
-            ReadFrom::Mapping(from) => unsafe { block.piece_shared(to, from) },
+            ReadFrom::Mapping(from) => unsafe { block.copy_shared(to, from) },
             ReadFrom::Descriptor(fd) => {
                 read_out(fd, at, to);
                 block.hash_in_place(to);
@@ -331,11 +332,11 @@ fn read_out(fd: &OwnedFd, at: u64, to: &mut [u8]) {
 mod tests {
     use super::*;
 
-    fn descriptor(region: &Region) -> OwnedFd {
+    fn descriptor(region: &SharedRegion) -> OwnedFd {
         region.as_fd().try_clone_to_owned().expect("a descriptor")
     }
 
-    fn write(region: &Region, at: usize, bytes: &[u8]) {
+    fn write(region: &SharedRegion, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= region.len());
         // SAFETY: inside of the mapping, which no reference of this process points into.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), region.base().add(at), bytes.len()) }
@@ -343,8 +344,8 @@ mod tests {
 
     #[test]
     fn view_sees_writes_of_owner() {
-        let region = Region::new(3 * 4096).expect("memory");
-        let view = View::of(descriptor(&region)).expect("sealed");
+        let region = SharedRegion::new(3 * 4096).expect("memory");
+        let view = PeerMemory::of(descriptor(&region)).expect("sealed");
         assert_eq!((view.len(), view.is_empty(), region.is_empty()), (3 * 4096, false, false));
         let mut seen = [9u8; 5];
         view.copy_out(4094, &mut seen);
@@ -356,7 +357,7 @@ mod tests {
 
     #[test]
     fn region_is_sealed_against_writes_and_truncation() {
-        let region = Region::new(4096).expect("memory");
+        let region = SharedRegion::new(4096).expect("memory");
         let fd = descriptor(&region);
         assert!(MmapOptions::new().len(4096).map_raw(&fd).is_err(), "mapped to be written");
         assert_eq!(rustix::io::pwrite(&fd, b"x", 0), Err(Errno::PERM));
@@ -372,16 +373,16 @@ mod tests {
             fcntl_add_seals(&fd, seals).expect("seals");
             fd
         };
-        assert!(View::of(memory(SealFlags::SHRINK, 0)).is_err());
-        assert!(View::of(memory(SealFlags::SHRINK, 1)).is_ok());
+        assert!(PeerMemory::of(memory(SealFlags::SHRINK, 0)).is_err());
+        assert!(PeerMemory::of(memory(SealFlags::SHRINK, 1)).is_ok());
         let on_disk = rustix::fs::open(
             "/proc/self/exe",
             rustix::fs::OFlags::RDONLY,
             rustix::fs::Mode::empty(),
         );
-        assert!(View::of(on_disk.expect("a file")).is_err());
+        assert!(PeerMemory::of(on_disk.expect("a file")).is_err());
         let (pipe, _other) = std::io::pipe().expect("a pipe");
-        assert!(View::of(pipe.into()).is_err());
+        assert!(PeerMemory::of(pipe.into()).is_err());
     }
 
     #[test]
@@ -389,7 +390,7 @@ mod tests {
         let fd = memfd_create("test", MemfdFlags::ALLOW_SEALING).expect("memory");
         ftruncate(&fd, 3 * 4096).expect("memory");
         assert_eq!(rustix::io::pwrite(&fd, &[7; 8192], 0), Ok(8192));
-        let view = View::of(fd.try_clone().expect("a descriptor")).expect("in memory");
+        let view = PeerMemory::of(fd.try_clone().expect("a descriptor")).expect("in memory");
         let mut seen = [9u8; 8192];
         view.copy_out(1000, &mut seen);
         assert!(
@@ -409,21 +410,21 @@ mod tests {
         let map = MmapOptions::new().len(8192).map_raw(&fd).expect("mapped");
         let other = fd.try_clone().expect("a descriptor");
         assert!(
-            Region::mapped(other, map.as_ptr() as usize, 8193).is_err(),
+            SharedRegion::mapped(other, map.as_ptr() as usize, 8193).is_err(),
             "longer than the file"
         );
-        let region = Region::mapped(fd, map.as_ptr() as usize, 8192).expect("in memory");
+        let region = SharedRegion::mapped(fd, map.as_ptr() as usize, 8192).expect("in memory");
         assert_eq!((region.place(map.as_ptr() as usize + 5, 10), region.len()), (Some(5), 8192));
         assert_eq!(region.place(map.as_ptr() as usize + 5, 8192), None);
         write(&region, 100, b"there");
         let mut seen = [0; 5];
-        View::of(descriptor(&region)).expect("in memory").copy_out(100, &mut seen);
+        PeerMemory::of(descriptor(&region)).expect("in memory").copy_out(100, &mut seen);
         assert_eq!(&seen, b"there");
     }
 
     #[test]
     fn offsets_outside_region_are_none() {
-        let region = Region::new(8192).expect("memory");
+        let region = SharedRegion::new(8192).expect("memory");
         let base = region.base() as usize;
         for (addr, len, place) in [
             (base, 8192, Some(0)),
@@ -435,7 +436,7 @@ mod tests {
         ] {
             assert_eq!(region.place(addr, len), place, "{addr:#x} {len}");
         }
-        let view = View::of(descriptor(&region)).expect("sealed");
+        let view = PeerMemory::of(descriptor(&region)).expect("sealed");
         assert!(view.has(8191, 1) && view.has(8192, 0));
         assert!(!view.has(8192, 1) && !view.has(u64::MAX, 2));
     }
@@ -443,8 +444,8 @@ mod tests {
     #[test]
     #[should_panic(expected = "beyond the memory")]
     fn copy_beyond_view_panics() {
-        let region = Region::new(4096).expect("memory");
-        View::of(descriptor(&region)).expect("sealed").copy_out(4095, &mut [0; 2]);
+        let region = SharedRegion::new(4096).expect("memory");
+        PeerMemory::of(descriptor(&region)).expect("sealed").copy_out(4095, &mut [0; 2]);
     }
 
     #[test]
@@ -453,12 +454,12 @@ mod tests {
             let fd = memfd_create("test", flags | MemfdFlags::CLOEXEC).expect("memory");
             ftruncate(&fd, 8192).expect("memory");
             let map = MmapOptions::new().len(8192).map_raw(&fd).expect("mapped");
-            let region = Region::mapped(
+            let region = SharedRegion::mapped(
                 fd.try_clone().expect("a descriptor"),
                 map.as_mut_ptr() as usize,
                 8192,
             );
-            let view = View::of(descriptor(&region.expect("in memory"))).expect("memory");
+            let view = PeerMemory::of(descriptor(&region.expect("in memory"))).expect("memory");
             assert_eq!(view.mapped_at(0).is_some(), sealed);
             assert_eq!(ftruncate(&fd, 4096).is_err(), sealed, "truncation");
             assert_eq!(ftruncate(&fd, 16384), Ok(()), "the owner may extend it");

@@ -28,7 +28,7 @@ const WRITER_SLEEPS: usize = 384;
 
 /// The other process wrote an impossible count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Broken;
+pub struct InvalidRingCount;
 
 struct Ring {
     memory: Arc<SharedMemory>,
@@ -83,17 +83,17 @@ impl RingWriter {
     }
 
     /// Free bytes.
-    pub fn room(&self) -> Result<usize, Broken> {
+    pub fn room(&self) -> Result<usize, InvalidRingCount> {
         let read = self.ring.count(READ).load(Ordering::Acquire);
         match self.written.checked_sub(read) {
             Some(held) if held <= RING_BYTES as u64 => Ok(RING_BYTES - held as usize),
-            _ => Err(Broken),
+            _ => Err(InvalidRingCount),
         }
     }
 
     /// Write as much of `bytes` as fits; returns how much. The reader does not see it before
     /// [`RingWriter::publish`].
-    pub fn write(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
+    pub fn write(&mut self, bytes: &[u8]) -> Result<usize, InvalidRingCount> {
         let len = self.room()?.min(bytes.len());
         let [(first, most), (second, _)] = self.ring.ranges(self.written, len);
         let (one, other) = bytes[..len].split_at(most);
@@ -134,17 +134,17 @@ impl RingReader {
     }
 
     /// Bytes that can be read.
-    pub fn available(&self) -> Result<usize, Broken> {
+    pub fn available(&self) -> Result<usize, InvalidRingCount> {
         let written = self.ring.count(WRITTEN).load(Ordering::Acquire);
         match written.checked_sub(self.read) {
             Some(held) if held <= RING_BYTES as u64 => Ok(held as usize),
-            _ => Err(Broken),
+            _ => Err(InvalidRingCount),
         }
     }
 
     /// Fill as much of `to` as can be read; returns how much. The writer may reuse the space after
     /// [`RingReader::publish`].
-    pub fn read(&mut self, to: &mut [u8]) -> Result<usize, Broken> {
+    pub fn read(&mut self, to: &mut [u8]) -> Result<usize, InvalidRingCount> {
         let len = self.available()?.min(to.len());
         let [(first, most), (second, _)] = self.ring.ranges(self.read, len);
         let (one, other) = to[..len].split_at_mut(most);
@@ -256,19 +256,22 @@ mod tests {
             reader.ring.count(WRITTEN).store(wrong, Ordering::Relaxed);
             assert_eq!(
                 (reader.available(), reader.read(&mut [0; 100])),
-                (Err(Broken), Err(Broken))
+                (Err(InvalidRingCount), Err(InvalidRingCount))
             );
         }
         writer.write(&[0; 100]).expect("room");
         for wrong in [101, u64::MAX] {
             writer.ring.count(READ).store(wrong, Ordering::Relaxed);
-            assert_eq!((writer.room(), writer.write(&[0; 100])), (Err(Broken), Err(Broken)));
+            assert_eq!(
+                (writer.room(), writer.write(&[0; 100])),
+                (Err(InvalidRingCount), Err(InvalidRingCount))
+            );
         }
         // A count that goes backwards is invalid too: bytes that were read cannot come again.
         reader.ring.count(WRITTEN).store(50, Ordering::Relaxed);
         reader.read(&mut [0; 50]).expect("bytes");
         reader.ring.count(WRITTEN).store(49, Ordering::Relaxed);
-        assert_eq!(reader.available(), Err(Broken));
+        assert_eq!(reader.available(), Err(InvalidRingCount));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::ring;
 use crate::buffer::Part;
 use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::limits;
-use crate::registered::{Registered, Span};
+use crate::registered::{MemoryRange, RegisteredMemory};
 
 /// Bytes from which a registered part gets an entry of its own in an operation with several parts.
 /// This saves the page look-up and costs another entry
@@ -23,11 +23,11 @@ const SEPARATE_ENTRY_BYTES_MIN: usize = 128 << 10;
 
 /// The registered buffers of one ring.
 pub(super) struct FixedBuffers {
-    pub(super) registered: Arc<Registered>,
+    pub(super) registered: Arc<RegisteredMemory>,
     /// The version of the disk's list that `spans` was taken from.
     version: u64,
     /// Sorted by address; the index is the kernel's buffer index.
-    spans: Vec<Span>,
+    spans: Vec<MemoryRange>,
     /// Entries in flight that name an index of `spans`.
     pub(super) live: usize,
     /// All entries so far that named one.
@@ -37,7 +37,7 @@ pub(super) struct FixedBuffers {
 
 impl FixedBuffers {
     /// The state of a ring that has registered nothing yet.
-    pub(super) fn new(registered: Arc<Registered>) -> FixedBuffers {
+    pub(super) fn new(registered: Arc<RegisteredMemory>) -> FixedBuffers {
         FixedBuffers {
             registered,
             version: 0,
@@ -144,14 +144,14 @@ fn refused(e: Errno, detail: String) -> IoFault {
 }
 
 /// Whether the kernel accepts this memory, tested by registering it with a temporary ring.
-pub(crate) fn may_register(span: Span) -> Result<(), IoFault> {
+pub(crate) fn may_register(span: MemoryRange) -> Result<(), IoFault> {
     if !span.can_register() {
         let detail =
             format!("memory range is too long to register: base={:#x} len={}", span.base, span.len);
         return Err(IoFault::found(FaultKind::Invalid, FaultOp::Register, "", 0, detail));
     }
     let ring = ring::build(1)?;
-    let spans: Vec<Span> = span.buffers().collect();
+    let spans: Vec<MemoryRange> = span.buffers().collect();
     ring::register(&ring, false, &spans)
         .map_err(|e| refused(e, format!("base={:#x} len={}", span.base, span.len)))
 }

@@ -49,8 +49,8 @@ use crate::blocking::{HelperOps, Pool};
 use crate::disk::{Completion, Op, Queue};
 use crate::fault::IoFault;
 use crate::files::{FileCache, Files};
-use crate::op_check::{Align, check, refused, verdict};
-use crate::registered::Registered;
+use crate::op_check::{Alignment, check, refused, verdict};
+use crate::registered::RegisteredMemory;
 
 /// How long a dropped queue waits for its operations before it leaks them. Waiting longer than the
 /// 30 s that the kernel's SCSI layer gives a command by default would stall a shutdown for nothing.
@@ -77,7 +77,7 @@ pub(crate) struct UringQueue {
     helpers: HelperOps,
     files: FileCache,
     fixed: FixedBuffers,
-    align: Align,
+    align: Alignment,
     depth: usize,
     /// The number of entries beyond the first of each operation in flight, and its limit.
     extra_entries: usize,
@@ -92,18 +92,18 @@ pub(crate) struct UringQueue {
 }
 
 /// State that the queues of one disk share.
-pub(crate) struct Common {
+pub(crate) struct UringShared {
     pub(crate) files: Arc<Files>,
-    pub(crate) registered: Arc<Registered>,
-    pub(crate) align: Align,
+    pub(crate) registered: Arc<RegisteredMemory>,
+    pub(crate) align: Alignment,
     pub(crate) pool: Arc<Pool>,
 }
 
 impl UringQueue {
     /// A queue for up to `depth` operations (at least 1, at most the capacity of the kernel's
     /// ring).
-    pub(crate) fn new(common: Common, depth: usize) -> Result<UringQueue, IoFault> {
-        let Common { files, registered, align, pool } = common;
+    pub(crate) fn new(common: UringShared, depth: usize) -> Result<UringQueue, IoFault> {
+        let UringShared { files, registered, align, pool } = common;
         let wanted = wanted(depth);
         let ring = ring::build(wanted.saturating_mul(ENTRIES_PER_OP))?;
         let entries = ring.params().sq_entries();
@@ -349,7 +349,7 @@ impl Queue for UringQueue {
         }
     }
 
-    fn limit_drop(&mut self, wait: Duration) {
+    fn set_drop_timeout(&mut self, wait: Duration) {
         self.drop_wait = wait.min(DROP_WAIT);
     }
 }

@@ -14,7 +14,7 @@ use crate::buffer::Part;
 use crate::disk::Op;
 use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::limits;
-use crate::registered::Span;
+use crate::registered::MemoryRange;
 use crate::syscall_count;
 
 const SETUP: &str = "io_uring_setup";
@@ -46,7 +46,7 @@ pub(super) fn build(entries: u32) -> Result<IoUring, IoFault> {
 
 /// Register `spans` with `ring`: the kernel looks their pages up, for reads that name them by
 /// index. With `had` it first unregisters the previous list, which no read in flight may name.
-pub(super) fn register(ring: &IoUring, had: bool, spans: &[Span]) -> Result<(), Errno> {
+pub(super) fn register(ring: &IoUring, had: bool, spans: &[MemoryRange]) -> Result<(), Errno> {
     if had {
         ring.submitter().unregister_buffers().map_err(|e| errno(&e))?;
     }

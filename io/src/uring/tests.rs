@@ -11,7 +11,7 @@ use crate::disk::FileId;
 use crate::fault::FaultKind;
 use crate::files::DataFile;
 
-const ALIGN: Align = Align { memory: 512, offset: 512 };
+const ALIGN: Alignment = Alignment { memory: 512, offset: 512 };
 pub(super) const LONG: Duration = Duration::from_secs(60);
 
 /// A queue over one file, or `None` (and a message) if io_uring is not available.
@@ -29,7 +29,10 @@ pub(super) fn queue_over_bytes(
     let file = DataFile { fd, path: "test".to_owned(), dir: 0, name: "test".to_owned(), len };
     let id = files.insert(file);
     let made = Pool::start().map(Arc::new).and_then(|pool| {
-        UringQueue::new(Common { files, registered: Arc::default(), align: ALIGN, pool }, depth)
+        UringQueue::new(
+            UringShared { files, registered: Arc::default(), align: ALIGN, pool },
+            depth,
+        )
     });
     match made {
         Ok(queue) => Some((queue, id)),
@@ -118,7 +121,7 @@ fn memory_of_stuck_operation_is_leaked_not_freed() {
     let (part, guard) = guarded();
     queue.submit(1, Op::Read { file, offset: 0, parts: vec![part] }).unwrap();
     queue.poll(&mut Vec::new());
-    queue.limit_drop(Duration::from_millis(1));
+    queue.set_drop_timeout(Duration::from_millis(1));
     drop(queue);
     assert_eq!(
         Arc::strong_count(&guard),

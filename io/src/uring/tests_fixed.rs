@@ -9,8 +9,8 @@ use super::*;
 use crate::buffer::{AlignedBuf, Part};
 use crate::disk::FileId;
 use crate::fault::{FaultKind, FaultOp};
+use crate::registered::MemoryRange;
 use crate::registered::Registration;
-use crate::registered::Span;
 
 /// Bytes of a part that gets its own entry, and of one that does not.
 const LONG_PART: usize = 128 << 10;
@@ -30,7 +30,7 @@ fn queue_over_pattern(dir: &TempDir, depth: usize) -> Option<(UringQueue, FileId
 }
 
 pub(super) fn register(queue: &UringQueue, buf: &[u8]) -> Registration {
-    queue.fixed.registered.add(Span { base: buf.as_ptr() as usize, len: buf.len() })
+    queue.fixed.registered.add(MemoryRange { base: buf.as_ptr() as usize, len: buf.len() })
 }
 
 pub(super) fn buffer(len: usize) -> AlignedBuf {
@@ -190,11 +190,11 @@ fn split_read_past_end_of_device_is_short() {
 fn unmapped_memory_registration_is_refused_and_reads_work() {
     let dir = TempDir::new().unwrap();
     let Some((mut queue, file)) = queue_over_pattern(&dir, 4) else { return };
-    let unmapped = Span { base: 4096, len: 4096 };
+    let unmapped = MemoryRange { base: 4096, len: 4096 };
     let fault = may_register(unmapped).expect_err("page one is mapped");
     assert_eq!((fault.op, fault.errno), (FaultOp::Register, Errno::FAULT.raw_os_error()));
     let good = buffer(SHORT_PART);
-    may_register(Span { base: good.as_ptr() as usize, len: good.len() }).unwrap();
+    may_register(MemoryRange { base: good.as_ptr() as usize, len: good.len() }).unwrap();
     // A range that cannot be registered disables the other ranges too, and fails no read.
     let _both = (queue.fixed.registered.add(unmapped), register(&queue, &good));
     read(&mut queue, file, 0, vec![good.into_part()]);
@@ -208,11 +208,11 @@ proptest! {
         parts in prop::collection::vec((any::<bool>(), prop::sample::select(vec![512, 4096, LONG_PART, LONG_PART + 512])), 1..9),
         extra_max in 0usize..12,
     ) {
-        let registered = Arc::new(Registered::default());
+        let registered = Arc::new(RegisteredMemory::default());
         let mut fixed = FixedBuffers::new(registered.clone());
         let buffers: Vec<_> = parts.iter().map(|(_, len)| buffer(*len)).collect();
         let all = buffers.iter().zip(&parts).filter(|(_, (is, _))| *is);
-        let _registrations: Vec<_> = all.map(|(buf, _)| registered.add(Span { base: buf.as_ptr() as usize, len: buf.len() })).collect();
+        let _registrations: Vec<_> = all.map(|(buf, _)| registered.add(MemoryRange { base: buf.as_ptr() as usize, len: buf.len() })).collect();
         let Ok(ring) = ring::build(1) else { return Ok(()) };
         prop_assert_eq!(fixed.refresh(&ring), parts.iter().any(|(is, _)| *is));
         let lens: Vec<usize> = parts.iter().map(|(_, len)| *len).collect();

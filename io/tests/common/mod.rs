@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pagelith_io::buffer::{AlignedBuf, Part};
-use pagelith_io::disk::{Completion, Disk, DiskFacts, FileId, Op, Queue, Side};
+use pagelith_io::disk::{Completion, Disk, DiskFacts, FileId, IoBackend, Op, Queue};
 use pagelith_io::fault::{FaultKind, IoFault};
 use pagelith_io::probe::{BackendChoice, open_disk};
 use tempfile::TempDir;
@@ -44,9 +44,10 @@ pub(crate) fn disk(dir: &Path, choice: BackendChoice) -> Option<Arc<dyn Disk>> {
 }
 
 fn check_facts(facts: &DiskFacts, choice: BackendChoice) {
-    let expected = if choice == BackendChoice::Uring { Side::Uring } else { Side::Blocking };
+    let expected =
+        if choice == BackendChoice::Uring { IoBackend::Uring } else { IoBackend::Blocking };
     assert_eq!(facts.side, expected);
-    assert!(facts.direct || facts.side == Side::Blocking, "{facts:?}");
+    assert!(facts.direct || facts.side == IoBackend::Blocking, "{facts:?}");
     for align in [facts.memory_align, facts.offset_align] {
         assert!(align.is_power_of_two() && (512..=4096).contains(&align), "{facts:?}");
     }

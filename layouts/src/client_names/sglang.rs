@@ -45,7 +45,7 @@ impl SglangNames {
     /// Parse a component name; `None` if this server would not print it.
     pub fn parse(&self, namespace: NamespaceId, text: &str) -> Option<ObjectKey> {
         let key = self.read(namespace, text)?;
-        (self.spell(&key)? == text).then_some(key)
+        (self.format_name(&key)? == text).then_some(key)
     }
 
     /// The name of a key's object.
@@ -53,7 +53,8 @@ impl SglangNames {
     /// # Errors
     /// [`NoClientName`] if this server has no such pool, component or shard.
     pub fn print(&self, key: &ObjectKey) -> Result<String, NoClientName> {
-        let text = self.spell(key).filter(|text| self.read(key.namespace(), text) == Some(*key));
+        let text =
+            self.format_name(key).filter(|text| self.read(key.namespace(), text) == Some(*key));
         text.ok_or_else(|| {
             NoClientName::of(key, "this server has no such pool, component or shard")
         })
@@ -83,37 +84,37 @@ impl SglangNames {
         let rest = text.strip_prefix(&*self.head)?;
         let hash = PrefixHash::from_hex(rest.get(..64)?)?;
         let rest = rest.get(64..)?.strip_prefix('_')?;
-        let part = match self.config.road {
-            SglangBackend::HostPools => self.config.read_part(rest),
-            SglangBackend::DirectLinker => self.config.read_linker_part(rest),
+        let part = match self.config.backend {
+            SglangBackend::HostPools => self.config.parse_part(rest),
+            SglangBackend::DirectLinker => self.config.parse_linker_part(rest),
         }?;
         ObjectKey::new(namespace, hash, part.role, part.pool, part.component, part.shard).ok()
     }
 
     /// The text of a key, `None` if it has none. The caller must check that the text parses to the
     /// same key.
-    fn spell(&self, key: &ObjectKey) -> Option<String> {
+    fn format_name(&self, key: &ObjectKey) -> Option<String> {
         let mut text = String::with_capacity(self.head.len() + 96);
         // Writing to a String cannot fail.
         let _ = write!(text, "{}{}_", self.head, key.hash());
         let (pool, component) = (key.pool(), key.component());
         let part = Part { role: key.role(), pool, component, shard: key.shard() };
-        match self.config.road {
-            SglangBackend::HostPools => self.config.spell_part(&mut text, part)?,
-            SglangBackend::DirectLinker => self.config.spell_linker_part(&mut text, part)?,
+        match self.config.backend {
+            SglangBackend::HostPools => self.config.format_part(&mut text, part)?,
+            SglangBackend::DirectLinker => self.config.format_linker_part(&mut text, part)?,
         }
         Some(text)
     }
 }
 
 impl SglangConfig {
-    fn read_part<'a>(&self, text: &'a str) -> Option<Part<'a>> {
-        let replicated = self.read_replicated(text).and_then(|(shard, tail)| {
+    fn parse_part<'a>(&self, text: &'a str) -> Option<Part<'a>> {
+        let replicated = self.parse_replicated(text).and_then(|(shard, tail)| {
             let row = table::by_tail(self, tail, false)?;
             Some(row.part(tail, shard))
         });
         replicated.or_else(|| {
-            let (rank, pp, tail) = self.read_sharded(text)?;
+            let (rank, pp, tail) = self.parse_sharded(text)?;
             let row = table::by_tail(self, tail, true)?;
             let shard = match self.tp_lcm_size.filter(|_| row.heads) {
                 Some(lcm) => self.heads(row.role, row.pool, rank, pp, lcm),
@@ -123,22 +124,22 @@ impl SglangConfig {
         })
     }
 
-    fn spell_part(&self, text: &mut String, part: Part<'_>) -> Option<()> {
+    fn format_part(&self, text: &mut String, part: Part<'_>) -> Option<()> {
         let row = table::by_part(self, part)?;
         if row.heads && self.tp_lcm_size.is_some() {
-            self.spell_heads(text, part.role, part.pool, part.shard)
+            self.format_heads(text, part.role, part.pool, part.shard)
         } else if row.sharded {
-            self.spell_sharded(text, part.shard)
+            self.format_sharded(text, part.shard)
         } else {
-            self.spell_replicated(text, part.shard)
+            self.format_replicated(text, part.shard)
         }?;
         text.push('_');
         text.push_str(if row.tail.is_empty() { part.component } else { row.tail });
         Some(())
     }
 
-    fn read_linker_part<'a>(&self, text: &'a str) -> Option<Part<'a>> {
-        let (shard, name) = self.read_linker_ranks(text)?;
+    fn parse_linker_part<'a>(&self, text: &'a str) -> Option<Part<'a>> {
+        let (shard, name) = self.parse_linker_ranks(text)?;
         let (role, pool) = match name {
             "k" => (Role::Target, "kv"),
             "draft" => (Role::Draft, "kv"),
@@ -151,8 +152,8 @@ impl SglangConfig {
         Some(Part { role, pool, component: PACKED, shard })
     }
 
-    fn spell_linker_part(&self, text: &mut String, part: Part<'_>) -> Option<()> {
-        self.spell_linker_ranks(text, part.shard)?;
+    fn format_linker_part(&self, text: &mut String, part: Part<'_>) -> Option<()> {
+        self.format_linker_ranks(text, part.shard)?;
         text.push('_');
         text.push_str(match (part.role, part.pool) {
             (Role::Target, "kv") => "k",

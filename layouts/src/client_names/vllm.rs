@@ -86,7 +86,7 @@ impl VllmConfig {
     fn check(&self) -> Result<(), ContextError> {
         let (tp, pp, pcp, dcp) = (self.tp_size, self.pp_size, self.pcp_size, self.dcp_size);
         let sizes = [("tp_size", tp), ("pp_size", pp), ("pcp_size", pcp), ("dcp_size", dcp)];
-        ContextError::unless_sizes(&sizes)?;
+        ContextError::ensure_sizes(&sizes)?;
         let unless = ContextError::unless;
         let groups = &self.group_replication;
         let divides = |factor: &u16| *factor > 0 && tp.is_multiple_of(*factor);
@@ -214,7 +214,8 @@ impl VllmNames {
                 "the block hash is not 32 bytes long and cannot be restored from its hash",
             ));
         }
-        let text = self.spell(key).filter(|text| self.parse(key.namespace(), text) == Some(*key));
+        let text =
+            self.format_name(key).filter(|text| self.parse(key.namespace(), text) == Some(*key));
         text.ok_or_else(|| NoClientName::of(key, "this server has no such group or shard"))
     }
 
@@ -229,7 +230,7 @@ impl VllmNames {
         ]
     }
 
-    fn spell(&self, key: &ObjectKey) -> Option<String> {
+    fn format_name(&self, key: &ObjectKey) -> Option<String> {
         let group = key.pool().strip_prefix("group_")?;
         let Shard::Rank { tp, pp, cp, dcp } = key.shard() else { return None };
         let (tp, pp, pcp, dcp, hash) = (tp.rank, pp.rank, cp.rank, dcp.rank, key.hash());

@@ -26,7 +26,7 @@ const RANKS_MAX: u64 = 1 << 14;
 
 /// A range of a stored object and its place in the reader's component.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Move {
+pub struct RangeCopy {
     /// First byte in the stored object.
     pub from: u64,
     /// First byte in the reader's component, in the byte order of the reader's own object.
@@ -37,7 +37,7 @@ pub struct Move {
 
 /// One stored object and the ranges to read from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Source {
+pub struct SourceObject {
     /// The object's component name.
     pub component: String,
     /// The object's shard.
@@ -46,10 +46,10 @@ pub struct Source {
     pub bytes: u64,
     /// Ranges, ordered by their place in the reader's component; no two are adjacent in both object
     /// and component.
-    pub moves: Vec<Move>,
+    pub moves: Vec<RangeCopy>,
 }
 
-impl Source {
+impl SourceObject {
     /// Bytes read from the object. If these are all of its bytes, one read of the whole object with
     /// a scatter list of the ranges, ordered by `from`, is cheaper than one read per range.
     pub fn taken(&self) -> u64 {
@@ -73,9 +73,9 @@ pub struct RangeRead {
     pub chunks: Vec<Chunk>,
 }
 
-impl Source {
+impl SourceObject {
     /// The gets that read the object's share of a page into the reader's buffers; ranges that are
-    /// adjacent in the object are merged. `component` is that of the [`Plan`], `extents` are those
+    /// adjacent in the object are merged. `component` is that of the [`ReshardPlan`], `extents` are those
     /// of the reader's pool.
     ///
     /// # Errors
@@ -102,7 +102,7 @@ impl Source {
         }
         let mut moves = self.moves.clone();
         moves.sort_unstable_by_key(|m| m.from);
-        let read = |run: &[Move]| {
+        let read = |run: &[RangeCopy]| {
             let bytes: u64 = run.iter().map(|m| m.len).sum();
             let first = run.first().map_or(0, |m| m.from);
             let chunks = run.iter().flat_map(|m| destination(&chunks, m)).collect();
@@ -113,7 +113,10 @@ impl Source {
 }
 
 /// The parts of the chunks that receive the bytes of a move.
-fn destination<'a>(chunks: &'a [(u64, Chunk)], m: &Move) -> impl Iterator<Item = Chunk> + use<'a> {
+fn destination<'a>(
+    chunks: &'a [(u64, Chunk)],
+    m: &RangeCopy,
+) -> impl Iterator<Item = Chunk> + use<'a> {
     let (from, to) = (m.to, m.to + m.len);
     let first = chunks.partition_point(|(at, chunk)| at + chunk.len <= from);
     chunks[first..].iter().take_while(move |(at, _)| *at < to).map(move |(at, chunk)| {
@@ -124,11 +127,11 @@ fn destination<'a>(chunks: &'a [(u64, Chunk)], m: &Move) -> impl Iterator<Item =
 
 /// The reads that fill one of the reader's components.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct ReshardPlan {
     /// Number of the component in the reader's pool.
     pub component: usize,
     /// The objects to read; their moves fill the component without gaps or overlaps.
-    pub sources: Vec<Source>,
+    pub sources: Vec<SourceObject>,
 }
 
 /// The plans that fill a reader's pool from objects that writers stored. Of `writer`, only layout,
@@ -141,7 +144,7 @@ pub fn plan(
     reader: &Placement,
     role: Role,
     pool: &str,
-) -> Result<Vec<Plan>, GeometryError> {
+) -> Result<Vec<ReshardPlan>, GeometryError> {
     let mine = Geometry::new(model, reader)?.pool(role, pool)?.clone();
     let stored = stored(model, writer, reader, role, pool)?;
     (0..).zip(&mine.components).map(|(i, component)| fill(&mine, i, component, &stored)).collect()
@@ -190,7 +193,7 @@ fn fill(
     index: usize,
     component: &Component,
     stored: &[Pool],
-) -> Result<Plan, GeometryError> {
+) -> Result<ReshardPlan, GeometryError> {
     let wanted = pieces(component, &mine.buffers);
     let (mut sources, mut taken, mut found) = (Vec::new(), BTreeSet::new(), 0u64);
     for pool in stored {
@@ -211,14 +214,14 @@ fn fill(
             if !moves.is_empty() {
                 let Component { name, shard, bytes, .. } = object;
                 let source =
-                    Source { component: name.clone(), shard: *shard, bytes: *bytes, moves };
+                    SourceObject { component: name.clone(), shard: *shard, bytes: *bytes, moves };
                 found += source.taken();
                 sources.push(source);
             }
         }
     }
     if found == component.bytes {
-        return Ok(Plan { component: index, sources });
+        return Ok(ReshardPlan { component: index, sources });
     }
     Err(GeometryError::NotHeld {
         pool: mine.client_name(),
@@ -231,7 +234,7 @@ fn fill(
 
 /// Sort moves by their place in the reader's component and merge those that are adjacent in both
 /// object and component.
-fn merged(mut moves: Vec<Move>) -> Vec<Move> {
+fn merged(mut moves: Vec<RangeCopy>) -> Vec<RangeCopy> {
     moves.sort_unstable_by_key(|m| m.to);
     moves.dedup_by(|next, last| {
         let touches = last.from + last.len == next.from && last.to + last.len == next.to;
@@ -297,7 +300,7 @@ impl Piece {
     }
 
     /// Add the ranges of elements that both pieces have; `None` if they exceed [`RANGES_MAX`].
-    fn intersect(&self, want: &Piece, moves: &mut Vec<Move>) -> Option<()> {
+    fn intersect(&self, want: &Piece, moves: &mut Vec<RangeCopy>) -> Option<()> {
         if self.state != want.state || self.element_bytes != want.element_bytes {
             return Some(());
         }
@@ -322,7 +325,7 @@ impl Piece {
         let total = loops.iter().try_fold(1u64, |n, (count, ..)| n.checked_mul(*count));
         let total = total.filter(|n| *n <= RANGES_MAX - (moves.len() as u64).min(RANGES_MAX))?;
         moves.extend((0..total).map(|mut index| {
-            let mut m = Move { from, to, len: run };
+            let mut m = RangeCopy { from, to, len: run };
             for (count, held, wanted) in &loops {
                 m.from += index % count * held;
                 m.to += index % count * wanted;

@@ -8,9 +8,9 @@ use super::{
     SegmentFact, Superblock, WHAT,
 };
 use crate::align::{ALIGN, is_aligned};
-use crate::checksum::{block_bytes_ok, checksum_around};
+use crate::checksum::{checksum_around, is_valid_block_bytes};
 use crate::error::FormatError;
-use crate::format::{VERSION, counter_ok, read};
+use crate::format::{VERSION, is_valid_counter, read};
 use crate::ids::{NamespaceId, StoreId};
 use crate::segment::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 
@@ -26,13 +26,13 @@ pub struct BlockDamage {
 }
 
 /// The version of a block that was chosen from the two copies.
-struct Chosen<'a> {
+struct ChosenBlock<'a> {
     head: BlockHead,
     bytes: &'a [u8],
     copy: usize,
 }
 
-impl Chosen<'_> {
+impl ChosenBlock<'_> {
     /// The error for a block that is intact but has invalid content.
     fn wrong(&self, error: FormatError) -> BlockDamage {
         BlockDamage { copy: self.copy, index: self.head.index, error }
@@ -88,7 +88,7 @@ pub fn decode(copies: [&[u8]; 2]) -> Result<(Manifest, Vec<BlockDamage>), BlockD
 
 /// Take a block's sequence and check that encoding the manifest gives exactly this block. Reserved
 /// bytes were read as zero, so equality implies that counts are right and reserved bytes are zero.
-fn accept(m: &mut Manifest, block: &Chosen<'_>) -> Result<(), BlockDamage> {
+fn accept(m: &mut Manifest, block: &ChosenBlock<'_>) -> Result<(), BlockDamage> {
     let index = block.head.index;
     m.sequences[index as usize] = block.head.sequence;
     if m.block(index) != block.bytes {
@@ -124,7 +124,7 @@ pub(super) fn superblock(kind: u8, bytes: &[u8], longest: u64) -> Result<Superbl
             return wrong(field, 0);
         }
     }
-    if !block_bytes_ok(s.block_bytes) {
+    if !is_valid_block_bytes(s.block_bytes) {
         return wrong("block_bytes", s.block_bytes.into());
     }
     // A count is accepted only if the copy is long enough for it, so that it cannot size an
@@ -141,7 +141,8 @@ fn check_facts(m: &Manifest) -> Result<(), FormatError> {
     let mut order: Vec<NamespaceId> = m.generations().map(|(namespace, _)| namespace).collect();
     order.sort_unstable();
     let twice = order.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0]);
-    let unset = m.generations().find(|(_, g)| !counter_ok(g.0)).map(|(namespace, _)| namespace);
+    let unset =
+        m.generations().find(|(_, g)| !is_valid_counter(g.0)).map(|(namespace, _)| namespace);
     if let Some(namespace) = twice.or(unset) {
         return Err(FormatError::field(WHAT, "namespace", namespace));
     }
@@ -171,7 +172,7 @@ pub(super) fn block_head(bytes: &[u8], index: u32) -> Result<BlockHead, FormatEr
     if head.count as usize > FACTS {
         return Err(FormatError::field(WHAT, "count", head.count));
     }
-    if !counter_ok(head.sequence) {
+    if !is_valid_counter(head.sequence) {
         return Err(FormatError::field(WHAT, "sequence", head.sequence));
     }
     Ok(head)
@@ -184,15 +185,15 @@ fn newest<'a>(
     index: u32,
     store: Option<StoreId>,
     damage: &mut Vec<BlockDamage>,
-) -> Result<Chosen<'a>, BlockDamage> {
+) -> Result<ChosenBlock<'a>, BlockDamage> {
     let at = index as usize * ALIGN as usize;
-    let mut best: Option<Chosen<'a>> = None;
+    let mut best: Option<ChosenBlock<'a>> = None;
     let mut invalid = None;
     for (copy, bytes) in copies.into_iter().enumerate() {
         let bytes = bytes.get(at..at + ALIGN as usize).unwrap_or_default();
         let checked = block_head(bytes, index).and_then(|head| {
             FormatError::same(WHAT, "store", head.store, store.unwrap_or(head.store))?;
-            Ok(Chosen { head, bytes, copy })
+            Ok(ChosenBlock { head, bytes, copy })
         });
         match checked {
             // A newer format is an error even if the other copy is readable.
@@ -220,9 +221,9 @@ fn newest<'a>(
 
 /// The newer of two valid versions of a block, and the older one as damage.
 fn rank<'a>(
-    a: Chosen<'a>,
-    b: Chosen<'a>,
-) -> Result<(Chosen<'a>, Option<BlockDamage>), BlockDamage> {
+    a: ChosenBlock<'a>,
+    b: ChosenBlock<'a>,
+) -> Result<(ChosenBlock<'a>, Option<BlockDamage>), BlockDamage> {
     FormatError::same(WHAT, "store", b.head.store, a.head.store).map_err(|error| b.wrong(error))?;
     let (newer, older) = match a.head.sequence.cmp(&b.head.sequence) {
         std::cmp::Ordering::Less => (b, a),

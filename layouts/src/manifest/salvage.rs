@@ -9,7 +9,7 @@ use super::{
 };
 use crate::align::ALIGN;
 use crate::error::FormatError;
-use crate::format::counter_ok;
+use crate::format::is_valid_counter;
 use crate::ids::{Generation, Incarnation, NamespaceId, SegmentId, SegmentOrder, StoreId};
 
 /// The facts salvaged from a manifest.
@@ -80,7 +80,7 @@ impl Salvage {
     }
 
     fn add_namespaces(&mut self, head: &BlockHead, bytes: &[u8]) {
-        for f in facts::<NamespaceFact>(head, bytes).filter(|f| counter_ok(f.generation)) {
+        for f in facts::<NamespaceFact>(head, bytes).filter(|f| is_valid_counter(f.generation)) {
             match self.generations.iter_mut().find(|(namespace, _)| *namespace == f.namespace) {
                 Some((_, known)) => *known = (*known).max(Generation(f.generation)),
                 None => self.generations.push((f.namespace, Generation(f.generation))),
@@ -93,7 +93,7 @@ impl Manifest {
     /// A manifest to overwrite `copies`, neither of which is complete. Each of its blocks has a
     /// higher sequence than the intact versions in `copies`, so that a reader prefers the new
     /// blocks even if only some were written.
-    pub fn superseding(store: StoreId, superblock: Superblock, copies: [&[u8]; 2]) -> Manifest {
+    pub fn overwriting(store: StoreId, superblock: Superblock, copies: [&[u8]; 2]) -> Manifest {
         let mut m = Manifest::new(store, superblock);
         for (index, sequence) in m.sequences.iter_mut().enumerate() {
             let heads =

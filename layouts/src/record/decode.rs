@@ -8,9 +8,9 @@ use super::{
     RecordKind, WHAT, header_bytes,
 };
 use crate::align::{ALIGN, align_up, is_aligned};
-use crate::checksum::{block_bytes_ok, block_count, checksum_around};
+use crate::checksum::{block_count, checksum_around, is_valid_block_bytes};
 use crate::error::FormatError;
-use crate::format::{VERSION, counter_ok, is_zero, read};
+use crate::format::{VERSION, is_valid_counter, is_zero, read};
 
 impl<'a> Record<'a> {
     /// Read a header from the start of `bytes` (more may follow). Never panics, allocates nothing.
@@ -72,7 +72,7 @@ fn check_head(h: &RecordHead) -> Result<(), FormatError> {
     if members == 0 || members > MEMBERS_MAX as u64 {
         return wrong("member_count", members);
     }
-    if !block_bytes_ok(h.block_bytes) {
+    if !is_valid_block_bytes(h.block_bytes) {
         return wrong("block_bytes", h.block_bytes.into());
     }
     if header_bytes(members, h.block_count.into()) != u64::from(h.header_bytes) {
@@ -86,7 +86,7 @@ fn check_head(h: &RecordHead) -> Result<(), FormatError> {
     for (field, value) in
         [("generation", h.generation), ("incarnation", h.incarnation), ("sequence", h.sequence)]
     {
-        if !counter_ok(value) {
+        if !is_valid_counter(value) {
             return wrong(field, value);
         }
     }

@@ -200,7 +200,7 @@ impl Feature {
 /// Reason why a peer is not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Reason {
+pub enum RefusalReason {
     /// There is no common protocol version.
     Version = 1,
     /// One side lacks a feature that the other requires.
@@ -215,15 +215,15 @@ pub enum Reason {
     Late = 6,
 }
 
-impl Reason {
+impl RefusalReason {
     /// All reasons.
-    pub const ALL: [Reason; 6] = [
-        Reason::Version,
-        Reason::Feature,
-        Reason::Denied,
-        Reason::Busy,
-        Reason::Malformed,
-        Reason::Late,
+    pub const ALL: [RefusalReason; 6] = [
+        RefusalReason::Version,
+        RefusalReason::Feature,
+        RefusalReason::Denied,
+        RefusalReason::Busy,
+        RefusalReason::Malformed,
+        RefusalReason::Late,
     ];
 }
 
@@ -231,7 +231,7 @@ impl Reason {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// Reason.
-    pub reason: Reason,
+    pub reason: RefusalReason,
     /// Oldest and newest protocol version that the server speaks.
     pub versions: (u16, u16),
     /// Missing features, one bit each.
@@ -299,7 +299,7 @@ impl Refusal {
         let short =
             |need: usize| FormatError::Short { structure: REFUSAL, need: need as u64, have };
         let head: RefusalHead = read(body).ok_or_else(|| short(RefusalHead::BYTES))?;
-        let reason = Reason::ALL.into_iter().find(|r| *r as u8 == head.reason);
+        let reason = RefusalReason::ALL.into_iter().find(|r| *r as u8 == head.reason);
         let reason = reason.ok_or_else(|| FormatError::field(REFUSAL, "reason", head.reason))?;
         if head.reserved != 0 {
             return Err(FormatError::field(REFUSAL, "reserved", head.reserved));

@@ -1,7 +1,7 @@
 //! The header of every frame. It has its own checksum: a reader uses a length only after the header
 //! is verified, and only up to a cap.
 
-use super::{CONTROL_BODY_MAX, DATA_BODY_MAX, GREETING_BODY_MAX, Kind};
+use super::{CONTROL_BODY_MAX, DATA_BODY_MAX, FrameKind, GREETING_BODY_MAX};
 use crate::checksum::checksum64;
 use crate::error::FormatError;
 use crate::format::{read, structure};
@@ -56,7 +56,7 @@ pub struct HeadFacts {
     /// Protocol version.
     pub version: u16,
     /// Kind of frame.
-    pub kind: Kind,
+    pub kind: FrameKind,
     /// Operation.
     pub op: OpId,
     /// Number of the item; 0 except in data.
@@ -71,7 +71,7 @@ pub struct HeadFacts {
 
 impl HeadFacts {
     /// The header of a control frame with this body.
-    pub fn control(version: u16, kind: Kind, op: OpId, body: &[u8]) -> HeadFacts {
+    pub fn control(version: u16, kind: FrameKind, op: OpId, body: &[u8]) -> HeadFacts {
         let body_bytes = u32::try_from(body.len()).unwrap_or(u32::MAX);
         HeadFacts {
             version,
@@ -86,7 +86,7 @@ impl HeadFacts {
 
     /// The header of a data frame.
     pub fn data(version: u16, op: OpId, item: u32, offset: u64, body_bytes: u32) -> HeadFacts {
-        HeadFacts { version, kind: Kind::Data, op, item, offset, body_bytes, body_checksum: 0 }
+        HeadFacts { version, kind: FrameKind::Data, op, item, offset, body_bytes, body_checksum: 0 }
     }
 
     /// Check a control frame's body against its head.
@@ -129,7 +129,8 @@ pub fn decode(
     if checksum64(&bytes[..COVERED]) != head.checksum {
         return Err(FormatError::Checksum { structure: WHAT });
     }
-    let kind = Kind::of(head.kind).ok_or_else(|| FormatError::field(WHAT, "kind", head.kind))?;
+    let kind = FrameKind::from_tag(head.kind)
+        .ok_or_else(|| FormatError::field(WHAT, "kind", head.kind))?;
     let expected = if kind.is_greeting() { super::VERSION_GREETING } else { version.unwrap_or(0) };
     FormatError::same(WHAT, "version", head.version, expected)?;
     if head.flags != 0 {
@@ -152,26 +153,32 @@ fn check(h: &HeadFacts) -> Result<(), FormatError> {
     let (least, most) = match h.kind {
         kind if kind.is_bare() => (0, 0),
         kind if kind.is_greeting() => (1, GREETING_BODY_MAX),
-        Kind::Data => (1, DATA_BODY_MAX),
+        FrameKind::Data => (1, DATA_BODY_MAX),
         _ => (1, CONTROL_BODY_MAX),
     };
     if !(least..=most).contains(&h.body_bytes) {
         return Err(FormatError::field(WHAT, "body_bytes", h.body_bytes));
     }
     let op_ok = match h.kind {
-        Kind::Request | Kind::Pull | Kind::Data | Kind::Outcome | Kind::Cancel | Kind::Shown => {
-            h.op.0 != 0
-        }
-        Kind::Ping | Kind::Pong => true,
-        Kind::Hello | Kind::Welcome | Kind::Refusal | Kind::Challenge | Kind::Proof | Kind::Bye => {
-            h.op.0 == 0
-        }
-        Kind::Taken => h.op.0 == 0,
+        FrameKind::Request
+        | FrameKind::Pull
+        | FrameKind::Data
+        | FrameKind::Outcome
+        | FrameKind::Cancel
+        | FrameKind::Shown => h.op.0 != 0,
+        FrameKind::Ping | FrameKind::Pong => true,
+        FrameKind::Hello
+        | FrameKind::Welcome
+        | FrameKind::Refusal
+        | FrameKind::Challenge
+        | FrameKind::Proof
+        | FrameKind::Bye => h.op.0 == 0,
+        FrameKind::Taken => h.op.0 == 0,
     };
     if !op_ok {
         return Err(FormatError::field(WHAT, "op", h.op.0));
     }
-    if h.kind == Kind::Data {
+    if h.kind == FrameKind::Data {
         if h.body_checksum != 0 {
             return Err(FormatError::field(WHAT, "body_checksum", h.body_checksum));
         }
@@ -198,7 +205,7 @@ pub fn split(bytes: &[u8], version: Option<u16>) -> Result<(HeadFacts, Mac, &[u8
         .get(FrameHead::BYTES..)
         .and_then(|rest| rest.get(..facts.body_bytes as usize))
         .ok_or_else(|| short(need))?;
-    if facts.kind != Kind::Data {
+    if facts.kind != FrameKind::Data {
         facts.check_body(body)?;
     }
     Ok((facts, mac, body))
@@ -212,7 +219,7 @@ mod tests {
     fn frame_header_round_trips() {
         let data = HeadFacts::data(1, OpId(7), 3, 4096, 5);
         assert_eq!(decode(&encode(&data, [9; 16]), Some(1)), Ok((data, [9; 16])));
-        let control = HeadFacts::control(1, Kind::Request, OpId(7), b"body");
+        let control = HeadFacts::control(1, FrameKind::Request, OpId(7), b"body");
         assert_eq!(decode(&encode(&control, [0; 16]), Some(1)), Ok((control, [0; 16])));
         assert_eq!(control.check_body(b"body"), Ok(()));
         assert_eq!(
@@ -223,17 +230,17 @@ mod tests {
 
     #[test]
     fn inconsistent_frame_header_is_refused_by_field() {
-        let good = HeadFacts::control(1, Kind::Request, OpId(7), b"body");
+        let good = HeadFacts::control(1, FrameKind::Request, OpId(7), b"body");
         let data = HeadFacts::data(1, OpId(7), 3, 4096, 5);
         let cases = [
             (HeadFacts { op: OpId(0), ..good }, "op"),
-            (HeadFacts { kind: Kind::Hello, ..good }, "op"),
+            (HeadFacts { kind: FrameKind::Hello, ..good }, "op"),
             (HeadFacts { body_bytes: 0, ..good }, "body_bytes"),
             (HeadFacts { body_bytes: CONTROL_BODY_MAX + 1, ..good }, "body_bytes"),
-            (HeadFacts { kind: Kind::Ping, ..good }, "body_bytes"),
+            (HeadFacts { kind: FrameKind::Ping, ..good }, "body_bytes"),
             (
                 HeadFacts {
-                    kind: Kind::Proof,
+                    kind: FrameKind::Proof,
                     op: OpId(0),
                     body_bytes: GREETING_BODY_MAX + 1,
                     ..good
@@ -257,7 +264,7 @@ mod tests {
 
     #[test]
     fn split_returns_body_or_refuses_short_frame() {
-        let facts = HeadFacts::control(1, Kind::Request, OpId(7), b"body");
+        let facts = HeadFacts::control(1, FrameKind::Request, OpId(7), b"body");
         let mut frame = encode(&facts, [0; 16]).to_vec();
         frame.extend_from_slice(b"body and more");
         assert_eq!(split(&frame, Some(1)).map(|(_, _, body)| body), Ok(&b"body"[..]));

@@ -14,11 +14,11 @@ use crate::checksum::Checksum;
 use crate::format::structure;
 use crate::key::ObjectKey;
 
-pub use events::{EventItem, EventsSaid, Happened};
+pub use events::{EventItem, EventList, WireEvent};
 pub use failure::{ErrorTag, Failure, TEXT_MAX};
-pub use read::{Answer, decode};
+pub use read::{DecodedOutcome, decode};
 pub use views::{RegionExtent, ViewItem, digest};
-pub use write::{Written, encode};
+pub use write::{OutcomeToSend, encode};
 
 structure! {
     /// Start of an outcome's body. The rest depends on the form: items, then checksums of 16 bytes,
@@ -166,7 +166,7 @@ impl GroupState {
 
 /// The base group of an attached object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Base {
+pub struct BaseRef {
     /// Index of the base in the outcome, from 0. Hits that were put together, and only those, share
     /// an index; indices are in the order of first use.
     pub number: u32,
@@ -176,7 +176,7 @@ pub struct Base {
 
 /// Result of one item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict<'a> {
+pub enum ItemOutcome<'a> {
     /// Every byte was sent before this frame; the receiver must verify the checksums.
     Hit {
         /// Source of the bytes.
@@ -190,7 +190,7 @@ pub enum Verdict<'a> {
         /// are attached and `base` is `None`.
         members: u32,
         /// The base group that they are attached to.
-        base: Option<Base>,
+        base: Option<BaseRef>,
     },
     /// The object was not read.
     Miss(CauseTag),
@@ -212,7 +212,7 @@ pub struct Item<'a> {
     /// [`crate::checksum::key_hash`] of the item's key.
     pub key_hash: Checksum,
     /// Result.
-    pub verdict: Verdict<'a>,
+    pub verdict: ItemOutcome<'a>,
 }
 
 /// The items of an outcome, in the order of the request, borrowed from a frame.

@@ -34,7 +34,7 @@ const WHAT: &str = "put";
 
 /// The kind of groups in a put, with the keys or the name that the kind requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum With<'a> {
+pub enum PutGroupKind<'a> {
     /// Complete base groups.
     Nothing,
     /// Attached groups; for each group, a key of the base group that it is attached to.
@@ -45,21 +45,21 @@ pub enum With<'a> {
     Open(u64),
 }
 
-impl<'a> With<'a> {
+impl<'a> PutGroupKind<'a> {
     /// The keys as in the frame.
     pub(super) fn keys(self) -> List<'a, ObjectKey> {
         match self {
-            With::Nothing | With::Open(_) => List::of(&[]),
-            With::Bases(keys) | With::Required(keys) => keys,
+            PutGroupKind::Nothing | PutGroupKind::Open(_) => List::of(&[]),
+            PutGroupKind::Bases(keys) | PutGroupKind::Required(keys) => keys,
         }
     }
 }
 
 /// The groups of a put, borrowed from a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Puts<'a> {
+pub struct PutBody<'a> {
     items: List<'a, PutItem>,
-    with: With<'a>,
+    with: PutGroupKind<'a>,
     checksums: List<'a, Checksum>,
     block_bytes: u32,
     group_count: u32,
@@ -84,16 +84,16 @@ pub struct PutObject<'a> {
     pub shown: Option<(u32, u64)>,
 }
 
-impl<'a> Puts<'a> {
+impl<'a> PutBody<'a> {
     /// Check that the items, checksums and counts are consistent.
     pub(super) fn checked(
         items: List<'a, PutItem>,
-        with: With<'a>,
+        with: PutGroupKind<'a>,
         checksums: List<'a, Checksum>,
         block_bytes: u32,
         group_count: u32,
         steady: u64,
-    ) -> Result<Puts<'a>, FormatError> {
+    ) -> Result<PutBody<'a>, FormatError> {
         let wrong = |field, value: u64| Err(FormatError::field(WHAT, field, value));
         // The first item has group 0; each other item has the group of the item before it, or the
         // next one.
@@ -127,11 +127,11 @@ impl<'a> Puts<'a> {
         if sums != checksums.len() as u64 {
             return wrong("checksum_count", sums);
         }
-        Ok(Puts { items, with, checksums, block_bytes, group_count, steady })
+        Ok(PutBody { items, with, checksums, block_bytes, group_count, steady })
     }
 
     /// The kind of the groups.
-    pub fn with(&self) -> With<'a> {
+    pub fn group_kind(&self) -> PutGroupKind<'a> {
         self.with
     }
 
@@ -148,24 +148,24 @@ impl<'a> Puts<'a> {
     /// A key of the base group that `group` is attached to; `None` if it is not attached.
     pub fn base(&self, group: u32) -> Option<ObjectKey> {
         match self.with {
-            With::Bases(bases) => bases.get(group as usize),
-            With::Nothing | With::Required(_) | With::Open(_) => None,
+            PutGroupKind::Bases(bases) => bases.get(group as usize),
+            PutGroupKind::Nothing | PutGroupKind::Required(_) | PutGroupKind::Open(_) => None,
         }
     }
 
     /// The objects of a complete group, as keys of any page, if the groups are parts; else `None`.
     pub fn required(&self) -> Option<List<'a, ObjectKey>> {
         match self.with {
-            With::Required(required) => Some(required),
-            With::Nothing | With::Bases(_) | With::Open(_) => None,
+            PutGroupKind::Required(required) => Some(required),
+            PutGroupKind::Nothing | PutGroupKind::Bases(_) | PutGroupKind::Open(_) => None,
         }
     }
 
     /// The name of the open group that the objects are put into, if any.
     pub fn open(&self) -> Option<u64> {
         match self.with {
-            With::Open(name) => Some(name),
-            With::Nothing | With::Bases(_) | With::Required(_) => None,
+            PutGroupKind::Open(name) => Some(name),
+            PutGroupKind::Nothing | PutGroupKind::Bases(_) | PutGroupKind::Required(_) => None,
         }
     }
 
@@ -224,7 +224,7 @@ impl PutBuilder {
     }
 
     /// An empty put into the open group `name`; each object is a group of its own in the request.
-    pub fn into_open(block_bytes: u32, name: u64) -> PutBuilder {
+    pub fn for_open_group(block_bytes: u32, name: u64) -> PutBuilder {
         PutBuilder { open: Some(name), ..PutBuilder::new(block_bytes) }
     }
 
@@ -263,35 +263,42 @@ impl PutBuilder {
         }
     }
 
-    /// Reserved: the number that [`Puts::steady`] reads. Not into an open group.
+    /// Reserved: the number that [`PutBody::steady`] reads. Not into an open group.
     pub fn steady(&mut self, number: u64) {
         self.steady = number;
     }
 
     /// Whether any object is passed by reference. Such a put is valid only on the connection that
     /// shares the regions.
-    pub fn shows(&self) -> bool {
+    pub fn has_refs(&self) -> bool {
         self.items.iter().any(|item| item.shown != 0)
     }
 
     /// The put so far. An error names the inconsistent field, for example if a group has no objects
     /// or an object has too many checksums.
-    pub fn puts(&self) -> Result<Puts<'_>, FormatError> {
+    pub fn puts(&self) -> Result<PutBody<'_>, FormatError> {
         if !self.bases.is_empty() && self.bases.len() != self.groups as usize {
             return Err(FormatError::field(WHAT, "bases", self.bases.len()));
         }
         let checksums = List::of(&self.checksums);
         let block_bytes = if checksums.is_empty() { 0 } else { self.block_bytes };
         let with = match (self.bases.as_slice(), self.required.as_slice()) {
-            ([], []) if self.open.is_some() => With::Open(self.open.unwrap_or(0)),
-            ([], []) => With::Nothing,
-            (bases, []) => With::Bases(List::of(bases)),
-            ([], required) => With::Required(List::of(required)),
+            ([], []) if self.open.is_some() => PutGroupKind::Open(self.open.unwrap_or(0)),
+            ([], []) => PutGroupKind::Nothing,
+            (bases, []) => PutGroupKind::Bases(List::of(bases)),
+            ([], required) => PutGroupKind::Required(List::of(required)),
             _ => return Err(FormatError::field(WHAT, "required", self.required.len())),
         };
         if self.open.is_some() && self.steady != 0 {
             return Err(FormatError::field(WHAT, "steady", self.steady));
         }
-        Puts::checked(List::of(&self.items), with, checksums, block_bytes, self.groups, self.steady)
+        PutBody::checked(
+            List::of(&self.items),
+            with,
+            checksums,
+            block_bytes,
+            self.groups,
+            self.steady,
+        )
     }
 }

@@ -4,8 +4,8 @@
 use std::ops::Range;
 
 use super::List;
-use super::put::{PutItem, Puts, With};
-use crate::checksum::{Checksum, block_bytes_ok};
+use super::put::{PutBody, PutGroupKind, PutItem};
+use crate::checksum::{Checksum, is_valid_block_bytes};
 use crate::error::FormatError;
 use crate::format::{is_zero, read, structure};
 use crate::ids::NamespaceId;
@@ -153,7 +153,7 @@ verbs! {
 
 impl Verb {
     /// The verb with this tag; no verb has tag 0.
-    pub fn of(tag: u8) -> Option<Verb> {
+    pub fn from_tag(tag: u8) -> Option<Verb> {
         Verb::ALL.iter().copied().find(|verb| *verb as u8 == tag)
     }
 }
@@ -237,7 +237,7 @@ pub struct RequestOptions {
     /// Identifier of the client's own request; 0 if the request stands alone.
     pub request: u64,
     /// Whether the sender is a store that has this one as a peer. Requires the feature `peers`.
-    pub of_store: bool,
+    pub from_store: bool,
 }
 
 /// A decoded request, borrowed from its frame.
@@ -249,8 +249,8 @@ pub enum RequestBody<'a> {
     ExistsPrefix(List<'a, ObjectKey>),
     /// Read these objects.
     Get(List<'a, GetItem>),
-    /// Store these objects; [`Puts::with`] determines the verb.
-    Put(Puts<'a>),
+    /// Store these objects; [`PutBody::with`] determines the verb.
+    Put(PutBody<'a>),
     /// Remove these objects.
     Remove(List<'a, ObjectKey>),
     /// Clear this namespace.
@@ -299,11 +299,11 @@ impl RequestBody<'_> {
             RequestBody::Exists(_) => Verb::Exists,
             RequestBody::ExistsPrefix(_) => Verb::ExistsPrefix,
             RequestBody::Get(_) => Verb::Get,
-            RequestBody::Put(puts) => match puts.with() {
-                With::Nothing => Verb::Put,
-                With::Bases(_) => Verb::PutAttached,
-                With::Required(_) => Verb::PutParts,
-                With::Open(_) => Verb::PutInto,
+            RequestBody::Put(puts) => match puts.group_kind() {
+                PutGroupKind::Nothing => Verb::Put,
+                PutGroupKind::Bases(_) => Verb::PutAttached,
+                PutGroupKind::Required(_) => Verb::PutParts,
+                PutGroupKind::Open(_) => Verb::PutInto,
             },
             RequestBody::Remove(_) => Verb::Remove,
             RequestBody::Clear(_) => Verb::Clear,
@@ -332,7 +332,7 @@ pub fn encode(terms: RequestOptions, ask: &RequestBody<'_>) -> Vec<u8> {
     let mut head: RequestHead = bytemuck::Zeroable::zeroed();
     head.verb = ask.verb() as u8;
     (head.deadline_ms, head.depth, head.request) = (terms.deadline_ms, terms.depth, terms.request);
-    head.flags = if terms.of_store { FLAG_STORE } else { 0 };
+    head.flags = if terms.from_store { FLAG_STORE } else { 0 };
     let mut parts: [&[u8]; 3] = [&[]; 3];
     match ask {
         RequestBody::Exists(keys)
@@ -349,7 +349,7 @@ pub fn encode(terms: RequestOptions, ask: &RequestBody<'_>) -> Vec<u8> {
             head.group_count = puts.group_count();
             head.checksum_count = puts.checksums().len() as u32;
             head.block_bytes = puts.block_bytes();
-            let keys = puts.with().keys();
+            let keys = puts.group_kind().keys();
             head.required_count = if puts.required().is_some() { keys.len() as u32 } else { 0 };
             head.number = puts.open().or(puts.steady()).unwrap_or(0);
             parts = [puts.items().bytes(), keys.bytes(), puts.checksums().bytes()];
@@ -383,22 +383,23 @@ pub fn decode(body: &[u8]) -> Result<(RequestOptions, RequestBody<'_>), FormatEr
         need: RequestHead::BYTES as u64,
         have,
     })?;
-    let verb = Verb::of(head.verb).ok_or_else(|| FormatError::field(WHAT, "verb", head.verb))?;
+    let verb =
+        Verb::from_tag(head.verb).ok_or_else(|| FormatError::field(WHAT, "verb", head.verb))?;
     if head.flags & !FLAG_STORE != 0 || head.reserved != 0 {
         return Err(FormatError::field(WHAT, "reserved", "not zero"));
     }
     check_counts(&head, verb)?;
     let mut rest = &body[RequestHead::BYTES..];
-    let ask = read_ask(&head, verb, &mut rest)?;
+    let ask = decode_body(&head, verb, &mut rest)?;
     if !rest.is_empty() {
         return Err(FormatError::field(WHAT, "length", have));
     }
-    let of_store = head.flags & FLAG_STORE != 0;
+    let from_store = head.flags & FLAG_STORE != 0;
     let terms = RequestOptions {
         deadline_ms: head.deadline_ms,
         depth: head.depth,
         request: head.request,
-        of_store,
+        from_store,
     };
     Ok((terms, ask))
 }
@@ -422,7 +423,7 @@ fn check_counts(head: &RequestHead, verb: Verb) -> Result<(), FormatError> {
     // Reserved there.
     let may_be_any = puts && verb != Verb::PutInto;
     let block_ok = if head.checksum_count > 0 {
-        block_bytes_ok(head.block_bytes)
+        is_valid_block_bytes(head.block_bytes)
     } else {
         head.block_bytes == 0
     };
@@ -441,7 +442,7 @@ fn check_counts(head: &RequestHead, verb: Verb) -> Result<(), FormatError> {
     }
 }
 
-fn read_ask<'a>(
+fn decode_body<'a>(
     head: &RequestHead,
     verb: Verb,
     rest: &mut &'a [u8],
@@ -482,15 +483,15 @@ fn read_ask<'a>(
             let items =
                 List::<PutItem>::take(rest, head.item_count).ok_or_else(missing("item_count"))?;
             let with = match verb {
-                Verb::PutAttached => With::Bases(keys(rest, head.group_count)?),
-                Verb::PutParts => With::Required(keys(rest, head.required_count)?),
-                Verb::PutInto => With::Open(head.number),
-                _ => With::Nothing,
+                Verb::PutAttached => PutGroupKind::Bases(keys(rest, head.group_count)?),
+                Verb::PutParts => PutGroupKind::Required(keys(rest, head.required_count)?),
+                Verb::PutInto => PutGroupKind::Open(head.number),
+                _ => PutGroupKind::Nothing,
             };
             let sums = List::<Checksum>::take(rest, head.checksum_count)
                 .ok_or_else(missing("checksum_count"))?;
             let steady = if verb == Verb::PutInto { 0 } else { head.number };
-            RequestBody::Put(Puts::checked(
+            RequestBody::Put(PutBody::checked(
                 items,
                 with,
                 sums,

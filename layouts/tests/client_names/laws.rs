@@ -61,7 +61,7 @@ prop_compose! {
             head_layers: if shares { head_layers(pp_size) } else { Vec::new() },
             rank_replicated,
             draft_rank_replicated,
-            road: if linker { SglangBackend::DirectLinker } else { SglangBackend::HostPools },
+            backend: if linker { SglangBackend::DirectLinker } else { SglangBackend::HostPools },
         }
     }
 }
@@ -321,14 +321,14 @@ fn distinct_texts_have_distinct_keys() {
         for (rank_replicated, draft_rank_replicated) in
             [(false, false), (false, true), (true, false), (true, true)]
         {
-            for road in [SglangBackend::HostPools, SglangBackend::DirectLinker] {
+            for backend in [SglangBackend::HostPools, SglangBackend::DirectLinker] {
                 let base = SglangConfig {
                     rank_replicated,
                     draft_rank_replicated,
-                    road,
+                    backend,
                     ..Default::default()
                 };
-                if !rank_replicated && road == SglangBackend::HostPools {
+                if !rank_replicated && backend == SglangBackend::HostPools {
                     let (tp_lcm_size, head_layers) = (Some(3), head_layers(pp_size));
                     let split = SglangConfig { tp_lcm_size, head_layers, pp_size, ..base.clone() };
                     read.push(no_two_alike(&super::sglang(split), texts.iter().cloned()));

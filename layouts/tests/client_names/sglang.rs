@@ -294,7 +294,7 @@ fn prefix_before_hash_is_parsed_and_printed() {
 
 #[test]
 fn direct_linker_names_any_pool() {
-    let linker = |config| SglangConfig { road: SglangBackend::DirectLinker, ..config };
+    let linker = |config| SglangConfig { backend: SglangBackend::DirectLinker, ..config };
     rows(
         linker(sharded(4, 2)),
         &[
@@ -339,7 +339,7 @@ fn inconsistent_sglang_config_is_refused_by_field() {
         (split(2, 3, one_stage()), "tp_lcm_size"),
         (split(4, 2, one_stage()), "tp_lcm_size"),
         (SglangConfig { rank_replicated: true, ..split(2, 4, one_stage()) }, "tp_lcm_size"),
-        (SglangConfig { road: linker, ..split(2, 4, one_stage()) }, "tp_lcm_size"),
+        (SglangConfig { backend: linker, ..split(2, 4, one_stage()) }, "tp_lcm_size"),
         (SglangConfig { cp_size: 2, ..split(2, 4, one_stage()) }, "tp_lcm_size"),
         (SglangConfig { head_layers: one_stage(), ..sharded(2, 1) }, "head_layers"),
         (SglangConfig { tp_lcm_size: Some(4), ..sharded(2, 1) }, "head_layers"),
@@ -360,7 +360,7 @@ fn inconsistent_sglang_config_is_refused_by_field() {
             SglangConfig {
                 dcp_size: 2,
                 logical_page_tokens: page,
-                road: linker,
+                backend: linker,
                 ..replicated(8, 1)
             },
             "dcp_size",

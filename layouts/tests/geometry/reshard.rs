@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use pagelith_layouts::geometry::reshard::{Plan, plan};
+use pagelith_layouts::geometry::reshard::{ReshardPlan, plan};
 use pagelith_layouts::geometry::*;
 use pagelith_layouts::key::Role;
 use pagelith_layouts::shard::{Shard, Slice};
@@ -69,7 +69,7 @@ fn store(model: &Model, writer: &Placement, role: Role, name: &str, page: u64) -
 }
 
 /// The reader's component, assembled by the plan; checks that every byte is written once.
-fn assemble(plan: &Plan, bytes: u64, stored: &Stored) -> Vec<u8> {
+fn assemble(plan: &ReshardPlan, bytes: u64, stored: &Stored) -> Vec<u8> {
     let mut out: Vec<Option<u8>> = vec![None; bytes as usize];
     for source in &plan.sources {
         let object = &stored[&(source.component.clone(), source.shard)];
@@ -218,7 +218,7 @@ fn every_tp_size_reads_pages_of_every_tp_size() {
             let at = |rank, of| Placement::tensor_parallel(Layout::PageFirst, rank, of);
             let plans =
                 plan(&latent, &at(0, write), &at(rank, read), Role::Target, "kv").expect("a plan");
-            let [Plan { sources, .. }] = &plans[..] else { panic!("one component") };
+            let [ReshardPlan { sources, .. }] = &plans[..] else { panic!("one component") };
             let [source] = &sources[..] else { panic!("one object") };
             assert_eq!(source.shard, Shard::Whole);
             let [m] = source.moves[..] else { panic!("one range") };

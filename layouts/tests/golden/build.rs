@@ -240,7 +240,7 @@ pub(crate) fn checkpoint_entries() -> [CheckpointEntry; 3] {
     [
         entry(&group().1[1].key, GROUP_AT, 2, 4096, 7),
         entry(&object().1[0].key, OBJECT_AT, 1, 100_000, 8),
-        CheckpointEntry::withdraws(SEGMENT, (OBJECT_AT / ALIGN) as u16),
+        CheckpointEntry::withdrawal(SEGMENT, (OBJECT_AT / ALIGN) as u16),
     ]
 }
 

@@ -215,7 +215,7 @@ proptest! {
         for (namespace, generation) in &saved.generations {
             prop_assert_eq!(m.generation(*namespace), *generation);
         }
-        let over = Manifest::superseding(saved.store, saved.superblock, [&copies[0], &copies[1]])
+        let over = Manifest::overwriting(saved.store, saved.superblock, [&copies[0], &copies[1]])
             .with_segments(&saved.segments);
         let copy = over.copy();
         for copies in [[&copy[..], &copies[1]], [&copies[0], &copy]] {

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::key::Role;
 use pagelith_layouts::record::*;
-use pagelith_layouts::scan::{Found, SCRATCH_BYTES, scan};
+use pagelith_layouts::scan::{SCRATCH_BYTES, ScanItem, scan};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -122,8 +122,8 @@ proptest! {
             Ok::<(), Infallible>(())
         };
         let mut found = Vec::new();
-        let mut report = |f: Found<'_>| {
-            if let Found::Record { record, payload } = f {
+        let mut report = |f: ScanItem<'_>| {
+            if let ScanItem::Record { record, payload } = f {
                 let at = record.facts().offset as usize;
                 for m in record.members().filter(|_| payload.is_ok()) {
                     let from = at + m.payload_offset as usize;

@@ -242,7 +242,7 @@ proptest! {
         let link = CheckpointEntry::links(fingerprint, base);
         prop_assert_eq!((link.link(), link.is_withdrawal()), (Some(base), false));
         prop_assert_eq!(link.fingerprint, object.fingerprint);
-        let gone = CheckpointEntry::withdraws(segment, record_block);
+        let gone = CheckpointEntry::withdrawal(segment, record_block);
         prop_assert_eq!((gone.link(), gone.is_withdrawal()), (None, true));
         prop_assert_eq!((gone.segment, gone.record_block), (segment, record_block));
     }

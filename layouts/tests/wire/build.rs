@@ -5,17 +5,17 @@ use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, checksum, key_hash};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::{ObjectKey, Role};
 use pagelith_layouts::wire::auth::{ChallengeBody, ProofBody};
-use pagelith_layouts::wire::greeting::{self, Feature, Greeting, Reason, Refusal};
+use pagelith_layouts::wire::greeting::{self, Feature, Greeting, Refusal, RefusalReason};
 use pagelith_layouts::wire::head::{self, HeadFacts};
 use pagelith_layouts::wire::outcome::{
-    Base, CauseTag, ErrorTag, EventItem, Failure, Flushed, Happened, Item, RegionExtent, TierTag,
-    Verdict, ViewItem, Written, digest,
+    BaseRef, CauseTag, ErrorTag, EventItem, Failure, Flushed, Item, ItemOutcome, OutcomeToSend,
+    RegionExtent, TierTag, ViewItem, WireEvent, digest,
 };
 use pagelith_layouts::wire::pull::{self, PullItem};
 use pagelith_layouts::wire::put::PutBuilder;
 use pagelith_layouts::wire::request::{self, GetItem, RequestBody, RequestOptions, Verb};
-use pagelith_layouts::wire::shown::{self, ShownPiece};
-use pagelith_layouts::wire::{Frame, Kind, List, VERSION_GREETING, outcome};
+use pagelith_layouts::wire::shm_ref::{self, ShownPiece};
+use pagelith_layouts::wire::{Frame, FrameKind, List, VERSION_GREETING, outcome};
 
 use super::common::{NAMESPACE, bytes, checksums, key};
 
@@ -68,7 +68,7 @@ pub(crate) fn greeting() -> Greeting {
 
 pub(crate) fn refusal() -> Refusal {
     let text = "no protocol version in common ours=1..1 theirs=2..3".to_owned();
-    Refusal { reason: Reason::Version, versions: (1, 1), missing: 0, text }
+    Refusal { reason: RefusalReason::Version, versions: (1, 1), missing: 0, text }
 }
 
 /// A put of one group of two objects, and of one group whose checksums the server computes.
@@ -103,15 +103,15 @@ pub(crate) fn parts() -> PutBuilder {
 /// Every kind of item.
 pub(crate) fn items(sums: &[Checksum]) -> Vec<Item<'_>> {
     let verdicts = [
-        Verdict::Hit {
+        ItemOutcome::Hit {
             tier: TierTag::Ssd,
             length: 70_000,
             checksums: List::of(sums),
             members: 0,
             base: None,
         },
-        Verdict::Miss(CauseTag::Absent),
-        Verdict::Failed(Failure {
+        ItemOutcome::Miss(CauseTag::Absent),
+        ItemOutcome::Failed(Failure {
             error: ErrorTag::Busy,
             errno: 11,
             text: "staging is lent bytes=70000",
@@ -138,8 +138,8 @@ pub(crate) fn steady() -> PutBuilder {
 }
 
 /// An object of an open group.
-pub(crate) fn into_open() -> PutBuilder {
-    let mut put = PutBuilder::into_open(BLOCK_BYTES, 6);
+pub(crate) fn for_open_group() -> PutBuilder {
+    let mut put = PutBuilder::for_open_group(BLOCK_BYTES, 6);
     put.group(None);
     put.object(keys()[1], 4096, &checksums(&bytes(2, 4096), BLOCK_BYTES));
     put
@@ -147,8 +147,8 @@ pub(crate) fn into_open() -> PutBuilder {
 
 fn requests() -> Vec<Named> {
     let (keys, terms) =
-        (keys(), RequestOptions { deadline_ms: 250, depth: 3, request: 7, of_store: false });
-    let (put, attached, parts, into_open) = (put(), attached(), parts(), into_open());
+        (keys(), RequestOptions { deadline_ms: 250, depth: 3, request: 7, from_store: false });
+    let (put, attached, parts, for_open_group) = (put(), attached(), parts(), for_open_group());
     let steady = steady();
     let gets = [GetItem::new(keys[0], None, 70_000), GetItem::new(keys[1], Some(100..4096), 0)];
     let gets_how = [gets[0].sent(), gets[0].read_by_client(), gets[1].read_by_client()];
@@ -169,7 +169,7 @@ fn requests() -> Vec<Named> {
         ("request_pin", RequestBody::Pin(5, List::of(&keys))),
         ("request_unpin", RequestBody::Unpin(5)),
         ("request_begin", RequestBody::Begin(6, List::of(&keys[..2]))),
-        ("request_put_into", RequestBody::Put(into_open.puts().expect("a put"))),
+        ("request_put_into", RequestBody::Put(for_open_group.puts().expect("a put"))),
         ("request_commit", RequestBody::Commit(6)),
         ("request_abort", RequestBody::Abort(6)),
         ("request_missing", RequestBody::Missing(6)),
@@ -181,29 +181,34 @@ fn requests() -> Vec<Named> {
         ("request_release", RequestBody::Release(8)),
         ("request_used", RequestBody::Used(135_536, List::of(&keys[..2]))),
     ];
-    let frame = |ask| control(&Frame::new(Kind::Request, OP, request::encode(terms, ask)));
+    let frame = |ask| control(&Frame::new(FrameKind::Request, OP, request::encode(terms, ask)));
     asks.iter().map(|(name, ask)| (*name, frame(ask))).collect()
 }
 
 fn outcomes() -> Vec<Named> {
     let sums = checksums(&bytes(1, 70_000), BLOCK_BYTES);
     let items = items(&sums);
-    let stored = [Verdict::Stored, Verdict::AlreadyPresent, Verdict::Waiting, Verdict::Refused];
+    let stored = [
+        ItemOutcome::Stored,
+        ItemOutcome::AlreadyPresent,
+        ItemOutcome::Waiting,
+        ItemOutcome::Refused,
+    ];
     let stored = stored.map(|verdict| Item { key_hash: key_hash(&keys()[0]), verdict });
     let flushed =
         Flushed { durable_objects: 3, durable_bytes: 74_196, refused_objects: 1, lost_objects: 0 };
     let happened = [
-        Happened::Stored(TierTag::Memory, keys()[0], true),
-        Happened::Removed(TierTag::Ssd, keys()[1], false),
-        Happened::Cleared(NAMESPACE),
-        Happened::Forgot(TierTag::Ssd),
+        WireEvent::Stored(TierTag::Memory, keys()[0], true),
+        WireEvent::Removed(TierTag::Ssd, keys()[1], false),
+        WireEvent::Cleared(NAMESPACE),
+        WireEvent::Forgot(TierTag::Ssd),
     ];
     let events = happened.map(|happened| EventItem::of(&happened));
-    let lies = RegionExtent { region: 0, at: 81_920, length: 70_000, digest: digest(&sums) };
-    let views = [Some(lies), None].map(|lies| ViewItem::of(key_hash(&keys()[0]), lies));
+    let location = RegionExtent { region: 0, at: 81_920, length: 70_000, digest: digest(&sums) };
+    let views = [Some(location), None].map(|location| ViewItem::of(key_hash(&keys()[0]), location));
     let hit = |members, base| Item {
         key_hash: key_hash(&keys()[0]),
-        verdict: Verdict::Hit {
+        verdict: ItemOutcome::Hit {
             tier: TierTag::Memory,
             length: 70_000,
             checksums: List::of(&sums),
@@ -212,7 +217,7 @@ fn outcomes() -> Vec<Named> {
         },
     };
     let of_two = hit(2, None);
-    let base = |number, of: usize| Some(Base { number, key: keys()[of] });
+    let base = |number, of: usize| Some(BaseRef { number, key: keys()[of] });
     let attached = [
         hit(2, base(0, 0)),
         hit(1, base(1, 0)),
@@ -222,35 +227,35 @@ fn outcomes() -> Vec<Named> {
     ];
     let failed = Failure { error: ErrorTag::Closed, errno: 0, text: "the store is closed" };
     let answers = [
-        ("outcome_get", Verb::Get, Written::Items(&items, BLOCK_BYTES)),
-        ("outcome_get_members", Verb::Get, Written::Items(&[of_two], BLOCK_BYTES)),
-        ("outcome_get_attached", Verb::Get, Written::Items(&attached, BLOCK_BYTES)),
-        ("outcome_put", Verb::Put, Written::Items(&stored, 0)),
-        ("outcome_exists", Verb::Exists, Written::Bits(&[true, false, true])),
-        ("outcome_exists_prefix", Verb::ExistsPrefix, Written::Number(2)),
-        ("outcome_remove", Verb::Remove, Written::Number(1)),
-        ("outcome_clear", Verb::Clear, Written::Number(2)),
-        ("outcome_flush", Verb::Flush, Written::Flushed(flushed)),
-        ("outcome_stats", Verb::Stats, Written::Text("{\"puts_stored\":3}")),
-        ("outcome_ping", Verb::Ping, Written::Number(0)),
-        ("outcome_pin", Verb::Pin, Written::Number(3)),
-        ("outcome_unpin", Verb::Unpin, Written::Number(3)),
-        ("outcome_begin", Verb::Begin, Written::Number(2)),
-        ("outcome_put_into", Verb::PutInto, Written::Items(&stored[2..3], 0)),
-        ("outcome_commit", Verb::Commit, Written::Number(3)),
-        ("outcome_abort", Verb::Abort, Written::Number(2)),
-        ("outcome_missing", Verb::Missing, Written::Bits(&[true, false])),
-        ("outcome_lease", Verb::Lease, Written::Number(2)),
-        ("outcome_view", Verb::View, Written::Views(&views)),
-        ("outcome_prefetch", Verb::Prefetch, Written::Number(2)),
-        ("outcome_hold", Verb::Hold, Written::Number(0)),
-        ("outcome_release", Verb::Release, Written::Number(1)),
-        ("outcome_used", Verb::Used, Written::Number(2)),
-        ("outcome_events", Verb::Events, Written::Events(&events, 45, 3)),
-        ("outcome_failed", Verb::Get, Written::Failed(failed)),
+        ("outcome_get", Verb::Get, OutcomeToSend::Items(&items, BLOCK_BYTES)),
+        ("outcome_get_members", Verb::Get, OutcomeToSend::Items(&[of_two], BLOCK_BYTES)),
+        ("outcome_get_attached", Verb::Get, OutcomeToSend::Items(&attached, BLOCK_BYTES)),
+        ("outcome_put", Verb::Put, OutcomeToSend::Items(&stored, 0)),
+        ("outcome_exists", Verb::Exists, OutcomeToSend::Bits(&[true, false, true])),
+        ("outcome_exists_prefix", Verb::ExistsPrefix, OutcomeToSend::Number(2)),
+        ("outcome_remove", Verb::Remove, OutcomeToSend::Number(1)),
+        ("outcome_clear", Verb::Clear, OutcomeToSend::Number(2)),
+        ("outcome_flush", Verb::Flush, OutcomeToSend::Flushed(flushed)),
+        ("outcome_stats", Verb::Stats, OutcomeToSend::Text("{\"puts_stored\":3}")),
+        ("outcome_ping", Verb::Ping, OutcomeToSend::Number(0)),
+        ("outcome_pin", Verb::Pin, OutcomeToSend::Number(3)),
+        ("outcome_unpin", Verb::Unpin, OutcomeToSend::Number(3)),
+        ("outcome_begin", Verb::Begin, OutcomeToSend::Number(2)),
+        ("outcome_put_into", Verb::PutInto, OutcomeToSend::Items(&stored[2..3], 0)),
+        ("outcome_commit", Verb::Commit, OutcomeToSend::Number(3)),
+        ("outcome_abort", Verb::Abort, OutcomeToSend::Number(2)),
+        ("outcome_missing", Verb::Missing, OutcomeToSend::Bits(&[true, false])),
+        ("outcome_lease", Verb::Lease, OutcomeToSend::Number(2)),
+        ("outcome_view", Verb::View, OutcomeToSend::Views(&views)),
+        ("outcome_prefetch", Verb::Prefetch, OutcomeToSend::Number(2)),
+        ("outcome_hold", Verb::Hold, OutcomeToSend::Number(0)),
+        ("outcome_release", Verb::Release, OutcomeToSend::Number(1)),
+        ("outcome_used", Verb::Used, OutcomeToSend::Number(2)),
+        ("outcome_events", Verb::Events, OutcomeToSend::Events(&events, 45, 3)),
+        ("outcome_failed", Verb::Get, OutcomeToSend::Failed(failed)),
     ];
     let frame =
-        |verb, answer| control(&Frame::new(Kind::Outcome, OP, outcome::encode(verb, answer)));
+        |verb, answer| control(&Frame::new(FrameKind::Outcome, OP, outcome::encode(verb, answer)));
     answers.iter().map(|(name, verb, answer)| (*name, frame(*verb, answer))).collect()
 }
 
@@ -268,24 +273,24 @@ pub(crate) fn frames() -> Vec<Named> {
     let pulls = [PullItem::new(0, 0, 65_536), PullItem::new(1, 0, 4096)];
     let data = HeadFacts::data(VERSION, OP, 1, 4096, 100);
     let mut frames = vec![
-        ("hello", greet(Kind::Hello, greeting().encode())),
-        ("welcome", greet(Kind::Welcome, greeting().encode())),
-        ("refusal", greet(Kind::Refusal, refusal().encode())),
-        ("challenge", greet(Kind::Challenge, bytemuck::bytes_of(&challenge).to_vec())),
-        ("proof", greet(Kind::Proof, bytemuck::bytes_of(&proof).to_vec())),
-        ("pull", control(&Frame::new(Kind::Pull, OP, pull::encode(&pulls)))),
+        ("hello", greet(FrameKind::Hello, greeting().encode())),
+        ("welcome", greet(FrameKind::Welcome, greeting().encode())),
+        ("refusal", greet(FrameKind::Refusal, refusal().encode())),
+        ("challenge", greet(FrameKind::Challenge, bytemuck::bytes_of(&challenge).to_vec())),
+        ("proof", greet(FrameKind::Proof, bytemuck::bytes_of(&proof).to_vec())),
+        ("pull", control(&Frame::new(FrameKind::Pull, OP, pull::encode(&pulls)))),
         ("data", [&head::encode(&data, MAC)[..], &bytes(4, 100)].concat()),
-        ("cancel", bare(Kind::Cancel, OP)),
-        ("ping", bare(Kind::Ping, OpId(9))),
-        ("pong", bare(Kind::Pong, OpId(9))),
-        ("bye", bare(Kind::Bye, OpId(0))),
-        ("shown", control(&Frame::new(Kind::Shown, OP, shown::encode(1, 4096, &pieces())))),
+        ("cancel", bare(FrameKind::Cancel, OP)),
+        ("ping", bare(FrameKind::Ping, OpId(9))),
+        ("pong", bare(FrameKind::Pong, OpId(9))),
+        ("bye", bare(FrameKind::Bye, OpId(0))),
+        ("shown", control(&Frame::new(FrameKind::Shown, OP, shm_ref::encode(1, 4096, &pieces())))),
         (
             "taken",
             control(&Frame::new(
-                Kind::Taken,
+                FrameKind::Taken,
                 OpId(0),
-                shown::encode_released(&[(OP, 1, 4096), (OpId(3), 0, 0)]),
+                shm_ref::encode_released(&[(OP, 1, 4096), (OpId(3), 0, 0)]),
             )),
         ),
     ];
@@ -298,5 +303,5 @@ pub(crate) fn frames() -> Vec<Named> {
 pub(crate) fn hello_newer() -> Vec<u8> {
     let newer = Greeting { version_min: 2, version_max: 3, features: u64::MAX, ..greeting() };
     let body = [&newer.encode()[..], b"what a later version says"].concat();
-    control(&Frame::new(Kind::Hello, OpId(0), body))
+    control(&Frame::new(FrameKind::Hello, OpId(0), body))
 }

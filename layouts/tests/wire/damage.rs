@@ -4,10 +4,10 @@
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::auth::{ChallengeBody, ProofBody};
 use pagelith_layouts::wire::greeting::{Greeting, Refusal};
-use pagelith_layouts::wire::outcome::{self, Answer, EventItem, ViewItem, Written};
-use pagelith_layouts::wire::put::With;
+use pagelith_layouts::wire::outcome::{self, DecodedOutcome, EventItem, OutcomeToSend, ViewItem};
+use pagelith_layouts::wire::put::PutGroupKind;
 use pagelith_layouts::wire::request::{self, RequestBody, RequestOptions};
-use pagelith_layouts::wire::{Kind, List, head, pull, shown};
+use pagelith_layouts::wire::{FrameKind, List, head, pull, shm_ref};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -45,18 +45,24 @@ fn truncated_frame_is_refused_at_every_length() {
 }
 
 /// Decode a body by its kind and read all of its content; returns whether it was accepted.
-fn read_all(kind: Kind, body: &[u8]) -> bool {
+fn read_all(kind: FrameKind, body: &[u8]) -> bool {
     match kind {
-        Kind::Hello | Kind::Welcome => Greeting::decode(body).is_ok(),
-        Kind::Refusal => Refusal::decode(body).is_ok(),
-        Kind::Challenge => ChallengeBody::decode(body).is_ok(),
-        Kind::Proof => ProofBody::decode(body).is_ok_and(|p| !p.key_name().is_empty()),
-        Kind::Pull => pull::decode(body).is_ok_and(|items| items.iter().count() > 0),
-        Kind::Request => read_request(body),
-        Kind::Outcome => read_outcome(body),
-        Kind::Shown => shown::decode(body).is_ok_and(|said| said.pieces.iter().count() > 0),
-        Kind::Taken => shown::decode_taken(body).is_ok_and(|stretches| stretches.count() > 0),
-        Kind::Data | Kind::Cancel | Kind::Ping | Kind::Pong | Kind::Bye => true,
+        FrameKind::Hello | FrameKind::Welcome => Greeting::decode(body).is_ok(),
+        FrameKind::Refusal => Refusal::decode(body).is_ok(),
+        FrameKind::Challenge => ChallengeBody::decode(body).is_ok(),
+        FrameKind::Proof => ProofBody::decode(body).is_ok_and(|p| !p.key_name().is_empty()),
+        FrameKind::Pull => pull::decode(body).is_ok_and(|items| items.iter().count() > 0),
+        FrameKind::Request => read_request(body),
+        FrameKind::Outcome => read_outcome(body),
+        FrameKind::Shown => shm_ref::decode(body).is_ok_and(|said| said.pieces.iter().count() > 0),
+        FrameKind::Taken => {
+            shm_ref::decode_released(body).is_ok_and(|stretches| stretches.count() > 0)
+        }
+        FrameKind::Data
+        | FrameKind::Cancel
+        | FrameKind::Ping
+        | FrameKind::Pong
+        | FrameKind::Bye => true,
     }
 }
 
@@ -143,7 +149,7 @@ fn read_request(body: &[u8]) -> bool {
         RequestBody::Put(puts) => {
             let groups = puts.objects().map(|o| o.group).max().map(|last| last + 1);
             assert_eq!(groups, Some(puts.group_count()));
-            let attached = matches!(puts.with(), With::Bases(_));
+            let attached = matches!(puts.group_kind(), PutGroupKind::Bases(_));
             assert!(puts.objects().all(|o| puts.base(o.group).is_some() == attached));
         }
         RequestBody::Clear(_)
@@ -168,23 +174,26 @@ fn read_request(body: &[u8]) -> bool {
 fn read_outcome(body: &[u8]) -> bool {
     let Ok((_, answer)) = outcome::decode(body) else { return false };
     match answer {
-        Answer::Items(items) => assert_eq!(items.iter().count(), items.len()),
-        Answer::Bits(bits) => assert_eq!(bits.iter().count(), bits.len()),
-        Answer::Events(said) => {
+        DecodedOutcome::Items(items) => assert_eq!(items.iter().count(), items.len()),
+        DecodedOutcome::Bits(bits) => assert_eq!(bits.iter().count(), bits.len()),
+        DecodedOutcome::Events(said) => {
             let items: Vec<EventItem> =
                 said.iter().map(|happened| EventItem::of(&happened)).collect();
             let written = outcome::encode(
                 request::Verb::Events,
-                &Written::Events(&items, said.next, said.lost),
+                &OutcomeToSend::Events(&items, said.next, said.lost),
             );
             assert_eq!(written, body, "encoding the decoded outcome gives the same bytes");
         }
-        Answer::Views(views) => {
+        DecodedOutcome::Views(views) => {
             let items: Vec<ViewItem> =
-                views.iter().map(|view| ViewItem::of(view.key_hash(), view.lies())).collect();
-            assert_eq!(outcome::encode(request::Verb::View, &Written::Views(&items)), body);
+                views.iter().map(|view| ViewItem::of(view.key_hash(), view.location())).collect();
+            assert_eq!(outcome::encode(request::Verb::View, &OutcomeToSend::Views(&items)), body);
         }
-        Answer::Number(_) | Answer::Flushed(_) | Answer::Text(_) | Answer::Failed(_) => {}
+        DecodedOutcome::Number(_)
+        | DecodedOutcome::Flushed(_)
+        | DecodedOutcome::Text(_)
+        | DecodedOutcome::Failed(_) => {}
     }
     true
 }
@@ -196,13 +205,13 @@ fn every_golden_body_is_read_by_its_decoder() {
         assert!(read_all(facts.kind, body), "{name}");
         // Neither longer nor shorter bodies are accepted; only a greeting may be longer.
         let longer = [body, &[0]].concat();
-        let grows =
-            [Kind::Hello, Kind::Welcome, Kind::Data].contains(&facts.kind) || facts.kind.is_bare();
+        let grows = [FrameKind::Hello, FrameKind::Welcome, FrameKind::Data].contains(&facts.kind)
+            || facts.kind.is_bare();
         assert_eq!(read_all(facts.kind, &longer), grows, "{name}");
         for len in 0..body.len() {
             // These bodies have no count: fewer ranges are a valid body too.
-            let counts = [Kind::Pull, Kind::Taken].contains(&facts.kind);
-            let whole = facts.kind == Kind::Data || (counts && len > 0 && len % 24 == 0);
+            let counts = [FrameKind::Pull, FrameKind::Taken].contains(&facts.kind);
+            let whole = facts.kind == FrameKind::Data || (counts && len > 0 && len % 24 == 0);
             assert_eq!(read_all(facts.kind, &body[..len]), whole, "{name} len={len}");
         }
     }
@@ -234,8 +243,8 @@ proptest! {
     }
 
     #[test]
-    fn random_bytes_as_any_body_never_panic(kind in 0..Kind::ALL.len(), body in prop::collection::vec(any::<u8>(), 0..600)) {
-        read_all(Kind::ALL[kind], &body);
+    fn random_bytes_as_any_body_never_panic(kind in 0..FrameKind::ALL.len(), body in prop::collection::vec(any::<u8>(), 0..600)) {
+        read_all(FrameKind::ALL[kind], &body);
         let _ = head::split(&body, Some(VERSION));
     }
 }

@@ -11,11 +11,13 @@ use std::path::PathBuf;
 use pagelith_layouts::checksum::{BLOCK_BYTES, key_hash};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::greeting::{Greeting, Refusal};
-use pagelith_layouts::wire::outcome::{self, Answer, Happened, RegionExtent, TierTag, digest};
+use pagelith_layouts::wire::outcome::{
+    self, DecodedOutcome, RegionExtent, TierTag, WireEvent, digest,
+};
 use pagelith_layouts::wire::pull::{self, PullItem};
-use pagelith_layouts::wire::put::With;
+use pagelith_layouts::wire::put::PutGroupKind;
 use pagelith_layouts::wire::request::{self, GetItem, RequestBody, RequestOptions, Verb};
-use pagelith_layouts::wire::{Kind, List, head, shown};
+use pagelith_layouts::wire::{FrameKind, List, head, shm_ref};
 
 use super::build::*;
 use super::common::{NAMESPACE, bytes, checksums};
@@ -30,7 +32,7 @@ fn files() -> Vec<(String, Vec<u8>)> {
 }
 
 /// The body of a golden frame, read by a reader of version 1.
-fn body(name: &str) -> (Kind, Vec<u8>) {
+fn body(name: &str) -> (FrameKind, Vec<u8>) {
     let kept = std::fs::read(path(name))
         .unwrap_or_else(|e| panic!("golden file {name} must be there: {e}"));
     let (facts, _, body) = head::split(&kept, Some(1)).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -66,9 +68,9 @@ fn every_golden_frame_is_checked() {
     kept.sort();
     known.sort();
     assert_eq!(kept, known);
-    let kinds: Vec<Kind> =
+    let kinds: Vec<FrameKind> =
         frames().iter().map(|(name, _)| body(&format!("{name}.bin")).0).collect();
-    assert!(Kind::ALL.iter().all(|kind| kinds.contains(kind)), "{kinds:?}");
+    assert!(FrameKind::ALL.iter().all(|kind| kinds.contains(kind)), "{kinds:?}");
 }
 
 #[test]
@@ -88,8 +90,8 @@ fn golden_requests_are_read_in_every_field() {
         assert_eq!(
             (kind, terms),
             (
-                Kind::Request,
-                RequestOptions { deadline_ms: 250, depth: 3, request: 7, of_store: false }
+                FrameKind::Request,
+                RequestOptions { deadline_ms: 250, depth: 3, request: 7, from_store: false }
             )
         );
         check(ask);
@@ -115,8 +117,8 @@ fn golden_requests_are_read_in_every_field() {
         let sums = checksums(&bytes(1, 70_000), BLOCK_BYTES);
         assert_eq!(objects[0].checksums.iter().collect::<Vec<_>>(), sums);
         assert_eq!(
-            (puts.group_count(), puts.block_bytes(), puts.with()),
-            (2, BLOCK_BYTES, With::Nothing)
+            (puts.group_count(), puts.block_bytes(), puts.group_kind()),
+            (2, BLOCK_BYTES, PutGroupKind::Nothing)
         );
         assert_eq!(puts.steady(), None);
     });
@@ -150,7 +152,10 @@ fn golden_requests_are_read_in_every_field() {
     read("begin", &|ask| assert_eq!(ask, RequestBody::Begin(6, List::of(&keys()[..2]))));
     read("put_into", &|ask| {
         let RequestBody::Put(puts) = ask else { panic!("{ask:?}") };
-        assert_eq!((puts.open(), puts.with(), puts.group_count()), (Some(6), With::Open(6), 1));
+        assert_eq!(
+            (puts.open(), puts.group_kind(), puts.group_count()),
+            (Some(6), PutGroupKind::Open(6), 1)
+        );
     });
     read("commit", &|ask| assert_eq!(ask, RequestBody::Commit(6)));
     read("abort", &|ask| assert_eq!(ask, RequestBody::Abort(6)));
@@ -176,11 +181,11 @@ fn golden_requests_are_read_in_every_field() {
 #[test]
 fn golden_shown_and_taken_frames_are_read() {
     let said = body("shown.bin").1;
-    let said = shown::decode(&said).expect("shown");
+    let said = shm_ref::decode(&said).expect("shown");
     assert_eq!((said.item, said.offset, said.length), (1, 4096, 32_868));
     assert_eq!(said.pieces.iter().collect::<Vec<_>>(), pieces());
     let taken = body("taken.bin").1;
-    let taken: Vec<_> = shown::decode_taken(&taken).expect("taken").collect();
+    let taken: Vec<_> = shm_ref::decode_released(&taken).expect("taken").collect();
     assert_eq!(taken, [(OP, 1, 4096), (OpId(3), 0, 0)]);
 }
 
@@ -191,7 +196,7 @@ fn golden_pulls_and_outcomes_are_read() {
     assert_eq!(pulled, [PullItem::new(0, 0, 65_536), PullItem::new(1, 0, 4096)]);
 
     let got = body("outcome_get.bin").1;
-    let (verb, Answer::Items(read)) = outcome::decode(&got).expect("an outcome") else {
+    let (verb, DecodedOutcome::Items(read)) = outcome::decode(&got).expect("an outcome") else {
         panic!("items")
     };
     let sums = checksums(&bytes(1, 70_000), BLOCK_BYTES);
@@ -203,7 +208,7 @@ fn golden_pulls_and_outcomes_are_read() {
     assert_eq!(hashes, keys().map(|k| key_hash(&k)));
 
     let exists = body("outcome_exists.bin").1;
-    let (_, Answer::Bits(bits)) = outcome::decode(&exists).expect("an outcome") else {
+    let (_, DecodedOutcome::Bits(bits)) = outcome::decode(&exists).expect("an outcome") else {
         panic!("bits")
     };
     assert_eq!(bits.iter().collect::<Vec<_>>(), [true, false, true]);
@@ -221,32 +226,37 @@ fn golden_pulls_and_outcomes_are_read() {
         let body = body(&format!("outcome_{name}.bin")).1;
         assert_eq!(
             outcome::decode(&body).map(|(_, answer)| answer),
-            Ok(Answer::Number(number)),
+            Ok(DecodedOutcome::Number(number)),
             "{name}"
         );
     }
     let said = body("outcome_events.bin").1;
-    let (Verb::Events, Answer::Events(said)) = outcome::decode(&said).expect("an outcome") else {
+    let (Verb::Events, DecodedOutcome::Events(said)) = outcome::decode(&said).expect("an outcome")
+    else {
         panic!("events")
     };
     assert_eq!((said.next, said.lost), (45, 3));
     let happened = [
-        Happened::Stored(TierTag::Memory, keys()[0], true),
-        Happened::Removed(TierTag::Ssd, keys()[1], false),
-        Happened::Cleared(NAMESPACE),
-        Happened::Forgot(TierTag::Ssd),
+        WireEvent::Stored(TierTag::Memory, keys()[0], true),
+        WireEvent::Removed(TierTag::Ssd, keys()[1], false),
+        WireEvent::Cleared(NAMESPACE),
+        WireEvent::Forgot(TierTag::Ssd),
     ];
     assert_eq!(said.iter().collect::<Vec<_>>(), happened);
     let views = body("outcome_view.bin").1;
-    let (Verb::View, Answer::Views(views)) = outcome::decode(&views).expect("an outcome") else {
+    let (Verb::View, DecodedOutcome::Views(views)) = outcome::decode(&views).expect("an outcome")
+    else {
         panic!("views")
     };
     let sums = checksums(&bytes(1, 70_000), BLOCK_BYTES);
-    let lies = RegionExtent { region: 0, at: 81_920, length: 70_000, digest: digest(&sums) };
-    assert_eq!(views.iter().map(|view| view.lies()).collect::<Vec<_>>(), [Some(lies), None]);
+    let location = RegionExtent { region: 0, at: 81_920, length: 70_000, digest: digest(&sums) };
+    assert_eq!(
+        views.iter().map(|view| view.location()).collect::<Vec<_>>(),
+        [Some(location), None]
+    );
     assert!(views.iter().all(|view| view.key_hash() == key_hash(&keys()[0])));
     let failed = body("outcome_failed.bin").1;
-    let (_, Answer::Failed(failure)) = outcome::decode(&failed).expect("an outcome") else {
+    let (_, DecodedOutcome::Failed(failure)) = outcome::decode(&failed).expect("an outcome") else {
         panic!("failed")
     };
     assert_eq!(failure.text, "the store is closed");

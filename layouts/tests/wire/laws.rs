@@ -7,11 +7,12 @@ use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_layouts::shard::Shard;
 use pagelith_layouts::wire::head::{self, HeadFacts};
 use pagelith_layouts::wire::outcome::{
-    self, Answer, Base, CauseTag, ErrorTag, Failure, Item, TierTag, Verdict, Written,
+    self, BaseRef, CauseTag, DecodedOutcome, ErrorTag, Failure, Item, ItemOutcome, OutcomeToSend,
+    TierTag,
 };
 use pagelith_layouts::wire::put::PutBuilder;
 use pagelith_layouts::wire::request::{self, GetItem, RequestBody, RequestOptions, Verb};
-use pagelith_layouts::wire::{CONTROL_BODY_MAX, DATA_BODY_MAX, Kind, List};
+use pagelith_layouts::wire::{CONTROL_BODY_MAX, DATA_BODY_MAX, FrameKind, List};
 use proptest::prelude::*;
 
 use super::common::{NAMESPACE, bytes};
@@ -32,8 +33,8 @@ fn keys() -> impl Strategy<Value = Vec<ObjectKey>> {
 }
 
 fn terms() -> impl Strategy<Value = RequestOptions> {
-    any::<(u32, u32, u64, bool)>().prop_map(|(deadline_ms, depth, request, of_store)| {
-        RequestOptions { deadline_ms, depth, request, of_store }
+    any::<(u32, u32, u64, bool)>().prop_map(|(deadline_ms, depth, request, from_store)| {
+        RequestOptions { deadline_ms, depth, request, from_store }
     })
 }
 
@@ -80,22 +81,22 @@ fn verdict() -> impl Strategy<Value = (usize, u64, String, i32)> {
 fn build<'a>(
     (which, length, text, errno): &'a (usize, u64, String, i32),
     sums: &'a [Checksum],
-) -> Verdict<'a> {
+) -> ItemOutcome<'a> {
     let blocks = length.div_ceil(BLOCK_BYTES.into()) as usize;
     match which {
-        0 => Verdict::Hit {
+        0 => ItemOutcome::Hit {
             tier: TierTag::ALL[blocks % 3],
             length: *length,
             checksums: List::of(&sums[..blocks]),
             members: blocks as u32 % 4,
             base: None,
         },
-        1 => Verdict::Miss(CauseTag::ALL[blocks % 5]),
-        2 => Verdict::Stored,
-        3 => Verdict::AlreadyPresent,
-        4 => Verdict::Waiting,
-        5 => Verdict::Refused,
-        _ => Verdict::Failed(Failure { error: ErrorTag::ALL[blocks % 9], errno: *errno, text }),
+        1 => ItemOutcome::Miss(CauseTag::ALL[blocks % 5]),
+        2 => ItemOutcome::Stored,
+        3 => ItemOutcome::AlreadyPresent,
+        4 => ItemOutcome::Waiting,
+        5 => ItemOutcome::Refused,
+        _ => ItemOutcome::Failed(Failure { error: ErrorTag::ALL[blocks % 9], errno: *errno, text }),
     }
 }
 
@@ -115,7 +116,7 @@ proptest! {
     ) {
         let data = HeadFacts::data(version, OpId(op), item, offset, len);
         prop_assert_eq!(head::decode(&head::encode(&data, mac), Some(version)), Ok((data, mac)));
-        let facts = HeadFacts { body_bytes: control, body_checksum: sum, ..HeadFacts::control(version, Kind::Outcome, OpId(op), &[]) };
+        let facts = HeadFacts { body_bytes: control, body_checksum: sum, ..HeadFacts::control(version, FrameKind::Outcome, OpId(op), &[]) };
         prop_assert_eq!(head::decode(&head::encode(&facts, mac), Some(version)), Ok((facts, mac)));
         prop_assert!(head::decode(&head::encode(&facts, mac), Some(version ^ 1)).is_err());
     }
@@ -158,32 +159,32 @@ proptest! {
         let mut bases: Vec<ObjectKey> = Vec::new();
         let items: Vec<_> = verdicts.iter().map(|(key, v, of)| {
             let mut verdict = build(v, &sums);
-            if let Verdict::Hit { members: 1.., base, length, .. } = &mut verdict {
+            if let ItemOutcome::Hit { members: 1.., base, length, .. } = &mut verdict {
                 // Every third item has no base, and some share the base of an earlier item.
                 let number = (*length as usize / 3) % (bases.len() + 1);
                 if number == bases.len() {
                     bases.push(*of);
                 }
-                *base = (*length % 3 > 0 || number + 1 == bases.len()).then(|| Base { number: number as u32, key: bases[number] });
+                *base = (*length % 3 > 0 || number + 1 == bases.len()).then(|| BaseRef { number: number as u32, key: bases[number] });
             }
             Item { key_hash: key_hash(key), verdict }
         }).collect();
-        let body = outcome::encode(Verb::Get, &Written::Items(&items, BLOCK_BYTES));
-        let Ok((Verb::Get, Answer::Items(read))) = outcome::decode(&body) else { panic!("items") };
+        let body = outcome::encode(Verb::Get, &OutcomeToSend::Items(&items, BLOCK_BYTES));
+        let Ok((Verb::Get, DecodedOutcome::Items(read))) = outcome::decode(&body) else { panic!("items") };
         prop_assert_eq!(read.iter().collect::<Vec<_>>(), items);
     }
 
     #[test]
     fn outcomes_with_bits_and_texts_round_trip(bits in prop::collection::vec(any::<bool>(), 1..70), text in ".{0,99}", number in any::<u64>()) {
-        let body = outcome::encode(Verb::Exists, &Written::Bits(&bits));
-        let Ok((Verb::Exists, Answer::Bits(read))) = outcome::decode(&body) else { panic!("bits") };
+        let body = outcome::encode(Verb::Exists, &OutcomeToSend::Bits(&bits));
+        let Ok((Verb::Exists, DecodedOutcome::Bits(read))) = outcome::decode(&body) else { panic!("bits") };
         prop_assert_eq!(read.iter().collect::<Vec<_>>(), bits);
-        let body = outcome::encode(Verb::Stats, &Written::Text(&text));
-        prop_assert_eq!(outcome::decode(&body), Ok((Verb::Stats, Answer::Text(&text))));
-        let body = outcome::encode(Verb::Clear, &Written::Number(number));
-        prop_assert_eq!(outcome::decode(&body), Ok((Verb::Clear, Answer::Number(number))));
+        let body = outcome::encode(Verb::Stats, &OutcomeToSend::Text(&text));
+        prop_assert_eq!(outcome::decode(&body), Ok((Verb::Stats, DecodedOutcome::Text(&text))));
+        let body = outcome::encode(Verb::Clear, &OutcomeToSend::Number(number));
+        prop_assert_eq!(outcome::decode(&body), Ok((Verb::Clear, DecodedOutcome::Number(number))));
         let failure = Failure { error: ErrorTag::Internal, errno: 5, text: &text };
-        let body = outcome::encode(Verb::Exists, &Written::Failed(failure));
-        prop_assert_eq!(outcome::decode(&body), Ok((Verb::Exists, Answer::Failed(failure))));
+        let body = outcome::encode(Verb::Exists, &OutcomeToSend::Failed(failure));
+        prop_assert_eq!(outcome::decode(&body), Ok((Verb::Exists, DecodedOutcome::Failed(failure))));
     }
 }

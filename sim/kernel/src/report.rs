@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 /// Counters of one or many runs of a lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct LaneCounts {
     /// Runs.
     pub runs: u64,
     /// Faults that struck operations of the store, or that were made at rest.
@@ -41,7 +41,7 @@ const NAMES: [&str; 10] = [
     "longest_over_deadline_ms",
 ];
 
-impl Seen {
+impl LaneCounts {
     fn fields(&mut self) -> [&mut u64; 10] {
         [
             &mut self.runs,
@@ -58,7 +58,7 @@ impl Seen {
     }
 
     /// Adds another's counters.
-    pub fn add(&mut self, mut other: Seen) {
+    pub fn add(&mut self, mut other: LaneCounts) {
         for (name, (mine, its)) in NAMES.iter().zip(self.fields().into_iter().zip(other.fields())) {
             *mine = if name.ends_with("_ms") { (*mine).max(*its) } else { *mine + *its };
         }
@@ -70,8 +70,8 @@ impl Seen {
     }
 
     /// Decodes the counters.
-    pub fn decode(words: &str) -> Option<Seen> {
-        let mut seen = Seen::default();
+    pub fn decode(words: &str) -> Option<LaneCounts> {
+        let mut seen = LaneCounts::default();
         let mut words = words.split_whitespace();
         for field in seen.fields() {
             *field = words.next()?.parse().ok()?;

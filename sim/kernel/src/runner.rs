@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::lanes::{LANES, Lane};
 use crate::loop_device::run as tool;
-use crate::report::Seen;
+use crate::report::LaneCounts;
 
 /// The argument that makes the program one run of a lane.
 pub const RUN: &str = "one-run";
@@ -57,7 +57,7 @@ impl Args {
 
 /// The end of a run.
 enum End {
-    Seen(Seen),
+    LaneCounts(LaneCounts),
     Skipped(String),
     Failed(String),
 }
@@ -65,7 +65,7 @@ enum End {
 /// The sum of a lane's runs.
 struct Sum {
     lane: &'static Lane,
-    seen: Seen,
+    seen: LaneCounts,
     skipped: Option<String>,
 }
 
@@ -74,7 +74,7 @@ pub fn run(args: &Args) -> ExitCode {
     let chosen =
         LANES.iter().filter(|lane| args.lane.as_deref().is_none_or(|name| name == lane.name));
     let mut sums: Vec<Sum> =
-        chosen.map(|lane| Sum { lane, seen: Seen::default(), skipped: None }).collect();
+        chosen.map(|lane| Sum { lane, seen: LaneCounts::default(), skipped: None }).collect();
     let began = Instant::now();
     let mut failures = 0;
     for round in 0..args.runs {
@@ -84,7 +84,7 @@ pub fn run(args: &Args) -> ExitCode {
             }
             let seed = args.seed.wrapping_add(round) & 0xffff_ffff;
             match start(sum.lane, seed) {
-                End::Seen(seen) => sum.seen.add(seen),
+                End::LaneCounts(seen) => sum.seen.add(seen),
                 End::Skipped(why) => sum.skipped = Some(why),
                 End::Failed(output) => {
                     failures += 1;
@@ -128,8 +128,8 @@ fn append(path: &Path, lines: &str) -> std::io::Result<()> {
 }
 
 /// The counters of a failed run, derived from its output.
-fn counters_of_failure(output: &str) -> Seen {
-    let mut seen = Seen { runs: 1, ..Seen::default() };
+fn counters_of_failure(output: &str) -> LaneCounts {
+    let mut seen = LaneCounts { runs: 1, ..LaneCounts::default() };
     if output.contains(" is back") {
         seen.phantom = 1;
     } else if output.contains("durable pages are missing") {
@@ -189,8 +189,8 @@ fn collect_output(mut child: Child) -> End {
     };
     let (out, err) = (joined(out), joined(err));
     let line = |mark: &str| out.lines().find_map(|line| line.strip_prefix(mark)).map(str::to_owned);
-    if let Some(seen) = line(SEEN).and_then(|words| Seen::decode(&words)) {
-        return End::Seen(seen);
+    if let Some(seen) = line(SEEN).and_then(|words| LaneCounts::decode(&words)) {
+        return End::LaneCounts(seen);
     }
     match line(SKIPPED) {
         Some(why) => End::Skipped(why),

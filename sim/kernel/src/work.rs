@@ -12,20 +12,20 @@ use pagelith::{ErrorKind, GetSlice, Options, PutOutcome, PutSlice, Result, Store
 use crate::killed::content::{Rng, content, key, length, namespace, version_of};
 use crate::killed::model::{Device, Model};
 use crate::killed::workload::{NAMESPACES, Plan};
-use crate::killed::{Page, Word};
-use crate::report::Seen;
+use crate::killed::{Page, LogEntry};
+use crate::report::LaneCounts;
 
 /// An open that takes longer counts as hanging.
 const OPEN_MAX: Duration = Duration::from_secs(20);
 
 /// A store over several openings.
-pub struct Life {
+pub struct StoreRun {
     /// Its directory and parameters.
     pub plan: Plan,
     /// The expected state of its pages.
     pub model: Model,
     /// The counters so far.
-    pub seen: Seen,
+    pub seen: LaneCounts,
     /// Timeout of each call.
     pub timeout: Duration,
     /// A call that exceeds its timeout by more than this counts as hanging, on a machine under any
@@ -39,9 +39,9 @@ pub struct Life {
     version: u64,
 }
 
-impl Life {
+impl StoreRun {
     /// A store to be made in `dir`. It has room for more than a few hundred steps put.
-    pub fn new(dir: &Path, seed: u64) -> Life {
+    pub fn new(dir: &Path, seed: u64) -> StoreRun {
         let plan = Plan {
             dir: dir.to_owned(),
             ssd_mib: 96,
@@ -55,9 +55,9 @@ impl Life {
             only_put: false,
             aim: None,
         };
-        let (model, seen, timeout) = (Model::default(), Seen::default(), Duration::from_secs(2));
-        let device = Device::Well;
-        Life {
+        let (model, seen, timeout) = (Model::default(), LaneCounts::default(), Duration::from_secs(2));
+        let device = Device::Healthy;
+        StoreRun {
             plan,
             model,
             seen,
@@ -113,12 +113,12 @@ impl Life {
     /// Compares every page.
     pub fn check(&mut self, store: &Store) {
         let device = self.device;
-        let tally = self.model.check_on_a_sick_device(store, device);
+        let tally = self.model.check_on_failing_device(store, device);
         self.note_reclaim(store);
         // Evicted pages do not count as lost.
         let lost = if self.model.evicts { 0 } else { tally.lost };
         let opened = store.opened();
-        assert!(device != Device::Well || lost == 0, "{lost} durable pages are missing {opened:?}");
+        assert!(device != Device::Healthy || lost == 0, "{lost} durable pages are missing {opened:?}");
         self.seen.synced_lost += lost as u64;
         self.seen.present += tally.here as u64;
         self.seen.removals_undone += tally.undone as u64;
@@ -126,7 +126,7 @@ impl Life {
 
     fn note_reclaim(&mut self, store: &Store) {
         if store.stats().segments_reclaimed > 0 {
-            self.model.hear(Word::Reclaimed);
+            self.model.apply(LogEntry::Reclaimed);
         }
     }
 
@@ -169,11 +169,11 @@ impl Life {
         let bytes = [0, 1].map(|c| content(page, c, version));
         let pieces: [[&[u8]; 1]; 2] = [[&bytes[0]], [&bytes[1]]];
         let group = [0, 1].map(|c| PutSlice { key: key(page, c), pieces: &pieces[c] });
-        self.model.hear(Word::PutBegins(page, version));
+        self.model.apply(LogEntry::PutBegins(page, version));
         let outcome = self.timed("put", |options| store.put_groups(&[&group], options)).pop();
         match outcome.expect("an outcome") {
-            Ok(PutOutcome::Stored) => self.model.hear(Word::Stored(page, version)),
-            Ok(PutOutcome::AlreadyPresent) => self.model.hear(Word::Present(page, version)),
+            Ok(PutOutcome::Stored) => self.model.apply(LogEntry::Stored(page, version)),
+            Ok(PutOutcome::AlreadyPresent) => self.model.apply(LogEntry::Present(page, version)),
             Ok(other) => panic!("put: {other:?}"),
             Err(e) => self.check_error("put", &e),
         }
@@ -181,10 +181,10 @@ impl Life {
 
     /// Remove a page.
     pub fn remove(&mut self, store: &Store, page: Page) {
-        self.model.hear(Word::RemoveBegins(page));
+        self.model.apply(LogEntry::RemoveBegins(page));
         match self.timed("remove", |options| store.remove(&[key(page, 0)], options)) {
             Ok(_) => {
-                self.model.hear(Word::Removed(page));
+                self.model.apply(LogEntry::Removed(page));
                 let exists = store.exists_batch(&[key(page, 0), key(page, 1)], Options::default());
                 assert_eq!(exists, [false, false], "removed page is back at once {page:?}");
             }
@@ -193,9 +193,9 @@ impl Life {
     }
 
     fn clear(&mut self, store: &Store, number: u8) {
-        self.model.hear(Word::ClearBegins(number));
+        self.model.apply(LogEntry::ClearBegins(number));
         match self.timed("clear", |options| store.clear(namespace(number), options)) {
-            Ok(_) => self.model.hear(Word::Cleared(number)),
+            Ok(_) => self.model.apply(LogEntry::Cleared(number)),
             Err(e) => self.check_error("clear", &e),
         }
     }
@@ -204,10 +204,10 @@ impl Life {
     pub fn flush(&mut self, store: &Store) -> bool {
         self.version += 1;
         let number = self.version;
-        self.model.hear(Word::FlushBegins(number));
+        self.model.apply(LogEntry::FlushBegins(number));
         match self.timed("flush", |options| store.flush(options)) {
             Ok(report) if report.lost_objects == 0 => {
-                self.model.hear(Word::Flushed(number));
+                self.model.apply(LogEntry::Flushed(number));
                 return true;
             }
             Ok(_) => {

@@ -15,7 +15,7 @@ pub enum Mutant {
     /// A namespace's generation counts for nothing.
     GenerationUnchecked,
     /// A transfer that moved too few bytes is a success.
-    ShortIsOk,
+    ShortTransferAccepted,
     /// A late completion is taken for that of the operation that has its slot now.
     StaleCompletion,
     /// A flush is answered before its sync.
@@ -35,7 +35,7 @@ pub enum Mutant {
     /// Reclaim does not wait for the readers of the segment.
     ReadersIgnored,
     /// A frame is freed while the flusher writes from it.
-    HeldFrameFreed,
+    PinnedFrameFreed,
     /// A frame is freed twice.
     FrameFreedTwice,
     /// Staging memory is not released.
@@ -56,40 +56,40 @@ pub enum Mutant {
     /// Recovery takes a group with missing members.
     PartialGroup,
     /// An attached object is visible without its base.
-    AttachedAlone,
+    AttachedWithoutBase,
     /// A removal or clear is acknowledged without a notification of the peers.
-    PeersUntold,
+    PeersNotNotified,
     /// Peers are notified of a removal or clear while an earlier offer is in flight, and store the
     /// offer after it.
-    ToldBeforeOffers,
+    NotifiedBeforeOffers,
     /// An object fetched from a peer is cached although it was removed in the meantime.
-    KeptBehindRemoval,
+    CachedAfterRemoval,
     /// A frame is released before the client has copied the bytes that it got by reference.
-    ShownLetGo,
+    SharedFrameReleasedEarly,
     /// The frames of a client's view are not held.
-    ViewLetGo,
+    ViewFrameNotPinned,
     /// A put out of a client's memory ignores the checksums.
-    ShownUnchecked,
+    SharedPutUnverified,
     /// The frames of a client's view stay held after its link ended.
-    HeldForTheGone,
+    ViewPinLeaked,
     /// A store forwards the request of another store to its own peers.
-    PeersAskOn,
+    PeerRequestForwarded,
     /// A store that is to remove an object for another store keeps it and acknowledges the removal.
-    ToldAndKept,
+    NotifiedRemovalIgnored,
     /// Peers are not notified of a removal or clear requested by a client.
-    ServedUntold,
+    ServedRemovalNotNotified,
     /// Only the owners are notified of a removal, and no peer holds.
-    ToldOwnerAlone,
+    OnlyOwnerNotified,
     /// A hold during a removal ends at once.
     HoldDropped,
     /// A removal is acknowledged although a peer did not hold.
-    HoldUnasked,
+    HoldNotConfirmed,
     /// A store acknowledges a removal while its own earlier offers are in flight.
-    AnsweredBeforeOffers,
+    AcknowledgedBeforeOffers,
     /// A client's session ends while links still have its callers' memory.
-    SessionGoesAtOnce,
+    SessionDroppedWithLinks,
     /// A cancelled operation of a client has no outcome.
-    CancelledUnanswered,
+    CancelledWithoutOutcome,
 }
 
 impl Mutant {
@@ -98,7 +98,7 @@ impl Mutant {
         Mutant::PayloadUnchecked,
         Mutant::KeyUnchecked,
         Mutant::GenerationUnchecked,
-        Mutant::ShortIsOk,
+        Mutant::ShortTransferAccepted,
         Mutant::StaleCompletion,
         Mutant::FlushBeforeSync,
         Mutant::TombstoneBeforeSync,
@@ -108,7 +108,7 @@ impl Mutant {
         Mutant::SyncRetried,
         Mutant::PinIgnored,
         Mutant::ReadersIgnored,
-        Mutant::HeldFrameFreed,
+        Mutant::PinnedFrameFreed,
         Mutant::FrameFreedTwice,
         Mutant::StagingLeak,
         Mutant::SkipAndComplete,
@@ -118,23 +118,23 @@ impl Mutant {
         Mutant::TombstoneDropped,
         Mutant::IncarnationUnchecked,
         Mutant::PartialGroup,
-        Mutant::AttachedAlone,
-        Mutant::PeersUntold,
-        Mutant::ToldBeforeOffers,
-        Mutant::KeptBehindRemoval,
-        Mutant::ShownLetGo,
-        Mutant::ViewLetGo,
-        Mutant::ShownUnchecked,
-        Mutant::HeldForTheGone,
-        Mutant::PeersAskOn,
-        Mutant::ToldAndKept,
-        Mutant::ServedUntold,
-        Mutant::ToldOwnerAlone,
+        Mutant::AttachedWithoutBase,
+        Mutant::PeersNotNotified,
+        Mutant::NotifiedBeforeOffers,
+        Mutant::CachedAfterRemoval,
+        Mutant::SharedFrameReleasedEarly,
+        Mutant::ViewFrameNotPinned,
+        Mutant::SharedPutUnverified,
+        Mutant::ViewPinLeaked,
+        Mutant::PeerRequestForwarded,
+        Mutant::NotifiedRemovalIgnored,
+        Mutant::ServedRemovalNotNotified,
+        Mutant::OnlyOwnerNotified,
         Mutant::HoldDropped,
-        Mutant::HoldUnasked,
-        Mutant::AnsweredBeforeOffers,
-        Mutant::SessionGoesAtOnce,
-        Mutant::CancelledUnanswered,
+        Mutant::HoldNotConfirmed,
+        Mutant::AcknowledgedBeforeOffers,
+        Mutant::SessionDroppedWithLinks,
+        Mutant::CancelledWithoutOutcome,
     ];
 
     /// Its name in `TEST_PAGELITH_MUTANT`: that of the variant.

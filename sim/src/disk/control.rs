@@ -4,10 +4,10 @@ use pagelith_io::clock::Clock;
 use pagelith_io::disk::FileId;
 use pagelith_io::fault::{FaultKind, FaultOp, IoFault};
 
+use super::fault_injector::StruckOp;
 use super::file::SimFile;
 use super::plan::fault;
 use super::state::{OpenFile, State};
-use super::strike::StruckOp;
 use super::table::{FileKey, FileNo, path};
 
 impl State {

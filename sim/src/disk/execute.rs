@@ -5,17 +5,17 @@ use pagelith_io::clock::Clock;
 use pagelith_io::disk::{FileId, Op};
 use pagelith_io::fault::{FaultKind, FaultOp};
 
+use super::fault_injector::{Effect, StruckOp, Written};
+use super::fault_rates::DiskFault;
 use super::file::SimFile;
-use super::image::{BLOCK, Fate, push_blocks};
-use super::rates::DiskFault;
+use super::image::{BLOCK, SectorFate, push_blocks};
 use super::state::State;
-use super::strike::{Effect, StruckOp, Written};
 use super::table::FileNo;
 use crate::entropy::SplitMix64;
 
 /// How an operation ended.
 #[derive(Default)]
-pub(crate) struct Done {
+pub(crate) struct OpResult {
     /// How it failed.
     pub(crate) failed: Option<FaultKind>,
     /// The fault that struck it.
@@ -24,20 +24,20 @@ pub(crate) struct Done {
     pub(crate) detail: &'static str,
 }
 
-impl Done {
+impl OpResult {
     /// From an ordered failure or a struck fault.
-    fn of(ordered: Option<FaultKind>, struck: Option<DiskFault>) -> Done {
+    fn of(ordered: Option<FaultKind>, struck: Option<DiskFault>) -> OpResult {
         let failed = ordered.or(struck.and_then(DiskFault::failure));
         let detail = if ordered.is_some() { "injected" } else { "struck" };
-        Done { failed, struck, detail }
+        OpResult { failed, struck, detail }
     }
 }
 
 impl State {
     /// Executes operation `id` on an open file.
-    pub(crate) fn perform(&mut self, id: u64, no: FileNo) -> Done {
+    pub(crate) fn perform(&mut self, id: u64, no: FileNo) -> OpResult {
         let Ok(at) = self.in_flight.binary_search_by_key(&id, |e| e.submitted) else {
-            return Done::default();
+            return OpResult::default();
         };
         // Taken out of the table while it executes; nothing looks it up meanwhile.
         let unit = Op::Sync { file: FileId(0) };
@@ -55,19 +55,23 @@ impl State {
         done
     }
 
-    fn perform_read(&mut self, no: FileNo, offset: u64, parts: &mut [Part]) -> Done {
+    fn perform_read(&mut self, no: FileNo, offset: u64, parts: &mut [Part]) -> OpResult {
         let len = parts.iter().map(|p| p.len() as u64).sum();
         let ordered = self.pending.draw(FaultOp::Read);
-        let Some(named) = self.files.get(no) else { return Done::default() };
+        let Some(named) = self.files.get(no) else { return OpResult::default() };
         if named.file.is_bad(offset, len) {
             fill(&named.file, offset, parts, 2);
-            return Done { failed: Some(FaultKind::Device), struck: None, detail: "a bad block" };
+            return OpResult {
+                failed: Some(FaultKind::Device),
+                struck: None,
+                detail: "a bad block",
+            };
         }
         let struck = match ordered {
             None => self.strikes.draw(FaultOp::Read, &named.name, false),
             Some(_) => None,
         };
-        let mut done = Done::of(ordered, struck);
+        let mut done = OpResult::of(ordered, struck);
         // A failed read has filled the first half of each part.
         fill(&named.file, offset, parts, if done.failed.is_some() { 2 } else { 1 });
         if let Some(fault) = struck {
@@ -85,20 +89,21 @@ impl State {
         no: FileNo,
         offset: u64,
         parts: &[Part],
-    ) -> (Done, Option<(FileNo, u64)>) {
+    ) -> (OpResult, Option<(FileNo, u64)>) {
         let len = parts.iter().map(|p| p.len()).sum::<usize>();
         let mut blocks = Vec::with_capacity(len / BLOCK);
         parts.iter().for_each(|p| push_blocks(&mut blocks, p.bytes()));
         let ordered = self.pending.draw(FaultOp::Write);
         let seq = self.tick();
         let State { files, strikes, rng, .. } = self;
-        let Some(named) = files.get_mut(no) else { return (Done::default(), None) };
+        let Some(named) = files.get_mut(no) else { return (OpResult::default(), None) };
         let struck = match ordered {
             None => strikes.draw(FaultOp::Write, &named.name, false),
             Some(_) => None,
         };
-        let mut done = Done::of(ordered, struck);
-        let half = |rng: &mut SplitMix64| if rng.one_in(2) { Fate::New } else { Fate::Old };
+        let mut done = OpResult::of(ordered, struck);
+        let half =
+            |rng: &mut SplitMix64| if rng.one_in(2) { SectorFate::New } else { SectorFate::Old };
         let Written { landed, effect } = match (ordered, struck) {
             (None, None) => Written::intact(no, offset, blocks),
             (Some(_), _) => {
@@ -119,15 +124,15 @@ impl State {
         (done, wrote)
     }
 
-    fn perform_sync(&mut self, no: FileNo, submitted: u64) -> Done {
+    fn perform_sync(&mut self, no: FileNo, submitted: u64) -> OpResult {
         let ordered = self.pending.draw(FaultOp::Sync);
         let State { files, strikes, ignored_syncs, .. } = self;
-        let Some(named) = files.get_mut(no) else { return Done::default() };
+        let Some(named) = files.get_mut(no) else { return OpResult::default() };
         let struck = match ordered {
             None => strikes.draw(FaultOp::Sync, &named.name, false),
             Some(_) => None,
         };
-        let done = Done::of(ordered, struck);
+        let done = OpResult::of(ordered, struck);
         if done.failed.is_some() {
             named.file.sync_failing();
         } else if !ignored_syncs.count(&named.path) {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use pagelith_layouts::align::ALIGN;
 
-use super::image::{Block, Fate, Image, SECTORS, mix};
+use super::image::{Block, Image, SECTORS, SectorFate, mix};
 use crate::entropy::SplitMix64;
 
 /// Of the sectors that a power cut tears, one in this many becomes garbage.
@@ -104,7 +104,7 @@ impl SimFile {
         offset: u64,
         blocks: &[Block],
         rng: &mut SplitMix64,
-        mut fate: impl FnMut(&mut SplitMix64) -> Fate,
+        mut fate: impl FnMut(&mut SplitMix64) -> SectorFate,
     ) -> Vec<Block> {
         let numbered = (offset / ALIGN..).zip(blocks);
         numbered.map(|(n, new)| mix(&self.live.get(n), new, rng, &mut fate)).collect()
@@ -159,9 +159,9 @@ impl SimFile {
     /// only ever see damaged records.
     pub(crate) fn tear_unsynced(&mut self, rng: &mut SplitMix64) {
         let torn = |rng: &mut SplitMix64| match rng.below(GARBAGE_ONE_IN) {
-            0 => Fate::Garbage,
-            n if n % 2 == 0 => Fate::New,
-            _ => Fate::Old,
+            0 => SectorFate::Garbage,
+            n if n % 2 == 0 => SectorFate::New,
+            _ => SectorFate::Old,
         };
         let writes = std::mem::take(&mut self.unsynced);
         for write in &writes {

@@ -115,7 +115,7 @@ pub(crate) fn push_blocks(blocks: &mut Vec<Block>, bytes: &[u8]) {
 
 /// The fate of one sector of an unfinished write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum SectorFate {
     /// The new bytes.
     New,
     /// The old bytes.
@@ -129,14 +129,14 @@ pub(crate) fn mix(
     old: &Block,
     new: &Block,
     rng: &mut SplitMix64,
-    mut fate: impl FnMut(&mut SplitMix64) -> Fate,
+    mut fate: impl FnMut(&mut SplitMix64) -> SectorFate,
 ) -> Block {
     let mut out = **old;
     for (to, from) in out.chunks_exact_mut(SECTOR).zip(new.chunks_exact(SECTOR)) {
         match fate(rng) {
-            Fate::New => to.copy_from_slice(from),
-            Fate::Old => {}
-            Fate::Garbage => rng.fill(to),
+            SectorFate::New => to.copy_from_slice(from),
+            SectorFate::Old => {}
+            SectorFate::Garbage => rng.fill(to),
         }
     }
     Arc::new(out)
@@ -180,8 +180,9 @@ mod tests {
     #[test]
     fn mixed_block_follows_fate_of_each_sector() {
         let (old, new) = (Arc::new([1; BLOCK]), Arc::new([2; BLOCK]));
-        let mut fates = [Fate::New, Fate::Old, Fate::Garbage].into_iter().cycle();
-        let out = mix(&old, &new, &mut SplitMix64::new(1), |_| fates.next().unwrap_or(Fate::Old));
+        let mut fates = [SectorFate::New, SectorFate::Old, SectorFate::Garbage].into_iter().cycle();
+        let out =
+            mix(&old, &new, &mut SplitMix64::new(1), |_| fates.next().unwrap_or(SectorFate::Old));
         assert_eq!(out[..SECTOR], [2; SECTOR]);
         assert_eq!(out[SECTOR..2 * SECTOR], [1; SECTOR]);
         let garbage = &out[2 * SECTOR..3 * SECTOR];

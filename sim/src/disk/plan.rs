@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pagelith_io::fault::{FaultKind, FaultOp, IoFault};
 
-use super::rates::DiskFault;
+use super::fault_rates::DiskFault;
 
 /// One fault, given to [`super::SimDisk::inject`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,13 +110,13 @@ impl fmt::Display for LoggedOp {
 
 /// Planned failures that wait for their operation.
 #[derive(Debug, Default)]
-pub(crate) struct Pending {
+pub(crate) struct PlannedFailures {
     /// By kind of operation: how many operations remain (1 if the next one fails), and how it
     /// fails.
     waiting: BTreeMap<u8, Vec<(u64, FaultKind)>>,
 }
 
-impl Pending {
+impl PlannedFailures {
     /// Fails the `nth` next `op`.
     pub(crate) fn add(&mut self, op: FaultOp, nth: u64, kind: FaultKind) {
         assert!(nth > 0, "faults are counted from 1 op={op}");

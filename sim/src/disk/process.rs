@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pagelith_io::clock::{Clock, Mono};
-use pagelith_io::disk::{Completion, Disk, DiskFacts, FileId, Op, Queue, Side};
+use pagelith_io::disk::{Completion, Disk, DiskFacts, FileId, IoBackend, Op, Queue};
 use pagelith_io::fault::{FaultKind, FaultOp, IoFault};
 use pagelith_layouts::align::ALIGN;
 
@@ -66,7 +66,7 @@ impl SimProcess {
 /// Facts of every simulated disk.
 pub(super) fn simulated() -> DiskFacts {
     DiskFacts {
-        side: Side::Simulated,
+        side: IoBackend::Simulated,
         direct: true,
         // The strictest that the seam allows, so that code that passes here passes on every
         // backend.

@@ -8,11 +8,11 @@ use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::disk::{FileId, Op};
 use pagelith_io::fault::{FaultKind, FaultOp, IoFault};
 
+use super::fault_injector::FaultInjector;
+use super::fault_rates::DiskFault;
 use super::ignored_syncs::IgnoredSyncs;
-use super::plan::{LoggedOp, Pending};
-use super::rates::DiskFault;
+use super::plan::{LoggedOp, PlannedFailures};
 use super::snapshot::DiskSnapshot;
-use super::strike::FaultInjector;
 use super::table::{FileNo, FileTable};
 use crate::clock::SimClock;
 use crate::entropy::SplitMix64;
@@ -77,7 +77,7 @@ pub(crate) struct State {
     pub(crate) order: Option<SplitMix64>,
     pub(crate) latency: Duration,
     pub(crate) holds: Vec<Hold>,
-    pub(crate) pending: Pending,
+    pub(crate) pending: PlannedFailures,
     /// Random faults.
     pub(crate) strikes: FaultInjector,
     pub(crate) capacity: u64,
@@ -110,7 +110,7 @@ impl State {
             order: None,
             latency: LATENCY_DEFAULT,
             holds: Vec::new(),
-            pending: Pending::default(),
+            pending: PlannedFailures::default(),
             strikes: FaultInjector::default(),
             capacity: u64::MAX,
             changes: 0,

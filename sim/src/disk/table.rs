@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
+use super::fault_rates::FileOffset;
 use super::file::SimFile;
-use super::rates::Place;
 
 /// A file by directory number and name.
 pub(crate) type FileKey = (usize, String);
@@ -27,8 +27,8 @@ pub(crate) struct NamedFile {
 
 impl NamedFile {
     /// A place in this file.
-    pub(crate) fn place(&self, offset: u64) -> Place {
-        Place { dir: self.dir, name: self.name.to_string(), offset }
+    pub(crate) fn place(&self, offset: u64) -> FileOffset {
+        FileOffset { dir: self.dir, name: self.name.to_string(), offset }
     }
 
     /// The kind of file: `manifest.0` and `manifest.1` in any directory are of one kind.

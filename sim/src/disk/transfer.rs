@@ -7,10 +7,10 @@ use pagelith_io::disk::{Completion, FileId, Op};
 use pagelith_io::fault::{FaultKind, FaultOp, IoFault};
 use pagelith_layouts::align::is_aligned;
 
-use super::execute::Done;
+use super::execute::OpResult;
+use super::fault_injector::StruckOp;
 use super::plan::fault;
 use super::state::{Hold, InFlight, State};
-use super::strike::StruckOp;
 use super::table::FileNo;
 
 /// Most parts of an operation: UIO_MAXIOV of Linux.
@@ -181,7 +181,7 @@ impl State {
         let outcome = done.and_then(|done| {
             let Some(named) = file.and_then(|file| self.files.get(file)) else { return Ok(()) };
             let path = named.path.clone();
-            let Done { failed, struck, detail } = done;
+            let OpResult { failed, struck, detail } = done;
             self.record(kind, path.clone(), offset, len, (failed, struck));
             failed.map_or(Ok(()), |failed| Err(fault(failed, kind, &path, offset, detail)))
         });

@@ -4,11 +4,11 @@ use pagelith::{GroupId, Ticket};
 use pagelith_io::clock::Mono;
 
 use super::memory::Target;
-use super::objects::Oid;
+use super::objects::ObjectId;
 
 /// A get of one object.
-pub(super) struct Getting {
-    pub oid: Oid,
+pub(super) struct PendingGet {
+    pub oid: ObjectId,
     /// First byte of the range.
     pub from: usize,
     /// Bytes of the range.
@@ -19,10 +19,10 @@ pub(super) struct Getting {
 }
 
 /// A put of one group.
-pub(super) struct Putting {
+pub(super) struct PendingPut {
     pub no: u32,
-    pub base: Option<Oid>,
-    pub members: Vec<Oid>,
+    pub base: Option<ObjectId>,
+    pub members: Vec<ObjectId>,
     /// The put may be refused by its form.
     pub odd: bool,
     /// The open group that is being committed.
@@ -31,8 +31,8 @@ pub(super) struct Putting {
 
 /// The gets or puts of a batch.
 pub(super) enum BatchWork {
-    Get { gets: Vec<Getting>, page: bool },
-    Put(Vec<Putting>),
+    Get { gets: Vec<PendingGet>, page: bool },
+    Put(Vec<PendingPut>),
 }
 
 /// A batch in flight.

@@ -6,7 +6,7 @@ use pagelith::Ticket;
 use pagelith_io::clock::{Clock, Mono};
 
 use super::batch::{Batch, BatchWork};
-use super::objects::{Oid, page_of};
+use super::objects::{ObjectId, page_of};
 use super::report::FindingKind;
 use super::run::Run;
 
@@ -33,7 +33,7 @@ impl Run<'_> {
     }
 
     /// The operation reads these objects, or may.
-    pub(super) fn touch(&mut self, oids: impl IntoIterator<Item = Oid>) {
+    pub(super) fn touch(&mut self, oids: impl IntoIterator<Item = ObjectId>) {
         if let Some(pages) = &mut self.touched {
             pages.extend(oids.into_iter().map(page_of));
         }

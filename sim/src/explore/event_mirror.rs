@@ -11,7 +11,7 @@ pub(super) const EVENTS_MAX: u32 = 1 << 16;
 
 /// The location of an object according to events.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Place {
+pub(super) struct ObjectTiers {
     pub(super) memory: bool,
     /// `None` if unknown: stored before the open, or on a tier that reported lost entries.
     pub(super) ssd: Option<bool>,
@@ -20,16 +20,18 @@ pub(super) struct Place {
 /// State derived from the events since the open.
 #[derive(Default)]
 pub(super) struct EventMirror {
-    places: BTreeMap<ObjectKey, Place>,
+    places: BTreeMap<ObjectKey, ObjectTiers>,
     /// Namespaces in which an object without an event is not on SSD.
     empty: Vec<NamespaceId>,
 }
 
 impl EventMirror {
     /// Where an object is.
-    pub(super) fn place(&mut self, key: &ObjectKey) -> &mut Place {
+    pub(super) fn place(&mut self, key: &ObjectKey) -> &mut ObjectTiers {
         let empty = self.empty.contains(&key.namespace());
-        self.places.entry(*key).or_insert(Place { memory: false, ssd: empty.then_some(false) })
+        self.places
+            .entry(*key)
+            .or_insert(ObjectTiers { memory: false, ssd: empty.then_some(false) })
     }
 
     /// Applies an event; false if it contradicts earlier ones.
@@ -50,7 +52,7 @@ impl EventMirror {
                     Tier::Memory => std::mem::replace(&mut place.memory, false),
                     Tier::Ssd | Tier::Remote => place.ssd.replace(false) != Some(false),
                 };
-                let Place { memory, ssd } = *place;
+                let ObjectTiers { memory, ssd } = *place;
                 if *gone {
                     place.ssd = Some(false);
                 }
@@ -63,7 +65,9 @@ impl EventMirror {
             Event::Cleared { namespace } => {
                 let of = |key: &ObjectKey| key.namespace() == *namespace;
                 let cleared = self.places.iter_mut().filter(|(key, _)| of(key));
-                cleared.for_each(|(_, place)| *place = Place { memory: false, ssd: Some(false) });
+                cleared.for_each(|(_, place)| {
+                    *place = ObjectTiers { memory: false, ssd: Some(false) }
+                });
                 self.empty.push(*namespace);
                 true
             }

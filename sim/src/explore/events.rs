@@ -2,8 +2,8 @@
 
 use pagelith::{Event, Store};
 
-use super::event_mirror::Place;
-use super::objects::{Oid, base_of, key};
+use super::event_mirror::ObjectTiers;
+use super::objects::{ObjectId, base_of, key};
 use super::report::FindingKind;
 use super::run::Run;
 
@@ -35,17 +35,26 @@ impl Run<'_> {
     }
 
     /// Presence of these objects according to events, before the store is asked.
-    pub(super) fn expected_presence(&mut self, store: &Store, oids: &[Oid]) -> Vec<Option<bool>> {
+    pub(super) fn expected_presence(
+        &mut self,
+        store: &Store,
+        oids: &[ObjectId],
+    ) -> Vec<Option<bool>> {
         self.apply_events(store);
-        let expected = |oid: &Oid| {
-            let Place { memory, ssd } = *self.event_mirror.place(&key(*oid));
+        let expected = |oid: &ObjectId| {
+            let ObjectTiers { memory, ssd } = *self.event_mirror.place(&key(*oid));
             if memory { Some(true) } else { ssd }
         };
         oids.iter().map(expected).collect()
     }
 
     /// Checks that events and a look-up agree about an object.
-    pub(super) fn check_event_presence(&mut self, oid: Oid, expected: Option<bool>, exists: bool) {
+    pub(super) fn check_event_presence(
+        &mut self,
+        oid: ObjectId,
+        expected: Option<bool>,
+        exists: bool,
+    ) {
         // An attached object is visible only with its base.
         let hidden = !exists && base_of(oid).next().is_some();
         if expected.is_some_and(|expected| expected != exists) && !hidden {

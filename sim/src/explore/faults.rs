@@ -5,10 +5,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::ops::Verb;
+use super::ops::OpKind;
 use super::oracle;
 use super::report::FaultCount;
-use crate::disk::{DiskFault, FaultRates, Struck};
+use crate::disk::{DiskFault, FaultRates, StrikeRecord};
 use crate::entropy::SplitMix64;
 
 /// Which faults strike the runs of a range of seeds.
@@ -112,18 +112,18 @@ pub fn returns_wrong_bytes(fault: DiskFault) -> bool {
 }
 
 /// The effect that a fault may have on objects.
-pub fn effect(fault: DiskFault) -> Option<oracle::Struck> {
+pub fn effect(fault: DiskFault) -> Option<oracle::FaultEffect> {
     use DiskFault::*;
     match fault {
-        BadBlock => Some(oracle::Struck::Rot),
+        BadBlock => Some(oracle::FaultEffect::Rot),
         ReadError | ShortRead | MisdirectedRead | StaleRead | BitFlipRead => {
-            Some(oracle::Struck::Read)
+            Some(oracle::FaultEffect::Read)
         }
-        WriteError | ShortWrite | SyncError => Some(oracle::Struck::Write),
-        LostWrite | TornWrite | MisdirectedWrite | BitFlipAtRest => Some(oracle::Struck::Lie),
+        WriteError | ShortWrite | SyncError => Some(oracle::FaultEffect::Write),
+        LostWrite | TornWrite | MisdirectedWrite | BitFlipAtRest => Some(oracle::FaultEffect::Lie),
         NoSpace => None,
         // A late read is a miss; a late write may be given up.
-        Slow | Stuck => Some(oracle::Struck::Write),
+        Slow | Stuck => Some(oracle::FaultEffect::Write),
     }
 }
 
@@ -137,15 +137,15 @@ pub fn effect(fault: DiskFault) -> Option<oracle::Struck> {
 /// requested: harmless too. That no fault led to a wrong answer (`wrong`) is checked by the oracle,
 /// which compares every byte.
 #[derive(Debug, Default)]
-pub struct Ledger {
+pub struct FaultLedger {
     silent: Vec<DiskFault>,
     counts: BTreeMap<DiskFault, FaultCount>,
-    pairs: BTreeMap<(DiskFault, Verb), u64>,
+    pairs: BTreeMap<(DiskFault, OpKind), u64>,
 }
 
-impl Ledger {
+impl FaultLedger {
     /// Records a fault that struck during an operation.
-    pub fn struck(&mut self, struck: &Struck, during: Verb) {
+    pub fn struck(&mut self, struck: &StrikeRecord, during: OpKind) {
         let fault = struck.fault;
         let count = self.counts.entry(fault).or_default();
         count.injected += 1;

@@ -6,7 +6,7 @@ use pagelith::{Options, ScrubOptions};
 use pagelith_io::clock::Clock;
 
 use super::batch::BatchWork;
-use super::objects::{self, NAMESPACES, Oid, PAGES, PARTS, key};
+use super::objects::{self, NAMESPACES, ObjectId, PAGES, PARTS, key};
 use super::report::FindingKind;
 use super::run::Run;
 
@@ -21,7 +21,7 @@ impl Run<'_> {
     /// Removes up to three objects; `timeout` of the call.
     pub(super) fn remove(&mut self, timeout: Option<Duration>) {
         self.drain_half_the_time();
-        let mut oids: Vec<Oid> = (0..1 + self.rng.below(3)).map(|_| self.some_oid()).collect();
+        let mut oids: Vec<ObjectId> = (0..1 + self.rng.below(3)).map(|_| self.some_oid()).collect();
         oids.sort_unstable();
         oids.dedup();
         let keys: Vec<_> = oids.iter().map(|oid| key(*oid)).collect();
@@ -70,7 +70,7 @@ impl Run<'_> {
 
     /// An object is removed, with its group and the objects attached to it. Objects attached to
     /// other members are removed too if the group was present, which is unknown.
-    fn removed(&mut self, oid: Oid) {
+    fn removed(&mut self, oid: ObjectId) {
         let (page, part) = (objects::page_of(oid), objects::part_of(oid));
         let mut gone = vec![part];
         let base = objects::base_form(page);
@@ -86,7 +86,7 @@ impl Run<'_> {
     }
 
     /// Removed objects do not exist, unless a put of them is in flight.
-    fn check_gone(&mut self, oids: &[Oid], _since: u32) {
+    fn check_gone(&mut self, oids: &[ObjectId], _since: u32) {
         let Some(store) = self.store.clone() else { return };
         if self.plan.setup.constant || self.world.disk.stopped() {
             return;

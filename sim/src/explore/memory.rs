@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use pagelith::{AlignedBuf, Destination, Source};
-use pagelith_io::shm::Region;
+use pagelith_io::shm::SharedRegion;
 use pagelith_layouts::checksum::{Checksum, checksum};
 
 use crate::entropy::SplitMix64;
@@ -29,7 +29,7 @@ const RETIRED_MAX: usize = 24;
 
 /// The layout of a destination in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
+pub enum MemoryShape {
     /// One piece that starts at a multiple of 4096.
     Aligned,
     /// One piece at any address.
@@ -40,11 +40,16 @@ pub enum Shape {
     Scattered,
 }
 
-impl Shape {
+impl MemoryShape {
     /// A random shape.
-    pub fn draw(rng: &mut SplitMix64) -> Shape {
-        [Shape::Aligned, Shape::Aligned, Shape::Ragged, Shape::Pages, Shape::Scattered]
-            [rng.below(5) as usize]
+    pub fn draw(rng: &mut SplitMix64) -> MemoryShape {
+        [
+            MemoryShape::Aligned,
+            MemoryShape::Aligned,
+            MemoryShape::Ragged,
+            MemoryShape::Pages,
+            MemoryShape::Scattered,
+        ][rng.below(5) as usize]
     }
 }
 
@@ -160,7 +165,7 @@ pub struct Memory {
 impl Memory {
     /// Memory that processes on the host can share, and its regions; memory allocated beyond it is
     /// not shared.
-    pub fn shown() -> (Memory, Vec<Arc<Region>>) {
+    pub fn shown() -> (Memory, Vec<Arc<SharedRegion>>) {
         let mut memory = Memory::default();
         let regions = SIZES.iter().zip(&mut memory.free).map(|(size, free)| {
             let (buffers, region) = AlignedBuf::shown(RETIRED_MAX + 8, *size).expect("memory");
@@ -172,10 +177,10 @@ impl Memory {
     }
 
     /// A destination of `len` bytes.
-    pub fn target(&mut self, len: usize, shape: Shape, rng: &mut SplitMix64) -> Target {
+    pub fn target(&mut self, len: usize, shape: MemoryShape, rng: &mut SplitMix64) -> Target {
         let mut cuts = vec![0, len];
-        if matches!(shape, Shape::Pages | Shape::Scattered) {
-            let unit = if shape == Shape::Pages { 4096 } else { 1 };
+        if matches!(shape, MemoryShape::Pages | MemoryShape::Scattered) {
+            let unit = if shape == MemoryShape::Pages { 4096 } else { 1 };
             let cut = |rng: &mut SplitMix64| (1 + rng.below((len / unit) as u64)) as usize * unit;
             cuts.extend((0..1 + rng.below(2)).map(|_| cut(rng)).filter(|cut| *cut < len));
             cuts.sort_unstable();
@@ -186,8 +191,8 @@ impl Memory {
         for cut in cuts.windows(2) {
             at += GUARD;
             match shape {
-                Shape::Aligned | Shape::Pages => at = at.next_multiple_of(4096),
-                Shape::Ragged | Shape::Scattered => at += 1 + rng.below(60) as usize,
+                MemoryShape::Aligned | MemoryShape::Pages => at = at.next_multiple_of(4096),
+                MemoryShape::Ragged | MemoryShape::Scattered => at += 1 + rng.below(60) as usize,
             }
             pieces.push((at, cut[1] - cut[0]));
             at += cut[1] - cut[0] + GUARD;
@@ -256,7 +261,7 @@ mod tests {
         let (mut memory, mut rng) = (Memory::default(), SplitMix64::new(1));
         for round in 0..200 {
             let len = 1 + rng.below(100_000) as usize;
-            let shape = Shape::draw(&mut rng);
+            let shape = MemoryShape::draw(&mut rng);
             let target = memory.target(len, shape, &mut rng);
             assert_eq!(target.destination().len(), len as u64, "round={round}");
             let ends: Vec<_> = target.pieces().map(|(at, bytes)| at + bytes.len()).collect();
@@ -270,7 +275,7 @@ mod tests {
     #[test]
     fn late_write_to_resting_memory_is_detected() {
         let (mut memory, mut rng) = (Memory::default(), SplitMix64::new(1));
-        let target = memory.target(5000, Shape::Aligned, &mut rng);
+        let target = memory.target(5000, MemoryShape::Aligned, &mut rng);
         let ptr = target.slot.ptr;
         let at = target.pieces[0].0;
         assert!(memory.retire(target));
@@ -282,7 +287,7 @@ mod tests {
     #[test]
     fn write_outside_piece_is_detected() {
         let (mut memory, mut rng) = (Memory::default(), SplitMix64::new(1));
-        let target = memory.target(100, Shape::Ragged, &mut rng);
+        let target = memory.target(100, MemoryShape::Ragged, &mut rng);
         let (at, len) = target.pieces[0];
         // SAFETY: within the mapping, which the target keeps.
         unsafe { target.slot.ptr.as_ptr().add(at + len).write(1) };

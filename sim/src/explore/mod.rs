@@ -1,5 +1,5 @@
 //! Long runs, one per seed. The seed decides configuration, workload, faults, schedule and crash
-//! points, and the production code runs unchanged over the simulated machine. [`Plan::of_seed`]
+//! points, and the production code runs unchanged over the simulated machine. [`ExplorePlan::of_seed`]
 //! makes the plan of a seed, [`explore`] executes it, and [`shrink`] reduces a failing plan to few
 //! operations.
 
@@ -26,21 +26,21 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub use faults::FaultChoice;
-pub use plan::Plan;
-pub use report::{Finding, FindingKind, Sums};
+pub use plan::ExplorePlan;
+pub use report::{Finding, FindingKind, RunTotals};
 pub use run::Run;
 pub use shrink::{Shrunk, shrink};
 
 /// Executes a plan; returns its counts and at most a few findings.
-pub fn explore(plan: &Plan) -> (Sums, Vec<Finding>) {
+pub fn explore(plan: &ExplorePlan) -> (RunTotals, Vec<Finding>) {
     explore_with_trace(plan, None)
 }
 
 /// Like [`explore`]; passes every step and answer to `trace_to`.
 pub fn explore_with_trace(
-    plan: &Plan,
+    plan: &ExplorePlan,
     trace_to: Option<Box<dyn FnMut(String)>>,
-) -> (Sums, Vec<Finding>) {
+) -> (RunTotals, Vec<Finding>) {
     let mut run = Run::new(plan);
     if let Some(trace_to) = trace_to {
         run.set_trace(trace_to);
@@ -53,7 +53,7 @@ pub fn explore_with_trace(
     // The rest of the run may panic again when it is dropped.
     let findings = run.findings.clone();
     catch_unwind(AssertUnwindSafe(|| run.finish())).unwrap_or_else(|_| {
-        let mut sums = Sums { seeds: 1, ..Sums::default() };
+        let mut sums = RunTotals { seeds: 1, ..RunTotals::default() };
         findings.iter().for_each(|f| sums.found(f.kind));
         (sums, findings)
     })

@@ -18,7 +18,7 @@ pub const NAMESPACES: usize = 3;
 pub const LENGTH_MAX: usize = 100_000;
 
 /// An object: `page * PARTS + part`.
-pub type Oid = u16;
+pub type ObjectId = u16;
 
 /// How a page's objects are put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +79,7 @@ pub fn attached(page: usize) -> &'static [(usize, &'static [usize])] {
 
 /// The base group of an attached object's page, without which it is not visible; empty for other
 /// objects.
-pub fn base_of(oid: Oid) -> impl Iterator<Item = Oid> {
+pub fn base_of(oid: ObjectId) -> impl Iterator<Item = ObjectId> {
     let (page, part) = (page_of(oid), part_of(oid));
     let is_attached = attached(page).iter().any(|(_, parts)| parts.contains(&part));
     let base = if is_attached { base_form(page) } else { &[] };
@@ -96,31 +96,31 @@ pub fn singles(page: usize) -> &'static [usize] {
 }
 
 /// The page of an object.
-pub fn page_of(oid: Oid) -> usize {
+pub fn page_of(oid: ObjectId) -> usize {
     usize::from(oid) / PARTS
 }
 
 /// The part number of an object.
-pub fn part_of(oid: Oid) -> usize {
+pub fn part_of(oid: ObjectId) -> usize {
     usize::from(oid) % PARTS
 }
 
 /// The object of a part.
-pub fn oid(page: usize, part: usize) -> Oid {
-    (page * PARTS + part) as Oid
+pub fn oid(page: usize, part: usize) -> ObjectId {
+    (page * PARTS + part) as ObjectId
 }
 
 /// The objects of these parts.
-pub fn oids(page: usize, parts: &[usize]) -> Vec<Oid> {
+pub fn oids(page: usize, parts: &[usize]) -> Vec<ObjectId> {
     parts.iter().map(|part| oid(page, *part)).collect()
 }
 
 /// Every object that a run may put.
-pub fn all() -> impl Iterator<Item = Oid> {
+pub fn all() -> impl Iterator<Item = ObjectId> {
     (0..PAGES).flat_map(|page| (0..PARTS).map(move |part| oid(page, part))).filter(|o| is_used(*o))
 }
 
-fn is_used(oid: Oid) -> bool {
+fn is_used(oid: ObjectId) -> bool {
     let (page, part) = (page_of(oid), part_of(oid));
     let attached = attached(page).iter().any(|(_, parts)| parts.contains(&part));
     attached || base_form(page).contains(&part) || singles(page).contains(&part)
@@ -141,7 +141,7 @@ pub fn page_hash(page: usize) -> PrefixHash {
 }
 
 /// The key of an object.
-pub fn key(oid: Oid) -> ObjectKey {
+pub fn key(oid: ObjectId) -> ObjectKey {
     static KEYS: OnceLock<Vec<ObjectKey>> = OnceLock::new();
     let make = |at: usize| {
         let (page, (pool, part, role)) = (at / PARTS, NAMES[at % PARTS]);
@@ -153,7 +153,7 @@ pub fn key(oid: Oid) -> ObjectKey {
 
 /// An object's length in bytes: mostly small, sometimes around block and page sizes, some up to 100
 /// KB.
-pub fn length(oid: Oid) -> usize {
+pub fn length(oid: ObjectId) -> usize {
     let r = mix(u64::from(oid) ^ 0xfeed);
     let (class, r) = (r % 32, (r >> 8) as usize);
     match class {
@@ -189,7 +189,7 @@ const STEP: u64 = 0xd134_2543_de82_ef95;
 
 impl Content {
     /// The content of put number `no` of an object.
-    pub fn of(oid: Oid, no: u32) -> Content {
+    pub fn of(oid: ObjectId, no: u32) -> Content {
         Content(mix(u64::from(oid) << 32 | u64::from(no)))
     }
 
@@ -246,7 +246,8 @@ mod tests {
 
     #[test]
     fn object_keys_differ_and_lengths_are_bounded() {
-        let keys: std::collections::BTreeSet<_> = (0..(PAGES * PARTS) as Oid).map(key).collect();
+        let keys: std::collections::BTreeSet<_> =
+            (0..(PAGES * PARTS) as ObjectId).map(key).collect();
         assert_eq!(keys.len(), PAGES * PARTS);
         assert!(all().all(|o| (1..=LENGTH_MAX).contains(&length(o))));
         assert!(all().any(|o| length(o) > 90_000) && all().any(|o| length(o) == 1));

@@ -3,7 +3,7 @@
 
 /// One kind of operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Verb {
+pub enum OpKind {
     /// A batch of gets, on a session.
     Get,
     /// Gets of all objects of a page in one batch.
@@ -11,13 +11,13 @@ pub enum Verb {
     /// Gets of ranges of objects.
     GetRange,
     /// Gets into memory borrowed for the call.
-    GetLent,
+    GetBorrowed,
     /// Puts a page's group or one of its singles.
     Put,
     /// Puts several pages in one batch.
     PutMany,
     /// Puts from memory borrowed for the call.
-    PutLent,
+    PutBorrowed,
     /// A put with another length, or of a conflicting group.
     PutOther,
     /// Puts an attached group on a session.
@@ -39,7 +39,7 @@ pub enum Verb {
     /// Clears a namespace.
     Clear,
     /// Removes or clears with a zero timeout.
-    Hasty,
+    HastyRemoval,
     /// Pins objects.
     Pin,
     /// Drops a pin.
@@ -77,49 +77,49 @@ pub enum Verb {
 }
 
 /// Relative frequencies.
-pub(super) const WEIGHTS: [(Verb, u32); 35] = [
-    (Verb::Get, 220),
-    (Verb::GetPage, 70),
-    (Verb::GetRange, 60),
-    (Verb::GetLent, 40),
-    (Verb::Put, 170),
-    (Verb::PutMany, 40),
-    (Verb::PutLent, 30),
-    (Verb::PutOther, 6),
-    (Verb::Attach, 30),
-    (Verb::Fill, 24),
-    (Verb::Commit, 16),
-    (Verb::Abort, 3),
-    (Verb::Exists, 50),
-    (Verb::ExistsGroups, 20),
-    (Verb::View, 10),
-    (Verb::Remove, 12),
-    (Verb::Clear, 2),
-    (Verb::Hasty, 2),
-    (Verb::Pin, 8),
-    (Verb::Unpin, 9),
-    (Verb::Lease, 3),
-    (Verb::Prefetch, 16),
-    (Verb::Flush, 10),
-    (Verb::Poll, 60),
-    (Verb::Drain, 12),
-    (Verb::Idle, 24),
-    (Verb::Jump, 1),
-    (Verb::NewSession, 2),
-    (Verb::Scrub, 1),
-    (Verb::Audit, 2),
-    (Verb::Close, 1),
-    (Verb::Abandon, 1),
-    (Verb::Crash, 1),
-    (Verb::CrashSoon, 1),
-    (Verb::CrashTwice, 1),
+pub(super) const WEIGHTS: [(OpKind, u32); 35] = [
+    (OpKind::Get, 220),
+    (OpKind::GetPage, 70),
+    (OpKind::GetRange, 60),
+    (OpKind::GetBorrowed, 40),
+    (OpKind::Put, 170),
+    (OpKind::PutMany, 40),
+    (OpKind::PutBorrowed, 30),
+    (OpKind::PutOther, 6),
+    (OpKind::Attach, 30),
+    (OpKind::Fill, 24),
+    (OpKind::Commit, 16),
+    (OpKind::Abort, 3),
+    (OpKind::Exists, 50),
+    (OpKind::ExistsGroups, 20),
+    (OpKind::View, 10),
+    (OpKind::Remove, 12),
+    (OpKind::Clear, 2),
+    (OpKind::HastyRemoval, 2),
+    (OpKind::Pin, 8),
+    (OpKind::Unpin, 9),
+    (OpKind::Lease, 3),
+    (OpKind::Prefetch, 16),
+    (OpKind::Flush, 10),
+    (OpKind::Poll, 60),
+    (OpKind::Drain, 12),
+    (OpKind::Idle, 24),
+    (OpKind::Jump, 1),
+    (OpKind::NewSession, 2),
+    (OpKind::Scrub, 1),
+    (OpKind::Audit, 2),
+    (OpKind::Close, 1),
+    (OpKind::Abandon, 1),
+    (OpKind::Crash, 1),
+    (OpKind::CrashSoon, 1),
+    (OpKind::CrashTwice, 1),
 ];
 
 /// One operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Op {
+pub struct PlannedOp {
     /// Its kind.
-    pub verb: Verb,
+    pub verb: OpKind,
     /// Decides everything else about it.
     pub r: u64,
 }

@@ -20,9 +20,9 @@
 mod tests;
 mod types;
 
-pub use types::{Seen, Struck, Wrong};
+pub use types::{FaultEffect, ObservedVersion, Violation};
 
-use super::objects::{Content, Oid, PAGES, PARTS, base_of};
+use super::objects::{Content, ObjectId, PAGES, PARTS, base_of};
 
 /// No time.
 const NEVER: u32 = u32::MAX;
@@ -87,7 +87,7 @@ pub struct Oracle {
     /// A put may not see a present object: the version that it replaces stays possible.
     blind: bool,
     /// Stored by this process and not covered by a flush.
-    dirty: Vec<(Oid, u32)>,
+    dirty: Vec<(ObjectId, u32)>,
     /// The device may lie: removed objects may come back.
     lying: bool,
     /// The device has lied: a lost segment head or tombstone may bring back any removed object.
@@ -205,12 +205,12 @@ impl Oracle {
         self.oldest = at;
     }
 
-    fn at(&mut self, oid: Oid) -> &mut Object {
+    fn at(&mut self, oid: ObjectId) -> &mut Object {
         &mut self.objects[usize::from(oid)]
     }
 
     /// A put begins now.
-    pub fn put_begun(&mut self, oid: Oid, no: u32, len: usize) {
+    pub fn put_begun(&mut self, oid: ObjectId, no: u32, len: usize) {
         let (start, oldest, lying) = (self.now, self.oldest, self.lying);
         let o = self.at(oid);
         if o.versions.len() >= 12 && !lying {
@@ -229,27 +229,27 @@ impl Oracle {
     }
 
     /// The put ended without storing anything.
-    pub fn put_nothing(&mut self, oid: Oid, no: u32) {
+    pub fn put_nothing(&mut self, oid: ObjectId, no: u32) {
         // The same open group may have been committed before, with or without a known outcome.
         self.at(oid).versions.retain(|v| v.no != no || v.done < NEVER);
     }
 
     /// The put ended with an unknown effect.
-    pub fn put_unknown(&mut self, oid: Oid, no: u32) {
+    pub fn put_unknown(&mut self, oid: ObjectId, no: u32) {
         let now = self.now;
         let of = self.at(oid).versions.iter_mut().filter(|v| v.no == no && v.done == NEVER);
         of.for_each(|v| v.done = now);
     }
 
     /// The put ended, and becomes visible later.
-    pub fn put_waits(&mut self, oid: Oid, no: u32) {
+    pub fn put_waits(&mut self, oid: ObjectId, no: u32) {
         let now = self.now;
         let of = self.at(oid).versions.iter_mut().filter(|v| v.no == no);
         of.for_each(|v| (v.done, v.state) = (now, State::Waiting));
     }
 
     /// The put was stored: earlier versions were not present when it took effect.
-    pub fn put_stored(&mut self, oid: Oid, no: u32) {
+    pub fn put_stored(&mut self, oid: ObjectId, no: u32) {
         let (now, roomy, blind) = (self.now, self.roomy, self.blind);
         let may_be_certain = !self.flush_unreliable
             && !self.write_failed
@@ -272,14 +272,14 @@ impl Oracle {
     }
 
     /// A remove or clear of an object begins now.
-    pub fn removal_begun(&mut self, oid: Oid) {
+    pub fn removal_begun(&mut self, oid: ObjectId) {
         let now = self.now;
         let o = self.at(oid);
         (o.certain, o.taken, o.pins) = (NEVER, now, 0);
     }
 
     /// The remove or clear succeeded: versions put before it began never come back.
-    pub fn removed(&mut self, oid: Oid) {
+    pub fn removed(&mut self, oid: ObjectId) {
         let now = self.now;
         let o = self.at(oid);
         let begun = o.taken;
@@ -289,7 +289,7 @@ impl Oracle {
     }
 
     /// The object is present and pinned.
-    pub fn pinned(&mut self, oid: Oid) {
+    pub fn pinned(&mut self, oid: ObjectId) {
         let now = self.now;
         let o = self.at(oid);
         o.pins += 1;
@@ -297,7 +297,7 @@ impl Oracle {
     }
 
     /// A pin of the object is dropped.
-    pub fn unpinned(&mut self, oid: Oid) {
+    pub fn unpinned(&mut self, oid: ObjectId) {
         let roomy = self.roomy;
         let o = self.at(oid);
         o.pins = o.pins.saturating_sub(1);
@@ -326,23 +326,23 @@ impl Oracle {
     }
 
     /// A fault struck now.
-    pub fn struck(&mut self, what: Struck) {
+    pub fn struck(&mut self, what: FaultEffect) {
         match what {
             // An unreadable record has no fingerprint to compare: a remove misses it.
-            Struck::Read | Struck::Rot if self.blind => self.struck(Struck::Lie),
-            Struck::Read => {
+            FaultEffect::Read | FaultEffect::Rot if self.blind => self.struck(FaultEffect::Lie),
+            FaultEffect::Read => {
                 self.reads_struck += 1;
                 self.read_struck = self.now;
                 self.objects.iter_mut().for_each(|o| o.certain = NEVER);
             }
-            Struck::Write => {
+            FaultEffect::Write => {
                 self.write_failed = true;
                 // The tier may be off; objects only on it are not seen by this process.
                 self.objects.iter_mut().for_each(|o| o.certain = NEVER);
             }
-            Struck::Lie | Struck::Rot => {
+            FaultEffect::Lie | FaultEffect::Rot => {
                 self.flush_unreliable = true;
-                if what == Struck::Lie {
+                if what == FaultEffect::Lie {
                     self.removed_may_return = true;
                 }
                 self.may_all_be_dropped();
@@ -408,45 +408,45 @@ impl Oracle {
     }
 
     /// The length to request for the object: that of its last put, if any.
-    pub fn length(&self, oid: Oid) -> Option<usize> {
+    pub fn length(&self, oid: ObjectId) -> Option<usize> {
         let alive = |v: &&Version| v.dead == NEVER && v.gone == NEVER;
         self.objects[usize::from(oid)].versions.iter().rev().find(alive).map(|v| v.len as usize)
     }
 
     /// Whether the object may have a length other than `len`.
-    pub fn may_have_another_length(&self, oid: Oid, len: usize) -> bool {
+    pub fn may_have_another_length(&self, oid: ObjectId, len: usize) -> bool {
         self.objects[usize::from(oid)].versions.iter().any(|v| v.len as usize != len)
     }
 
     /// Whether the object may be shorter than `len`.
-    pub fn may_be_shorter(&self, oid: Oid, len: usize) -> bool {
+    pub fn may_be_shorter(&self, oid: ObjectId, len: usize) -> bool {
         self.objects[usize::from(oid)].versions.iter().any(|v| (v.len as usize) < len)
     }
 
     /// Whether the object was certainly present since `start`.
-    pub fn is_certain(&self, oid: Oid, start: u32) -> bool {
+    pub fn is_certain(&self, oid: ObjectId, start: u32) -> bool {
         self.objects[usize::from(oid)].certain <= start
     }
 
     /// Whether it may have been present at any time since `start`.
-    pub fn may_be_present(&self, oid: Oid, start: u32) -> bool {
+    pub fn may_be_present(&self, oid: ObjectId, start: u32) -> bool {
         let o = &self.objects[usize::from(oid)];
         o.versions.iter().any(|v| v.dead >= start || self.removed_may_return)
     }
 
     /// Whether a remove or clear of it began at `start` or later.
-    pub fn was_taken_since(&self, oid: Oid, start: u32) -> bool {
+    pub fn was_taken_since(&self, oid: ObjectId, start: u32) -> bool {
         self.objects[usize::from(oid)].taken >= start
     }
 
     /// A get that began at `start` ends now with `pieces`; `len` is the object's, if it got all.
     pub fn hit<'a>(
         &mut self,
-        oid: Oid,
+        oid: ObjectId,
         start: u32,
         pieces: impl Iterator<Item = (usize, &'a [u8])> + Clone,
         len: Option<usize>,
-    ) -> Result<Seen, Wrong> {
+    ) -> Result<ObservedVersion, Violation> {
         let (now, removed_may_return, roomy) = (self.now, self.removed_may_return, self.roomy);
         // A struck read of this or another batch in flight may still drop objects near its own.
         let whole = self.read_struck < start.min(self.oldest);
@@ -470,21 +470,21 @@ impl Oracle {
                     let head: Vec<u8> = pieces.flat_map(|(_, b)| b).take(16).copied().collect();
                     let text =
                         format!("bytes of no put oid={oid} head={head:02x?} {o:?} start={start}");
-                    return Err(Wrong::Bytes(text));
+                    return Err(Violation::Bytes(text));
                 };
                 let v = o.versions[dead];
                 if !removed_may_return {
                     let what = if v.gone < NEVER { "removed or cleared" } else { "replaced" };
                     let text =
                         format!("{what} bytes returned oid={oid} no={} {o:?} start={start}", v.no);
-                    return Err(Wrong::Bytes(text));
+                    return Err(Violation::Bytes(text));
                 }
                 (dead, true)
             }
         };
         let no = o.versions[seen].no;
         if self.blind || pieces.map(|(_, bytes)| bytes.len()).sum::<usize>() < IDENTIFYING_BYTES {
-            return Ok(Seen { no, returned, sure: false });
+            return Ok(ObservedVersion { no, returned, sure: false });
         }
         for (at, v) in o.versions.iter_mut().enumerate() {
             if at == seen {
@@ -505,11 +505,11 @@ impl Oracle {
         if clear && !weak && (roomy || o.pins > 0) && o.taken < start && !returned {
             o.certain = o.certain.min(now);
         }
-        Ok(Seen { no, returned, sure: true })
+        Ok(ObservedVersion { no, returned, sure: true })
     }
 
     /// A get that began at `start` ends now with a miss.
-    pub fn miss(&self, oid: Oid, start: u32, how: &str) -> Result<(), Wrong> {
+    pub fn miss(&self, oid: ObjectId, start: u32, how: &str) -> Result<(), Violation> {
         let o = &self.objects[usize::from(oid)];
         if o.certain > start {
             return Ok(());
@@ -519,6 +519,6 @@ impl Oracle {
             .iter()
             .any(|v| v.state == State::Durable && v.gone == NEVER && v.dead == NEVER);
         let text = format!("object is missing {how} oid={oid} {o:?} start={start}");
-        Err(if synced { Wrong::SyncedLost(text) } else { Wrong::Lost(text) })
+        Err(if synced { Violation::SyncedLost(text) } else { Violation::Lost(text) })
     }
 }

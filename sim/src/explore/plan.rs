@@ -1,13 +1,13 @@
 //! The plan of a run, which its seed decides.
 
 use super::faults::{FaultChoice, FaultMix};
-use super::ops::{Op, Verb, WEIGHTS};
+use super::ops::{OpKind, PlannedOp, WEIGHTS};
 use super::setup::Setup;
 use crate::entropy::SplitMix64;
 
 /// The plan of a run.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct ExplorePlan {
     /// The seed.
     pub seed: u64,
     /// The store's setup.
@@ -15,12 +15,12 @@ pub struct Plan {
     /// The faults.
     pub faults: FaultMix,
     /// The operations, each with its index in the whole plan.
-    pub ops: Vec<(usize, Op)>,
+    pub ops: Vec<(usize, PlannedOp)>,
 }
 
-impl Plan {
+impl ExplorePlan {
     /// The plan of a seed.
-    pub fn of_seed(seed: u64, ops: usize, faults: FaultChoice, constant: bool) -> Plan {
+    pub fn of_seed(seed: u64, ops: usize, faults: FaultChoice, constant: bool) -> ExplorePlan {
         let mut rng = SplitMix64::new(seed);
         let mut rng = SplitMix64::new(rng.next_u64() ^ 0x5eed);
         let faults = FaultMix::draw(&mut rng, faults);
@@ -28,21 +28,21 @@ impl Plan {
         let total: u32 = WEIGHTS.iter().map(|(_, w)| w).sum();
         let ops = (0..ops).map(|at| {
             let mut left = rng.below(u64::from(total)) as u32;
-            let heavier = |(_, w): &&(Verb, u32)| {
+            let heavier = |(_, w): &&(OpKind, u32)| {
                 let is_chosen = left < *w;
                 left = left.saturating_sub(*w);
                 is_chosen
             };
-            let verb = WEIGHTS.iter().find(heavier).map_or(Verb::Get, |(verb, _)| *verb);
-            (at, Op { verb, r: rng.next_u64() })
+            let verb = WEIGHTS.iter().find(heavier).map_or(OpKind::Get, |(verb, _)| *verb);
+            (at, PlannedOp { verb, r: rng.next_u64() })
         });
         let ops = ops.collect();
-        Plan { seed, setup, faults, ops }
+        ExplorePlan { seed, setup, faults, ops }
     }
 
     /// The plan with only the operations for which `keep` of their index holds.
-    pub fn keeping(&self, keep: impl Fn(usize) -> bool) -> Plan {
+    pub fn keeping(&self, keep: impl Fn(usize) -> bool) -> ExplorePlan {
         let ops = self.ops.iter().copied().filter(|(at, _)| keep(*at)).collect();
-        Plan { ops, ..self.clone() }
+        ExplorePlan { ops, ..self.clone() }
     }
 }

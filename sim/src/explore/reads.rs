@@ -5,14 +5,14 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use pagelith::{
-    AlignedBuf, Done, Get, GetDone, GetOutcome, GetSlice, HitPolicy, MissCause, Options,
-    PagesFound, PagesQuery, PoolQuery, Result, Tier,
+    AlignedBuf, CompletedBatch, CompletedGet, Get, GetOutcome, GetSlice, HitPolicy, MissCause,
+    Options, PagesFound, PagesQuery, PoolQuery, Result, Tier,
 };
 use pagelith_io::clock::Clock;
 
-use super::batch::{Batch, BatchWork, Getting};
-use super::memory::Shape;
-use super::objects::{self, NAMESPACES, Oid, PAGES, PageKind, key};
+use super::batch::{Batch, BatchWork, PendingGet};
+use super::memory::MemoryShape;
+use super::objects::{self, NAMESPACES, ObjectId, PAGES, PageKind, key};
 use super::report::FindingKind;
 use super::run::Run;
 
@@ -20,24 +20,24 @@ use super::run::Run;
 const OFFSET: usize = 16;
 
 /// The requested range of a get.
-pub(super) enum Asked {
+pub(super) enum RequestedRange {
     /// The whole object, of the expected length.
     Whole(usize),
     Range(Range<usize>),
 }
 
-impl Asked {
+impl RequestedRange {
     fn len(&self) -> usize {
         match self {
-            Asked::Whole(len) => *len,
-            Asked::Range(range) => range.len(),
+            RequestedRange::Whole(len) => *len,
+            RequestedRange::Range(range) => range.len(),
         }
     }
 
     fn whole(&self) -> Option<usize> {
         match self {
-            Asked::Whole(len) => Some(*len),
-            Asked::Range(_) => None,
+            RequestedRange::Whole(len) => Some(*len),
+            RequestedRange::Range(_) => None,
         }
     }
 }
@@ -50,7 +50,7 @@ impl Run<'_> {
     }
 
     /// An object that exists on pages of its kind.
-    pub(super) fn some_oid(&mut self) -> Oid {
+    pub(super) fn some_oid(&mut self) -> ObjectId {
         let page = self.some_page();
         let singles = objects::singles(page);
         let parts: Vec<usize> = match objects::kind(page) {
@@ -63,18 +63,18 @@ impl Run<'_> {
         objects::oid(page, parts[self.rng.below(parts.len() as u64) as usize])
     }
 
-    fn length(&self, oid: Oid) -> usize {
+    fn length(&self, oid: ObjectId) -> usize {
         self.oracle.length(oid).unwrap_or_else(|| objects::length(oid))
     }
 
-    fn whole(&mut self, oid: Oid) -> Getting {
+    fn whole(&mut self, oid: ObjectId) -> PendingGet {
         let len = self.length(oid);
-        let shape = Shape::draw(&mut self.rng);
+        let shape = MemoryShape::draw(&mut self.rng);
         let target = self.memory.target(len, shape, &mut self.rng);
-        Getting { oid, from: 0, len, whole: Some(len), target }
+        PendingGet { oid, from: 0, len, whole: Some(len), target }
     }
 
-    fn part(&mut self, oid: Oid) -> Getting {
+    fn part(&mut self, oid: ObjectId) -> PendingGet {
         let all = self.length(oid);
         let from = self.rng.below(all as u64) as usize;
         let len = 1 + self.rng.below((all - from) as u64) as usize;
@@ -83,9 +83,9 @@ impl Run<'_> {
             0 => (from / 32_768 * 32_768, all - from / 32_768 * 32_768),
             _ => (from, len),
         };
-        let shape = Shape::draw(&mut self.rng);
+        let shape = MemoryShape::draw(&mut self.rng);
         let target = self.memory.target(len, shape, &mut self.rng);
-        Getting { oid, from, len, whole: None, target }
+        PendingGet { oid, from, len, whole: None, target }
     }
 
     pub(super) fn get_some(&mut self) {
@@ -100,13 +100,13 @@ impl Run<'_> {
 
     pub(super) fn get_page(&mut self) {
         let page = self.some_page();
-        let gets: Vec<Getting> =
+        let gets: Vec<PendingGet> =
             self.parts_of(page).into_iter().map(|oid| self.whole(oid)).collect();
         self.submit_gets(gets, true);
     }
 
     /// The objects that a page is put as: its base group, or singles.
-    fn parts_of(&self, page: usize) -> Vec<Oid> {
+    fn parts_of(&self, page: usize) -> Vec<ObjectId> {
         match objects::kind(page) {
             PageKind::Singles => objects::oids(page, objects::singles(page)),
             _ => objects::oids(page, objects::base_form(page)),
@@ -133,7 +133,7 @@ impl Run<'_> {
         }
     }
 
-    fn parts_of_some_page(&mut self) -> Vec<Oid> {
+    fn parts_of_some_page(&mut self) -> Vec<ObjectId> {
         let page = self.some_page();
         self.parts_of(page)
     }
@@ -163,14 +163,14 @@ impl Run<'_> {
         Options { request, depth: self.rng.below(8) as u32, ..Options::default() }
     }
 
-    fn submit_gets(&mut self, gets: Vec<Getting>, page: bool) {
+    fn submit_gets(&mut self, gets: Vec<PendingGet>, page: bool) {
         let Some(session) = self.some_session() else { return };
         let options = self.options();
         self.trace(|| {
-            let of = |g: &Getting| format!("{}[{}+{}]", g.oid, g.from, g.len);
+            let of = |g: &PendingGet| format!("{}[{}+{}]", g.oid, g.from, g.len);
             format!("  get {}", gets.iter().map(of).collect::<Vec<_>>().join(" "))
         });
-        let request = |g: &Getting| Get {
+        let request = |g: &PendingGet| Get {
             key: key(g.oid),
             range: g.whole.is_none().then(|| g.from as u64..(g.from + g.len) as u64),
             destination: g.target.destination(),
@@ -182,18 +182,20 @@ impl Run<'_> {
     }
 
     /// A batch in flight completed.
-    pub(super) fn complete_batch(&mut self, flight: Batch, done: Done) {
+    pub(super) fn complete_batch(&mut self, flight: Batch, done: CompletedBatch) {
         self.oracle.tick();
         let Batch { start, work, begun, may_be_late, .. } = flight;
         match (work, done) {
-            (BatchWork::Get { gets, page }, Done::Get(done)) => {
+            (BatchWork::Get { gets, page }, CompletedBatch::Get(done)) => {
                 if done.len() != gets.len() {
                     return self
                         .report(FindingKind::Error, "batch returned wrong number of outcomes");
                 }
                 self.complete_gets(gets, page, (start, may_be_late), done);
             }
-            (BatchWork::Put(puts), Done::Put(done)) => self.complete_puts(puts, start, done),
+            (BatchWork::Put(puts), CompletedBatch::Put(done)) => {
+                self.complete_puts(puts, start, done)
+            }
             _ => self.report(FindingKind::Error, "batch completed with wrong kind"),
         }
         let _ = begun;
@@ -204,15 +206,15 @@ impl Run<'_> {
 
     fn complete_gets(
         &mut self,
-        gets: Vec<Getting>,
+        gets: Vec<PendingGet>,
         page: bool,
         (start, may_be_late): (u32, bool),
-        done: Vec<GetDone>,
+        done: Vec<CompletedGet>,
     ) {
         self.may_be_late = may_be_late;
         let mut seen = Vec::with_capacity(gets.len());
-        let oids: Vec<Oid> = gets.iter().map(|g| g.oid).collect();
-        for (get, GetDone { outcome, destination, .. }) in gets.into_iter().zip(done) {
+        let oids: Vec<ObjectId> = gets.iter().map(|g| g.oid).collect();
+        for (get, CompletedGet { outcome, destination, .. }) in gets.into_iter().zip(done) {
             drop(destination);
             if !get.target.guards_hold() {
                 self.report(
@@ -223,8 +225,8 @@ impl Run<'_> {
             let from = get.from;
             let pieces = get.target.pieces().map(move |(at, bytes)| (from + at, bytes));
             let request = match get.whole {
-                Some(len) => Asked::Whole(len),
-                None => Asked::Range(get.from..get.from + get.len),
+                Some(len) => RequestedRange::Whole(len),
+                None => RequestedRange::Range(get.from..get.from + get.len),
             };
             let no = self.answered(get.oid, start, &request, &outcome, pieces);
             seen.push((no, outcome));
@@ -240,9 +242,9 @@ impl Run<'_> {
     /// Checks the answer of one get; returns the number of the put whose bytes it returned.
     pub(super) fn answered<'a>(
         &mut self,
-        oid: Oid,
+        oid: ObjectId,
         start: u32,
-        request: &Asked,
+        request: &RequestedRange,
         outcome: &Result<GetOutcome>,
         pieces: impl Iterator<Item = (usize, &'a [u8])> + Clone,
     ) -> Option<u32> {
@@ -294,8 +296,8 @@ impl Run<'_> {
                 self.fold_hash(error.kind as u64 ^ 0x1e44);
                 let invalid = error.kind == pagelith::ErrorKind::Invalid;
                 let has_wrong_length = match request {
-                    Asked::Whole(len) => self.oracle.may_have_another_length(oid, *len),
-                    Asked::Range(range) => self.oracle.may_be_shorter(oid, range.end),
+                    RequestedRange::Whole(len) => self.oracle.may_have_another_length(oid, *len),
+                    RequestedRange::Range(range) => self.oracle.may_be_shorter(oid, range.end),
                 };
                 let known = self.plan.setup.constant || has_wrong_length;
                 if !(invalid && known) {
@@ -309,7 +311,7 @@ impl Run<'_> {
     /// Objects of one group, requested in one batch, all hit or all miss.
     fn check_group(
         &mut self,
-        oids: &[Oid],
+        oids: &[ObjectId],
         start: u32,
         seen: &[(Option<u32>, Result<GetOutcome>)],
     ) {
@@ -335,9 +337,9 @@ impl Run<'_> {
         }
     }
 
-    pub(super) fn get_lent(&mut self) {
+    pub(super) fn get_borrowed(&mut self) {
         let count = 1 + self.rng.below(4);
-        let oids: Vec<Oid> = (0..count).map(|_| self.some_oid()).collect();
+        let oids: Vec<ObjectId> = (0..count).map(|_| self.some_oid()).collect();
         // Only block-aligned memory is read into directly; a drawn offset keeps runs reproducible.
         let lengths: Vec<usize> = oids.iter().map(|oid| self.length(*oid)).collect();
         let starts: Vec<usize> =
@@ -388,7 +390,7 @@ impl Run<'_> {
             self.answered(
                 *oid,
                 start,
-                &Asked::Whole(len),
+                &RequestedRange::Whole(len),
                 &outcome,
                 std::iter::once((0, &buffer[..])),
             );
@@ -405,7 +407,7 @@ impl Run<'_> {
         self.check_exists(&store, &oids);
     }
 
-    pub(super) fn check_exists(&mut self, store: &Rc<pagelith::Store>, oids: &[Oid]) {
+    pub(super) fn check_exists(&mut self, store: &Rc<pagelith::Store>, oids: &[ObjectId]) {
         let keys: Vec<_> = oids.iter().map(|oid| key(*oid)).collect();
         let expected_present = self.expected_presence(store, oids);
         let exists = store.exists_batch(&keys, Options::default());

@@ -53,7 +53,7 @@ pub enum FindingKind {
 
 /// Sums of runs. Addition is associative and commutative, so blocks of seeds may run in any order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sums {
+pub struct RunTotals {
     /// Runs.
     pub seeds: u64,
     /// Operations executed.
@@ -130,9 +130,9 @@ fn add_up<T: Copy + Default>(
     }
 }
 
-impl Sums {
+impl RunTotals {
     /// Adds other runs.
-    pub fn add(&mut self, other: &Sums) {
+    pub fn add(&mut self, other: &RunTotals) {
         macro_rules! sum {
             ($($field:ident)*) => { $(self.$field += other.$field;)* };
         }
@@ -170,7 +170,7 @@ impl Sums {
 
     /// Number of findings.
     pub fn findings(&self) -> u64 {
-        let Sums { wrong, synced_lost, lost, panics, hangs, leaks, other_findings, .. } = self;
+        let RunTotals { wrong, synced_lost, lost, panics, hangs, leaks, other_findings, .. } = self;
         wrong + synced_lost + lost + panics + hangs + leaks + other_findings
     }
 }

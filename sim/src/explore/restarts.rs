@@ -7,7 +7,7 @@ use pagelith::{ErrorKind, Options, PutOutcome, PutSlice, Stats, Store};
 use pagelith_io::clock::Clock;
 
 use super::event_mirror::EventMirror;
-use super::objects::{self, Content, NAMESPACES, Oid, key};
+use super::objects::{self, Content, NAMESPACES, ObjectId, key};
 use super::report::FindingKind;
 use super::run::Run;
 use crate::disk::CrashMode;
@@ -151,7 +151,7 @@ impl Run<'_> {
         if report.made {
             return;
         }
-        let all: Vec<Oid> = objects::all().collect();
+        let all: Vec<ObjectId> = objects::all().collect();
         self.check_exists(&store, &all);
         self.oracle.pins_expired();
         for _ in 0..3 {
@@ -301,7 +301,7 @@ impl Run<'_> {
         }
         self.views.clear();
         let Some(store) = self.store.clone() else { return };
-        let all: Vec<Oid> = objects::all().collect();
+        let all: Vec<ObjectId> = objects::all().collect();
         self.check_exists(&store, &all);
         for page in 0..objects::PAGES {
             if !self.findings.is_empty() {
@@ -330,7 +330,7 @@ impl Run<'_> {
         let Some(store) = self.store.clone() else { return };
         let changes = store.stats().ssd_state_changes;
         let well = store.stats().ssd_state == "on" || self.plan.setup.ssd_mib == 0;
-        let oids: Vec<Oid> = objects::oids(0, &[0, 1, 2]);
+        let oids: Vec<ObjectId> = objects::oids(0, &[0, 1, 2]);
         self.no += 1;
         let no = self.no;
         self.oracle.tick();

@@ -9,13 +9,13 @@ use pagelith_io::clock::Clock;
 
 use super::batch::Batch;
 use super::event_mirror::EventMirror;
-use super::faults::{Ledger, effect, returns_wrong_bytes};
+use super::faults::{FaultLedger, effect, returns_wrong_bytes};
 use super::memory::Memory;
-use super::objects::{Oid, mix};
-use super::ops::{Op, Verb};
-use super::oracle::{Oracle, Struck, Wrong};
-use super::plan::Plan;
-use super::report::{Finding, FindingKind, Sums};
+use super::objects::{ObjectId, mix};
+use super::ops::{OpKind, PlannedOp};
+use super::oracle::{FaultEffect, Oracle, Violation};
+use super::plan::ExplorePlan;
+use super::report::{Finding, FindingKind, RunTotals};
 use crate::disk::DiskFault;
 use crate::entropy::SplitMix64;
 use crate::env::SimWorld;
@@ -28,12 +28,12 @@ pub(super) struct OpenGroup {
     pub page: usize,
     pub id: GroupId,
     pub no: u32,
-    pub filled: Vec<Oid>,
+    pub filled: Vec<ObjectId>,
 }
 
 /// A run in progress.
 pub struct Run<'p> {
-    pub(super) plan: &'p Plan,
+    pub(super) plan: &'p ExplorePlan,
     pub(super) world: SimWorld,
     pub(super) oracle: Oracle,
     pub(super) store: Option<Rc<Store>>,
@@ -42,12 +42,12 @@ pub struct Run<'p> {
     pub(super) memory: Memory,
     pub(super) event_mirror: EventMirror,
     pub(super) groups: Vec<OpenGroup>,
-    pub(super) pins: Vec<(Pin, Option<Oid>)>,
-    pub(super) views: Vec<(View, Oid, u32)>,
+    pub(super) pins: Vec<(Pin, Option<ObjectId>)>,
+    pub(super) views: Vec<(View, ObjectId, u32)>,
     /// The number of the last put.
     pub(super) no: u32,
     pub(super) rng: SplitMix64,
-    pub(super) ledger: Ledger,
+    pub(super) ledger: FaultLedger,
     /// How often fault rates were set.
     pub(super) rounds: u64,
     /// A fault struck during this process, or a lasting one before it.
@@ -71,11 +71,11 @@ pub struct Run<'p> {
     pub(super) reads_ahead: bool,
     /// For the answers being checked: see [`Batch::may_be_late`].
     pub(super) may_be_late: bool,
-    pub(super) sums: Sums,
+    pub(super) sums: RunTotals,
     pub(super) findings: Vec<Finding>,
-    pub(super) verb: Verb,
+    pub(super) verb: OpKind,
     pub(super) at: usize,
-    done: BTreeMap<Verb, u64>,
+    done: BTreeMap<OpKind, u64>,
     hash: u64,
     /// Receives a line for each step.
     pub(super) trace_to: Option<Box<dyn FnMut(String)>>,
@@ -83,7 +83,7 @@ pub struct Run<'p> {
 
 impl<'p> Run<'p> {
     /// A machine with an empty disk.
-    pub fn new(plan: &'p Plan) -> Run<'p> {
+    pub fn new(plan: &'p ExplorePlan) -> Run<'p> {
         let setup = &plan.setup;
         let world = SimWorld::with_dirs(mix(plan.seed ^ 0xd15c), setup.dirs);
         world.disk.set_latency(Duration::from_micros(setup.latency_us));
@@ -113,7 +113,7 @@ impl<'p> Run<'p> {
             views: Vec::new(),
             no: 0,
             rng: SplitMix64::new(plan.seed),
-            ledger: Ledger::default(),
+            ledger: FaultLedger::default(),
             rounds: 0,
             struck: false,
             sync_failed: false,
@@ -125,9 +125,9 @@ impl<'p> Run<'p> {
             touched: Some(BTreeSet::new()),
             reads_ahead: false,
             may_be_late: false,
-            sums: Sums::default(),
+            sums: RunTotals::default(),
             findings: Vec::new(),
-            verb: Verb::Close,
+            verb: OpKind::Close,
             at: 0,
             done: BTreeMap::new(),
             hash: plan.seed,
@@ -152,13 +152,13 @@ impl<'p> Run<'p> {
         }
         if self.findings.is_empty() {
             self.at = self.plan.ops.last().map_or(0, |(at, _)| at + 1);
-            self.verb = Verb::Audit;
+            self.verb = OpKind::Audit;
             self.epilogue();
         }
     }
 
     /// Ends the machine; returns the results of the run.
-    pub fn finish(mut self) -> (Sums, Vec<Finding>) {
+    pub fn finish(mut self) -> (RunTotals, Vec<Finding>) {
         self.drop_process();
         self.world.crash(crate::disk::CrashMode::KeepAll);
         self.store = None;
@@ -190,14 +190,14 @@ impl<'p> Run<'p> {
         self.findings.push(Finding { kind, text, at: self.at });
     }
 
-    pub(super) fn judge<T>(&mut self, answer: Result<T, Wrong>) -> Option<T> {
+    pub(super) fn judge<T>(&mut self, answer: Result<T, Violation>) -> Option<T> {
         match answer {
             Ok(t) => return Some(t),
-            Err(Wrong::Bytes(text)) => self.report(FindingKind::Wrong, text),
+            Err(Violation::Bytes(text)) => self.report(FindingKind::Wrong, text),
             // The store reports it: without room for tombstones it cleared the namespaces.
             Err(_) if self.has_self_cleared() => self.sums.forgotten += 1,
-            Err(Wrong::SyncedLost(text)) => self.report(FindingKind::SyncedLost, text),
-            Err(Wrong::Lost(text)) => self.report(FindingKind::Lost, text),
+            Err(Violation::SyncedLost(text)) => self.report(FindingKind::SyncedLost, text),
+            Err(Violation::Lost(text)) => self.report(FindingKind::Lost, text),
         }
         None
     }
@@ -224,7 +224,7 @@ impl<'p> Run<'p> {
         }
     }
 
-    pub(super) fn step(&mut self, op: Op) {
+    pub(super) fn step(&mut self, op: PlannedOp) {
         *self.done.entry(op.verb).or_default() += 1;
         self.rng = SplitMix64::new(op.r);
         self.oracle.tick();
@@ -253,58 +253,58 @@ impl<'p> Run<'p> {
         }
     }
 
-    fn dispatch(&mut self, verb: Verb) {
+    fn dispatch(&mut self, verb: OpKind) {
         match verb {
-            Verb::Get => self.get_some(),
-            Verb::GetPage => self.get_page(),
-            Verb::GetRange => self.get_ranges(),
-            Verb::GetLent => self.get_lent(),
-            Verb::Put => self.put_page(),
-            Verb::PutMany => self.put_many(),
-            Verb::PutLent => self.put_lent(),
-            Verb::PutOther => self.put_other(),
-            Verb::Attach => self.attach(),
-            Verb::Fill => self.fill(),
-            Verb::Commit => self.commit(),
-            Verb::Abort => self.abort(),
-            Verb::Exists => self.exists(),
-            Verb::ExistsGroups => self.exists_groups(),
-            Verb::View => self.view(),
-            Verb::Remove => self.remove(None),
-            Verb::Clear => self.clear(None),
-            Verb::Hasty if self.rng.one_in(2) => self.remove(Some(Duration::ZERO)),
-            Verb::Hasty => self.clear(Some(Duration::ZERO)),
-            Verb::Pin => self.pin(),
-            Verb::Unpin => self.unpin(),
-            Verb::Lease => self.lease(),
-            Verb::Prefetch => self.prefetch(),
-            Verb::Flush => self.flush(),
-            Verb::Poll => self.poll(),
-            Verb::Drain => self.drain(),
-            Verb::Idle => {
+            OpKind::Get => self.get_some(),
+            OpKind::GetPage => self.get_page(),
+            OpKind::GetRange => self.get_ranges(),
+            OpKind::GetBorrowed => self.get_borrowed(),
+            OpKind::Put => self.put_page(),
+            OpKind::PutMany => self.put_many(),
+            OpKind::PutBorrowed => self.put_borrowed(),
+            OpKind::PutOther => self.put_other(),
+            OpKind::Attach => self.attach(),
+            OpKind::Fill => self.fill(),
+            OpKind::Commit => self.commit(),
+            OpKind::Abort => self.abort(),
+            OpKind::Exists => self.exists(),
+            OpKind::ExistsGroups => self.exists_groups(),
+            OpKind::View => self.view(),
+            OpKind::Remove => self.remove(None),
+            OpKind::Clear => self.clear(None),
+            OpKind::HastyRemoval if self.rng.one_in(2) => self.remove(Some(Duration::ZERO)),
+            OpKind::HastyRemoval => self.clear(Some(Duration::ZERO)),
+            OpKind::Pin => self.pin(),
+            OpKind::Unpin => self.unpin(),
+            OpKind::Lease => self.lease(),
+            OpKind::Prefetch => self.prefetch(),
+            OpKind::Flush => self.flush(),
+            OpKind::Poll => self.poll(),
+            OpKind::Drain => self.drain(),
+            OpKind::Idle => {
                 let us = [50, 500, 5_000, 50_000][self.rng.below(4) as usize];
                 let us = self.rng.below(us);
                 self.world.runtime.run_for(Duration::from_micros(us));
             }
-            Verb::Jump => {
+            OpKind::Jump => {
                 let seconds = [1, 60, 3600][self.rng.below(3) as usize];
                 self.lateness_excused |= !self.flights.is_empty();
                 self.world.clock.advance(Duration::from_secs(seconds));
             }
-            Verb::NewSession => self.new_session(),
-            Verb::Scrub => self.scrub(),
-            Verb::Audit => self.audit(),
-            Verb::Close => self.close(),
-            Verb::Abandon => self.abandon(),
-            Verb::Crash => self.crash(),
+            OpKind::NewSession => self.new_session(),
+            OpKind::Scrub => self.scrub(),
+            OpKind::Audit => self.audit(),
+            OpKind::Close => self.close(),
+            OpKind::Abandon => self.abandon(),
+            OpKind::Crash => self.crash(),
             // A stopped disk accepts no second stop point.
-            Verb::CrashSoon if self.world.disk.stopped() => {}
-            Verb::CrashSoon => {
+            OpKind::CrashSoon if self.world.disk.stopped() => {}
+            OpKind::CrashSoon => {
                 let n = self.rng.below(40);
                 self.dying = 1 + self.rng.below(4) as u32;
                 self.world.disk.stop_after(n);
             }
-            Verb::CrashTwice => self.crash_twice(),
+            OpKind::CrashTwice => self.crash_twice(),
         }
     }
 
@@ -321,7 +321,7 @@ impl<'p> Run<'p> {
                 + stats.segments_suspect
                 + stats.segments_quarantined;
             if found != std::mem::replace(&mut self.found_damaged, found) {
-                self.oracle.struck(Struck::Read);
+                self.oracle.struck(FaultEffect::Read);
                 self.oracle.may_all_be_dropped();
             }
         }
@@ -334,7 +334,7 @@ impl<'p> Run<'p> {
             self.lateness_excused |= struck.fault.delays();
             let Some(effect) = effect(struck.fault) else { continue };
             self.oracle.struck(effect);
-            if effect == Struck::Read {
+            if effect == FaultEffect::Read {
                 // An unreadable record is dropped with its group and attached objects, and the next
                 // checkpoint records that.
                 match &self.touched {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pagelith::config::{DramPolicy, Promote, SsdPolicy};
-use pagelith::{Config, Facts, Size, ValidConfig};
+use pagelith::{Config, MachineLimits, Size, ValidConfig};
 
 use super::event_mirror::EVENTS_MAX;
 use crate::entropy::SplitMix64;
@@ -144,7 +144,7 @@ impl Setup {
         c.staging.chunk_bytes = Size::kib(64);
         c.index.max_objects = Some(self.objects);
         c.read.depth = self.read_depth;
-        let facts = Facts { memory_bytes: 1 << 40, memory_source: "simulated".into() };
+        let facts = MachineLimits { memory_bytes: 1 << 40, memory_source: "simulated".into() };
         let valid = c.validate(&facts).expect("a valid configuration");
         if self.constant { valid.with_constant_fingerprint() } else { valid }
     }

@@ -3,14 +3,14 @@
 //! of runs.
 
 use super::explore;
-use super::plan::Plan;
+use super::plan::ExplorePlan;
 use super::report::Finding;
 
 /// A failing plan, reduced.
 #[derive(Debug)]
 pub struct Shrunk {
     /// The plan.
-    pub plan: Plan,
+    pub plan: ExplorePlan,
     /// Its violation.
     pub finding: Finding,
     /// Number of runs used.
@@ -19,7 +19,7 @@ pub struct Shrunk {
 
 /// Removes operations from `plan`, which has shown `finding`, with at most `runs_max` runs. A
 /// violation of the same promise counts as the same.
-pub fn shrink(plan: &Plan, finding: &Finding, runs_max: usize) -> Shrunk {
+pub fn shrink(plan: &ExplorePlan, finding: &Finding, runs_max: usize) -> Shrunk {
     let mut best =
         Shrunk { plan: plan.keeping(|at| at <= finding.at), finding: finding.clone(), runs: 0 };
     let mut parts = 2;

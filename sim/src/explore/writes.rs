@@ -5,19 +5,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pagelith::{
-    Error, ErrorKind, Options, Put, PutDone, PutGroup, PutOutcome, PutSlice, Result, Source,
+    CompletedPut, Error, ErrorKind, Options, Put, PutGroup, PutOutcome, PutSlice, Result, Source,
 };
 use pagelith_io::clock::Clock;
 
-use super::batch::{BatchWork, Putting};
-use super::objects::{self, Content, OTHER_FORM, Oid, PageKind, key};
+use super::batch::{BatchWork, PendingPut};
+use super::objects::{self, Content, OTHER_FORM, ObjectId, PageKind, key};
 use super::report::FindingKind;
 use super::run::{OpenGroup, Run};
 
 /// Additional bytes of an object that is put with another length.
 const LONGER: usize = 3;
 
-fn bytes_of(oid: Oid, no: u32, len: usize) -> Arc<[u8]> {
+fn bytes_of(oid: ObjectId, no: u32, len: usize) -> Arc<[u8]> {
     let mut bytes = vec![0; len];
     Content::of(oid, no).fill(&mut bytes);
     Arc::from(bytes)
@@ -30,7 +30,7 @@ impl Run<'_> {
     }
 
     /// A form of the page: its group, or one of its singles.
-    fn form(&mut self, page: usize) -> Vec<Oid> {
+    fn form(&mut self, page: usize) -> Vec<ObjectId> {
         let singles = objects::singles(page);
         let single = match objects::kind(page) {
             PageKind::Singles => true,
@@ -45,9 +45,9 @@ impl Run<'_> {
         }
     }
 
-    fn plain(&mut self, page: usize) -> Putting {
+    fn plain(&mut self, page: usize) -> PendingPut {
         let members = self.form(page);
-        Putting { no: self.next_no(), base: None, members, odd: false, open: None }
+        PendingPut { no: self.next_no(), base: None, members, odd: false, open: None }
     }
 
     pub(super) fn put_page(&mut self) {
@@ -73,7 +73,10 @@ impl Run<'_> {
             PageKind::Singles => (vec![objects::oid(page, 5)], LONGER),
             PageKind::Pair | PageKind::Many => return self.put_page(),
         };
-        self.submit_puts(vec![Putting { no, base: None, members, odd: true, open: None }], longer);
+        self.submit_puts(
+            vec![PendingPut { no, base: None, members, odd: true, open: None }],
+            longer,
+        );
     }
 
     pub(super) fn attach(&mut self) {
@@ -85,24 +88,24 @@ impl Run<'_> {
         let (base, parts) = all[self.rng.below(all.len() as u64) as usize];
         let (base, members) = (Some(objects::oid(page, base)), objects::oids(page, parts));
         let no = self.next_no();
-        self.submit_puts(vec![Putting { no, base, members, odd: false, open: None }], 0);
+        self.submit_puts(vec![PendingPut { no, base, members, odd: false, open: None }], 0);
     }
 
-    fn begun(&mut self, put: &Putting, longer: usize) {
+    fn begun(&mut self, put: &PendingPut, longer: usize) {
         for oid in &put.members {
             self.oracle.put_begun(*oid, put.no, objects::length(*oid) + longer);
         }
     }
 
-    fn submit_puts(&mut self, puts: Vec<Putting>, longer: usize) {
+    fn submit_puts(&mut self, puts: Vec<PendingPut>, longer: usize) {
         let Some(session) = self.some_session() else { return };
         self.trace(|| {
-            let of = |p: &Putting| format!("no={} {:?} base={:?}", p.no, p.members, p.base);
+            let of = |p: &PendingPut| format!("no={} {:?} base={:?}", p.no, p.members, p.base);
             format!("  put {}", puts.iter().map(of).collect::<Vec<_>>().join("; "))
         });
         let (start, begun) = (self.oracle.tick(), self.world.clock.now());
-        let group = |put: &Putting| {
-            let object = |oid: &Oid| {
+        let group = |put: &PendingPut| {
+            let object = |oid: &ObjectId| {
                 let bytes = bytes_of(*oid, put.no, objects::length(*oid) + longer);
                 Put { key: key(*oid), source: Source::shared(bytes) }
             };
@@ -116,7 +119,12 @@ impl Run<'_> {
         self.track_batch(session, ticket, start, begun, BatchWork::Put(puts));
     }
 
-    pub(super) fn complete_puts(&mut self, puts: Vec<Putting>, start: u32, done: Vec<PutDone>) {
+    pub(super) fn complete_puts(
+        &mut self,
+        puts: Vec<PendingPut>,
+        start: u32,
+        done: Vec<CompletedPut>,
+    ) {
         let mut outcomes = done.into_iter().map(|d| d.outcome);
         for put in puts {
             let own: Vec<_> = outcomes.by_ref().take(put.members.len()).collect();
@@ -125,7 +133,7 @@ impl Run<'_> {
     }
 
     /// The put of a group ended, with one outcome per object.
-    fn put_ended(&mut self, put: Putting, start: u32, outcomes: Vec<Result<PutOutcome>>) {
+    fn put_ended(&mut self, put: PendingPut, start: u32, outcomes: Vec<Result<PutOutcome>>) {
         self.trace(|| format!("  no={} {outcomes:?}", put.no));
         let nothing = |run: &mut Self| {
             put.members.iter().for_each(|oid| run.oracle.put_nothing(*oid, put.no));
@@ -186,7 +194,7 @@ impl Run<'_> {
         }
     }
 
-    fn put_failed(&mut self, put: &Putting, error: &Error) {
+    fn put_failed(&mut self, put: &PendingPut, error: &Error) {
         let mixed = objects::kind(objects::page_of(put.members[0])) == PageKind::Mixed;
         let nothing = matches!(error.kind, ErrorKind::Invalid | ErrorKind::Busy);
         for oid in &put.members {
@@ -195,7 +203,8 @@ impl Run<'_> {
                 false => self.oracle.put_unknown(*oid, put.no),
             }
         }
-        let other = |oid: &Oid| self.oracle.may_have_another_length(*oid, objects::length(*oid));
+        let other =
+            |oid: &ObjectId| self.oracle.may_have_another_length(*oid, objects::length(*oid));
         let conflict = put.odd || mixed || put.members.iter().any(other);
         let gone = put.open.is_some() && error.kind == ErrorKind::Unavailable;
         let right = error.kind == ErrorKind::Invalid && conflict;
@@ -204,11 +213,11 @@ impl Run<'_> {
         }
     }
 
-    pub(super) fn put_lent(&mut self) {
+    pub(super) fn put_borrowed(&mut self) {
         let first = self.some_page();
         let count = 1 + self.rng.below(3) as usize;
         let pages: BTreeSet<usize> = (0..count).map(|i| (first + i * 3) % objects::PAGES).collect();
-        let puts: Vec<Putting> = pages.into_iter().map(|page| self.plain(page)).collect();
+        let puts: Vec<PendingPut> = pages.into_iter().map(|page| self.plain(page)).collect();
         let start = self.oracle.tick();
         puts.iter().for_each(|put| self.begun(put, 0));
         let bytes: Vec<Vec<Arc<[u8]>>> = puts
@@ -334,7 +343,7 @@ impl Run<'_> {
         }
         let Some(session) = self.some_session() else { return };
         let members = objects::oids(page, objects::base_form(page));
-        let put = Putting { no, base: None, members, odd: false, open: Some(id) };
+        let put = PendingPut { no, base: None, members, odd: false, open: Some(id) };
         let (start, begun) = (self.oracle.tick(), self.world.clock.now());
         self.trace(|| format!("  commit page={page} no={no}"));
         self.begun(&put, 0);

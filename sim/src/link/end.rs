@@ -10,19 +10,19 @@ use pagelith_io::runtime::Runtime;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_layouts::wire::greeting::Feature;
-use pagelith_layouts::wire::shown::{ItemRange, ShownPiece};
-use pagelith_layouts::wire::{Frame, Kind, Side, VERSION_MAX};
-use pagelith_transport::closed::Closed;
-use pagelith_transport::limits::Limits;
-use pagelith_transport::link::{Counts, Event, Facts, Link, Push, Room};
+use pagelith_layouts::wire::shm_ref::{ItemRange, ShownPiece};
+use pagelith_layouts::wire::{Frame, FrameKind, LinkRole, VERSION_MAX};
+use pagelith_transport::closed::LinkError;
+use pagelith_transport::limits::LinkLimits;
+use pagelith_transport::link::{Link, LinkCapacity, LinkCounters, LinkEvent, LinkParams, Push};
 use pagelith_transport::rights::Rights;
-use pagelith_transport::shown::{LinkRegions, Shown};
+use pagelith_transport::shown::{LinkRegions, ShmRef};
 
 use super::exposed::ExposedMemory;
 use super::net::SimNet;
 use super::owed_outcomes::OwedOutcomes;
-use super::plant::{ArrivedSums, Plant};
-use super::shares::{SharingState, pushed_event, ref_bytes};
+use super::planted_bug::{ArrivedSums, PlantedBug};
+use super::sharing::{SharingState, pushed_event, ref_bytes};
 use super::wire::{PACKET_BYTES, Packet};
 
 /// Longest control body in bytes.
@@ -30,19 +30,19 @@ const CONTROL_BYTES_MAX: u32 = 1 << 20;
 
 /// One end of a simulated connection.
 pub struct SimLink {
-    side: Side,
+    side: LinkRole,
     net: SimNet,
     runtime: Arc<dyn Runtime>,
-    limits: Limits,
-    facts: Facts,
-    counts: Counts,
+    limits: LinkLimits,
+    facts: LinkParams,
+    counts: LinkCounters,
     exposed: ExposedMemory,
-    ready: Vec<Event>,
+    ready: Vec<LinkEvent>,
     /// Items leave in this order: frames after earlier pushes, a push when its memory is read.
     outbox: VecDeque<Queued>,
     /// Operations that this end gave up or finished.
     finished: BTreeSet<OpId>,
-    plant: Plant,
+    plant: PlantedBug,
     /// The operation of the last request.
     newest: OpId,
     arrived_sums: ArrivedSums,
@@ -59,12 +59,12 @@ enum Queued {
 
 impl SimLink {
     pub(super) fn new(
-        side: Side,
+        side: LinkRole,
         net: SimNet,
         runtime: Arc<dyn Runtime>,
-        limits: Limits,
+        limits: LinkLimits,
     ) -> SimLink {
-        let facts = Facts {
+        let facts = LinkParams {
             side,
             peer: format!("simulated {:?}", side.other()),
             peer_instance: [0x51; 16],
@@ -79,7 +79,7 @@ impl SimLink {
             rights: Rights::all(),
         };
         let (counts, exposed, ready, outbox, finished) = Default::default();
-        let (plant, newest, arrived_sums) = (Plant::None, OpId(0), ArrivedSums::default());
+        let (plant, newest, arrived_sums) = (PlantedBug::None, OpId(0), ArrivedSums::default());
         SimLink {
             side,
             net,
@@ -109,7 +109,7 @@ impl SimLink {
 
     /// This end with a planted bug.
     #[must_use]
-    pub fn with(mut self, plant: Plant) -> SimLink {
+    pub fn with(mut self, plant: PlantedBug) -> SimLink {
         self.plant = plant;
         self
     }
@@ -121,22 +121,23 @@ impl SimLink {
         self
     }
 
-    fn end(&mut self, why: Closed, goodbye: bool, events: &mut Vec<Event>) {
+    fn end(&mut self, why: LinkError, goodbye: bool, events: &mut Vec<LinkEvent>) {
         self.open = false;
         self.net.wire().close(self.side, goodbye);
         self.exposed.retract(None, events);
         self.return_unsent(None, events);
         self.sharing.give_up(&mut self.net.wire(), self.side, None, events);
-        events.push(Event::Closed(why));
+        events.push(LinkEvent::Ended(why));
     }
 
     /// Returns pushes of `op`, or all, that did not leave.
-    fn return_unsent(&mut self, op: Option<OpId>, events: &mut Vec<Event>) {
+    fn return_unsent(&mut self, op: Option<OpId>, events: &mut Vec<LinkEvent>) {
         for out in std::mem::take(&mut self.outbox) {
             match out {
                 // Their completion was already reported.
-                Queued::Push(..) if self.plant == Plant::PushedEarly && op.is_none() => {}
-                out @ Queued::Push(..) if self.plant == Plant::PushedEarly => {
+                Queued::Push(..)
+                    if self.plant == PlantedBug::EarlyPushCompletion && op.is_none() => {}
+                out @ Queued::Push(..) if self.plant == PlantedBug::EarlyPushCompletion => {
                     self.outbox.push_back(out)
                 }
                 Queued::Push(_, push) if op.is_none_or(|op| op == push.op) => {
@@ -156,7 +157,7 @@ impl SimLink {
     }
 
     /// Sends the items that may leave by now.
-    fn send_due(&mut self, events: &mut Vec<Event>) {
+    fn send_due(&mut self, events: &mut Vec<LinkEvent>) {
         let now = self.net.wire().clock.now();
         while let Some(out) = self.outbox.pop_front() {
             match out {
@@ -165,19 +166,23 @@ impl SimLink {
                     self.sharing.passes(&mut self.net.wire(), &frame);
                     let mut wire = self.net.wire();
                     wire.net_stats.unowed +=
-                        u64::from(self.side == Side::Server && !self.owed.sent(&frame));
+                        u64::from(self.side == LinkRole::Server && !self.owed.sent(&frame));
                     wire.send(self.side, Packet::Frame(frame));
                 }
                 Queued::Taken(stretch) => self.net.wire().send(self.side, Packet::Taken(stretch)),
                 Queued::Push(at, push) if at <= now => {
-                    if let Some(pieces) =
-                        self.sharing.pieces(&push).filter(|_| self.plant != Plant::PushedEarly)
+                    if let Some(pieces) = self
+                        .sharing
+                        .pieces(&push)
+                        .filter(|_| self.plant != PlantedBug::EarlyPushCompletion)
                     {
                         self.sharing.show(&mut self.net.wire(), self.side, push, pieces);
                         continue;
                     }
                     let pushed = self.packets(push);
-                    events.extend(Some(pushed).filter(|_| self.plant != Plant::PushedEarly));
+                    events.extend(
+                        Some(pushed).filter(|_| self.plant != PlantedBug::EarlyPushCompletion),
+                    );
                 }
                 out @ Queued::Push(..) => return self.outbox.push_front(out),
             }
@@ -185,8 +190,8 @@ impl SimLink {
     }
 
     /// Copies the current bytes into packets.
-    fn packets(&mut self, push: Push) -> Event {
-        let Push { op, item, mut offset, parts, token, may_show: _ } = push;
+    fn packets(&mut self, push: Push) -> LinkEvent {
+        let Push { op, item, mut offset, parts, token, allow_ref: _ } = push;
         let bytes: Vec<u8> = parts.iter().flat_map(|part| part.bytes().iter().copied()).collect();
         for bytes in bytes.chunks(PACKET_BYTES) {
             let packet = Packet::Data { op, item, offset, bytes: bytes.to_vec() };
@@ -194,7 +199,7 @@ impl SimLink {
             offset += bytes.len() as u64;
         }
         self.counts.bytes_out += bytes.len() as u64;
-        Event::Pushed { op, token, sent: true, parts }
+        LinkEvent::Pushed { op, token, sent: true, parts }
     }
 
     /// Time until the next queued item leaves.
@@ -205,34 +210,37 @@ impl SimLink {
         }
     }
 
-    fn receive(&mut self, packet: Packet, events: &mut Vec<Event>) -> Result<(), Closed> {
+    fn receive(&mut self, packet: Packet, events: &mut Vec<LinkEvent>) -> Result<(), LinkError> {
         match packet {
             Packet::Frame(mut frame) => {
                 self.net.wire().net_stats.late += u64::from(self.finished.contains(&frame.op));
                 self.counts.frames_in += 1;
                 match self.plant {
-                    Plant::StaleOutcome
-                        if frame.kind == Kind::Outcome && self.finished.contains(&frame.op) =>
+                    PlantedBug::StaleOutcome
+                        if frame.kind == FrameKind::Outcome
+                            && self.finished.contains(&frame.op) =>
                     {
                         frame.op = self.newest;
                     }
-                    Plant::Unverified => frame = self.arrived_sums.replace_checksums(frame),
+                    PlantedBug::Unverified => frame = self.arrived_sums.replace_checksums(frame),
                     _ => {}
                 }
-                if frame.kind == Kind::Request {
+                if frame.kind == FrameKind::Request {
                     self.sharing.passes(&mut self.net.wire(), &frame);
                 }
-                if self.side == Side::Server {
+                if self.side == LinkRole::Server {
                     self.owed.arrived(&frame, self.net.wire().clock.now());
                 }
-                events.push(Event::Frame(frame));
+                events.push(LinkEvent::Frame(frame));
             }
             Packet::Data { op, item, offset, bytes } => {
                 match self.exposed.write(op, item, offset, &bytes) {
                     Some(whole) => {
                         self.counts.bytes_in += bytes.len() as u64;
-                        if let (Plant::Unverified, Some(Event::Landed { op, item, parts, .. })) =
-                            (self.plant, &whole)
+                        if let (
+                            PlantedBug::Unverified,
+                            Some(LinkEvent::Received { op, item, parts, .. }),
+                        ) = (self.plant, &whole)
                         {
                             self.arrived_sums.note(*op, *item, parts);
                         }
@@ -244,30 +252,30 @@ impl SimLink {
                     }
                 }
             }
-            Packet::Shown { stretch, pieces } => {
+            Packet::ShmRef { stretch, pieces } => {
                 let shown = self.sharing.arrived(stretch, pieces);
-                self.shown(shown.ok_or(Closed::Ended)?, events);
+                self.shown(shown.ok_or(LinkError::Disconnected)?, events);
             }
             Packet::Taken(stretch) => {
                 events.extend(self.sharing.taken(&mut self.net.wire(), self.side, stretch));
             }
-            Packet::End { goodbye: true } => return Err(Closed::Bye),
-            Packet::End { goodbye: false } => return Err(Closed::Ended),
+            Packet::End { goodbye: true } => return Err(LinkError::Goodbye),
+            Packet::End { goodbye: false } => return Err(LinkError::Disconnected),
         }
         Ok(())
     }
 
     /// The other end passes bytes by reference, to exposed memory if possible.
-    fn shown(&mut self, shown: Shown, events: &mut Vec<Event>) {
+    fn shown(&mut self, shown: ShmRef, events: &mut Vec<LinkEvent>) {
         let (stretch, length) = (shown.stretch(), shown.length());
         let (op, item, offset) = stretch;
         if let Some(parts) = self.exposed.unused(stretch, length) {
             self.counts.bytes_in += length;
             self.sharing.look(&mut self.net.wire(), self.side, &shown);
-            if self.plant == Plant::Unverified {
+            if self.plant == PlantedBug::Unverified {
                 self.arrived_sums.note_bytes(op, item, &ref_bytes(&shown));
             }
-            events.push(Event::Shown { op, item, offset, parts, shown });
+            events.push(LinkEvent::ReceivedRef { op, item, offset, parts, shown });
             return;
         }
         if let Some(whole) = self.exposed.write(op, item, offset, &ref_bytes(&shown)) {
@@ -281,7 +289,7 @@ impl SimLink {
         self.outbox.push_back(Queued::Taken(stretch));
     }
 
-    fn poll_once(&mut self, events: &mut Vec<Event>) -> Result<(), Closed> {
+    fn poll_once(&mut self, events: &mut Vec<LinkEvent>) -> Result<(), LinkError> {
         self.send_due(events);
         let (arrived, silent, cut) = {
             let mut wire = self.net.wire();
@@ -292,10 +300,10 @@ impl SimLink {
             self.receive(packet, events)?;
         }
         if cut {
-            return Err(Closed::Ended);
+            return Err(LinkError::Disconnected);
         }
         match silent {
-            Some(time) => Err(Closed::Silent {
+            Some(time) => Err(LinkError::PeerTimeout {
                 silent_ms: u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
             }),
             None => Ok(()),
@@ -304,58 +312,66 @@ impl SimLink {
 }
 
 impl Link for SimLink {
-    fn facts(&self) -> &Facts {
+    fn facts(&self) -> &LinkParams {
         &self.facts
     }
 
-    fn counts(&self) -> Counts {
+    fn counts(&self) -> LinkCounters {
         self.counts
     }
 
-    fn room(&self) -> Room {
+    fn room(&self) -> LinkCapacity {
         let of = |most: usize| if self.open { most } else { 0 };
-        Room {
+        LinkCapacity {
             frames: of(self.limits.frames_max),
             frame_bytes: of(self.limits.frame_bytes_max),
             pushes: of(self.limits.pushes_max),
             exposures: of(self.limits.exposures_max.saturating_sub(self.exposed.len())),
-            operations: of(if self.side == Side::Client { u32::MAX as usize } else { 0 }),
+            operations: of(if self.side == LinkRole::Client { u32::MAX as usize } else { 0 }),
         }
     }
 
     fn send(&mut self, frame: Frame) -> Result<(), Frame> {
         let kind = frame.kind;
-        let users = matches!(kind, Kind::Request | Kind::Pull | Kind::Outcome | Kind::Cancel);
+        let users = matches!(
+            kind,
+            FrameKind::Request | FrameKind::Pull | FrameKind::Outcome | FrameKind::Cancel
+        );
         let fits = frame.body.len() <= CONTROL_BYTES_MAX as usize
             && frame.body.is_empty() == kind.is_bare()
             && frame.op.0 != 0;
         if !self.open || !users || !fits || !kind.is_sent_by(self.side) {
             return Err(frame);
         }
-        if frame.kind == Kind::Request {
+        if frame.kind == FrameKind::Request {
             self.newest = frame.op;
         }
         self.queue(Queued::Frame(frame));
         Ok(())
     }
 
-    fn shows(&self, parts: &[Part]) -> bool {
+    fn sends_by_ref(&self, parts: &[Part]) -> bool {
         self.sharing.regions.pieces(parts).is_some()
     }
 
-    fn place(&self, parts: &[Part]) -> Option<(u32, u64)> {
+    fn region_offset(&self, parts: &[Part]) -> Option<(u32, u64)> {
         match self.sharing.regions.pieces(parts)?.as_slice() {
             [piece] => Some((piece.region, piece.at)),
             _ => None,
         }
     }
 
-    fn view(&self, stretch: ItemRange, (region, at): (u32, u64), length: u64) -> Option<Shown> {
+    fn peer_ref(
+        &self,
+        stretch: ItemRange,
+        (region, at): (u32, u64),
+        length: u64,
+    ) -> Option<ShmRef> {
         self.sharing
             .arrived(stretch, std::iter::once(ShownPiece::new(region, at, length)).collect())
     }
 
-    fn took(&mut self, shown: Shown) {
+    fn release_ref(&mut self, shown: ShmRef) {
         self.queue(Queued::Taken(shown.stretch()));
     }
 
@@ -369,9 +385,9 @@ impl Link for SimLink {
             let mut wire = self.net.wire();
             (wire.clock.now(), wire.hold())
         };
-        if self.plant == Plant::PushedEarly {
+        if self.plant == PlantedBug::EarlyPushCompletion {
             let (op, token, parts) = (push.op, push.token, Vec::new());
-            self.ready.push(Event::Pushed { op, token, sent: true, parts });
+            self.ready.push(LinkEvent::Pushed { op, token, sent: true, parts });
         }
         self.queue(Queued::Push(now.after(hold), push));
         Ok(())
@@ -393,10 +409,10 @@ impl Link for SimLink {
     fn retract(&mut self, op: OpId) {
         self.finished.insert(op);
         match self.plant {
-            Plant::KeptAfterRetract => {
+            PlantedBug::WriteAfterRetract => {
                 let events = self.exposed.names(op).map(|(op, item, offset)| {
                     let parts = Vec::new();
-                    Event::Retracted { op, item, offset, parts }
+                    LinkEvent::Retracted { op, item, offset, parts }
                 });
                 self.ready.extend(events);
             }
@@ -408,7 +424,7 @@ impl Link for SimLink {
         self.ready = ready;
     }
 
-    fn poll(&mut self, events: &mut Vec<Event>) {
+    fn poll(&mut self, events: &mut Vec<LinkEvent>) {
         events.append(&mut self.ready);
         if self.open
             && let Err(why) = self.poll_once(events)
@@ -417,7 +433,7 @@ impl Link for SimLink {
         }
     }
 
-    fn wait(&mut self, events: &mut Vec<Event>, timeout: Duration) {
+    fn wait(&mut self, events: &mut Vec<LinkEvent>, timeout: Duration) {
         let had = events.len();
         let clock = self.net.wire().clock.clone();
         let until = clock.now().after(timeout);
@@ -446,7 +462,7 @@ impl Link for SimLink {
     fn close(&mut self) {
         if self.open {
             let mut events = std::mem::take(&mut self.ready);
-            self.end(Closed::Here, true, &mut events);
+            self.end(LinkError::ClosedLocally, true, &mut events);
             self.ready = events;
         }
     }

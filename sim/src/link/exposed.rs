@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use pagelith_io::buffer::Part;
 use pagelith_layouts::ids::OpId;
-use pagelith_transport::link::Event;
+use pagelith_transport::link::LinkEvent;
 
 /// An operation, its item, and the start offset of the range.
 pub(super) type RangeKey = (OpId, u32, u64);
@@ -52,7 +52,7 @@ impl ExposedMemory {
         item: u32,
         offset: u64,
         bytes: &[u8],
-    ) -> Option<Option<Event>> {
+    ) -> Option<Option<LinkEvent>> {
         let (name, found) = self.0.range_mut((op, item, 0)..=(op, item, offset)).next_back()?;
         let (name, at, len) = (*name, offset - name.2, bytes.len() as u64);
         let overlaps =
@@ -66,7 +66,7 @@ impl ExposedMemory {
             return Some(None);
         }
         let parts = self.0.remove(&name)?.parts;
-        Some(Some(Event::Landed { op, item, offset: name.2, parts }))
+        Some(Some(LinkEvent::Received { op, item, offset: name.2, parts }))
     }
 
     /// The memory of a range of `len` bytes, if the range is exactly that long and no byte has
@@ -85,10 +85,10 @@ impl ExposedMemory {
     }
 
     /// Returns the memory exposed for `op`, or for all operations.
-    pub fn retract(&mut self, op: Option<OpId>, events: &mut Vec<Event>) {
+    pub fn retract(&mut self, op: Option<OpId>, events: &mut Vec<LinkEvent>) {
         for ((at, item, offset), found) in std::mem::take(&mut self.0) {
             if op.is_none_or(|op| op == at) {
-                events.push(Event::Retracted { op: at, item, offset, parts: found.parts });
+                events.push(LinkEvent::Retracted { op: at, item, offset, parts: found.parts });
             } else {
                 self.0.insert((at, item, offset), found);
             }

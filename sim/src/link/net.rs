@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pagelith_io::signal::Signal;
-use pagelith_layouts::wire::Side;
+use pagelith_layouts::wire::LinkRole;
 
 use super::wire::{LinkFaults, NetStats, Wire};
 
@@ -35,7 +35,7 @@ impl SimNet {
     }
 
     /// Half-open connection: this side receives nothing any more, and no end is notified.
-    pub fn stop_receiving(&self, side: Side) {
+    pub fn stop_receiving(&self, side: LinkRole) {
         self.wire().stop_receiving(side);
     }
 
@@ -60,12 +60,12 @@ impl SimNet {
     }
 
     /// Time until a packet arrives at this side, or until it must detect that none does.
-    pub fn due(&self, side: Side) -> Option<Duration> {
+    pub fn due(&self, side: LinkRole) -> Option<Duration> {
         self.wire().due(side)
     }
 
     /// Raised when a packet is sent to this side.
-    pub fn signal(&self, side: Side) -> Signal {
+    pub fn signal(&self, side: LinkRole) -> Signal {
         self.wire().signal(side)
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use pagelith_io::clock::Mono;
 use pagelith_layouts::ids::OpId;
-use pagelith_layouts::wire::{Frame, Kind};
+use pagelith_layouts::wire::{Frame, FrameKind};
 
 /// Time limit for the outcome of a cancelled request: it waits for nothing.
 const CANCELLED_MAX: Duration = Duration::from_millis(100);
@@ -24,8 +24,8 @@ impl OwedOutcomes {
     /// A frame arrived at the server's end.
     pub fn arrived(&mut self, frame: &Frame, now: Mono) {
         match frame.kind {
-            Kind::Request => *self.requests.entry(frame.op).or_default() += 1,
-            Kind::Cancel if self.requests.contains_key(&frame.op) => {
+            FrameKind::Request => *self.requests.entry(frame.op).or_default() += 1,
+            FrameKind::Cancel if self.requests.contains_key(&frame.op) => {
                 self.cancelled.entry(frame.op).or_insert(now);
             }
             _ => {}
@@ -34,7 +34,7 @@ impl OwedOutcomes {
 
     /// A frame leaves the server's end; false for an outcome that is not owed.
     pub fn sent(&mut self, frame: &Frame) -> bool {
-        if frame.kind != Kind::Outcome {
+        if frame.kind != FrameKind::Outcome {
             return true;
         }
         let Some(times) = self.requests.get_mut(&frame.op) else { return false };
@@ -64,10 +64,10 @@ mod tests {
         let mut owed = OwedOutcomes::default();
         let at = |ms| Mono::default().after(Duration::from_millis(ms));
         let (request, outcome) = (
-            |op| Frame::new(Kind::Request, OpId(op), vec![1]),
-            |op| Frame::new(Kind::Outcome, OpId(op), vec![1]),
+            |op| Frame::new(FrameKind::Request, OpId(op), vec![1]),
+            |op| Frame::new(FrameKind::Outcome, OpId(op), vec![1]),
         );
-        let cancel = |op| Frame::bare(Kind::Cancel, OpId(op));
+        let cancel = |op| Frame::bare(FrameKind::Cancel, OpId(op));
         for op in [1, 2, 2, 3] {
             owed.arrived(&request(op), at(0));
         }

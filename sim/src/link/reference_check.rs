@@ -8,10 +8,10 @@ use std::ops::Range;
 
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, checksum};
 use pagelith_layouts::ids::OpId;
-use pagelith_layouts::wire::outcome::{self, Answer, Verdict};
+use pagelith_layouts::wire::outcome::{self, DecodedOutcome, ItemOutcome};
 use pagelith_layouts::wire::request::{self, RequestBody};
-use pagelith_layouts::wire::shown::ItemRange;
-use pagelith_layouts::wire::{Frame, Side};
+use pagelith_layouts::wire::shm_ref::ItemRange;
+use pagelith_layouts::wire::{Frame, LinkRole};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -25,26 +25,26 @@ pub(super) fn sum(bytes: &[u8]) -> Checksum {
 }
 
 impl ReferenceCheck {
-    fn of(&mut self, side: Side) -> &mut BTreeMap<ItemRange, Checksum> {
-        &mut self.0[usize::from(side == Side::Server)]
+    fn of(&mut self, side: LinkRole) -> &mut BTreeMap<ItemRange, Checksum> {
+        &mut self.0[usize::from(side == LinkRole::Server)]
     }
 
-    pub fn show(&mut self, side: Side, stretch: ItemRange, bytes: Checksum) {
+    pub fn show(&mut self, side: LinkRole, stretch: ItemRange, bytes: Checksum) {
         self.of(side).insert(stretch, bytes);
     }
 
-    pub fn forget(&mut self, side: Side, stretch: ItemRange) {
+    pub fn forget(&mut self, side: LinkRole, stretch: ItemRange) {
         self.of(side).remove(&stretch);
     }
 
     /// The end is closed.
-    pub fn forget_all(&mut self, side: Side) {
+    pub fn forget_all(&mut self, side: LinkRole) {
         self.of(side).clear();
     }
 
     /// Whether the bytes that the other end reads are unchanged; `None` if the reference was
     /// withdrawn.
-    pub fn look(&mut self, side: Side, stretch: ItemRange, bytes: Checksum) -> Option<bool> {
+    pub fn look(&mut self, side: LinkRole, stretch: ItemRange, bytes: Checksum) -> Option<bool> {
         self.of(side).get(&stretch).map(|shown| *shown == bytes)
     }
 }
@@ -79,9 +79,9 @@ impl OutcomeCheck {
     /// finished.
     pub fn outcome(&mut self, frame: &Frame) -> bool {
         let decoded = outcome::decode(&frame.body);
-        let Ok((_, Answer::Items(items))) = decoded else { return true };
+        let Ok((_, DecodedOutcome::Items(items))) = decoded else { return true };
         let is_shown = |(item, at): (_, u32)| match item {
-            Verdict::Hit { checksums, .. } => self
+            ItemOutcome::Hit { checksums, .. } => self
                 .shown
                 .get(&(frame.op, at))
                 .is_none_or(|own| checksums.iter().eq(own.iter().copied())),
@@ -115,21 +115,21 @@ mod tests {
     use pagelith_layouts::ids::{NamespaceId, PrefixHash};
     use pagelith_layouts::key::{ObjectKey, Role};
     use pagelith_layouts::shard::Shard;
-    use pagelith_layouts::wire::outcome::{Item, TierTag, Written};
+    use pagelith_layouts::wire::outcome::{Item, OutcomeToSend, TierTag};
     use pagelith_layouts::wire::request::{GetItem, RequestOptions, Verb};
-    use pagelith_layouts::wire::{Kind, List};
+    use pagelith_layouts::wire::{FrameKind, List};
 
     use super::*;
 
     #[test]
     fn released_reference_is_not_checked() {
         let (mut watch, stretch) = (ReferenceCheck::default(), (OpId(1), 0, 0));
-        watch.show(Side::Server, stretch, sum(b"shown"));
-        assert_eq!(watch.look(Side::Server, stretch, sum(b"shown")), Some(true));
-        assert_eq!(watch.look(Side::Server, stretch, sum(b"other")), Some(false));
-        assert_eq!(watch.look(Side::Client, stretch, sum(b"shown")), None);
-        watch.forget(Side::Server, stretch);
-        assert_eq!(watch.look(Side::Server, stretch, sum(b"other")), None);
+        watch.show(LinkRole::Server, stretch, sum(b"shown"));
+        assert_eq!(watch.look(LinkRole::Server, stretch, sum(b"shown")), Some(true));
+        assert_eq!(watch.look(LinkRole::Server, stretch, sum(b"other")), Some(false));
+        assert_eq!(watch.look(LinkRole::Client, stretch, sum(b"shown")), None);
+        watch.forget(LinkRole::Server, stretch);
+        assert_eq!(watch.look(LinkRole::Server, stretch, sum(b"other")), None);
     }
 
     #[test]
@@ -148,7 +148,7 @@ mod tests {
         let request = |op| {
             let items = [GetItem::new(key, Some(range.clone()), range.end - range.start)];
             Frame::new(
-                Kind::Request,
+                FrameKind::Request,
                 OpId(op),
                 request::encode(RequestOptions::default(), &RequestBody::Get(List::of(&items))),
             )
@@ -161,10 +161,10 @@ mod tests {
         let outcome = |op| {
             let (tier, length, checksums) =
                 (TierTag::Memory, range.end - range.start, List::of(&checksums_sent));
-            let verdict = Verdict::Hit { tier, length, checksums, members: 1, base: None };
+            let verdict = ItemOutcome::Hit { tier, length, checksums, members: 1, base: None };
             let items = [Item { key_hash: key_hash(&key), verdict }];
-            let body = outcome::encode(Verb::Get, &Written::Items(&items, BLOCK_BYTES));
-            Frame::new(Kind::Outcome, OpId(op), body)
+            let body = outcome::encode(Verb::Get, &OutcomeToSend::Items(&items, BLOCK_BYTES));
+            Frame::new(FrameKind::Outcome, OpId(op), body)
         };
         let mut outcome_check = OutcomeCheck::default();
         for (op, from, right) in [(1, 100, true), (2, 0, false)] {

@@ -4,25 +4,25 @@ use std::time::Duration;
 use pagelith_io::buffer::{AlignedBuf, Part};
 use pagelith_io::clock::Clock;
 use pagelith_layouts::ids::OpId;
-use pagelith_layouts::wire::{Frame, Kind};
-use pagelith_transport::link::{Event, Link, Push};
+use pagelith_layouts::wire::{Frame, FrameKind};
+use pagelith_transport::link::{Link, LinkEvent, Push};
 
 use super::*;
 use crate::entropy::SplitMix64;
 use crate::runtime::SimRuntime;
 
-struct World {
+struct TestEnv {
     clock: SimClock,
     net: SimNet,
     client: SimLink,
     server: SimLink,
 }
 
-fn world(seed: u64) -> World {
+fn world(seed: u64) -> TestEnv {
     let clock = SimClock::new();
     let runtime: Arc<dyn Runtime> = Arc::new(SimRuntime::new(clock.clone(), seed));
-    let (net, client, server) = SimNet::new(seed, clock.clone(), &runtime, Limits::default());
-    World { clock, net, client, server }
+    let (net, client, server) = SimNet::new(seed, clock.clone(), &runtime, LinkLimits::default());
+    TestEnv { clock, net, client, server }
 }
 
 /// The bytes of an operation's item; they differ between operations.
@@ -44,32 +44,32 @@ fn concat_bytes(parts: &[Part]) -> Vec<u8> {
 }
 
 fn request(op: u64) -> Frame {
-    Frame::new(Kind::Request, OpId(op), vec![1])
+    Frame::new(FrameKind::Request, OpId(op), vec![1])
 }
 
 fn outcome(op: u64) -> Frame {
-    Frame::new(Kind::Outcome, OpId(op), vec![2])
+    Frame::new(FrameKind::Outcome, OpId(op), vec![2])
 }
 
 fn push(op: u64, item: u32, bytes: &[u8]) -> Push {
-    Push { op: OpId(op), item, offset: 0, parts: memory(bytes), token: op, may_show: true }
+    Push { op: OpId(op), item, offset: 0, parts: memory(bytes), token: op, allow_ref: true }
 }
 
 /// The events as text, without memory.
-fn event_names(events: &[Event]) -> Vec<String> {
-    let line = |event: &Event| match event {
-        Event::Frame(frame) => format!("{:?} {}", frame.kind, frame.op.0),
-        Event::Landed { op, item, .. } => format!("landed {} {item}", op.0),
-        Event::Shown { op, item, .. } => format!("shown {} {item}", op.0),
-        Event::Pushed { token, .. } => format!("pushed {token}"),
-        Event::Retracted { op, item, .. } => format!("retracted {} {item}", op.0),
-        Event::Closed(why) => format!("closed: {why}"),
+fn event_names(events: &[LinkEvent]) -> Vec<String> {
+    let line = |event: &LinkEvent| match event {
+        LinkEvent::Frame(frame) => format!("{:?} {}", frame.kind, frame.op.0),
+        LinkEvent::Received { op, item, .. } => format!("landed {} {item}", op.0),
+        LinkEvent::ReceivedRef { op, item, .. } => format!("shown {} {item}", op.0),
+        LinkEvent::Pushed { token, .. } => format!("pushed {token}"),
+        LinkEvent::Retracted { op, item, .. } => format!("retracted {} {item}", op.0),
+        LinkEvent::Ended(why) => format!("closed: {why}"),
     };
     events.iter().map(line).collect()
 }
 
 /// Polls both ends for a second of simulated time.
-fn settle(world: &mut World) -> (Vec<Event>, Vec<Event>) {
+fn settle(world: &mut TestEnv) -> (Vec<LinkEvent>, Vec<LinkEvent>) {
     let (mut at_client, mut at_server) = (Vec::new(), Vec::new());
     for _ in 0..1000 {
         world.client.poll(&mut at_client);
@@ -94,7 +94,7 @@ fn link_without_faults_delivers_in_order() {
         (event_names(&got), event_names(&sent)),
         (vec!["landed 1 0".into(), "Outcome 1".into()], vec!["pushed 1".to_owned()])
     );
-    let Event::Landed { parts, .. } = &got[0] else { panic!("{got:?}") };
+    let LinkEvent::Received { parts, .. } = &got[0] else { panic!("{got:?}") };
     assert!(concat_bytes(parts) == bytes);
     world.server.close();
     let (got, sent) = settle(&mut world);
@@ -106,14 +106,14 @@ fn link_without_faults_delivers_in_order() {
 
 #[test]
 fn half_open_partitioned_and_cut_links_report_their_reason() {
-    let dead = Limits::default().dead_after;
-    let pending = |world: &mut World| {
+    let dead = LinkLimits::default().dead_after;
+    let pending = |world: &mut TestEnv| {
         world.client.expose(OpId(1), 0, 0, memory(&[0; 9])).expect("room");
         world.server.push(push(1, 0, &[7; 9])).expect("room");
     };
     let mut deaf = world(2);
     pending(&mut deaf);
-    deaf.net.stop_receiving(Side::Client);
+    deaf.net.stop_receiving(LinkRole::Client);
     assert_eq!(event_names(&settle(&mut deaf).0), Vec::<String>::new());
     deaf.clock.advance(dead);
     let (at_client, at_server) = settle(&mut deaf);
@@ -203,7 +203,7 @@ fn run(seed: u64, steps: u32) -> Tally {
 }
 
 fn step(
-    world: &mut World,
+    world: &mut TestEnv,
     rng: &mut SplitMix64,
     op: &mut u64,
     open: &mut BTreeSet<u64>,
@@ -231,7 +231,7 @@ fn step(
     let mut events = Vec::new();
     world.server.poll(&mut events);
     for event in &events {
-        if let Event::Frame(frame) = event {
+        if let LinkEvent::Frame(frame) = event {
             for item in 0..2 {
                 let _ = world.server.push(push(
                     frame.op.0,
@@ -252,18 +252,18 @@ fn length(op: u64) -> usize {
 }
 
 /// Returned memory has the bytes of its own operation, or none.
-fn check(events: &[Event], tally: &mut Tally, ended: &mut bool) {
+fn check(events: &[LinkEvent], tally: &mut Tally, ended: &mut bool) {
     for event in events {
         assert!(!*ended, "an event after the last: {event:?}");
         match event {
-            Event::Landed { op, item, parts, .. } => {
+            LinkEvent::Received { op, item, parts, .. } => {
                 tally.landed += 1;
                 assert!(
                     concat_bytes(parts) == content(op.0, *item, length(op.0)),
                     "wrong bytes landed {op} item={item}"
                 );
             }
-            Event::Retracted { op, item, parts, .. } => {
+            LinkEvent::Retracted { op, item, parts, .. } => {
                 tally.retracted += 1;
                 let own = content(op.0, *item, length(op.0));
                 let clean = concat_bytes(parts)
@@ -272,9 +272,9 @@ fn check(events: &[Event], tally: &mut Tally, ended: &mut bool) {
                     .all(|(byte, own)| *byte == 0 || byte == own);
                 assert!(clean, "another operation's bytes landed {op} item={item}");
             }
-            Event::Closed(_) => *ended = true,
-            Event::Shown { .. } => panic!("this test registers no memory"),
-            Event::Frame(_) | Event::Pushed { .. } => {}
+            LinkEvent::Ended(_) => *ended = true,
+            LinkEvent::ReceivedRef { .. } => panic!("this test registers no memory"),
+            LinkEvent::Frame(_) | LinkEvent::Pushed { .. } => {}
         }
     }
 }

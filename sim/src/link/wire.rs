@@ -9,8 +9,8 @@ use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::signal::Signal;
 use pagelith_layouts::checksum::checksum64;
 use pagelith_layouts::ids::OpId;
-use pagelith_layouts::wire::shown::{ItemRange, ShownPiece};
-use pagelith_layouts::wire::{Frame, Kind, Side};
+use pagelith_layouts::wire::shm_ref::{ItemRange, ShownPiece};
+use pagelith_layouts::wire::{Frame, FrameKind, LinkRole};
 
 use super::reference_check::ReferenceCheck;
 use crate::clock::SimClock;
@@ -93,7 +93,7 @@ pub(super) enum Packet {
         bytes: Vec<u8>,
     },
     /// A reference to bytes in the sender's memory.
-    Shown {
+    ShmRef {
         stretch: ItemRange,
         pieces: Vec<ShownPiece>,
     },
@@ -124,7 +124,7 @@ pub(super) struct Wire {
     pub reference_check: ReferenceCheck,
     pub request_counter: Option<Arc<AtomicU64>>,
     rng: SplitMix64,
-    in_transit: BTreeMap<(Mono, u64), (Side, Packet)>,
+    in_transit: BTreeMap<(Mono, u64), (LinkRole, Packet)>,
     ends: [End; 2],
     /// No packet arrives before this time.
     partitioned_until: Mono,
@@ -134,10 +134,10 @@ pub(super) struct Wire {
     dead_after: Duration,
 }
 
-fn index(side: Side) -> usize {
+fn index(side: LinkRole) -> usize {
     match side {
-        Side::Client => 0,
-        Side::Server => 1,
+        LinkRole::Client => 0,
+        LinkRole::Server => 1,
     }
 }
 
@@ -160,13 +160,13 @@ impl Wire {
         }
     }
 
-    fn note(&mut self, what: &str, side: Side, packet: &Packet) {
+    fn note(&mut self, what: &str, side: LinkRole, packet: &Packet) {
         let line = match packet {
             Packet::Frame(f) => format!("{:?} {} {}", f.kind, f.op, checksum64(&f.body)),
             Packet::Data { op, item, offset, bytes } => {
                 format!("{op} {item} {offset} {}", checksum64(bytes))
             }
-            Packet::Shown { stretch, pieces } => format!("shown {stretch:?} {pieces:?}"),
+            Packet::ShmRef { stretch, pieces } => format!("shown {stretch:?} {pieces:?}"),
             Packet::Taken(stretch) => format!("taken {stretch:?}"),
             Packet::End { goodbye } => format!("end {goodbye}"),
         };
@@ -175,9 +175,9 @@ impl Wire {
     }
 
     /// Sends a packet from `side`.
-    pub fn send(&mut self, side: Side, mut packet: Packet) {
+    pub fn send(&mut self, side: LinkRole, mut packet: Packet) {
         self.net_stats.packets += 1;
-        let asks = matches!(&packet, Packet::Frame(frame) if frame.kind == Kind::Request);
+        let asks = matches!(&packet, Packet::Frame(frame) if frame.kind == FrameKind::Request);
         if let Some(questions) = self.request_counter.as_ref().filter(|_| asks) {
             self.net_stats.questions += 1;
             questions.fetch_add(1, Relaxed);
@@ -218,7 +218,7 @@ impl Wire {
 
     /// Arrival time of a packet sent now: after all others, or later than its turn if it is
     /// overtaken.
-    fn arrival(&mut self, to: Side, overtaken: bool) -> Mono {
+    fn arrival(&mut self, to: LinkRole, overtaken: bool) -> Mono {
         let (least, most) = (self.faults.delay_min, self.faults.delay_max);
         let spread = u64::try_from(most.saturating_sub(least).as_nanos()).unwrap_or(u64::MAX);
         let delay = least + Duration::from_nanos(self.rng.below(spread.saturating_add(1)));
@@ -231,7 +231,7 @@ impl Wire {
         end.last
     }
 
-    fn put(&mut self, at: Mono, to: Side, packet: Packet) {
+    fn put(&mut self, at: Mono, to: LinkRole, packet: Packet) {
         let packets = self.net_stats.packets;
         let number = packets * 2 + u64::from(self.in_transit.contains_key(&(at, packets * 2)));
         self.in_transit.insert((at, number), (to, packet));
@@ -239,7 +239,7 @@ impl Wire {
     }
 
     /// Packets that have arrived at `side` by now, in order of arrival.
-    pub fn receive(&mut self, side: Side) -> Vec<Packet> {
+    pub fn receive(&mut self, side: LinkRole) -> Vec<Packet> {
         let now = self.clock.now();
         let due = self.in_transit.range(..=(now, u64::MAX)).filter(|(_, (to, _))| *to == side);
         let names: Vec<_> = due.map(|(name, _)| *name).collect();
@@ -256,7 +256,7 @@ impl Wire {
     }
 
     /// Time until a packet arrives at `side`, or until it must detect that none does.
-    pub fn due(&self, side: Side) -> Option<Duration> {
+    pub fn due(&self, side: LinkRole) -> Option<Duration> {
         let now = self.clock.now();
         let next = self
             .in_transit
@@ -285,7 +285,7 @@ impl Wire {
         self.cut
     }
 
-    pub fn signal(&self, side: Side) -> Signal {
+    pub fn signal(&self, side: LinkRole) -> Signal {
         self.ends[index(side)].arrived.clone()
     }
 
@@ -307,7 +307,7 @@ impl Wire {
         self.ends.iter().for_each(|end| end.arrived.raise());
     }
 
-    pub fn stop_receiving(&mut self, side: Side) {
+    pub fn stop_receiving(&mut self, side: LinkRole) {
         let now = self.clock.now();
         self.ends[index(side)].deaf_since.get_or_insert(now);
     }
@@ -326,7 +326,7 @@ impl Wire {
     }
 
     /// Closes this side; notifies the other if possible.
-    pub fn close(&mut self, side: Side, goodbye: bool) {
+    pub fn close(&mut self, side: LinkRole, goodbye: bool) {
         if !std::mem::replace(&mut self.ends[index(side)].closed, true) {
             self.send(side, Packet::End { goodbye });
         }

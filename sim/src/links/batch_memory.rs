@@ -4,51 +4,53 @@ use std::ops::Range;
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use pagelith::{ErrorKind, Get, GetDone, GetOutcome, Put, PutDone, PutGroup};
+use pagelith::{CompletedGet, CompletedPut, ErrorKind, Get, GetOutcome, Put, PutGroup};
 
-use super::client::Client;
+use super::client::SimClient;
 use super::object_keys::{base, key};
 use super::oracle::{content, length};
 use super::store_handle::StoreHandle;
-use crate::explore::memory::{Shape, Target};
+use crate::explore::memory::{MemoryShape, Target};
 
 /// Objects being put, with version and memory.
-pub struct Putting {
+pub struct PendingPut {
     objects: Vec<(usize, usize, Target)>,
     /// Number of links before the put.
     links: u64,
 }
 
 /// Ranges of objects being read, their memory, and the moment at which the get began.
-pub struct Getting {
+pub struct PendingGet {
     stretches: Vec<(usize, Range<usize>, Target)>,
     since: u64,
 }
 
-impl Client {
+impl SimClient {
     /// New versions of the objects of `groups`, to be put.
-    pub(super) fn prepare_put(&mut self, groups: &[Vec<usize>]) -> (Vec<PutGroup>, Putting) {
+    pub(super) fn prepare_put(&mut self, groups: &[Vec<usize>]) -> (Vec<PutGroup>, PendingPut) {
         let (mut puts, mut lent) = (Vec::new(), Vec::new());
         for group in groups {
             let mut objects = Vec::new();
             for &object in group {
                 let version = self.shared.oracle().put(self.handle.store(), object);
-                let mut target =
-                    self.memory.target(length(object), Shape::draw(&mut self.rng), &mut self.rng);
+                let mut target = self.memory.target(
+                    length(object),
+                    MemoryShape::draw(&mut self.rng),
+                    &mut self.rng,
+                );
                 target.fill(&content(object, version, 0..length(object)));
                 objects.push(Put { key: key(object), source: target.source() });
                 lent.push((object, version, target));
             }
             puts.push(PutGroup { objects, base: base(group[0]).map(key) });
         }
-        (puts, Putting { objects: lent, links: self.handle.links() })
+        (puts, PendingPut { objects: lent, links: self.handle.links() })
     }
 
     /// The put ended or was given up.
-    pub(super) fn put_completed(&mut self, lent: Putting, done: Option<Vec<PutDone>>) {
+    pub(super) fn put_completed(&mut self, lent: PendingPut, done: Option<Vec<CompletedPut>>) {
         let outcomes: Vec<bool> = done.iter().flatten().map(|done| done.outcome.is_ok()).collect();
-        let alone =
-            |done: &PutDone| matches!(&done.outcome, Err(e) if e.kind == ErrorKind::Unavailable);
+        let alone = |done: &CompletedPut| matches!(&done.outcome, Err(e) if e.kind == ErrorKind::Unavailable);
         self.store_unavailable = done.iter().flatten().any(alone);
         drop(done);
         // A put that was sent twice may still be in progress on the first link. A put by the store
@@ -68,7 +70,7 @@ impl Client {
     }
 
     /// Gets of some objects, or of ranges of them.
-    pub(super) fn prepare_get(&mut self, some: Vec<usize>) -> (Vec<Get>, Getting) {
+    pub(super) fn prepare_get(&mut self, some: Vec<usize>) -> (Vec<Get>, PendingGet) {
         let (mut gets, mut lent) = (Vec::new(), Vec::new());
         for object in some {
             let len = length(object);
@@ -80,7 +82,7 @@ impl Client {
             let stretch: Range<usize> =
                 range.clone().map_or(0..len, |r| r.start as usize..r.end as usize);
             let target =
-                self.memory.target(stretch.len(), Shape::draw(&mut self.rng), &mut self.rng);
+                self.memory.target(stretch.len(), MemoryShape::draw(&mut self.rng), &mut self.rng);
             gets.push(Get { key: key(object), range, destination: target.destination() });
             lent.push((object, stretch, target));
         }
@@ -88,11 +90,11 @@ impl Client {
         if let Some((object, ..)) = lent.last() {
             self.shared.asked_last.store(*object, Relaxed);
         }
-        (gets, Getting { stretches: lent, since })
+        (gets, PendingGet { stretches: lent, since })
     }
 
     /// The get ended or was given up.
-    pub(super) fn get_completed(&mut self, lent: Getting, done: Option<Vec<GetDone>>) {
+    pub(super) fn get_completed(&mut self, lent: PendingGet, done: Option<Vec<CompletedGet>>) {
         let outcomes =
             done.map(|done| done.into_iter().map(|done| done.outcome).collect::<Vec<_>>());
         let alone = |outcome: &pagelith::Result<GetOutcome>| matches!(outcome, Err(e) if e.kind == ErrorKind::Unavailable);

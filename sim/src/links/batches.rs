@@ -1,19 +1,19 @@
 //! Several batches of a client at once: each keeps the promises of a single call, also when its
 //! session is dropped while it is in progress.
 
-use pagelith::{Done, Ticket};
+use pagelith::{CompletedBatch, Ticket};
 
-use super::batch_memory::{Getting, Putting};
-use super::client::Client;
+use super::batch_memory::{PendingGet, PendingPut};
+use super::client::SimClient;
 use super::store_handle::{FOREVER, StoreHandle};
 
 /// A batch in progress.
 enum BatchMemory {
-    Put(Putting),
-    Get(Getting),
+    Put(PendingPut),
+    Get(PendingGet),
 }
 
-impl Client {
+impl SimClient {
     /// Two to five batches over one link, completed in any order. Now and then the session is
     /// dropped with batches in progress.
     pub(super) fn run_batches(&mut self) {
@@ -63,15 +63,19 @@ impl Client {
         &mut self,
         in_progress: &mut Vec<(Ticket, BatchMemory)>,
         ticket: Ticket,
-        done: Done,
+        done: CompletedBatch,
     ) {
         let Some(at) = in_progress.iter().position(|(known, _)| *known == ticket) else {
             self.shared.tally().panics += 1;
             return self.shared.tally().add_finding("batch completed twice".into());
         };
         match (in_progress.swap_remove(at).1, done) {
-            (BatchMemory::Put(memory), Done::Put(done)) => self.put_completed(memory, Some(done)),
-            (BatchMemory::Get(memory), Done::Get(done)) => self.get_completed(memory, Some(done)),
+            (BatchMemory::Put(memory), CompletedBatch::Put(done)) => {
+                self.put_completed(memory, Some(done))
+            }
+            (BatchMemory::Get(memory), CompletedBatch::Get(done)) => {
+                self.get_completed(memory, Some(done))
+            }
             _ => {
                 self.shared.tally().panics += 1;
                 self.shared

@@ -16,7 +16,7 @@ use super::views::Views;
 use crate::entropy::SplitMix64;
 use crate::explore::memory::{Memory, Target};
 
-pub struct Client {
+pub struct SimClient {
     pub handle: StoreHandle,
     pub shared: Shared,
     /// Requests that stores have sent to their peers.
@@ -45,7 +45,7 @@ pub struct Client {
 const QUESTIONS_PER_CALL_MAX: u64 = 2;
 const QUESTIONS_FREE: u64 = 100;
 
-impl Client {
+impl SimClient {
     pub(super) fn options(&mut self) -> Options {
         let micros = [400, 1_000, 3_000, 20_000, 300_000][self.rng.below(5) as usize];
         Options { timeout: Some(Duration::from_micros(micros)), ..Options::default() }
@@ -203,7 +203,7 @@ impl Client {
     }
 }
 
-impl Task for Client {
+impl Task for SimClient {
     fn step(&mut self) -> Step {
         if self.left == 0 {
             return Step::Done;
@@ -252,7 +252,7 @@ impl Task for Client {
     }
 }
 
-impl Drop for Client {
+impl Drop for SimClient {
     /// Checks the retained memory once more.
     fn drop(&mut self) {
         if !self.memory.check_all() {

@@ -7,24 +7,24 @@ use std::time::Duration;
 
 use pagelith::rpc::Peer;
 use pagelith::server::Server;
-use pagelith::transport::closed::Closed;
+use pagelith::transport::closed::LinkError;
 use pagelith::transport::dial::{Dial, DialProgress, Dialing};
-use pagelith::transport::limits::Limits;
+use pagelith::transport::limits::LinkLimits;
 use pagelith::transport::link::Link;
 use pagelith::transport::shown::LinkRegions;
-use pagelith::{Facts, Options, Store};
+use pagelith::{MachineLimits, Options, Store};
 use pagelith_io::runtime::{Env, Runtime, Step, Task};
-use pagelith_io::shm::{Region, View};
+use pagelith_io::shm::{PeerMemory, SharedRegion};
 use pagelith_io::staging::StagingPool;
 use pagelith_layouts::ids::NamespaceId;
-use pagelith_layouts::wire::Side;
+use pagelith_layouts::wire::LinkRole;
 use pagelith_layouts::wire::greeting::Feature;
 
 use crate::clock::SimClock;
 use crate::disk::{CrashMode, SimDisk};
 use crate::entropy::{SimEntropy, SplitMix64};
 use crate::explore::setup::Setup;
-use crate::link::{LinkFaults, NetStats, Plant, SimNet};
+use crate::link::{LinkFaults, NetStats, PlantedBug, SimNet};
 use crate::runtime::SimRuntime;
 
 /// Staging bytes of a machine for transfers to and from the disk.
@@ -51,7 +51,7 @@ struct Inner {
     questions: Arc<AtomicU64>,
     rng: SplitMix64,
     faults: LinkFaults,
-    plant: Plant,
+    plant: PlantedBug,
     /// Its links lack the feature `Holds`.
     without_holds: bool,
     setup: Setup,
@@ -60,7 +60,7 @@ struct Inner {
     disk: SimDisk,
     staging: StagingPool,
     /// Staging memory shared with processes on its host.
-    transfer: Arc<Region>,
+    transfer: Arc<SharedRegion>,
     /// The process, while it runs.
     up: Option<RunningProcess>,
     opening: bool,
@@ -76,7 +76,7 @@ struct RunningProcess {
     process: SimRuntime,
     store: Arc<Store>,
     /// Memory shared with processes on its host; empty if the store does not share.
-    memory: Vec<(Arc<Region>, Arc<View>)>,
+    memory: Vec<(Arc<SharedRegion>, Arc<PeerMemory>)>,
 }
 
 /// State shared by all machines of a run.
@@ -102,7 +102,7 @@ impl Machine {
             questions: ctx.questions.clone(),
             rng,
             faults,
-            plant: Plant::None,
+            plant: PlantedBug::None,
             without_holds: false,
             setup,
             peers: Vec::new(),
@@ -133,12 +133,12 @@ impl Machine {
     }
 
     /// Plants a bug in the clients' ends of its links.
-    pub fn plant(&self, plant: Plant) {
+    pub fn plant(&self, plant: PlantedBug) {
         self.lock().plant = plant;
     }
 
     /// Whether its store shares its memory with processes on its host.
-    pub fn shows(&self) -> bool {
+    pub fn shares_memory(&self) -> bool {
         self.lock().setup.shared
     }
 
@@ -203,7 +203,7 @@ impl Machine {
             return;
         }
         let net = &inner.nets[rng.below(inner.nets.len() as u64) as usize];
-        let side = if rng.one_in(2) { Side::Client } else { Side::Server };
+        let side = if rng.one_in(2) { LinkRole::Client } else { LinkRole::Server };
         match rng.below(4) {
             0 => net.cut(),
             1 => net.stop_receiving(side),
@@ -266,13 +266,13 @@ impl Inner {
 }
 
 /// A region, and another process's view of it.
-fn with_view(region: Arc<Region>) -> (Arc<Region>, Arc<View>) {
+fn with_view(region: Arc<SharedRegion>) -> (Arc<SharedRegion>, Arc<PeerMemory>) {
     let fd = region.as_fd().try_clone_to_owned().expect("a descriptor");
-    (region, Arc::new(View::of(fd).expect("memory")))
+    (region, Arc::new(PeerMemory::of(fd).expect("memory")))
 }
 
 impl Dial for Machine {
-    fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
+    fn begin(&self) -> Result<Box<dyn Dialing>, LinkError> {
         self.connect(None)
     }
 }
@@ -281,7 +281,7 @@ impl Dial for Machine {
 pub struct PeerDial(pub Machine);
 
 impl Dial for PeerDial {
-    fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
+    fn begin(&self) -> Result<Box<dyn Dialing>, LinkError> {
         let PeerDial(machine) = self;
         let made = machine.connect(None)?;
         let mut inner = machine.lock();
@@ -302,12 +302,12 @@ impl Dial for PeerDial {
 /// memory.
 pub struct LocalProcess {
     machine: Machine,
-    memory: Vec<(Arc<Region>, Arc<View>)>,
+    memory: Vec<(Arc<SharedRegion>, Arc<PeerMemory>)>,
 }
 
 impl LocalProcess {
     /// A process with this memory.
-    pub fn new(machine: &Machine, memory: Vec<Arc<Region>>) -> LocalProcess {
+    pub fn new(machine: &Machine, memory: Vec<Arc<SharedRegion>>) -> LocalProcess {
         LocalProcess {
             machine: machine.clone(),
             memory: memory.into_iter().map(with_view).collect(),
@@ -316,13 +316,16 @@ impl LocalProcess {
 }
 
 impl Dial for LocalProcess {
-    fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
+    fn begin(&self) -> Result<Box<dyn Dialing>, LinkError> {
         self.machine.connect(Some(&self.memory))
     }
 }
 
 /// The regions of one side: its own and the other's.
-fn regions(own: &[(Arc<Region>, Arc<View>)], theirs: &[(Arc<Region>, Arc<View>)]) -> LinkRegions {
+fn regions(
+    own: &[(Arc<SharedRegion>, Arc<PeerMemory>)],
+    theirs: &[(Arc<SharedRegion>, Arc<PeerMemory>)],
+) -> LinkRegions {
     let own = own.iter().map(|(region, _)| region.clone()).collect();
     let theirs = theirs.iter().map(|(_, view)| view.clone()).collect();
     LinkRegions { own, theirs }
@@ -332,14 +335,14 @@ impl Machine {
     /// Makes a link; `local_process` is the memory of a process on the same host.
     fn connect(
         &self,
-        local_process: Option<&[(Arc<Region>, Arc<View>)]>,
-    ) -> Result<Box<dyn Dialing>, Closed> {
+        local_process: Option<&[(Arc<SharedRegion>, Arc<PeerMemory>)]>,
+    ) -> Result<Box<dyn Dialing>, LinkError> {
         let mut inner = self.lock();
         let Some(RunningProcess { process, store, memory }) = inner.up.clone() else {
-            return Err(Closed::Ended);
+            return Err(LinkError::Disconnected);
         };
         inner.dialled += 1;
-        let limits = Limits { dead_after: DEAD_AFTER, ..Limits::default() };
+        let limits = LinkLimits { dead_after: DEAD_AFTER, ..LinkLimits::default() };
         let runtime: Arc<dyn Runtime> = Arc::new(inner.runtime.clone());
         let (seed, clock) = (inner.rng.next_u64(), inner.clock.clone());
         let (net, client, server) = SimNet::new(seed, clock, &runtime, limits);
@@ -353,9 +356,9 @@ impl Machine {
             (client, server) = (client.without(Feature::Holds), server.without(Feature::Holds));
         }
         let server = Server::new(&store, Box::new(server), inner.staging.clone());
-        let serve = Serve(server.map_err(|_| Closed::Ended)?, net.clone());
-        let spawned = process.spawn("server", Box::new(serve), net.signal(Side::Server));
-        spawned.map_err(|_| Closed::Ended)?;
+        let serve = Serve(server.map_err(|_| LinkError::Disconnected)?, net.clone());
+        let spawned = process.spawn("server", Box::new(serve), net.signal(LinkRole::Server));
+        spawned.map_err(|_| LinkError::Disconnected)?;
         inner.nets.push(net);
         Ok(Box::new(ReadyDial(Box::new(client.with(inner.plant)))))
     }
@@ -367,11 +370,13 @@ struct Serve(Server, SimNet);
 impl Task for Serve {
     fn step(&mut self) -> Step {
         let Serve(server, net) = self;
-        match (server.turn(), server.closed()) {
+        match (server.poll(), server.closed()) {
             (_, Some(_)) => Step::Done,
             (true, None) => Step::Again,
             (false, None) if server.ops() > 0 => Step::Idle(BUSY),
-            (false, None) => Step::Idle(net.due(Side::Server).map_or(SLEEP, |due| due.min(SLEEP))),
+            (false, None) => {
+                Step::Idle(net.due(LinkRole::Server).map_or(SLEEP, |due| due.min(SLEEP)))
+            }
         }
     }
 }
@@ -394,6 +399,6 @@ pub fn front(dram_kib: u32) -> pagelith::ValidConfig {
         pagelith::Config { deadline_ms: 2000, namespaces_max: 8, ..Default::default() };
     config.dram.bytes = pagelith::Size::kib(dram_kib);
     config.index.max_objects = Some(1024);
-    let facts = Facts { memory_bytes: 1 << 40, memory_source: "simulated".into() };
+    let facts = MachineLimits { memory_bytes: 1 << 40, memory_source: "simulated".into() };
     config.validate(&facts).expect("a valid configuration")
 }

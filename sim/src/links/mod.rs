@@ -13,9 +13,9 @@ mod machine;
 mod object_keys;
 mod oracle;
 mod report;
-mod shape;
 mod shared;
 mod store_handle;
+mod topology;
 mod views;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,7 +27,7 @@ use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::runtime::{Runtime, Step, Task};
 use pagelith_io::signal::Signal;
 
-use self::client::Client;
+use self::client::SimClient;
 use self::machine::{Machine, RunContext};
 use self::oracle::{NAMESPACES, Oracle};
 use self::shared::Shared;
@@ -35,11 +35,11 @@ use self::views::Views;
 use crate::clock::SimClock;
 use crate::entropy::{SimEntropy, SplitMix64};
 use crate::explore::{message, objects};
-use crate::link::{LinkFaults, Plant};
+use crate::link::{LinkFaults, PlantedBug};
 use crate::runtime::SimRuntime;
 
 pub use report::Tally;
-pub use shape::Shape;
+pub use topology::Topology;
 
 /// Simulated time after which a run that has not ended counts as hanging.
 const TIME_MAX: Duration = Duration::from_secs(3600);
@@ -51,7 +51,7 @@ const SERVER_END_MAX: Duration = Duration::from_millis(100);
 
 /// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
+pub struct LinksPlan {
     /// The seed.
     pub seed: u64,
     /// Operations of all clients together.
@@ -59,9 +59,9 @@ pub struct Plan {
     /// No faults.
     pub calm: bool,
     /// Arrangement of stores and clients, in place of the seed's choice.
-    pub shape: Option<Shape>,
+    pub shape: Option<Topology>,
     /// The planted bug of the clients' ends of links.
-    pub plant: Plant,
+    pub plant: PlantedBug,
 }
 
 /// Injects faults while other tasks run.
@@ -125,7 +125,7 @@ fn faults(rng: &mut SplitMix64) -> LinkFaults {
 }
 
 /// Executes a plan and returns its counts.
-pub fn run(plan: &Plan) -> Tally {
+pub fn run(plan: &LinksPlan) -> Tally {
     let (oracle, tally) = (Mutex::new(Oracle::new()), Mutex::default());
     let (asked_last, put_last, removing) = Default::default();
     let shared =
@@ -140,7 +140,7 @@ pub fn run(plan: &Plan) -> Tally {
     tally
 }
 
-fn run_plan(plan: &Plan, shared: &Shared) {
+fn run_plan(plan: &LinksPlan, shared: &Shared) {
     let mut rng = SplitMix64::new(plan.seed);
     let clock = SimClock::new();
     let runtime = SimRuntime::new(clock.clone(), rng.next_u64());
@@ -152,7 +152,7 @@ fn run_plan(plan: &Plan, shared: &Shared) {
     };
     // Tasks hold the runtime that holds them.
     let _end = KillOnDrop(ctx.runtime.clone());
-    let drawn = (Shape::draw(&mut rng), faults(&mut rng));
+    let drawn = (Topology::draw(&mut rng), faults(&mut rng));
     let shape = plan.shape.unwrap_or(drawn.0);
     let faults = if plan.calm { LinkFaults::default() } else { drawn.1 };
     let machines: Vec<Machine> = (0..shape.machines(&mut rng))
@@ -166,10 +166,10 @@ fn run_plan(plan: &Plan, shared: &Shared) {
     shape.connect_peers(&machines);
     // Their peers send notifications of removals after offers, and they must refuse the offers
     // themselves.
-    if shape == Shape::Fronts && rng.one_in(2) {
+    if shape == Topology::Fronts && rng.one_in(2) {
         machines.iter().for_each(Machine::without_holds);
     }
-    if shape == Shape::Mutual {
+    if shape == Topology::Mutual {
         shared.oracle().answer_together();
     }
     machines.iter().for_each(Machine::start);
@@ -180,7 +180,7 @@ fn run_plan(plan: &Plan, shared: &Shared) {
         let (own, shared, views) =
             (SplitMix64::new(rng.next_u64()), shared.clone(), Views::default());
         let questions = ctx.questions.clone();
-        let client = Client {
+        let client = SimClient {
             handle,
             shared,
             questions,
@@ -190,8 +190,8 @@ fn run_plan(plan: &Plan, shared: &Shared) {
             left,
             objects_used,
             has_batches: shape.has_batches(),
-            overlaps_removals: shape == Shape::Mutual,
-            stores: if shape == Shape::Mutual { machines.len() } else { 1 },
+            overlaps_removals: shape == Topology::Mutual,
+            stores: if shape == Topology::Mutual { machines.len() } else { 1 },
             put_last: Vec::new(),
             store_unavailable: false,
         };
@@ -227,7 +227,7 @@ fn run_plan(plan: &Plan, shared: &Shared) {
 
 /// After the last call: stores release all resources of clients that are gone within the time limit
 /// of an operation, and their memory is free once all namespaces are cleared.
-fn check_released(ctx: &RunContext, machines: &[Machine], shape: Shape, shared: &Shared) {
+fn check_released(ctx: &RunContext, machines: &[Machine], shape: Topology, shared: &Shared) {
     let left = |what: &str| {
         shared.tally().left += 1;
         shared.tally().add_finding(what.to_owned());

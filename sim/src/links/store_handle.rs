@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pagelith::client::Attached;
-use pagelith::{Done, Get, GetDone, Options, PutDone, PutGroup, Result, Session, Store};
+use pagelith::client::Client;
+use pagelith::{
+    CompletedBatch, CompletedGet, CompletedPut, Get, Options, PutGroup, Result, Session, Store,
+};
 use pagelith_layouts::ids::NamespaceId;
 use pagelith_layouts::key::ObjectKey;
 
@@ -16,7 +18,7 @@ pub(super) const FOREVER: Duration = Duration::from_secs(60);
 /// The store or client under test.
 pub enum StoreHandle {
     /// A client of a store process, and that store's number.
-    Attached(Arc<Attached>, Machine, usize),
+    Attached(Arc<Client>, Machine, usize),
     /// A store with peers, and its number.
     Front(Arc<Store>, Box<Session>, usize),
 }
@@ -32,7 +34,7 @@ impl StoreHandle {
     /// Whether the store passes bytes by reference to it.
     pub(super) fn shares_memory(&self) -> bool {
         match self {
-            StoreHandle::Attached(_, machine, _) => machine.shows(),
+            StoreHandle::Attached(_, machine, _) => machine.shares_memory(),
             StoreHandle::Front(..) => false,
         }
     }
@@ -44,13 +46,13 @@ impl StoreHandle {
         }
     }
 
-    pub(super) fn put(&mut self, groups: Vec<PutGroup>, options: Options) -> Vec<PutDone> {
+    pub(super) fn put(&mut self, groups: Vec<PutGroup>, options: Options) -> Vec<CompletedPut> {
         match self {
             StoreHandle::Attached(client, ..) => client.put(groups, options),
             StoreHandle::Front(_, session, _) => {
                 let ticket = session.submit_put(groups, options);
                 match session.wait(ticket, FOREVER) {
-                    Some(Done::Put(done)) => done,
+                    Some(CompletedBatch::Put(done)) => done,
                     _ => Vec::new(),
                 }
             }
@@ -63,14 +65,14 @@ impl StoreHandle {
         gets: Vec<Get>,
         options: Options,
         meanwhile: impl FnOnce(&Store),
-    ) -> Vec<GetDone> {
+    ) -> Vec<CompletedGet> {
         match self {
             StoreHandle::Attached(client, ..) => client.get(gets, options),
             StoreHandle::Front(store, session, _) => {
                 let ticket = session.submit_get(gets, options);
                 meanwhile(store);
                 match session.wait(ticket, FOREVER) {
-                    Some(Done::Get(done)) => done,
+                    Some(CompletedBatch::Get(done)) => done,
                     _ => Vec::new(),
                 }
             }

@@ -13,26 +13,26 @@ fn key(component: &str) -> ObjectKey {
         .expect("a key")
 }
 
-fn model_after(evicts: bool, events: &[Event]) -> Model {
+fn model_after(evicts: bool, events: &[ModelEvent]) -> Model {
     let mut model = Model::new(evicts);
     events.iter().for_each(|e| model.apply(e));
     model
 }
 
-fn put(n: u64, keys: &[&str]) -> [Event; 2] {
+fn put(n: u64, keys: &[&str]) -> [ModelEvent; 2] {
     put_as(n, None, keys, PutEnd::Stored(Vec::new()))
 }
 
-fn put_as(n: u64, base: Option<&str>, keys: &[&str], end: PutEnd) -> [Event; 2] {
+fn put_as(n: u64, base: Option<&str>, keys: &[&str], end: PutEnd) -> [ModelEvent; 2] {
     let members = keys.iter().map(|k| key(k)).collect();
-    [Event::PutBegun(Put(n), base.map(key), members), Event::PutEnded(Put(n), end)]
+    [ModelEvent::PutBegun(Put(n), base.map(key), members), ModelEvent::PutEnded(Put(n), end)]
 }
 
-fn allowed(events: &[Event]) -> (Vec<u64>, bool) {
+fn allowed(events: &[ModelEvent]) -> (Vec<u64>, bool) {
     allowed_of("k", events)
 }
 
-fn allowed_of(component: &str, events: &[Event]) -> (Vec<u64>, bool) {
+fn allowed_of(component: &str, events: &[ModelEvent]) -> (Vec<u64>, bool) {
     let Allowed { puts, miss } = model_after(false, events).allowed(&key(component));
     (puts.into_iter().map(|p| p.0).collect(), miss)
 }
@@ -43,28 +43,38 @@ fn acked_put_hits_until_crash_and_after_it_if_flushed() {
     assert_eq!(allowed(&[]), (vec![], true));
     assert_eq!(allowed(std::slice::from_ref(&begun)), (vec![1], true));
     assert_eq!(allowed(&[begun.clone(), ended.clone()]), (vec![1], false));
-    assert_eq!(allowed(&[begun.clone(), ended.clone(), Event::Died]), (vec![1], true));
-    let flush = [Event::FlushBegun, Event::FlushEnded(true), Event::Died];
+    assert_eq!(allowed(&[begun.clone(), ended.clone(), ModelEvent::Died]), (vec![1], true));
+    let flush = [ModelEvent::FlushBegun, ModelEvent::FlushEnded(true), ModelEvent::Died];
     assert_eq!(allowed(&[&[begun.clone(), ended.clone()][..], &flush].concat()), (vec![1], false));
-    let failed = [begun, ended, Event::FlushBegun, Event::FlushEnded(false), Event::Died];
+    let failed =
+        [begun, ended, ModelEvent::FlushBegun, ModelEvent::FlushEnded(false), ModelEvent::Died];
     assert_eq!(allowed(&failed), (vec![1], true));
 }
 
 #[test]
 fn flush_covers_only_earlier_puts() {
-    let late = [&[Event::FlushBegun][..], &put(1, &["k"]), &[Event::FlushEnded(true), Event::Died]];
+    let late = [
+        &[ModelEvent::FlushBegun][..],
+        &put(1, &["k"]),
+        &[ModelEvent::FlushEnded(true), ModelEvent::Died],
+    ];
     assert_eq!(allowed(&late.concat()), (vec![1], true));
 }
 
 #[test]
 fn removed_or_cleared_object_never_comes_back() {
-    let flushed = [&put(1, &["k"])[..], &[Event::FlushBegun, Event::FlushEnded(true)]].concat();
-    let removed =
-        |end: &[Event]| allowed(&[&flushed[..], &[Event::RemoveBegun(key("k"))], end].concat());
-    assert_eq!(removed(&[Event::Died]), (vec![1], true));
-    assert_eq!(removed(&[Event::RemoveEnded(key("k"), true), Event::Died]), (vec![], true));
+    let flushed =
+        [&put(1, &["k"])[..], &[ModelEvent::FlushBegun, ModelEvent::FlushEnded(true)]].concat();
+    let removed = |end: &[ModelEvent]| {
+        allowed(&[&flushed[..], &[ModelEvent::RemoveBegun(key("k"))], end].concat())
+    };
+    assert_eq!(removed(&[ModelEvent::Died]), (vec![1], true));
+    assert_eq!(
+        removed(&[ModelEvent::RemoveEnded(key("k"), true), ModelEvent::Died]),
+        (vec![], true)
+    );
     let ns = key("k").namespace();
-    let cleared = [Event::ClearBegun(ns), Event::ClearEnded(ns, true)];
+    let cleared = [ModelEvent::ClearBegun(ns), ModelEvent::ClearEnded(ns, true)];
     assert_eq!(allowed(&[&flushed[..], &cleared].concat()), (vec![], true));
     let again = [&flushed[..], &cleared, &put(2, &["k"])].concat();
     assert_eq!(allowed(&again), (vec![2], false));
@@ -72,15 +82,15 @@ fn removed_or_cleared_object_never_comes_back() {
 
 #[test]
 fn seen_answer_stays_after_crash() {
-    let crashed = [&put(1, &["k"])[..], &[Event::Died]].concat();
-    let seen = |put| allowed(&[&crashed[..], &[Event::Seen(key("k"), put)]].concat());
+    let crashed = [&put(1, &["k"])[..], &[ModelEvent::Died]].concat();
+    let seen = |put| allowed(&[&crashed[..], &[ModelEvent::Seen(key("k"), put)]].concat());
     assert_eq!(seen(Some(Put(1))), (vec![1], false));
     assert_eq!(seen(None), (vec![], true));
 }
 
 #[test]
 fn partial_group_is_judged_wrong() {
-    let events = [&put(1, &["k", "v"])[..], &[Event::Died]].concat();
+    let events = [&put(1, &["k", "v"])[..], &[ModelEvent::Died]].concat();
     let judge = |k: Option<Put>, v: Option<Put>| {
         model_after(false, &events).judge(&BTreeMap::from([(key("k"), k), (key("v"), v)])).len()
     };
@@ -92,22 +102,31 @@ fn partial_group_is_judged_wrong() {
 
 #[test]
 fn wrapping_log_may_miss_unpinned_objects_only() {
-    let events = [&put(1, &["k"])[..], &[Event::FlushBegun, Event::FlushEnded(true)]].concat();
+    let events =
+        [&put(1, &["k"])[..], &[ModelEvent::FlushBegun, ModelEvent::FlushEnded(true)]].concat();
     assert!(model_after(true, &events).allowed(&key("k")).miss);
-    let pinned = [&events[..], &[Event::Pinned(key("k")), Event::Died]].concat();
+    let pinned = [&events[..], &[ModelEvent::Pinned(key("k")), ModelEvent::Died]].concat();
     assert!(!model_after(true, &pinned).allowed(&key("k")).miss);
 }
 
-const FLUSH: [Event; 2] = [Event::FlushBegun, Event::FlushEnded(true)];
+const FLUSH: [ModelEvent; 2] = [ModelEvent::FlushBegun, ModelEvent::FlushEnded(true)];
 
 #[test]
 fn remove_takes_whole_group_for_good() {
     let flushed = [&put(1, &["k", "v"])[..], &FLUSH].concat();
-    let removed = [Event::RemoveBegun(key("k")), Event::RemoveEnded(key("k"), true), Event::Died];
+    let removed = [
+        ModelEvent::RemoveBegun(key("k")),
+        ModelEvent::RemoveEnded(key("k"), true),
+        ModelEvent::Died,
+    ];
     assert_eq!(allowed_of("v", &[&flushed[..], &removed].concat()), (vec![], true));
     // Removing an object that was stored alone removes nothing else.
     let single = [&flushed[..], &put(2, &["x"]), &FLUSH].concat();
-    let removed = [Event::RemoveBegun(key("x")), Event::RemoveEnded(key("x"), true), Event::Died];
+    let removed = [
+        ModelEvent::RemoveBegun(key("x")),
+        ModelEvent::RemoveEnded(key("x"), true),
+        ModelEvent::Died,
+    ];
     assert_eq!(allowed_of("v", &[&single[..], &removed].concat()), (vec![1], false));
 }
 
@@ -117,13 +136,13 @@ fn kept_member_keeps_bytes_and_is_judged_with_group() {
     let events = [&put(1, &["v"])[..], &FLUSH, &group].concat();
     assert_eq!(allowed_of("v", &events), (vec![1], false));
     let judge = |k, v| {
-        let died = [&events[..], &[Event::Died]].concat();
+        let died = [&events[..], &[ModelEvent::Died]].concat();
         model_after(false, &died).judge(&BTreeMap::from([(key("k"), k), (key("v"), v)])).len()
     };
     assert_eq!(judge(Some(Put(2)), Some(Put(1))), 0);
     assert_eq!(judge(None, Some(Put(1))), 0, "the group is lost, but not the flushed object");
     assert_eq!(judge(Some(Put(2)), None), 2);
-    let before = |events: &[Event]| {
+    let before = |events: &[ModelEvent]| {
         BTreeMap::from([(key("v"), model_after(false, events).allowed(&key("v")))])
     };
     let allowed_before = before(&put(1, &["v"]));
@@ -141,7 +160,7 @@ fn attached_group_is_visible_only_with_base() {
     let attached = put_as(2, Some("k"), &["m", "n"], PutEnd::Stored(Vec::new()));
     let both = [&put(1, &["k", "v"])[..], &attached, &FLUSH].concat();
     assert_eq!(allowed_of("m", &both), (vec![2], false));
-    let removed = [Event::RemoveBegun(key("v")), Event::RemoveEnded(key("v"), true)];
+    let removed = [ModelEvent::RemoveBegun(key("v")), ModelEvent::RemoveEnded(key("v"), true)];
     let bare = [&both[..], &removed].concat();
     assert_eq!(allowed_of("m", &bare), (vec![], true));
     assert_eq!(
@@ -150,12 +169,14 @@ fn attached_group_is_visible_only_with_base() {
         "removed with it"
     );
     let again = put_as(2, Some("k"), &["m", "n"], PutEnd::Stored(Vec::new()));
-    let lost = [&put(1, &["k", "v"])[..], &FLUSH, &put(4, &["x"]), &again, &[Event::Died]].concat();
+    let lost =
+        [&put(1, &["k", "v"])[..], &FLUSH, &put(4, &["x"]), &again, &[ModelEvent::Died]].concat();
     assert_eq!(allowed_of("m", &lost), (vec![2], true));
     let bare =
-        [&put(1, &["k", "v"])[..], &again, &[Event::Died, Event::Seen(key("k"), None)]].concat();
+        [&put(1, &["k", "v"])[..], &again, &[ModelEvent::Died, ModelEvent::Seen(key("k"), None)]]
+            .concat();
     assert_eq!(allowed_of("m", &bare), (vec![], true));
-    let based = [&bare[..], &[Event::Seen(key("m"), None)], &put(3, &["k", "v"])].concat();
+    let based = [&bare[..], &[ModelEvent::Seen(key("m"), None)], &put(3, &["k", "v"])].concat();
     assert_eq!(allowed_of("m", &based), (vec![2], true), "dropped by recovery, and on SSD still");
     let judge = |k, m, n| {
         let answers = [("k", k), ("v", k), ("m", m), ("n", n)].map(|(c, put)| (key(c), put));
@@ -175,14 +196,16 @@ fn waiting_group_appears_with_base_or_never() {
     let twice =
         [&waits[..], &put_as(3, Some("k"), &["m"], PutEnd::Waiting), &put(2, &["k", "v"])].concat();
     assert_eq!(allowed_of("m", &twice), (vec![1], false), "the first writer wins");
-    let removed = [Event::RemoveBegun(key("m")), Event::RemoveEnded(key("m"), true)];
+    let removed = [ModelEvent::RemoveBegun(key("m")), ModelEvent::RemoveEnded(key("m"), true)];
     assert_eq!(
         allowed_of("m", &[&waits[..], &removed, &put(2, &["k", "v"])].concat()),
         (vec![], true)
     );
     let begun = [&waits[..], &put(2, &["k", "v"])[..1]].concat();
     assert_eq!(allowed_of("m", &begun), (vec![1], true));
-    for end in [Event::WaitingDropped, Event::Died, Event::ClearBegun(key("k").namespace())] {
+    for end in
+        [ModelEvent::WaitingDropped, ModelEvent::Died, ModelEvent::ClearBegun(key("k").namespace())]
+    {
         let late = [&waits[..], &[end], &put(2, &["k", "v"])].concat();
         assert_eq!(allowed_of("m", &late), (vec![], true));
     }

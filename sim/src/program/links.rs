@@ -15,8 +15,8 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use super::seeds::parse_range;
-use crate::link::Plant;
-use crate::links::{Plan, Shape, Tally, run};
+use crate::link::PlantedBug;
+use crate::links::{LinksPlan, Tally, Topology, run};
 
 #[derive(Args)]
 pub struct LinksArgs {
@@ -35,14 +35,14 @@ pub struct LinksArgs {
     /// Only one arrangement of stores and clients: `Attached`, `Behind`, `Fronts`, `Shown`,
     /// `Mutual`.
     #[arg(long)]
-    shape: Option<Shape>,
+    shape: Option<Topology>,
     /// Start no further seed after the first with a finding.
     #[arg(long)]
     hunt: bool,
-    /// The bug to plant in the clients' ends of links: `StaleOutcome`, `KeptAfterRetract`,
-    /// `PushedEarly` or `Unverified`.
+    /// The bug to plant in the clients' ends of links: `StaleOutcome`, `WriteAfterRetract`,
+    /// `EarlyPushCompletion` or `Unverified`.
     #[arg(long, default_value = "None")]
-    plant: Plant,
+    plant: PlantedBug,
     /// Print the sums as a JSON object instead of a line.
     #[arg(long)]
     json: bool,
@@ -50,7 +50,7 @@ pub struct LinksArgs {
 
 /// A stored report.
 #[derive(Deserialize)]
-pub struct Done {
+pub struct StoredRun {
     /// The first seed.
     pub seeds_from: u64,
     /// The seed after the last.
@@ -92,7 +92,7 @@ pub fn links(args: &LinksArgs) -> ExitCode {
                     if seed >= args.seeds.end || (args.hunt && !lock().1.is_empty()) {
                         return;
                     }
-                    let tally = run(&Plan {
+                    let tally = run(&LinksPlan {
                         seed,
                         ops: args.ops,
                         calm: args.calm,

@@ -79,13 +79,13 @@ pub const ROWS: [Row; 30] = [
         17,
         "peer dies in a read",
         &[],
-        "`pagelith-sim links`, `sim/tests/links.rs`, `cli/tests/hosts.rs`",
+        "`pagelith-sim links`, `sim/tests/links.rs`, `cli/tests/network_partitions.rs`",
     ),
     row(
         18,
         "partition, slow peer",
         &[],
-        "`pagelith-sim links`, `sim/tests/links.rs`, `cli/tests/hosts.rs`",
+        "`pagelith-sim links`, `sim/tests/links.rs`, `cli/tests/network_partitions.rs`",
     ),
     row(
         19,
@@ -97,13 +97,13 @@ pub const ROWS: [Row; 30] = [
         20,
         "memory runs out",
         &[],
-        "`engine/tests/suite/pressure.rs`, `engine/tests/suite/staging.rs`; not each allocation in turn",
+        "`engine/tests/suite/backpressure.rs`, `engine/tests/suite/staging.rs`; not each allocation in turn",
     ),
     row(
         21,
         "O_DIRECT or io_uring refused",
         &[],
-        "`engine/tests/seccomp.rs`, `io/tests/side_choice.rs`",
+        "`engine/tests/seccomp.rs`, `io/tests/backend_choice.rs`",
     ),
     row(
         22,
@@ -140,7 +140,7 @@ pub const ROWS: [Row; 30] = [
         28,
         "object above staging, segment, frame; zero length",
         &[],
-        "`engine/tests/refused.rs`, `engine/tests/suite/staging.rs`",
+        "`engine/tests/refusals.rs`, `engine/tests/suite/staging.rs`",
     ),
     row(
         29,

@@ -18,8 +18,8 @@ use clap::Args;
 use pagelith_mutants::Mutant;
 use serde::{Deserialize, Serialize};
 
-use crate::explore::{FaultChoice, FindingKind, Plan, explore};
-use crate::links::Shape;
+use crate::explore::{ExplorePlan, FaultChoice, FindingKind, explore};
+use crate::links::Topology;
 
 /// The environment variable that selects the mutant of a process; see `pagelith_mutants`.
 const CHOICE: &str = "TEST_PAGELITH_MUTANT";
@@ -41,7 +41,7 @@ pub struct HuntArgs {
 
 /// The first finding.
 #[derive(Serialize, Deserialize)]
-pub struct Caught {
+pub struct FirstFinding {
     /// Its seed.
     pub seed: u64,
     /// Whether all keys had one fingerprint.
@@ -61,9 +61,10 @@ pub fn hunt(args: &HuntArgs) -> ExitCode {
         // Without faults nothing excuses a miss: most violations that a crash may uncover show
         // there.
         let faults = if seed % 2 == 0 { FaultChoice::None } else { FaultChoice::Mixed };
-        let plan = Plan::of_seed(seed, args.ops, faults, constant_fingerprint);
+        let plan = ExplorePlan::of_seed(seed, args.ops, faults, constant_fingerprint);
         if let Some(found) = explore(&plan).1.into_iter().next() {
-            let caught = Caught { seed, constant_fingerprint, kind: found.kind, text: found.text };
+            let caught =
+                FirstFinding { seed, constant_fingerprint, kind: found.kind, text: found.text };
             println!("{}", serde_json::to_string(&caught).expect("plain data"));
             return ExitCode::FAILURE;
         }
@@ -106,15 +107,19 @@ pub struct Outcome {
 
 /// The arrangement over simulated links that must catch it, if the bug is between a store and its
 /// peers or clients.
-fn shape_for(mutant: Mutant) -> Option<Shape> {
+fn shape_for(mutant: Mutant) -> Option<Topology> {
     match mutant {
-        Mutant::PeersUntold | Mutant::KeptBehindRemoval => Some(Shape::Fronts),
-        Mutant::ShownLetGo => Some(Shape::Shown),
-        Mutant::ViewLetGo | Mutant::HeldForTheGone => Some(Shape::Shown),
-        Mutant::ShownUnchecked => Some(Shape::Shown),
-        Mutant::SessionGoesAtOnce | Mutant::CancelledUnanswered => Some(Shape::Attached),
-        Mutant::PeersAskOn | Mutant::ToldAndKept | Mutant::ServedUntold => Some(Shape::Mutual),
-        Mutant::ToldOwnerAlone => Some(Shape::Mutual),
+        Mutant::PeersNotNotified | Mutant::CachedAfterRemoval => Some(Topology::Fronts),
+        Mutant::SharedFrameReleasedEarly => Some(Topology::Shown),
+        Mutant::ViewFrameNotPinned | Mutant::ViewPinLeaked => Some(Topology::Shown),
+        Mutant::SharedPutUnverified => Some(Topology::Shown),
+        Mutant::SessionDroppedWithLinks | Mutant::CancelledWithoutOutcome => {
+            Some(Topology::Attached)
+        }
+        Mutant::PeerRequestForwarded
+        | Mutant::NotifiedRemovalIgnored
+        | Mutant::ServedRemovalNotNotified => Some(Topology::Mutual),
+        Mutant::OnlyOwnerNotified => Some(Topology::Mutual),
         _ => None,
     }
 }
@@ -133,23 +138,23 @@ fn seeds_of(mutant: Option<Mutant>) -> &'static [&'static str] {
 fn tests_for(mutant: Mutant) -> Option<&'static str> {
     match mutant {
         // On the real backends of the disk seam.
-        Mutant::ShortIsOk | Mutant::StaleCompletion => Some("io"),
+        Mutant::ShortTransferAccepted | Mutant::StaleCompletion => Some("io"),
         // A read must last for a lap of the log.
         Mutant::ReadersIgnored => Some("pins_and_clears"),
         // It needs a crash at one moment: these tests try every one.
         Mutant::FreeBeforeMoved => Some("pins_and_clears"),
-        Mutant::AttachedAlone => Some("groups"),
+        Mutant::AttachedWithoutBase => Some("groups"),
         // A segment must outlive another with its tombstone, and the store must be reopened then.
         Mutant::TombstoneDropped => Some("tombstones"),
         // Over links it needs a message between two of three stores at one moment: one seed of
         // 1,333 showed it.
         Mutant::HoldDropped => Some("peers"),
         // A link must end between two other stores' removals.
-        Mutant::HoldUnasked => Some("peers"),
+        Mutant::HoldNotConfirmed => Some("peers"),
         // Over links it needs a frame that is late by several replies.
-        Mutant::ToldBeforeOffers => Some("peers"),
+        Mutant::NotifiedBeforeOffers => Some("peers"),
         // Over links it needs an offer in transit to a third store that was notified already.
-        Mutant::AnsweredBeforeOffers => Some("peers"),
+        Mutant::AcknowledgedBeforeOffers => Some("peers"),
         _ => None,
     }
 }

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use crate::explore::{FaultChoice, Plan};
+use crate::explore::{ExplorePlan, FaultChoice};
 
 /// The parameters of a plan, apart from its seed.
 #[derive(Args, Clone, Debug)]
@@ -20,8 +20,8 @@ pub(super) struct PlanArgs {
 }
 
 impl PlanArgs {
-    pub(super) fn plan(&self, seed: u64) -> Plan {
-        Plan::of_seed(seed, self.ops, self.faults, self.constant_fingerprint)
+    pub(super) fn plan(&self, seed: u64) -> ExplorePlan {
+        ExplorePlan::of_seed(seed, self.ops, self.faults, self.constant_fingerprint)
     }
 
     /// The arguments as text.

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 
 use super::plan_args::PlanArgs;
-use crate::explore::{Plan, explore, explore_with_trace, shrink};
+use crate::explore::{ExplorePlan, explore, explore_with_trace, shrink};
 
 #[derive(Args)]
 pub struct ReplayArgs {
@@ -43,7 +43,7 @@ fn parse_keep(text: &str) -> Result<Vec<(usize, usize)>, String> {
 }
 
 /// The operations of a plan as such a list.
-pub fn keep_of(plan: &Plan) -> String {
+pub fn keep_of(plan: &ExplorePlan) -> String {
     let mut ranges: Vec<(usize, usize)> = Vec::new();
     for (at, _) in &plan.ops {
         match ranges.last_mut() {
@@ -118,10 +118,10 @@ mod tests {
 
     #[test]
     fn keep_list_round_trips() {
-        let plan =
-            Plan::of_seed(1, 50, FaultChoice::None, false).keeping(|at| at % 7 < 3 || at > 40);
+        let plan = ExplorePlan::of_seed(1, 50, FaultChoice::None, false)
+            .keeping(|at| at % 7 < 3 || at > 40);
         let keep = parse_keep(&keep_of(&plan)).expect("its own text");
-        let again = Plan::of_seed(1, 50, FaultChoice::None, false)
+        let again = ExplorePlan::of_seed(1, 50, FaultChoice::None, false)
             .keeping(|at| keep.iter().any(|(from, to)| (*from..*to).contains(&at)));
         assert_eq!(plan.ops, again.ops);
         assert!(parse_keep("3,x").is_err());

@@ -11,11 +11,11 @@ use std::process::ExitCode;
 use clap::Args;
 use serde::Deserialize;
 
-use super::links::Done;
+use super::links::StoredRun;
 use super::matrix::ROWS;
-use super::mutants::{Caught, Outcome};
+use super::mutants::{FirstFinding, Outcome};
 use super::seeds::Block;
-use crate::explore::Sums;
+use crate::explore::RunTotals;
 
 #[derive(Args)]
 pub struct ReportArgs {
@@ -86,8 +86,8 @@ report of the store with the oldest silent fault.
 ";
 
 /// The seeds that were run, by plan; returns the sums of all.
-fn seeds(out: &mut String, blocks: &[Block]) -> Sums {
-    type OfPlan<'a> = (Sums, BTreeSet<&'a str>, BTreeSet<(u64, u64)>);
+fn seeds(out: &mut String, blocks: &[Block]) -> RunTotals {
+    type OfPlan<'a> = (RunTotals, BTreeSet<&'a str>, BTreeSet<(u64, u64)>);
     let mut plans: BTreeMap<&str, OfPlan<'_>> = BTreeMap::new();
     for block in blocks {
         let (sums, commits, ranges) = plans.entry(&block.plan).or_default();
@@ -101,7 +101,7 @@ fn seeds(out: &mut String, blocks: &[Block]) -> Sums {
     *out += "| plan | commits | seeds | operations | reads compared | crashes | wrong | synced lost | lost | panics | hangs | \
              leaks | other | worst recovery | longest over a deadline |\n";
     *out += "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n";
-    let mut all = Sums::default();
+    let mut all = RunTotals::default();
     for (plan, (s, commits, _)) in &plans {
         let commits: Vec<_> = commits.iter().copied().collect();
         let _ = writeln!(
@@ -139,9 +139,9 @@ fn seeds(out: &mut String, blocks: &[Block]) -> Sums {
 }
 
 /// The runs over simulated links and their results.
-fn links(out: &mut String, done: &[Done]) {
+fn links(out: &mut String, done: &[StoredRun]) {
     *out += LINKS;
-    for Done { seeds_from, seeds_to, ops, shape, sums: s } in done {
+    for StoredRun { seeds_from, seeds_to, ops, shape, sums: s } in done {
         let shape = shape.as_ref().map_or_else(String::new, |shape| format!(" --shape {shape}"));
         let _ = writeln!(
             out,
@@ -231,12 +231,12 @@ Bugs of a client's end of these links, planted by `--plant NAME` in any build; `
 | bug | what it does | detected as |
 | --- | --- | --- |
 | `StaleOutcome` | the outcome of a finished operation is taken for that of the newest request | a look-up that finds a removed object |
-| `KeptAfterRetract` | retracted memory is still written | memory touched and held late |
-| `PushedEarly` | a push is reported as complete before its memory was read | memory held late |
+| `WriteAfterRetract` | retracted memory is still written | memory touched and held late |
+| `EarlyPushCompletion` | a push is reported as complete before its memory was read | memory held late |
 | `Unverified` | checksums are recomputed from the bytes that arrived | bytes that no put wrote |
 ";
 
-fn matrix(out: &mut String, sums: &Sums, lanes: &[Lane]) {
+fn matrix(out: &mut String, sums: &RunTotals, lanes: &[Lane]) {
     *out += "\n## The matrix\n\n";
     *out += "| # | fault | where | runs | injected | detected | harmless | wrong | synced lost |\n";
     *out += "| ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n";
@@ -310,7 +310,7 @@ fn planted(out: &mut String, mutants: &[Outcome]) {
     *out += "\n## Planted bugs\n\n`sim/mutants.sh`: one build, one bug per process (`sim/mutants/src/lib.rs` describes each).\n\n";
     *out += "| planted | caught | seconds | by | first observation |\n| --- | --- | ---: | --- | --- |\n";
     for m in mutants {
-        let caught = serde_json::from_str::<Caught>(&m.how);
+        let caught = serde_json::from_str::<FirstFinding>(&m.how);
         let how = caught.map_or_else(
             |_| m.how.clone(),
             |c| format!("{:?}, seed {}: {}", c.kind, c.seed, c.text),
@@ -327,7 +327,7 @@ fn planted(out: &mut String, mutants: &[Outcome]) {
 }
 
 /// How often each fault struck during each operation.
-fn pairs(out: &mut String, sums: &Sums) {
+fn pairs(out: &mut String, sums: &RunTotals) {
     let split = |name: &str| name.split_once(' ').map(|(f, v)| (f.to_owned(), v.to_owned()));
     let verbs: BTreeSet<String> = sums.operations.keys().cloned().collect();
     let faults: BTreeSet<String> = sums.faults.keys().cloned().collect();

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::plan_args::PlanArgs;
 use super::replay::keep_of;
-use crate::explore::{Finding, Sums, explore, shrink};
+use crate::explore::{Finding, RunTotals, explore, shrink};
 
 /// Seeds per stored block.
 const BLOCK: u64 = 100;
@@ -78,7 +78,7 @@ pub struct Block {
     /// The commit under test.
     pub commit: String,
     /// The results of its seeds.
-    pub sums: Sums,
+    pub sums: RunTotals,
 }
 
 /// The final report.
@@ -91,7 +91,7 @@ struct Report<'a> {
     seconds: f64,
     failed_seeds: Vec<u64>,
     #[serde(flatten)]
-    sums: &'a Sums,
+    sums: &'a RunTotals,
 }
 
 struct Shared<'a> {
@@ -99,7 +99,7 @@ struct Shared<'a> {
     blocks: Vec<Range<u64>>,
     next: AtomicUsize,
     seeds_done: AtomicU64,
-    sums: Mutex<Sums>,
+    sums: Mutex<RunTotals>,
     failed: Mutex<Vec<(u64, Finding)>>,
     /// The seed that each thread runs, and its start.
     busy: Vec<Mutex<Option<(u64, Instant)>>>,
@@ -157,7 +157,7 @@ pub fn run(args: &RunArgs) -> ExitCode {
     let plan = args.plan.text();
     let mut before = args.done.as_deref().map(done_before).unwrap_or_default();
     before.retain(|b| b.plan == plan);
-    let mut sums = Sums::default();
+    let mut sums = RunTotals::default();
     // A block that exceeds the requested range is done, but cannot be split.
     let inside = |b: &&Block| b.from >= args.seeds.start && b.to <= args.seeds.end;
     before.iter().filter(inside).for_each(|block| sums.add(&block.sums));
@@ -192,7 +192,7 @@ pub fn run(args: &RunArgs) -> ExitCode {
 
 fn work(shared: &Shared<'_>, me: usize) {
     while let Some(block) = shared.blocks.get(shared.next.fetch_add(1, Ordering::SeqCst)) {
-        let mut sums = Sums::default();
+        let mut sums = RunTotals::default();
         for seed in block.clone() {
             *lock(&shared.busy[me]) = Some((seed, Instant::now()));
             let (own, findings) = explore(&shared.args.plan.plan(seed));
@@ -210,7 +210,7 @@ fn work(shared: &Shared<'_>, me: usize) {
     }
 }
 
-fn note(file: &Path, args: &RunArgs, block: &Range<u64>, sums: &Sums) {
+fn note(file: &Path, args: &RunArgs, block: &Range<u64>, sums: &RunTotals) {
     let block = Block {
         from: block.start,
         to: block.end,
@@ -303,7 +303,7 @@ mod tests {
             to,
             plan: "p".to_owned(),
             commit: commit.to_owned(),
-            sums: Sums { seeds: to - from, ..Sums::default() },
+            sums: RunTotals { seeds: to - from, ..RunTotals::default() },
         };
         let done = joined(vec![
             block(200, 300, "a"),

@@ -108,17 +108,17 @@ fn all_headers(scene: Scene, by: usize) {
 }
 
 #[test]
-fn record_headers_in_an_open_segment() {
+fn flipped_record_headers_in_open_segment_lose_only_their_objects() {
     all_headers(Scene::Open, 2);
 }
 
 #[test]
-fn record_headers_with_footers() {
+fn flipped_record_headers_with_footers_lose_only_their_objects() {
     all_headers(Scene::Sealed, 1);
 }
 
 #[test]
-fn record_headers_with_checkpoint() {
+fn flipped_record_headers_with_checkpoint_lose_only_their_objects() {
     all_headers(Scene::Closed, 5);
 }
 
@@ -161,7 +161,7 @@ fn payloads(scene: Scene, rounds: u64) {
 }
 
 #[test]
-fn payloads_in_every_scene() {
+fn flipped_payload_bit_loses_exactly_its_record() {
     let rounds = if super::report::all() { 2000 } else { 40 };
     [Scene::Open, Scene::Sealed, Scene::Closed]
         .into_iter()
@@ -196,7 +196,7 @@ fn harmless(
 }
 
 #[test]
-fn heads_of_segments() {
+fn flipped_segment_header_loses_nothing() {
     for scene in [Scene::Open, Scene::Sealed, Scene::Closed] {
         let starts: Vec<_> =
             scene.make().segments().into_iter().map(|i| ("segments", i * SEGMENT)).collect();
@@ -242,7 +242,7 @@ const BLOCKS: [(u64, std::ops::Range<u64>); 3] =
     [(0, 0..384), (1, 0..64 + 4 * 32), (2, 0..64 + 2 * 32)];
 
 #[test]
-fn blocks_of_one_copy_of_the_manifest() {
+fn flipped_block_of_one_manifest_copy_loses_nothing() {
     for copy in [0, 1] {
         for (block, used) in BLOCKS {
             // For the other blocks the other copy is damaged.

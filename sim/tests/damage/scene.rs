@@ -7,11 +7,11 @@ use pagelith::config::Promote;
 use pagelith::layouts::align::ALIGN;
 use pagelith::layouts::key::ObjectKey;
 use pagelith::layouts::record::{GroupKind, Member, Record, RecordHead, RecordKind};
-use pagelith::{AlignedBuf, Config, Facts, Size, Store, ValidConfig};
+use pagelith::{AlignedBuf, Config, MachineLimits, Size, Store, ValidConfig};
 use pagelith_sim::disk::{CrashMode, DiskSnapshot, SimDisk};
 use pagelith_sim::env::SimWorld;
 
-use super::ledger::{Ledger, Observed, SECOND, sibling};
+use super::expected::{ExpectedObjects, Observed, SECOND, sibling};
 
 /// Length of a segment in bytes.
 pub const SEGMENT: u64 = 1 << 20;
@@ -32,7 +32,7 @@ pub enum Scene {
 /// A store of a scene.
 pub struct BuiltStore {
     pub disk: DiskSnapshot,
-    pub ledger: Ledger,
+    pub ledger: ExpectedObjects,
     pub scratch: AlignedBuf,
     pub records: Vec<LoggedRecord>,
 }
@@ -78,7 +78,7 @@ pub fn config_of(ssd_mib: u32, quarantine_after: u32) -> ValidConfig {
     c.staging.bytes = Size::mib(1);
     c.staging.chunk_bytes = Size::kib(64);
     c.index.max_objects = Some(256);
-    let facts = Facts { memory_bytes: 1 << 40, memory_source: "test".into() };
+    let facts = MachineLimits { memory_bytes: 1 << 40, memory_source: "test".into() };
     c.validate(&facts).expect("a valid configuration")
 }
 
@@ -87,7 +87,7 @@ pub fn open(world: &SimWorld) -> Store {
 }
 
 /// The puts, removes and clears of one process.
-fn life(ledger: &mut Ledger, store: &Store, life: u32) {
+fn life(ledger: &mut ExpectedObjects, store: &Store, life: u32) {
     let page = |i: u32| life * 20 + i;
     for i in 0..8 {
         ledger.put(store, page(i), None, &["x"]);
@@ -133,7 +133,7 @@ impl Scene {
 
     fn build(self, salt: usize) -> BuiltStore {
         let world = SimWorld::new(7);
-        let mut ledger = Ledger { salt, ..Ledger::default() };
+        let mut ledger = ExpectedObjects { salt, ..ExpectedObjects::default() };
         let lives = if self == Scene::Open { 1 } else { 4 };
         for n in 0..lives {
             let store = open(&world);
@@ -249,7 +249,7 @@ impl BuiltStore {
             Err(error) => return Seen { refused: Some(error.to_string()), ..Seen::default() },
         };
         let mut look = self.ledger.look(&store, &mut self.scratch);
-        let mut new = Ledger::default();
+        let mut new = ExpectedObjects::default();
         new.put(&store, NEW_PAGE, None, &["k", "v"]);
         new.flush(&store);
         let again = new.look(&store, &mut self.scratch);

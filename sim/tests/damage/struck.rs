@@ -14,10 +14,10 @@ use pagelith::io::clock::{Clock, Mono};
 use pagelith::io::fault::FaultOp;
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{AlignedBuf, Store};
-use pagelith_sim::disk::{CrashMode, DiskFault, FaultPlan, Struck};
+use pagelith_sim::disk::{CrashMode, DiskFault, FaultPlan, StrikeRecord};
 use pagelith_sim::env::SimWorld;
 
-use super::ledger::{Ledger, SECOND};
+use super::expected::{ExpectedObjects, SECOND};
 use super::report::all;
 use super::scene::config_of;
 
@@ -35,7 +35,7 @@ type Body = for<'a, 'b> fn(&'a mut Run<'b>);
 struct Run<'a> {
     world: &'a SimWorld,
     ssd_mib: u32,
-    ledger: Ledger,
+    ledger: ExpectedObjects,
     scratch: AlignedBuf,
     wrong: Vec<String>,
     returned: BTreeSet<ObjectKey>,
@@ -163,7 +163,7 @@ impl Run<'_> {
             self.put(&store, page, None, &["k", "v"]);
         }
         self.flush(&store);
-        let pin = store.pin(&[super::ledger::key(0, "k"), super::ledger::key(1, "v")]);
+        let pin = store.pin(&[super::expected::key(0, "k"), super::expected::key(1, "v")]);
         self.remove(&store, 2, "k");
         for page in 20..170 {
             self.put(&store, page, None, &["k", "v"]);
@@ -183,7 +183,7 @@ impl Run<'_> {
 /// The result of a run.
 struct Outcome {
     wrong: Vec<String>,
-    struck: Vec<Struck>,
+    struck: Vec<StrikeRecord>,
     lost: usize,
     returned: usize,
     reported: bool,
@@ -199,7 +199,7 @@ fn run(fault: DiskFault, nth: u64, ssd_mib: u32, body: Body) -> Outcome {
     world.disk.set_faults(pagelith_sim::disk::FaultRates::new(nth));
     world.disk.inject(FaultPlan::Strike { fault, nth });
     let scratch = AlignedBuf::new(1 << 17).expect("memory");
-    let ledger = Ledger::default();
+    let ledger = ExpectedObjects::default();
     let mut run = Run {
         world: &world,
         ssd_mib,
@@ -224,7 +224,7 @@ fn run(fault: DiskFault, nth: u64, ssd_mib: u32, body: Body) -> Outcome {
         run.end(store, true);
         // A process with too much damage accepts nothing more; the next one does.
         let Some(store) = run.open() else { return };
-        let mut new = Ledger::default();
+        let mut new = ExpectedObjects::default();
         new.put(&store, 999, None, &["k", "v"]);
         new.flush(&store);
         let again = new.look(&store, &mut run.scratch);

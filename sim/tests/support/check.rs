@@ -4,11 +4,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use pagelith_sim::disk::{CrashMode, DiskSnapshot};
 use pagelith_sim::env::SimWorld;
-use pagelith_sim::model::{Event, Model};
+use pagelith_sim::model::{Model, ModelEvent};
 
+use super::objects::Contents;
 use super::plan::{Plan, Shape, Step};
 use super::run::Run;
-use super::world::Contents;
 
 /// Kinds of crash, with seeds.
 pub const CRASHES: [(CrashMode, u64); 5] = [
@@ -31,7 +31,7 @@ const PUTS_AFTER: u64 = 1 << 20;
 pub struct Recorded {
     pub plan: Plan,
     pub points: Vec<DiskSnapshot>,
-    pub events: Vec<(u64, Event)>,
+    pub events: Vec<(u64, ModelEvent)>,
     pub wrong: Vec<String>,
     pub log: Vec<String>,
 }
@@ -70,7 +70,7 @@ impl Recorded {
     fn contents(&self) -> Contents {
         let contents = Contents::default();
         for (_, event) in &self.events {
-            if let Event::PutBegun(put, _, keys) = event {
+            if let ModelEvent::PutBegun(put, _, keys) = event {
                 keys.iter().for_each(|k| {
                     contents.of(k, *put);
                 });

@@ -4,7 +4,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub mod check;
+pub mod objects;
 pub mod plan;
 pub mod puts;
 pub mod run;
-pub mod world;

@@ -2,7 +2,7 @@
 
 use pagelith_sim::entropy::SplitMix64;
 
-use super::world::{ATTACHED, FORMS};
+use super::objects::{ATTACHED, FORMS};
 
 /// One step. Pages are numbers. A page has the components `k` and `v`, put as a group, and `x`, put
 /// alone, or another of the [`FORMS`], and the attached groups [`ATTACHED`].
@@ -41,7 +41,7 @@ pub enum Step {
     /// Clear a namespace; page `p` is in namespace `p % 2`.
     Clear(u32),
     /// Clear a namespace without waiting until that is durable.
-    Hasty(u32),
+    HastyRemoval(u32),
     /// Get every component of a page.
     Get(u32),
     /// Get every component of this many pages, from this one on.
@@ -156,7 +156,7 @@ fn step(rng: &mut SplitMix64, fresh: &mut u32, evicts: bool) -> Step {
         11..=14 => Step::Flush,
         15..=16 => Step::Remove(page),
         17 => Step::RemoveSingle(page),
-        18 if rng.one_in(3) => Step::Hasty(rng.below(2) as u32),
+        18 if rng.one_in(3) => Step::HastyRemoval(rng.below(2) as u32),
         18 => Step::Clear(rng.below(2) as u32),
         19..=20 => Step::Get(page),
         21 => Step::Warm(fresh.saturating_sub(4), 4),

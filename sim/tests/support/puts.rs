@@ -7,14 +7,14 @@ use std::time::Duration;
 use pagelith::layouts::ids::NamespaceId;
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{
-    Done, Error, ErrorKind, Group, GroupId, Options, PutGroup, PutOutcome, PutSlice, Result,
-    Session, Source, Store, Ticket,
+    CompletedBatch, Error, ErrorKind, Group, GroupId, Options, PutGroup, PutOutcome, PutSlice,
+    Result, Session, Source, Store, Ticket,
 };
 use pagelith_io::clock::Clock;
-use pagelith_sim::model::{Allowed, Event, Model, Put, PutEnd};
+use pagelith_sim::model::{Allowed, Model, ModelEvent, Put, PutEnd};
 
+use super::objects::GROUP_DEADLINE_MS;
 use super::run::Run;
-use super::world::GROUP_DEADLINE_MS;
 
 /// Longest time that a step is retried while the store is busy.
 const BUSY: Duration = Duration::from_secs(2);
@@ -66,7 +66,7 @@ impl Run<'_> {
         let put = Put(self.puts);
         let before = self.before(keys);
         let base_before = base.map(|base| self.model.allowed(&base));
-        self.event(Event::PutBegun(put, base, keys.to_vec()));
+        self.event(ModelEvent::PutBegun(put, base, keys.to_vec()));
         let contents = self.contents.clone();
         let outcomes = self.submit_until_accepted(&store, |session| {
             let source = |key: &ObjectKey| Source::shared(contents.of(key, put));
@@ -94,7 +94,7 @@ impl Run<'_> {
             }
             _ => {}
         }
-        self.event(Event::PutEnded(put, end.clone()));
+        self.event(ModelEvent::PutEnded(put, end.clone()));
         let with_base: Vec<ObjectKey> = keys.iter().chain(&base).copied().collect();
         match end {
             PutEnd::Present => self.present(&with_base),
@@ -124,7 +124,7 @@ impl Run<'_> {
                 }
             });
             let outcomes: Outcomes = match done {
-                Ok(Done::Put(done)) => done.into_iter().map(|d| d.outcome).collect(),
+                Ok(CompletedBatch::Put(done)) => done.into_iter().map(|d| d.outcome).collect(),
                 Ok(other) => panic!("a put ended as {other:?}"),
                 Err(error) => vec![Err(error)],
             };
@@ -268,7 +268,7 @@ impl Run<'_> {
         if let Some((id, at)) = joined {
             let put = self.opened.0[at].put;
             let before = self.before(keys);
-            self.event(Event::PutBegun(put, None, keys.to_vec()));
+            self.event(ModelEvent::PutBegun(put, None, keys.to_vec()));
             let outcomes = self.submit_until_accepted(&store, |session| {
                 session.submit_commit(id, Options::default())
             });
@@ -297,7 +297,7 @@ impl Run<'_> {
             if end != PutEnd::Nothing {
                 self.opened.0.remove(at);
             }
-            self.event(Event::PutEnded(put, end));
+            self.event(ModelEvent::PutEnded(put, end));
         }
         self.store = Some(store);
         self.get(keys);
@@ -318,7 +318,7 @@ impl Run<'_> {
         self.world.clock.advance(Duration::from_millis(GROUP_DEADLINE_MS));
         self.world.runtime.run_for(Duration::from_millis(200));
         self.opened = OpenGroups::default();
-        self.event(Event::WaitingDropped);
+        self.event(ModelEvent::WaitingDropped);
         let Some(store) = &self.store else { return };
         let waiting = store.stats().groups_waiting;
         if waiting > 0 && !self.world.disk.stopped() {

@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{ErrorKind, GetOutcome, GetSlice, MissCause, Options, Pin, Store};
 use pagelith_sim::env::SimWorld;
-use pagelith_sim::model::{Event, Model, Put};
+use pagelith_sim::model::{Model, ModelEvent, Put};
 
+use super::objects::{ATTACHED, Contents, FORMS, components, config, key, keys, namespace};
 use super::plan::{Plan, Shape, Step};
 use super::puts::OpenGroups;
-use super::world::{ATTACHED, Contents, FORMS, components, config, key, keys, namespace};
 
 /// A number for bytes that no put wrote.
 pub const UNKNOWN_PUT: Put = Put(u64::MAX);
@@ -22,7 +22,7 @@ pub struct Run<'a> {
     pub model: Model,
     pub contents: Contents,
     /// Every event, with the changes executed when it happened.
-    pub events: Vec<(u64, Event)>,
+    pub events: Vec<(u64, ModelEvent)>,
     /// Errors so far.
     pub wrong: Vec<String>,
     /// Checkpoints written by processes of this run.
@@ -98,7 +98,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    pub(super) fn event(&mut self, event: Event) {
+    pub(super) fn event(&mut self, event: ModelEvent) {
         self.model.apply(&event);
         self.events.push((self.world.disk.ops_done(), event));
     }
@@ -134,15 +134,15 @@ impl<'a> Run<'a> {
             Step::Remove(page) => self.remove(key(page, "k")),
             Step::RemoveSingle(page) => self.remove(key(page, "x")),
             Step::Clear(ns) => self.clear(ns),
-            Step::Hasty(ns) => {
+            Step::HastyRemoval(ns) => {
                 let ns = namespace(ns);
                 self.opened.clear(ns);
-                self.event(Event::ClearBegun(ns));
+                self.event(ModelEvent::ClearBegun(ns));
                 let Some(store) = &self.store else { return };
                 let hasty =
                     Options { timeout: Some(std::time::Duration::ZERO), ..Options::default() };
                 let outcome = store.clear(ns, hasty);
-                self.event(Event::ClearEnded(ns, outcome.is_ok()));
+                self.event(ModelEvent::ClearEnded(ns, outcome.is_ok()));
             }
             Step::Get(page) => self.get(&components(page)),
             Step::Warm(from, count) => {
@@ -151,7 +151,7 @@ impl<'a> Run<'a> {
             Step::Pin(page) => self.pin(&components(page)),
             Step::Unpin => {
                 self.pins.clear();
-                self.event(Event::Unpinned);
+                self.event(ModelEvent::Unpinned);
             }
             Step::Idle(us) => self.world.runtime.run_for(std::time::Duration::from_micros(us)),
             Step::Abandon => {
@@ -172,7 +172,7 @@ impl<'a> Run<'a> {
     }
 
     fn flush(&mut self) {
-        self.event(Event::FlushBegun);
+        self.event(ModelEvent::FlushBegun);
         let Some(store) = &self.store else { return };
         let outcome = store.flush(Options::default());
         match &outcome {
@@ -182,30 +182,30 @@ impl<'a> Run<'a> {
             Ok(_) => {}
             Err(error) => self.check_error("flush", error),
         }
-        self.event(Event::FlushEnded(outcome.is_ok()));
+        self.event(ModelEvent::FlushEnded(outcome.is_ok()));
     }
 
     fn remove(&mut self, key: ObjectKey) {
-        self.event(Event::RemoveBegun(key));
+        self.event(ModelEvent::RemoveBegun(key));
         let Some(store) = &self.store else { return };
         let outcome = store.remove(&[key], Options::default());
         if let Err(error) = &outcome {
             self.check_error("remove", error);
         }
         self.opened.removed(&key);
-        self.event(Event::RemoveEnded(key, outcome.is_ok()));
+        self.event(ModelEvent::RemoveEnded(key, outcome.is_ok()));
     }
 
     fn clear(&mut self, ns: u32) {
         let ns = namespace(ns);
         self.opened.clear(ns);
-        self.event(Event::ClearBegun(ns));
+        self.event(ModelEvent::ClearBegun(ns));
         let Some(store) = &self.store else { return };
         let outcome = store.clear(ns, Options::default());
         if let Err(error) = &outcome {
             self.check_error("clear", error);
         }
-        self.event(Event::ClearEnded(ns, outcome.is_ok()));
+        self.event(ModelEvent::ClearEnded(ns, outcome.is_ok()));
     }
 
     fn pin(&mut self, keys: &[ObjectKey]) {
@@ -216,22 +216,22 @@ impl<'a> Run<'a> {
             self.pins.push(pin);
             // With equal fingerprints a pin may be on another object.
             if holds && !self.shape.constant {
-                self.event(Event::Pinned(*key));
+                self.event(ModelEvent::Pinned(*key));
             }
         }
     }
 
     fn close(&mut self) {
         self.pins.clear();
-        self.event(Event::Unpinned);
-        self.event(Event::FlushBegun);
+        self.event(ModelEvent::Unpinned);
+        self.event(ModelEvent::FlushBegun);
         if let Some(store) = self.store.take() {
             self.checkpoints += store.stats().checkpoints;
             let closed = store.close();
             if let Err(error) = &closed {
                 self.check_error("close", error);
             }
-            self.event(Event::FlushEnded(closed.is_ok()));
+            self.event(ModelEvent::FlushEnded(closed.is_ok()));
         }
         self.reopened();
     }
@@ -241,13 +241,13 @@ impl<'a> Run<'a> {
         self.pins.clear();
         self.store = None;
         self.opened = OpenGroups::default();
-        self.event(Event::Died);
+        self.event(ModelEvent::Died);
         if self.open() {
             let keep: Vec<ObjectKey> = self.model.keys().copied().collect();
             let pin = self.store.as_ref().map(|s| s.pin(&keep));
             self.check_all_keys();
             drop(pin);
-            self.event(Event::Unpinned);
+            self.event(ModelEvent::Unpinned);
         }
     }
 
@@ -277,7 +277,7 @@ impl<'a> Run<'a> {
         let wrong = self.model.judge(&answers);
         self.wrong.extend(wrong);
         for (key, put) in answers {
-            self.event(Event::Seen(key, put));
+            self.event(ModelEvent::Seen(key, put));
         }
     }
 
@@ -288,7 +288,7 @@ impl<'a> Run<'a> {
         // The objects of a page in one batch: between two batches a page may be evicted.
         for some in keys.chunk_by(|a, b| a.same_page(b)) {
             let exists = store.exists_batch(some, Options::default());
-            let mut bufs: Vec<_> = some.iter().map(super::world::Memory::of).collect();
+            let mut bufs: Vec<_> = some.iter().map(super::objects::Memory::of).collect();
             let mut pieces: Vec<[&mut [u8]; 1]> =
                 bufs.iter_mut().map(|b| [b.bytes_mut()]).collect();
             let mut gets: Vec<GetSlice<'_, '_>> = some

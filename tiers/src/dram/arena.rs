@@ -16,9 +16,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use memmap2::{Advice, MmapMut, MmapRaw};
-use pagelith_io::buffer::{Keep, Part};
-use pagelith_io::hashed_copy::{Copier, Piece, StoreKind};
-use pagelith_io::shm::Region;
+use pagelith_io::buffer::{KeepAlive, Part};
+use pagelith_io::hashed_copy::{Copier, CopyMode, SourcePiece};
+use pagelith_io::shm::SharedRegion;
 use pagelith_layouts::align::{ALIGN, is_aligned};
 use pagelith_layouts::checksum::{Checksum, Checksums, block_count, block_lengths};
 
@@ -100,8 +100,8 @@ impl Arena {
         };
         let failed = |source| ArenaError::Map { bytes, source };
         let memory = if shared {
-            let region = Arc::new(Region::new(len).map_err(failed)?);
-            region.keep_from_children();
+            let region = Arc::new(SharedRegion::new(len).map_err(failed)?);
+            region.exclude_from_fork();
             ArenaMemory { map: Map::Shared(region), huge_pages_advised: bytes >= HUGE_PAGE_BYTES }
         } else {
             let map = MmapMut::map_anon(len).map_err(failed)?;
@@ -127,7 +127,7 @@ pub struct ArenaMemory {
 #[derive(Debug)]
 enum Map {
     Own(MmapRaw),
-    Shared(Arc<Region>),
+    Shared(Arc<SharedRegion>),
 }
 
 impl ArenaMemory {
@@ -141,7 +141,7 @@ impl ArenaMemory {
 
     /// The memory as a region to share with other processes, if it was created by
     /// [`Arena::shared`].
-    pub fn region(&self) -> Option<&Arc<Region>> {
+    pub fn region(&self) -> Option<&Arc<SharedRegion>> {
         match &self.map {
             Map::Own(_) => None,
             Map::Shared(region) => Some(region),
@@ -210,7 +210,7 @@ impl ArenaMemory {
     pub unsafe fn part(self: &Arc<Self>, extent: Extent, padded: bool) -> Part {
         let start = self.start(extent);
         let bytes = if padded { extent.padded_bytes() } else { extent.bytes };
-        let keep: Keep = Arc::clone(self) as Keep;
+        let keep: KeepAlive = Arc::clone(self) as KeepAlive;
         // SAFETY: `start` checked that the padded extent is inside the mapping, which is
         // initialised (new memory reads as zeros) and stays mapped while `keep` lives; the caller
         // promises that nothing writes it.
@@ -226,7 +226,7 @@ impl ArenaMemory {
     ///
     /// # Panics
     /// If the extent is not inside this arena.
-    pub unsafe fn exclusive_part(&self, extent: Extent, keep: Keep) -> Part {
+    pub unsafe fn exclusive_part(&self, extent: Extent, keep: KeepAlive) -> Part {
         let start = self.start(extent);
         // SAFETY: `start` checked that the padded extent is inside the mapping, which is
         // initialised and stays mapped while `keep` lives; the caller promises that nothing else
@@ -274,7 +274,7 @@ impl ExtentWriter<'_> {
         if block_bytes > 0 {
             sums.reserve(block_count(self.extent.bytes, block_bytes) as usize);
         }
-        self.fill_by(&mut Copier::new(StoreKind::PastCache), parts, block_bytes, |sum| {
+        self.fill_by(&mut Copier::new(CopyMode::NonTemporal), parts, block_bytes, |sum| {
             sums.push(sum)
         })?;
         Ok(sums)
@@ -300,7 +300,7 @@ impl ExtentWriter<'_> {
         }
         let lengths = block_lengths(0..extent_bytes, block_bytes);
         let copied = self.fill_with(|to| {
-            copier.copy([to], parts.iter().map(|part| Piece::Lent(part)), lengths, sum)
+            copier.copy([to], parts.iter().map(|part| SourcePiece::Private(part)), lengths, sum)
         });
         assert!(copied, "the lengths of the parts were checked against the extent");
         Ok(())

@@ -40,7 +40,7 @@ impl Extent {
     }
 
     /// The same pages with `bytes` bytes, if that length needs as many pages.
-    pub fn of_as_many_pages(self, bytes: u64) -> Option<Extent> {
+    pub fn resized_in_place(self, bytes: u64) -> Option<Extent> {
         let other = Extent { bytes, ..self };
         (bytes > 0 && other.pages() == self.pages()).then_some(other)
     }

@@ -33,8 +33,8 @@ impl FramePolicy for Fifo {
         "fifo"
     }
 
-    fn expect(&mut self, frames: usize) {
-        self.at.expect(frames);
+    fn reserve(&mut self, frames: usize) {
+        self.at.reserve(frames);
     }
 
     fn insert(&mut self, frame: FrameId, _bytes: u64, _fingerprint: u128, at: Recency) {

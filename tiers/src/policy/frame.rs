@@ -42,7 +42,7 @@ pub trait FramePolicy: Send {
     /// The name under which [`frame_policy`](super::frame_policy) creates it.
     fn name(&self) -> &'static str;
     /// Reserve memory for at most `frames` frames, if that is better done at once.
-    fn expect(&mut self, _frames: usize) {}
+    fn reserve(&mut self, _frames: usize) {}
     /// Add a frame of `bytes` that was filled for a request at `at`. `fingerprint` identifies its
     /// page across evictions. A frame that is already known is replaced.
     fn insert(&mut self, frame: FrameId, bytes: u64, fingerprint: u128, at: Recency);

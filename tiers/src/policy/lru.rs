@@ -3,15 +3,15 @@
 //! A request only records its recency, in constant time. A frame is moved to its position in the
 //! order when it comes up as a victim, since most requests never affect a victim. The victim is
 //! exactly the least recently used frame if the frames that come up fit one walk
-//! ([`LOOKS_MAX`](super::order::LOOKS_MAX)). If a walk meets only frames that were used again, the
+//! ([`STEPS_MAX`](super::order::STEPS_MAX)). If a walk meets only frames that were used again, the
 //! victim is the least recently used of those.
 
 use std::sync::Arc;
 
 use super::frame::{FrameId, FramePolicy, Recency};
+use super::last_requests::LastRequests;
 use super::order::{Order, Walk};
 use super::slab::Slab;
-use super::touches::LastRequests;
 
 /// LRU eviction. Memory is about 50 bytes per frame of a request with many pages, and three times
 /// that for a request with one page.
@@ -35,8 +35,8 @@ impl FramePolicy for Lru {
         "lru"
     }
 
-    fn expect(&mut self, frames: usize) {
-        self.placed.expect(frames);
+    fn reserve(&mut self, frames: usize) {
+        self.placed.reserve(frames);
     }
 
     fn insert(&mut self, frame: FrameId, _bytes: u64, _fingerprint: u128, at: Recency) {
@@ -63,7 +63,7 @@ impl FramePolicy for Lru {
     fn victim(&mut self, evictable: &mut dyn FnMut(FrameId) -> bool) -> Option<FrameId> {
         let mut walk = Walk::default();
         let mut moved: Option<(Recency, FrameId)> = None;
-        while let Some(place) = self.order.look(&mut walk) {
+        while let Some(place) = self.order.examine_next(&mut walk) {
             let last_use = self.touches.get(place.frame).unwrap_or(place.at);
             if last_use > place.at {
                 let newer = (last_use, place.frame);
@@ -203,7 +203,7 @@ mod tests {
     /// the victim.
     #[test]
     fn lru_finds_victim_in_one_call_if_all_frames_were_used_again() {
-        let frames = 3 * super::super::order::LOOKS_MAX as u32;
+        let frames = 3 * super::super::order::STEPS_MAX as u32;
         let mut lru = lru(frames);
         for frame in 0..frames {
             lru.insert(FrameId(frame), 1, 0, Recency { epoch: u64::from(frame), depth: 0 });

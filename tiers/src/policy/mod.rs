@@ -15,15 +15,15 @@
 mod fifo;
 mod frame;
 mod ghost;
+mod last_requests;
 mod lowest_mean_recency;
 mod lru;
 mod order;
-mod places;
+mod ordered_frames;
 mod s3fifo;
 mod segment;
 mod segment_fifo;
 mod slab;
-mod touches;
 
 #[cfg(test)]
 mod replay_test;
@@ -32,12 +32,12 @@ use std::sync::Arc;
 
 pub use fifo::Fifo;
 pub use frame::{FrameId, FramePolicy, Recency};
+pub use last_requests::LastRequests;
 pub use lowest_mean_recency::LowestMeanRecency;
 pub use lru::Lru;
 pub use s3fifo::S3Fifo;
 pub use segment::{ExtentFacts, REINSERT_RATIO_MAX, SegmentFacts, SegmentPolicy};
 pub use segment_fifo::SegmentFifo;
-pub use touches::LastRequests;
 
 /// Names that [`frame_policy`] accepts, for configuration messages.
 pub const FRAME_POLICIES: [&str; 3] = ["lru", "fifo", "s3fifo"];

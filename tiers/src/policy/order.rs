@@ -7,34 +7,34 @@
 //! eligible frame.
 
 use super::frame::{FrameId, Recency};
-use super::places::{Place, Places};
+use super::ordered_frames::{OrderKey, OrderedFrames};
 
 /// Most frames that one walk examines. At about 100 ns per frame, this takes about 0.1 ms under the
 /// store's lock.
-pub(super) const LOOKS_MAX: usize = 1024;
+pub(super) const STEPS_MAX: usize = 1024;
 
 /// Frames in eviction order.
 #[derive(Debug)]
 pub(super) struct Order {
-    places: Places,
+    places: OrderedFrames,
     /// The place where the last walk that reached its limit stopped.
-    resume: Option<Place>,
-    looks_max: usize,
+    resume: Option<OrderKey>,
+    steps_max: usize,
 }
 
 /// State of one walk through an [`Order`].
 #[derive(Debug, Default)]
 pub(super) struct Walk {
-    last: Option<Place>,
-    looks: usize,
+    last: Option<OrderKey>,
+    steps: usize,
     jumped: bool,
     /// The place before the jump, until the walk has wrapped to it.
-    skipped_from: Option<Place>,
+    skipped_from: Option<OrderKey>,
 }
 
 impl Order {
     pub(super) fn new() -> Order {
-        Order { places: Places::default(), resume: None, looks_max: LOOKS_MAX }
+        Order { places: OrderedFrames::default(), resume: None, steps_max: STEPS_MAX }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -42,28 +42,28 @@ impl Order {
     }
 
     pub(super) fn insert(&mut self, frame: FrameId, at: Recency) {
-        self.places.insert(Place { at, frame });
+        self.places.insert(OrderKey { at, frame });
     }
 
     pub(super) fn remove(&mut self, frame: FrameId, at: Recency) {
-        self.places.remove(&Place { at, frame });
+        self.places.remove(&OrderKey { at, frame });
     }
 
     /// The next place to look at, which stays where it is; `None` at the end of the walk. Places
     /// may be removed and added between looks.
-    pub(super) fn look(&mut self, walk: &mut Walk) -> Option<Place> {
-        if walk.looks == self.looks_max {
+    pub(super) fn examine_next(&mut self, walk: &mut Walk) -> Option<OrderKey> {
+        if walk.steps == self.steps_max {
             self.resume = walk.last;
             return None;
         }
-        if walk.looks == self.looks_max / 2 && self.places.len() > self.looks_max {
+        if walk.steps == self.steps_max / 2 && self.places.len() > self.steps_max {
             walk.jumped = true;
             if self.resume > walk.last {
                 walk.skipped_from = walk.last;
                 walk.last = self.resume;
             }
         }
-        walk.looks += 1;
+        walk.steps += 1;
         let next = self.places.after(walk.last).or_else(|| {
             let front = walk.skipped_from.take()?;
             self.places.after(Some(front))
@@ -76,7 +76,7 @@ impl Order {
     }
 
     /// Remove `place`, which the walk examined last, from the order as the walk's victim.
-    pub(super) fn take(&mut self, walk: &Walk, place: Place) {
+    pub(super) fn take(&mut self, walk: &Walk, place: OrderKey) {
         self.places.remove(&place);
         if walk.jumped {
             self.resume = walk.last;
@@ -86,7 +86,7 @@ impl Order {
     /// Remove and return the first frame for which `evictable` is true, within one walk.
     pub(super) fn victim(&mut self, evictable: &mut dyn FnMut(FrameId) -> bool) -> Option<FrameId> {
         let mut walk = Walk::default();
-        while let Some(place) = self.look(&mut walk) {
+        while let Some(place) = self.examine_next(&mut walk) {
             if evictable(place.frame) {
                 self.take(&walk, place);
                 return Some(place.frame);
@@ -100,8 +100,8 @@ impl Order {
 mod tests {
     use super::*;
 
-    fn order(frames: u32, looks_max: usize) -> Order {
-        let mut order = Order { looks_max, ..Order::new() };
+    fn order(frames: u32, steps_max: usize) -> Order {
+        let mut order = Order { steps_max, ..Order::new() };
         for frame in 0..frames {
             order.insert(FrameId(frame), Recency { epoch: u64::from(frame), depth: 0 });
         }
@@ -109,15 +109,15 @@ mod tests {
     }
 
     /// The victim, and the number of calls until it was found; each call examines at most
-    /// `looks_max` frames.
+    /// `steps_max` frames.
     fn calls_to_victim(order: &mut Order, evictable: impl Fn(u32) -> bool) -> (u32, usize) {
         for call in 1..=1000 {
-            let mut looks = 0;
+            let mut steps = 0;
             let victim = order.victim(&mut |frame| {
-                looks += 1;
+                steps += 1;
                 evictable(frame.0)
             });
-            assert!(looks <= order.looks_max, "looks={looks}");
+            assert!(steps <= order.steps_max, "steps={steps}");
             if let Some(frame) = victim {
                 return (frame.0, call);
             }
@@ -129,7 +129,7 @@ mod tests {
     fn short_order_gives_first_eligible_frame_in_one_call() {
         for first in 0..8 {
             let mut order = order(8, 8);
-            order.resume = Some(Place { at: Recency { epoch: 6, depth: 0 }, frame: FrameId(6) });
+            order.resume = Some(OrderKey { at: Recency { epoch: 6, depth: 0 }, frame: FrameId(6) });
             assert_eq!(calls_to_victim(&mut order, |frame| frame >= first), (first, 1));
         }
     }
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn frames_skipped_by_jump_are_found_in_same_call() {
         let mut order = order(20, 16);
-        order.resume = Some(Place { at: Recency { epoch: 17, depth: 0 }, frame: FrameId(17) });
+        order.resume = Some(OrderKey { at: Recency { epoch: 17, depth: 0 }, frame: FrameId(17) });
         assert_eq!(calls_to_victim(&mut order, |frame| frame == 9), (9, 1));
     }
 

@@ -18,7 +18,7 @@
 use super::frame::{FrameId, FramePolicy, Recency};
 use super::ghost::Ghost;
 use super::order::{Order, Walk};
-use super::places::Place;
+use super::ordered_frames::OrderKey;
 use super::slab::Slab;
 
 /// Frames are evicted from the small queue while it has at least 1/10 of the bytes (the paper's 10
@@ -114,13 +114,13 @@ impl S3Fifo {
     fn victim_of_small(&mut self, evictable: &mut dyn FnMut(FrameId) -> bool) -> Option<FrameId> {
         let mut walk = Walk::default();
         let mut chances = CHANCES_MAX;
-        while let Some(Place { at, frame }) = self.small.look(&mut walk) {
+        while let Some(OrderKey { at, frame }) = self.small.examine_next(&mut walk) {
             if chances > 0 && self.uses(frame) >= USES_TO_MAIN {
                 chances -= 1;
                 self.small.remove(frame, at);
                 self.append_to_main(frame, 0);
             } else if evictable(frame) {
-                self.small.take(&walk, Place { at, frame });
+                self.small.take(&walk, OrderKey { at, frame });
                 let entry = self.entries.take(frame)?;
                 self.small_bytes -= entry.bytes;
                 self.bytes -= entry.bytes;
@@ -137,14 +137,14 @@ impl S3Fifo {
     fn victim_of_main(&mut self, evictable: &mut dyn FnMut(FrameId) -> bool) -> Option<FrameId> {
         let mut walk = Walk::default();
         let mut chances = CHANCES_MAX;
-        while let Some(Place { at, frame }) = self.main.look(&mut walk) {
+        while let Some(OrderKey { at, frame }) = self.main.examine_next(&mut walk) {
             let uses = self.uses(frame);
             if chances > 0 && uses > 0 {
                 chances -= 1;
                 self.main.remove(frame, at);
                 self.append_to_main(frame, uses - 1);
             } else if evictable(frame) {
-                self.main.take(&walk, Place { at, frame });
+                self.main.take(&walk, OrderKey { at, frame });
                 let entry = self.entries.take(frame)?;
                 self.bytes -= entry.bytes;
                 return Some(frame);
@@ -165,8 +165,8 @@ impl FramePolicy for S3Fifo {
         "s3fifo"
     }
 
-    fn expect(&mut self, frames: usize) {
-        self.entries.expect(frames);
+    fn reserve(&mut self, frames: usize) {
+        self.entries.reserve(frames);
     }
 
     fn insert(&mut self, frame: FrameId, bytes: u64, fingerprint: u128, at: Recency) {

@@ -16,7 +16,7 @@ impl<T> Slab<T> {
     }
 
     /// There will be at most so many frames: room for all of them at once.
-    pub(super) fn expect(&mut self, frames: usize) {
+    pub(super) fn reserve(&mut self, frames: usize) {
         if self.notes.is_empty() {
             self.notes = hugepage::table(frames);
         }

@@ -62,7 +62,7 @@ impl Unit {
 
 /// Location of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RecordPlace {
+pub struct RecordLocation {
     /// Store, segment and incarnation.
     pub identity: SegmentIdentity,
     /// Byte offset of its header in the segment.
@@ -81,7 +81,7 @@ pub struct GatheredWrite {
     /// Headers and payloads, in order.
     pub parts: Vec<Part>,
     /// The records in it: the submitter's identifier, and the location of each.
-    pub units: Vec<(u64, RecordPlace)>,
+    pub units: Vec<(u64, RecordLocation)>,
 }
 
 /// State of a segment's header, which is part of the segment's first write.
@@ -89,7 +89,7 @@ pub struct GatheredWrite {
 pub enum HeaderWrite {
     /// Not written yet. These records after it are written, but recovery does not find them without
     /// the header.
-    Awaited(Vec<(u64, RecordPlace)>),
+    Awaited(Vec<(u64, RecordLocation)>),
     /// Written.
     Written,
     /// The write failed: recovery takes the segment for unused, and all of its records are lost.
@@ -172,7 +172,7 @@ impl OpenSegment {
         &mut self,
         unit: Unit,
         spare: Option<AlignedBuf>,
-    ) -> Result<(RecordPlace, Vec<u8>), Unit> {
+    ) -> Result<(RecordLocation, Vec<u8>), Unit> {
         let facts = RecordFacts {
             identity: self.identity,
             offset: self.next_offset,
@@ -196,7 +196,7 @@ impl OpenSegment {
         let spare = spare.filter(|b| b.len() == bytes);
         let Some(mut buf) = spare.or_else(|| AlignedBuf::new(bytes).ok()) else { return Err(unit) };
         let Some(record) = record::encode_into(&facts, &specs, &mut buf) else { return Err(unit) };
-        let place = RecordPlace {
+        let place = RecordLocation {
             identity: self.identity,
             offset: self.next_offset,
             bytes: record.record_bytes(),
@@ -220,7 +220,7 @@ impl OpenSegment {
     /// Mark the segment as failed and remove these records, which were not written, from its
     /// footer. `min_sequence` does not change: a device that fails a write may have written the
     /// bytes anyway.
-    pub fn drop_unwritten(&mut self, units: &[(u64, RecordPlace)]) {
+    pub fn drop_unwritten(&mut self, units: &[(u64, RecordLocation)]) {
         self.failed = true;
         let dropped = |e: &FooterEntry| {
             units.iter().any(|(_, p)| p.offset == u64::from(e.record_block) * ALIGN)

@@ -6,8 +6,8 @@ use pagelith_io::buffer::{AlignedBuf, Part};
 use pagelith_io::disk::{Completion, Op};
 use pagelith_io::fault::IoFault;
 
-use super::append::{HeaderWrite, RecordPlace};
-use super::log::{Event, Log, Pending, SPARE_BUFFERS, Sealing, Stage};
+use super::append::{HeaderWrite, RecordLocation};
+use super::log::{Log, LogEvent, PendingOp, SPARE_BUFFERS, Sealing, Stage};
 use super::manifest_writer::Change;
 use pagelith_layouts::ids::SegmentId;
 use pagelith_layouts::segment::SegmentIdentity;
@@ -18,7 +18,7 @@ impl Log {
     /// handled per call: its owner has work with each, and so can submit the next write before the
     /// work for all is done. With `wait`, waits that long for one completion if any operation is in
     /// flight.
-    pub fn pump(&mut self, wait: Option<Duration>, events: &mut Vec<Event>) {
+    pub fn pump(&mut self, wait: Option<Duration>, events: &mut Vec<LogEvent>) {
         self.advance(events);
         self.collect(wait.filter(|_| self.completions.is_empty()));
         // Submit queued writes before other work. The first is submitted alone, so that the device
@@ -30,7 +30,7 @@ impl Log {
         }
         let mut done = std::mem::take(&mut self.completions);
         let is_record =
-            |c: &Completion| matches!(self.pending.get(&c.token), Some(Pending::Records { .. }));
+            |c: &Completion| matches!(self.pending.get(&c.token), Some(PendingOp::Records { .. }));
         let first = done.iter().position(is_record).map_or(done.len(), |at| at + 1);
         self.completions = done.split_off(first);
         for completion in done {
@@ -40,7 +40,7 @@ impl Log {
     }
 
     /// Begin every step whose preconditions hold.
-    fn advance(&mut self, events: &mut Vec<Event>) {
+    fn advance(&mut self, events: &mut Vec<LogEvent>) {
         // With no write in flight, gathering more bytes would only delay them.
         if self.record_writes == 0 {
             self.submit_gathered();
@@ -49,20 +49,20 @@ impl Log {
         self.advance_syncs(events);
         loop {
             match self.manifest.next_op(&self.volume) {
-                Ok(Some(op)) => self.begin(op, Pending::Manifest),
+                Ok(Some(op)) => self.begin(op, PendingOp::Manifest),
                 Ok(None) => break,
                 Err((changes, fault)) => {
                     changes
                         .into_iter()
                         .for_each(|c| self.report_change(c, &Err(fault.clone()), events));
-                    events.push(Event::ManifestFailed(fault));
+                    events.push(LogEvent::ManifestFailed(fault));
                     break;
                 }
             }
         }
     }
 
-    fn advance_sealing(&mut self, events: &mut Vec<Event>) {
+    fn advance_sealing(&mut self, events: &mut Vec<LogEvent>) {
         let mut i = 0;
         while i < self.sealing.len() {
             let Sealing { segment, stage } = &mut self.sealing[i];
@@ -70,7 +70,7 @@ impl Log {
                 if !segment.wants_footer() || self.sync_fault.is_some() {
                     let facts = segment.footer_facts();
                     self.sealing.remove(i);
-                    events.push(Event::Sealed(facts, false));
+                    events.push(LogEvent::Sealed(facts, false));
                     continue;
                 }
                 if mutant::on(Mutant::FooterBeforeData) {
@@ -86,7 +86,7 @@ impl Log {
         }
     }
 
-    fn advance_syncs(&mut self, events: &mut Vec<Event>) {
+    fn advance_syncs(&mut self, events: &mut Vec<LogEvent>) {
         // After a failed sync no other one is attempted; waiting requests fail.
         while let Some(files) = self.syncs.begin() {
             self.in_sync_round.append(&mut self.unsynced);
@@ -100,7 +100,7 @@ impl Log {
             } else {
                 for file in &files {
                     self.sync_count += 1;
-                    self.begin(Op::Sync { file: *file }, Pending::Sync { file: *file });
+                    self.begin(Op::Sync { file: *file }, PendingOp::Sync { file: *file });
                 }
             }
             if !files.is_empty() {
@@ -114,27 +114,27 @@ impl Log {
         }
     }
 
-    fn completed(&mut self, completion: Completion, events: &mut Vec<Event>) {
+    fn completed(&mut self, completion: Completion, events: &mut Vec<LogEvent>) {
         let Some(pending) = self.pending.remove(&completion.token) else { return };
         let token = completion.token;
         self.ended += 1;
         match pending {
-            Pending::Records { segment, file, units, with_header } => {
+            PendingOp::Records { segment, file, units, header } => {
                 self.syncs.write_ended(token, file);
                 self.recycle_buffers(completion.op.into_parts());
-                self.records_written(segment, units, with_header, completion.result, events);
+                self.records_written(segment, units, header, completion.result, events);
             }
-            Pending::Footer { segment, file } => {
+            PendingOp::Footer { segment, file } => {
                 self.syncs.write_ended(token, file);
                 if let Some(at) = self.sealing.iter().position(|s| s.segment.segment() == segment) {
                     let sealed = self.sealing.remove(at).segment;
-                    events.push(Event::Sealed(sealed.footer_facts(), completion.result.is_ok()));
+                    events.push(LogEvent::Sealed(sealed.footer_facts(), completion.result.is_ok()));
                     if let Err(fault) = completion.result {
-                        events.push(Event::WriteFailed(sealed.identity, Vec::new(), fault));
+                        events.push(LogEvent::WriteFailed(sealed.identity, Vec::new(), fault));
                     }
                 }
             }
-            Pending::Sync { file } => {
+            PendingOp::Sync { file } => {
                 let retried = mutant::on(Mutant::SyncRetried);
                 let ok = completion.result.is_ok() || retried;
                 if let Err(fault) =
@@ -147,16 +147,16 @@ impl Log {
                     self.finish_sync_round(ids, ok, events);
                 }
             }
-            Pending::Manifest => {
+            PendingOp::Manifest => {
                 if let Some((changes, result)) =
                     self.manifest.ended(&self.volume, completion.result)
                 {
                     let result = result.and_then(|()| self.volume.disk.check_names());
                     changes.into_iter().for_each(|c| self.report_change(c, &result, events));
-                    events.extend(result.err().map(Event::ManifestFailed));
+                    events.extend(result.err().map(LogEvent::ManifestFailed));
                 }
             }
-            Pending::Other { tag } => events.push(Event::Other(tag, completion)),
+            PendingOp::Other { tag } => events.push(LogEvent::Other(tag, completion)),
         }
     }
 
@@ -166,10 +166,10 @@ impl Log {
     fn records_written(
         &mut self,
         segment: SegmentId,
-        mut units: Vec<(u64, RecordPlace)>,
+        mut units: Vec<(u64, RecordLocation)>,
         with_header: bool,
         result: Result<(), IoFault>,
-        events: &mut Vec<Event>,
+        events: &mut Vec<LogEvent>,
     ) {
         let Some(open) = self.unsealed(segment) else { return };
         open.writes -= 1;
@@ -177,7 +177,7 @@ impl Log {
         if result.is_err() {
             open.drop_unwritten(&units);
         }
-        let ids = |units: Vec<(u64, RecordPlace)>| {
+        let ids = |units: Vec<(u64, RecordLocation)>| {
             units.into_iter().map(|(id, _)| id).collect::<Vec<_>>()
         };
         match (result, &mut open.header) {
@@ -192,14 +192,14 @@ impl Log {
             (Ok(()), HeaderWrite::Awaited(waiting)) => waiting.extend(units),
             (Ok(()), HeaderWrite::Written) => self.report_written(units, events),
             (Ok(()), HeaderWrite::Failed(fault)) => {
-                events.push(Event::Unwritten(ids(units), fault.clone()))
+                events.push(LogEvent::Unwritten(ids(units), fault.clone()))
             }
             (Err(fault), header) => {
                 if let (HeaderWrite::Awaited(waiting), true) = (&mut *header, with_header) {
                     units.append(waiting);
                     *header = HeaderWrite::Failed(fault.clone());
                 }
-                events.push(Event::WriteFailed(identity, ids(units), fault));
+                events.push(LogEvent::WriteFailed(identity, ids(units), fault));
                 // Stop appending to a segment whose writes fail.
                 self.seal_open_if(segment);
             }
@@ -207,17 +207,17 @@ impl Log {
     }
 
     /// Whether the next open will find the synced files. If not, this counts as a failed sync.
-    fn check_files(&mut self, events: &mut Vec<Event>) -> bool {
+    fn check_files(&mut self, events: &mut Vec<LogEvent>) -> bool {
         let checked = self.volume.disk.check_names();
         checked.map_err(|fault| self.record_sync_fault(fault, events)).is_ok()
     }
 
     /// Report records that are on the device and that recovery can find.
-    fn report_written(&mut self, units: Vec<(u64, RecordPlace)>, events: &mut Vec<Event>) {
-        events.push(Event::Written(units.clone()));
+    fn report_written(&mut self, units: Vec<(u64, RecordLocation)>, events: &mut Vec<LogEvent>) {
+        events.push(LogEvent::Written(units.clone()));
         match &self.sync_fault {
             // No later sync will cover them.
-            Some(fault) => events.push(Event::Untrusted(units, fault.clone())),
+            Some(fault) => events.push(LogEvent::Untrusted(units, fault.clone())),
             None => self.unsynced.extend(units),
         }
     }
@@ -235,7 +235,7 @@ impl Log {
         &mut self,
         ids: Vec<super::sync::SyncId>,
         ok: bool,
-        events: &mut Vec<Event>,
+        events: &mut Vec<LogEvent>,
     ) {
         let mut covered = std::mem::take(&mut self.in_sync_round);
         if !ok {
@@ -244,10 +244,10 @@ impl Log {
         }
         if ok {
             if !covered.is_empty() {
-                events.push(Event::Durable(covered));
+                events.push(LogEvent::Durable(covered));
             }
         } else if let Some(fault) = self.sync_fault.clone() {
-            events.push(Event::Untrusted(covered, fault));
+            events.push(LogEvent::Untrusted(covered, fault));
         }
         for i in 0..self.sealing.len() {
             let waits = match self.sealing[i].stage {
@@ -262,7 +262,7 @@ impl Log {
                 self.sealing[i].stage = Stage::Writes;
             }
         }
-        events.extend(ids.into_iter().map(|id| Event::Synced(id, ok)));
+        events.extend(ids.into_iter().map(|id| LogEvent::Synced(id, ok)));
     }
 
     fn write_footer(&mut self, i: usize) {
@@ -279,7 +279,7 @@ impl Log {
         self.bytes_written += bytes.len() as u64;
         self.begin(
             Op::Write { file, offset, parts: vec![buf.into_part()] },
-            Pending::Footer { segment, file },
+            PendingOp::Footer { segment, file },
         );
         self.syncs.write_begun(self.token);
     }
@@ -288,7 +288,7 @@ impl Log {
         &mut self,
         change: Change,
         result: &Result<(), IoFault>,
-        events: &mut Vec<Event>,
+        events: &mut Vec<LogEvent>,
     ) {
         match (change, result) {
             (Change::Segment(segment, incarnation, order), Ok(())) => {
@@ -297,14 +297,14 @@ impl Log {
                     SegmentIdentity { store: self.volume.store, segment, incarnation },
                     order,
                 ));
-                events.push(Event::Ready(segment, incarnation, order));
+                events.push(LogEvent::Ready(segment, incarnation, order));
             }
             (Change::Segment(segment, ..), Err(fault)) => {
                 self.preparing = false;
-                events.push(Event::NotReady(segment, fault.clone()));
+                events.push(LogEvent::NotReady(segment, fault.clone()));
             }
             (Change::Generation(namespace, generation), result) => {
-                events.push(Event::Generation(namespace, generation, result.clone()));
+                events.push(LogEvent::Generation(namespace, generation, result.clone()));
             }
         }
     }

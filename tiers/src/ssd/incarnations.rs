@@ -15,7 +15,7 @@ use pagelith_layouts::manifest::Manifest;
 
 use super::recovered::{Recovered, UNREADABLE_SEQUENCES};
 use super::serial_queue::SerialQueue;
-use super::volume::{Full, Volume};
+use super::volume::{FileSystemFull, Volume};
 
 /// Raise the incarnation of free segments that may have records of their current incarnation.
 pub(super) fn raise_incarnations(
@@ -46,7 +46,7 @@ pub(super) fn raise_incarnations(
         match written.and_then(|()| serial.sync(file)) {
             Ok(()) => {}
             Err(fault) if copy > 0 && !serial.is_late() => {
-                found.full = Full::of(Err(fault), Some(copy))?;
+                found.full = FileSystemFull::of(Err(fault), Some(copy))?;
             }
             Err(fault) if serial.is_late() => return Err(fault),
             Err(fault) => {

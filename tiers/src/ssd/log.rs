@@ -25,16 +25,16 @@ use pagelith_layouts::ids::{Generation, Incarnation, NamespaceId, SegmentId, Seg
 use pagelith_layouts::manifest::Manifest;
 use pagelith_layouts::segment::SegmentIdentity;
 
-use super::append::{GatheredWrite, OpenSegment, RecordPlace, Unit};
+use super::append::{GatheredWrite, OpenSegment, RecordLocation, Unit};
 use super::manifest_writer::{Change, ManifestWriter};
-use super::sync::{SyncId, Syncs};
+use super::sync::{SyncId, SyncTracker};
 use super::volume::Volume;
 
 /// An event of the log, to be handled by its owner.
 #[derive(Debug)]
-pub enum Event {
+pub enum LogEvent {
     /// These records are on the device and readable, but not durable yet.
-    Written(Vec<(u64, RecordPlace)>),
+    Written(Vec<(u64, RecordLocation)>),
     /// A write to this segment failed and these records were not written (none, if it was the
     /// footer). The owner may append them again. The segment is sealed early.
     WriteFailed(SegmentIdentity, Vec<u64>, IoFault),
@@ -45,10 +45,10 @@ pub enum Event {
     /// A sync failed, or files were missing after it: nothing is appended from now on.
     SyncFailed(IoFault),
     /// These records are durable.
-    Durable(Vec<(u64, RecordPlace)>),
+    Durable(Vec<(u64, RecordLocation)>),
     /// A sync failed: these records were written since the last successful one and must not be
     /// trusted.
-    Untrusted(Vec<(u64, RecordPlace)>, IoFault),
+    Untrusted(Vec<(u64, RecordLocation)>, IoFault),
     /// A request of [`Log::sync`] is complete; true if everything it covers is durable.
     Synced(SyncId, bool),
     /// A segment's incarnation is durable: this segment is opened next.
@@ -81,8 +81,8 @@ impl LogConfig {
     }
 }
 
-pub(super) enum Pending {
-    Records { segment: SegmentId, file: FileId, units: Vec<(u64, RecordPlace)>, with_header: bool },
+pub(super) enum PendingOp {
+    Records { segment: SegmentId, file: FileId, units: Vec<(u64, RecordLocation)>, header: bool },
     Footer { segment: SegmentId, file: FileId },
     Sync { file: FileId },
     Manifest,
@@ -119,13 +119,13 @@ pub struct Log {
     pub(super) spare: Option<(SegmentIdentity, SegmentOrder)>,
     pub(super) preparing: bool,
     pub(super) sealing: Vec<Sealing>,
-    pub(super) syncs: Syncs,
+    pub(super) syncs: SyncTracker,
     pub(super) sync_fault: Option<IoFault>,
     /// Records written since the current sync round began.
-    pub(super) unsynced: Vec<(u64, RecordPlace)>,
+    pub(super) unsynced: Vec<(u64, RecordLocation)>,
     /// Records that the current sync round covers.
-    pub(super) in_sync_round: Vec<(u64, RecordPlace)>,
-    pub(super) pending: HashMap<u64, Pending>,
+    pub(super) in_sync_round: Vec<(u64, RecordLocation)>,
+    pub(super) pending: HashMap<u64, PendingOp>,
     pub(super) token: u64,
     /// Number of record writes submitted to the device and not completed.
     pub(super) record_writes: usize,
@@ -159,7 +159,7 @@ impl Log {
             spare: None,
             preparing: false,
             sealing: Vec::new(),
-            syncs: Syncs::default(),
+            syncs: SyncTracker::default(),
             sync_fault: None,
             unsynced: Vec::new(),
             in_sync_round: Vec::new(),
@@ -219,7 +219,7 @@ impl Log {
     }
 
     /// Number of record bytes, at least 1, after which the gathered write is submitted.
-    pub fn wanted_bytes(&self) -> u64 {
+    pub fn write_threshold(&self) -> u64 {
         let gathered = self.open.as_ref().map_or(0, |open| open.gathered().0);
         self.config.write_bytes.saturating_sub(gathered).max(1)
     }
@@ -300,25 +300,25 @@ impl Log {
         !self.sealing.is_empty()
     }
 
-    /// Raise a free segment's incarnation and keep the segment as the spare one; [`Event::Ready`]
+    /// Raise a free segment's incarnation and keep the segment as the spare one; [`LogEvent::Ready`]
     /// follows.
     pub fn prepare(&mut self, segment: SegmentId, incarnation: Incarnation, order: SegmentOrder) {
         self.preparing = true;
         self.manifest.request(Change::Segment(segment, incarnation, order));
     }
 
-    /// Raise a namespace's generation; [`Event::Generation`] follows.
+    /// Raise a namespace's generation; [`LogEvent::Generation`] follows.
     pub fn raise_generation(&mut self, namespace: NamespaceId, generation: Generation) {
         self.manifest.request(Change::Generation(namespace, generation));
     }
 
-    /// Request a sync that covers everything appended so far; [`Event::Synced`] follows.
+    /// Request a sync that covers everything appended so far; [`LogEvent::Synced`] follows.
     pub fn sync(&mut self) -> SyncId {
         self.submit_gathered();
         self.syncs.request(self.token)
     }
 
-    /// Submit an operation of the owner; [`Event::Other`] follows. Returned if the I/O queue is
+    /// Submit an operation of the owner; [`LogEvent::Other`] follows. Returned if the I/O queue is
     /// full.
     pub fn submit(&mut self, tag: u64, op: Op) -> Result<(), Op> {
         if self.queue.room() == 0 {
@@ -327,13 +327,13 @@ impl Log {
         if let Op::Write { .. } = &op {
             self.bytes_written += op.bytes();
         }
-        self.begin(op, Pending::Other { tag });
+        self.begin(op, PendingOp::Other { tag });
         Ok(())
     }
 
     /// Append a unit; returns its location and its header without padding. The unit is returned if
     /// no segment is ready for it, or if the log is not trusted.
-    pub fn append(&mut self, unit: Unit) -> Result<(RecordPlace, Vec<u8>), Unit> {
+    pub fn append(&mut self, unit: Unit) -> Result<(RecordLocation, Vec<u8>), Unit> {
         if !self.is_trusted() {
             return Err(unit);
         }
@@ -390,9 +390,9 @@ impl Log {
         let GatheredWrite { offset, parts, units, .. } = gather;
         let segment = open.segment();
         let (file, at) = self.volume.place(segment, offset);
-        let with_header = offset == 0;
+        let header = offset == 0;
         self.token += 1;
-        self.pending.insert(self.token, Pending::Records { segment, file, units, with_header });
+        self.pending.insert(self.token, PendingOp::Records { segment, file, units, header });
         // A sync that is requested from now on waits for this write.
         self.syncs.write_begun(self.token);
         self.queued.push_back((self.token, Op::Write { file, offset: at, parts }));
@@ -420,7 +420,8 @@ impl Log {
         let mut ids = Vec::new();
         for (token, _) in std::mem::take(&mut self.queued) {
             self.syncs.write_dropped(token);
-            let Some(Pending::Records { segment, units, .. }) = self.pending.remove(&token) else {
+            let Some(PendingOp::Records { segment, units, .. }) = self.pending.remove(&token)
+            else {
                 continue;
             };
             if let Some(open) = self.unsealed(segment) {
@@ -440,7 +441,7 @@ impl Log {
 
     /// Handle a failed sync: drop queued and gathered writes, and close the open segment without a
     /// footer.
-    pub(super) fn record_sync_fault(&mut self, fault: IoFault, events: &mut Vec<Event>) {
+    pub(super) fn record_sync_fault(&mut self, fault: IoFault, events: &mut Vec<LogEvent>) {
         if self.sync_fault.is_some() {
             return;
         }
@@ -457,12 +458,12 @@ impl Log {
             self.sealing.push(Sealing { segment, stage: Stage::Writes });
         }
         if !unwritten.is_empty() {
-            events.push(Event::Unwritten(unwritten, fault.clone()));
+            events.push(LogEvent::Unwritten(unwritten, fault.clone()));
         }
-        events.push(Event::SyncFailed(fault));
+        events.push(LogEvent::SyncFailed(fault));
     }
 
-    pub(super) fn begin(&mut self, op: Op, pending: Pending) {
+    pub(super) fn begin(&mut self, op: Op, pending: PendingOp) {
         self.token += 1;
         self.pending.insert(self.token, pending);
         self.submit_op(self.token, op);
@@ -486,7 +487,7 @@ impl Log {
         }
         let pending = &self.pending;
         let is_record =
-            |c: &&Completion| matches!(pending.get(&c.token), Some(Pending::Records { .. }));
+            |c: &&Completion| matches!(pending.get(&c.token), Some(PendingOp::Records { .. }));
         self.record_writes -= self.completions[before..].iter().filter(is_record).count();
     }
 }

@@ -30,7 +30,7 @@ pub struct Expected {
     clippy::large_enum_variant,
     reason = "made once a read and taken apart at once, never stored"
 )]
-pub enum Verdict<'a> {
+pub enum HeaderCheck<'a> {
     /// The header of the object; its payload is not verified yet.
     Match(Record<'a>, Member),
     /// A valid header of this location that names other objects: another key with an equal
@@ -41,28 +41,32 @@ pub enum Verdict<'a> {
 }
 
 /// Verify that `record`, read from the location in `expected`, is the header of the object `key`.
-pub fn judge<'a>(record: Record<'a>, key: &ObjectKey, expected: &Expected) -> Verdict<'a> {
+pub fn check_header<'a>(
+    record: Record<'a>,
+    key: &ObjectKey,
+    expected: &Expected,
+) -> HeaderCheck<'a> {
     if let Err(error) = record.expect(expected.identity, expected.offset) {
-        return Verdict::Damaged(error);
+        return HeaderCheck::Damaged(error);
     }
     let facts = record.facts();
     let wrong = |field, value: String| {
-        Verdict::Damaged(FormatError::Field { structure: "record header", field, value })
+        HeaderCheck::Damaged(FormatError::Field { structure: "record header", field, value })
     };
     if facts.kind != RecordKind::Data {
         return wrong("kind", format!("{:?}", facts.kind));
     }
     let any_key = || record.members().find(|m| m.payload_offset == expected.payload_delta);
     let found = if mutant::on(Mutant::KeyUnchecked) { any_key() } else { record.find(key) };
-    let Some(member) = found else { return Verdict::OtherKey };
+    let Some(member) = found else { return HeaderCheck::OtherKey };
     // The record has the key, but the index entry belongs to another member of the record.
     let other = |m: Member| m.payload_offset == expected.payload_delta && m.key != *key;
     if record.members().any(other) && !mutant::on(Mutant::KeyUnchecked) {
-        return Verdict::OtherKey;
+        return HeaderCheck::OtherKey;
     }
     if facts.generation != expected.generation && !mutant::on(Mutant::GenerationUnchecked) {
         // The fingerprint covers the generation, so this too is the entry of another key.
-        return Verdict::OtherKey;
+        return HeaderCheck::OtherKey;
     }
     if member.length != expected.length {
         return wrong("length", member.length.to_string());
@@ -70,7 +74,7 @@ pub fn judge<'a>(record: Record<'a>, key: &ObjectKey, expected: &Expected) -> Ve
     if member.payload_offset != expected.payload_delta {
         return wrong("payload_offset", member.payload_offset.to_string());
     }
-    Verdict::Match(record, member)
+    HeaderCheck::Match(record, member)
 }
 
 /// Verifies blocks as their bytes arrive, in pieces of any size.

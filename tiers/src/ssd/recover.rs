@@ -31,7 +31,7 @@ use super::volume::Volume;
 const SCANS_MAX: u32 = 4;
 
 /// Receives the entries that recovery finds.
-pub trait Sink {
+pub trait RecoverySink {
     /// An entry of the checkpoint whose segment still has the same incarnation. It is older than
     /// every log entry with a sequence of the checkpoint's or later.
     fn checkpoint_entry(&mut self, facts: &CheckpointFacts, entry: &CheckpointEntry);
@@ -52,7 +52,7 @@ pub fn recover(
     (manifest, manifest_stale): (&mut Manifest, bool),
     serial: &mut SerialQueue,
     use_checkpoint: bool,
-    sink: &mut dyn Sink,
+    sink: &mut dyn RecoverySink,
 ) -> Result<Recovered, IoFault> {
     let count = volume.geometry.segment_count;
     let mut found = Recovered {
@@ -112,7 +112,7 @@ fn newest_checkpoint(
     manifest: &Manifest,
     serial: &mut SerialQueue,
     use_it: bool,
-    sink: &mut dyn Sink,
+    sink: &mut dyn RecoverySink,
     found: &mut Recovered,
 ) -> Result<Vec<SegmentMark>, IoFault> {
     let mut heads = Vec::new();
@@ -184,7 +184,7 @@ fn load_checkpoint(
     serial: &mut SerialQueue,
     file: pagelith_io::disk::FileId,
     facts: &CheckpointFacts,
-    sink: &mut dyn Sink,
+    sink: &mut dyn RecoverySink,
 ) -> Result<Vec<SegmentMark>, CheckpointRefusal> {
     let room =
         (volume.geometry.checkpoint_bytes() - checkpoint::chunk_offset(0)) / CHUNK_BYTES as u64;
@@ -250,7 +250,7 @@ fn replay_segment(
     volume: &Volume,
     serial: &mut SerialQueue,
     id: SegmentId,
-    sink: &mut dyn Sink,
+    sink: &mut dyn RecoverySink,
     found: &mut Recovered,
 ) -> Result<(), IoFault> {
     let &Segment { incarnation, order, .. } = found.segments.get(id);

@@ -3,7 +3,7 @@
 use pagelith_layouts::ids::{SegmentOrder, Sequence};
 
 use super::segments::SegmentTable;
-use super::volume::Full;
+use super::volume::FileSystemFull;
 
 /// Larger than the number of sequences assigned since any segment was opened.
 pub(super) const UNREADABLE_SEQUENCES: u64 = 1 << 40;
@@ -37,5 +37,5 @@ pub struct Recovered {
     /// Bytes written to seal segments that were open.
     pub bytes_written: u64,
     /// The manifest could not be written because the file system is full.
-    pub full: Option<Full>,
+    pub full: Option<FileSystemFull>,
 }

@@ -7,7 +7,7 @@ use pagelith_layouts::error::FormatError;
 use pagelith_layouts::footer::{self, FooterEntry, FooterFacts};
 use pagelith_layouts::ids::{SegmentOrder, Sequence};
 use pagelith_layouts::record::RecordKind;
-use pagelith_layouts::scan::Found;
+use pagelith_layouts::scan::ScanItem;
 use pagelith_layouts::segment::SegmentIdentity;
 
 use super::footer::Footer;
@@ -25,20 +25,20 @@ pub(super) struct ScanResult {
 
 impl ScanResult {
     /// Add an item that the scan found.
-    pub fn add(&mut self, item: Found<'_>) {
+    pub fn add(&mut self, item: ScanItem<'_>) {
         match item {
-            Found::Record { record, payload: Ok(()) } => {
+            ScanItem::Record { record, payload: Ok(()) } => {
                 let r = record.facts();
                 let end = r.offset + record.record_bytes();
                 let entries = footer::entries_of(&record).collect();
                 self.records.insert(r.offset, (r.kind, r.sequence, end, entries));
             }
-            Found::Record { payload: Err(_), .. } => self.torn += 1,
+            ScanItem::Record { payload: Err(_), .. } => self.torn += 1,
             // Records of an old incarnation are expected and not damage.
-            Found::Junk { error: FormatError::Identity { field, .. }, .. } => {
+            ScanItem::Unrecognized { error: FormatError::Identity { field, .. }, .. } => {
                 self.misplaced |= field != "incarnation";
             }
-            Found::Junk { .. } => self.torn += 1,
+            ScanItem::Unrecognized { .. } => self.torn += 1,
         }
     }
 

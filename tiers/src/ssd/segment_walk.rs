@@ -13,7 +13,7 @@ pub const WINDOW: u64 = 128 * 1024;
 
 /// A walk through one segment.
 #[derive(Debug)]
-pub struct Walk {
+pub struct HeaderWalk {
     identity: SegmentIdentity,
     end: u64,
     at: u64,
@@ -21,10 +21,10 @@ pub struct Walk {
     need: u64,
 }
 
-impl Walk {
+impl HeaderWalk {
     /// A walk from the end of the segment's header to byte `end`.
-    pub fn new(identity: SegmentIdentity, end: u64) -> Walk {
-        Walk { identity, end: align_down(end), at: ALIGN, need: 0 }
+    pub fn new(identity: SegmentIdentity, end: u64) -> HeaderWalk {
+        HeaderWalk { identity, end: align_down(end), at: ALIGN, need: 0 }
     }
 
     /// The next range to read: byte offset and length in the segment, multiples of 4096. `None` at
@@ -34,7 +34,7 @@ impl Walk {
         Some((self.at, self.need.max(WINDOW).min(left)))
     }
 
-    /// Feed the bytes of the range of [`Walk::next_read`]. `found` is called for each record whose
+    /// Feed the bytes of the range of [`HeaderWalk::next_read`]. `found` is called for each record whose
     /// complete header is in these bytes.
     pub fn feed(&mut self, bytes: &[u8], found: &mut dyn FnMut(&Record<'_>)) {
         let from = self.at;
@@ -65,7 +65,7 @@ impl Walk {
         }
     }
 
-    /// The range of [`Walk::next_read`] could not be read: continue after its first block.
+    /// The range of [`HeaderWalk::next_read`] could not be read: continue after its first block.
     pub fn skip(&mut self) {
         self.at += ALIGN;
         self.need = 0;
@@ -139,7 +139,7 @@ mod tests {
     }
 
     fn walk(segment: &[u8]) -> (Vec<u64>, usize) {
-        let mut walk = Walk::new(identity(), END);
+        let mut walk = HeaderWalk::new(identity(), END);
         let (mut found, mut reads) = (Vec::new(), 0);
         while let Some((at, len)) = walk.next_read() {
             reads += 1;

@@ -16,7 +16,7 @@ pub struct SyncId(pub u64);
 
 /// Tracks writes and syncs of the data files.
 #[derive(Debug, Default)]
-pub struct Syncs {
+pub struct SyncTracker {
     /// Writes queued or in flight, by token.
     writing: BTreeSet<u64>,
     /// Files with completed writes that no sync has covered.
@@ -35,7 +35,7 @@ struct Round {
     failed: bool,
 }
 
-impl Syncs {
+impl SyncTracker {
     /// Note a new write, which is submitted now or later. Tokens must increase.
     pub fn write_begun(&mut self, token: u64) {
         self.writing.insert(token);
@@ -65,7 +65,7 @@ impl Syncs {
     }
 
     /// Begin a round if possible; returns the files to sync now. With an empty list the round is
-    /// complete at once, and [`Syncs::finish`] returns its requests.
+    /// complete at once, and [`SyncTracker::finish`] returns its requests.
     pub fn begin(&mut self) -> Option<Vec<FileId>> {
         if self.round.is_some() {
             return None;
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn sync_request_waits_only_for_earlier_writes() {
-        let mut s = Syncs::default();
+        let mut s = SyncTracker::default();
         s.write_begun(1);
         s.write_begun(2);
         let id = s.request(2);
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn write_ended_during_round_is_covered_by_next_round() {
-        let mut s = Syncs::default();
+        let mut s = SyncTracker::default();
         s.write_begun(1);
         s.write_ended(1, A);
         let first = s.request(1);
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn sync_without_dirty_file_completes_at_once() {
-        let mut s = Syncs::default();
+        let mut s = SyncTracker::default();
         let id = s.request(0);
         assert_eq!(s.begin(), Some(vec![]));
         assert_eq!(s.finish(), Some((vec![id], true)));

@@ -24,7 +24,7 @@ pub const SEGMENTS_MIN: u32 = 4;
 ///
 /// Invariant: `total_bytes() <= capacity_bytes`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Geometry {
+pub struct VolumeGeometry {
     /// Largest total length of all files in bytes.
     pub capacity_bytes: u64,
     /// Length of a segment in bytes.
@@ -39,7 +39,7 @@ pub struct Geometry {
     pub namespaces_max: u32,
 }
 
-impl Geometry {
+impl VolumeGeometry {
     /// The geometry with the most segments that fit `capacity_bytes` together with the other files;
     /// `None` if fewer than [`SEGMENTS_MIN`] fit.
     pub fn fit(
@@ -48,11 +48,11 @@ impl Geometry {
         dirs: u32,
         objects_max: u64,
         namespaces_max: u32,
-    ) -> Option<Geometry> {
+    ) -> Option<VolumeGeometry> {
         let most = u32::try_from(capacity_bytes / segment_bytes.max(1)).ok()?;
         (SEGMENTS_MIN..=most)
             .rev()
-            .map(|segment_count| Geometry {
+            .map(|segment_count| VolumeGeometry {
                 capacity_bytes,
                 segment_bytes,
                 segment_count,
@@ -107,7 +107,7 @@ pub struct Volume {
     /// Their disk.
     pub disk: Arc<dyn Disk>,
     /// Their sizes.
-    pub geometry: Geometry,
+    pub geometry: VolumeGeometry,
     /// The store's identifier.
     pub store: StoreId,
     /// The two copies of the manifest.
@@ -138,27 +138,29 @@ pub struct OpenedVolume {
     /// Number of manifest blocks that were damaged in one copy and repaired from the other.
     pub mended: u32,
     /// A write failed because the file system is full.
-    pub full: Option<Full>,
+    pub full: Option<FileSystemFull>,
 }
 
 /// A write that failed because the file system is full. The store can still be read.
 #[derive(Clone, Debug)]
-pub struct Full {
+pub struct FileSystemFull {
     /// The fault of the write.
     pub fault: IoFault,
     /// The copy of the manifest that was not updated, if it was one.
     pub copy: Option<usize>,
 }
 
-impl Full {
-    /// Convert a fault of kind `NoSpace` into a [`Full`]; any other fault stays an error.
+impl FileSystemFull {
+    /// Convert a fault of kind `NoSpace` into a [`FileSystemFull`]; any other fault stays an error.
     pub(super) fn of(
         written: Result<(), IoFault>,
         copy: Option<usize>,
-    ) -> Result<Option<Full>, IoFault> {
+    ) -> Result<Option<FileSystemFull>, IoFault> {
         match written {
             Ok(()) => Ok(None),
-            Err(fault) if fault.kind == FaultKind::NoSpace => Ok(Some(Full { fault, copy })),
+            Err(fault) if fault.kind == FaultKind::NoSpace => {
+                Ok(Some(FileSystemFull { fault, copy }))
+            }
             Err(fault) => Err(fault),
         }
     }
@@ -168,7 +170,7 @@ impl Full {
 /// the LOCK file for people. If creation fails, no files are left.
 pub fn open_or_create(
     disk: Arc<dyn Disk>,
-    geometry: Geometry,
+    geometry: VolumeGeometry,
     entropy: &dyn Entropy,
     owner: &str,
     timeout: Duration,
@@ -243,7 +245,7 @@ fn lock(disk: &dyn Disk, dir: usize, name: &'static str) -> Result<(FileId, u64)
 
 /// The content of the LOCK file, if it is printable.
 fn owner_of(disk: &dyn Disk) -> Option<String> {
-    let bytes = disk.glance(0, names::LOCK)?;
+    let bytes = disk.read_prefix(0, names::LOCK)?;
     let text = String::from_utf8_lossy(&bytes).trim_matches(['\0', '\n', ' ']).to_owned();
     (!text.is_empty() && !text.contains(char::is_control)).then_some(text)
 }
@@ -263,7 +265,7 @@ fn remove_files(disk: &dyn Disk) -> Result<(), IoFault> {
 
 fn create(
     disk: Arc<dyn Disk>,
-    geometry: Geometry,
+    geometry: VolumeGeometry,
     entropy: &dyn Entropy,
     owner: &str,
     timeout: Duration,
@@ -278,7 +280,7 @@ fn create(
 
 fn create_files(
     disk: &Arc<dyn Disk>,
-    geometry: Geometry,
+    geometry: VolumeGeometry,
     entropy: &dyn Entropy,
     owner: &str,
     timeout: Duration,
@@ -327,7 +329,7 @@ fn manifest_dir(dirs: u32, copy: usize) -> usize {
 
 fn open(
     disk: Arc<dyn Disk>,
-    geometry: Geometry,
+    geometry: VolumeGeometry,
     owner: &str,
     timeout: Duration,
 ) -> Result<OpenedVolume, VolumeError> {
@@ -364,8 +366,11 @@ fn open(
     // The number of segments and the size of checkpoints were fixed when the store was created.
     // They need not match the current size of the index.
     let found = manifest.superblock();
-    let geometry =
-        Geometry { segment_count: found.segment_count, objects_max: found.objects_max, ..geometry };
+    let geometry = VolumeGeometry {
+        segment_count: found.segment_count,
+        objects_max: found.objects_max,
+        ..geometry
+    };
     for (dir, (_, found)) in segments.iter().enumerate() {
         check_length(&*disk, dir, names::SEGMENTS, geometry.dir_bytes(dir as u32), *found)?;
     }
@@ -383,7 +388,7 @@ fn open(
         0,
         owner.as_bytes().get(..ALIGN as usize).unwrap_or(owner.as_bytes()),
     );
-    full = full.or(Full::of(owner_written, None)?);
+    full = full.or(FileSystemFull::of(owner_written, None)?);
     let store = manifest.store();
     let volume =
         Volume { disk, geometry, store, manifests, checkpoints, segments: files_of_segments };
@@ -420,7 +425,11 @@ fn check_length(
     Err(VolumeError::Length { dir: disk.dir_name(dir), file, expected, found })
 }
 
-fn check_config(disk: &dyn Disk, wanted: &Geometry, found: &Superblock) -> Result<(), VolumeError> {
+fn check_config(
+    disk: &dyn Disk,
+    wanted: &VolumeGeometry,
+    found: &Superblock,
+) -> Result<(), VolumeError> {
     let pairs = [
         ("number of ssd.dirs", u64::from(found.dir_count), u64::from(wanted.dirs)),
         ("ssd.bytes", found.capacity_bytes, wanted.capacity_bytes),
@@ -455,11 +464,11 @@ fn read_copy(serial: &mut SerialQueue, file: FileId, len: usize) -> Vec<u8> {
 fn repair_manifests(
     disk: &dyn Disk,
     serial: &mut SerialQueue,
-    geometry: &Geometry,
+    geometry: &VolumeGeometry,
     manifest: &Manifest,
     files: [Option<(FileId, u64)>; 2],
     copies: &[Vec<u8>; 2],
-) -> Result<([FileId; 2], Option<Full>), VolumeError> {
+) -> Result<([FileId; 2], Option<FileSystemFull>), VolumeError> {
     let wanted = manifest.copy();
     let (mut out, mut full) = ([FileId(0); 2], None);
     for i in 0..2 {
@@ -471,7 +480,7 @@ fn repair_manifests(
             // opened again. It may have blocks that the first copy lacks, so it is kept if the
             // first copy could not be written.
             _ => {
-                if let Some(Full { fault, .. }) = full {
+                if let Some(FileSystemFull { fault, .. }) = full {
                     return Err(VolumeError::Io(fault));
                 }
                 disk.remove(dir, name)?;
@@ -484,7 +493,7 @@ fn repair_manifests(
                 if copies[i] == wanted { Ok(()) } else { serial.write(out[i], 0, &wanted) };
             // Sync even if the content is right: a killed process may have written it without a
             // sync.
-            full = Full::of(written.and_then(|()| serial.sync(out[i])), Some(i))?;
+            full = FileSystemFull::of(written.and_then(|()| serial.sync(out[i])), Some(i))?;
         }
     }
     Ok((out, full))

@@ -18,7 +18,7 @@ fn key(namespace: NamespaceId) -> ObjectKey {
 }
 
 fn own() -> Rights {
-    Rights::of(Namespaces::These(BTreeSet::from([OWN])))
+    Rights::of(Namespaces::Listed(BTreeSet::from([OWN])))
 }
 
 #[test]
@@ -30,7 +30,7 @@ fn foreign_namespace_among_a_parts_required_keys_is_refused() {
         own().check(&RequestBody::Put(put.puts().expect("a put")))
     };
     assert_eq!(part(OWN), Ok(()));
-    assert_eq!(part(FOREIGN), Err(NotAllowed { verb: Verb::PutParts, namespace: Some(FOREIGN) }));
+    assert_eq!(part(FOREIGN), Err(AccessDenied { verb: Verb::PutParts, namespace: Some(FOREIGN) }));
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn needed(verb: Verb) -> (Option<Right>, bool) {
 }
 
 /// The result of checking a request of this verb in one namespace.
-fn checked(rights: &Rights, verb: Verb, namespace: NamespaceId) -> Result<(), NotAllowed> {
+fn checked(rights: &Rights, verb: Verb, namespace: NamespaceId) -> Result<(), AccessDenied> {
     let keys = [key(namespace)];
     let gets = keys.map(|key| GetItem::new(key, None, 1));
     let list = List::of(&keys);
@@ -140,7 +140,7 @@ fn checked(rights: &Rights, verb: Verb, namespace: NamespaceId) -> Result<(), No
         Verb::Put => return put(PutBuilder::new(4096), None),
         Verb::PutAttached => return put(PutBuilder::new(4096), Some(keys[0])),
         Verb::PutParts => return put(PutBuilder::of_parts(4096, &keys), None),
-        Verb::PutInto => return put(PutBuilder::into_open(4096, 1), None),
+        Verb::PutInto => return put(PutBuilder::for_open_group(4096, 1), None),
         Verb::Exists => RequestBody::Exists(list),
         Verb::ExistsPrefix => RequestBody::ExistsPrefix(list),
         Verb::Get => RequestBody::Get(List::of(&gets)),
@@ -184,8 +184,8 @@ fn each_verb_without_its_right_is_refused() {
                 None => true,
             };
             let expected = match (has_right, names && namespace == FOREIGN) {
-                (false, _) => Err(NotAllowed { verb, namespace: None }),
-                (true, true) => Err(NotAllowed { verb, namespace: Some(FOREIGN) }),
+                (false, _) => Err(AccessDenied { verb, namespace: None }),
+                (true, true) => Err(AccessDenied { verb, namespace: Some(FOREIGN) }),
                 (true, false) => Ok(()),
             };
             assert_eq!(

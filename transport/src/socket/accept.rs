@@ -13,9 +13,9 @@ use rustix::net::{
 
 use super::connected::peer_user;
 use super::listen_config::ListenError;
-use super::source::Source;
+use super::source::ConnectionSource;
 use crate::address::{Address, Endpoint};
-use crate::closed::{Closed, system_error};
+use crate::closed::{LinkError, system_error};
 
 /// Length of the kernel's accept queue.
 const BACKLOG: i32 = 128;
@@ -25,7 +25,7 @@ const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 pub(super) struct Accepted {
     /// The peer's name for messages.
     pub peer: String,
-    pub source: Source,
+    pub source: ConnectionSource,
     pub socket: OwnedFd,
 }
 
@@ -115,15 +115,15 @@ impl Acceptor {
     }
 
     /// The next connection in the accept queue, if any.
-    pub(super) fn accept(&self) -> Result<Option<Accepted>, Closed> {
+    pub(super) fn accept(&self) -> Result<Option<Accepted>, LinkError> {
         let accepted = self.sockets.iter().map(|socket| acceptfrom_with(socket, FLAGS));
         match accepted.into_iter().find(|accepted| !matches!(accepted, Err(Errno::AGAIN))) {
             Some(Ok((socket, from))) => {
                 let from = from.and_then(|from| SocketAddr::try_from(from).ok());
                 let peer = from.map_or_else(|| "this host".to_owned(), |from| from.to_string());
                 let source = from.map_or_else(
-                    || peer_user(&socket).map(Source::User),
-                    |from| Ok(Source::of(from)),
+                    || peer_user(&socket).map(ConnectionSource::User),
+                    |from| Ok(ConnectionSource::of(from)),
                 );
                 Ok(Some(Accepted { peer, source: source?, socket }))
             }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use pagelith_io::clock::Clock;
 use pagelith_io::entropy::Entropy;
-use pagelith_io::shm::Region;
-use pagelith_layouts::wire::Side;
+use pagelith_io::shm::SharedRegion;
+use pagelith_layouts::wire::LinkRole;
 use pagelith_layouts::wire::greeting::Feature;
 use rustix::io::Errno;
 use rustix::net::{
@@ -17,11 +17,11 @@ use super::connected::{Socket, SocketLink, SocketPending};
 use super::rings::Rings;
 use crate::address::{Address, Endpoint};
 use crate::auth::Key;
-use crate::capability::Offer;
-use crate::closed::{Closed, system_error};
+use crate::capability::Capabilities;
+use crate::closed::{LinkError, system_error};
 use crate::handshake::Handshake;
-use crate::limits::Limits;
-use crate::pending::{Pending, Progress};
+use crate::limits::LinkLimits;
+use crate::pending::{HandshakeProgress, PendingHandshake};
 
 /// Maximum single wait of [`dial`].
 const WAIT_STEP: Duration = Duration::from_millis(100);
@@ -29,19 +29,19 @@ const WAIT_STEP: Duration = Duration::from_millis(100);
 /// Begin to connect to a server. Never waits.
 ///
 /// The host must be an IP address; [`SocketDial`](crate::dial::SocketDial) resolves names.
-/// [`Pending::poll`] does the rest of connecting, greeting and proof, which together take at most
+/// [`PendingHandshake::poll`] does the rest of connecting, greeting and proof, which together take at most
 /// `limits.handshake`. `key` is needed if the server requires one, and refused if it supports none.
-/// `shows` is memory of this process that the server may read: at most
+/// `shared_regions` is memory of this process that the server may read: at most
 /// [`REGIONS_MAX`](crate::shown::REGIONS_MAX) regions.
 pub fn connect(
     to: &Address,
-    offer: Offer,
+    offer: Capabilities,
     key: Option<Key>,
     entropy: &dyn Entropy,
     clock: Arc<dyn Clock>,
-    limits: Limits,
-    shows: &[Arc<Region>],
-) -> Result<SocketPending, Closed> {
+    limits: LinkLimits,
+    shared_regions: &[Arc<SharedRegion>],
+) -> Result<SocketPending, LinkError> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let open = |family| {
         socket_with(family, SocketType::STREAM, flags, None).map_err(system_error("socket"))
@@ -54,7 +54,7 @@ pub fn connect(
     let socket = match to {
         Address::Tcp(Endpoint::Name { host, .. }) => {
             let detail = "connect takes an IP address, not a name".to_owned();
-            return Err(Closed::Unresolved { host: host.clone(), detail });
+            return Err(LinkError::NameNotResolved { host: host.clone(), detail });
         }
         Address::Tcp(Endpoint::Ip(to)) => {
             let socket =
@@ -69,29 +69,36 @@ pub fn connect(
             let memory =
                 (offer.features & Feature::SharedMemory.bit() != 0).then(Rings::memory).flatten();
             can_share = memory.is_some();
-            Socket::unix(socket, memory)?.sharing(shows.to_vec())
+            Socket::unix(socket, memory)?.sharing(shared_regions.to_vec())
         }
     };
     let offer = offer.at(to, can_share);
     let handshake = Handshake::client(offer, key, entropy);
-    Ok(Pending::new(socket, to.to_string(), Side::Client, offer, handshake, (clock, limits)))
+    Ok(PendingHandshake::new(
+        socket,
+        to.to_string(),
+        LinkRole::Client,
+        offer,
+        handshake,
+        (clock, limits),
+    ))
 }
 
 /// As [`connect`], but wait until the link is established or has failed.
 pub fn dial(
     to: &Address,
-    offer: Offer,
+    offer: Capabilities,
     key: Option<Key>,
     entropy: &dyn Entropy,
     clock: Arc<dyn Clock>,
-    limits: Limits,
-) -> Result<SocketLink, Closed> {
+    limits: LinkLimits,
+) -> Result<SocketLink, LinkError> {
     let mut progress = connect(to, offer, key, entropy, clock, limits, &[])?.poll();
     loop {
         progress = match progress {
-            Progress::Waiting(pending) => pending.wait(WAIT_STEP),
-            Progress::Ready(link) => return Ok(*link),
-            Progress::Over(why) => return Err(why),
+            HandshakeProgress::Waiting(pending) => pending.wait(WAIT_STEP),
+            HandshakeProgress::Ready(link) => return Ok(*link),
+            HandshakeProgress::Failed(why) => return Err(why),
         };
     }
 }

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::peer;
-use pagelith_io::shm::{MapLimits, Region, SharedMemory, View};
+use pagelith_io::shm::{MapLimits, PeerMemory, SharedMemory, SharedRegion};
 use pagelith_io::system::SystemClock;
-use pagelith_layouts::wire::Side;
+use pagelith_layouts::wire::LinkRole;
 use pagelith_layouts::wire::greeting::Feature;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, readv, retry_on_intr};
@@ -18,12 +18,12 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 use super::poll::wait_for;
 use super::rings::Rings;
-use crate::closed::{Closed, system_error};
+use crate::closed::{LinkError, system_error};
 use crate::conn::Conn;
-use crate::limits::Limits;
-use crate::pending::Pending;
+use crate::limits::LinkLimits;
+use crate::pending::PendingHandshake;
 use crate::shown::{LinkRegions, REGIONS_MAX};
-use crate::stream::{IoResult, Stream};
+use crate::stream::{Stream, StreamResult};
 
 /// Time that an end polls its socket before it sleeps: bytes in flight arrive sooner than the
 /// kernel puts a core to sleep and wakes it again (benches/results/link-waits.md has gets with 0,
@@ -37,7 +37,7 @@ pub struct Socket {
     fd: Arc<OwnedFd>,
     carrier: Carrier,
     /// Memory of this end that it hands over if that is agreed.
-    shared_regions: Vec<Arc<Region>>,
+    shared_regions: Vec<Arc<SharedRegion>>,
     /// Bounds on the mapped memory of a client.
     bound: MapLimits,
     /// The last wait found nothing. An idle socket is not polled at each visit of its thread.
@@ -47,7 +47,7 @@ pub struct Socket {
 /// A link over a socket.
 pub type SocketLink = Conn<Socket>;
 /// A connection in its handshake.
-pub type SocketPending = Pending<Socket>;
+pub type SocketPending = PendingHandshake<Socket>;
 
 /// The transport of the bytes.
 enum Carrier {
@@ -56,14 +56,14 @@ enum Carrier {
     /// The socket, until a client hands over this memory, or a server receives it.
     SocketUntilRings(Option<SharedMemory>),
     /// Rings, as soon as the server's regions are handed over too. Holds the peer's memory.
-    RingsPending(Rings, Vec<Arc<View>>),
+    RingsPending(Rings, Vec<Arc<PeerMemory>>),
     /// Rings in shared memory, and the regions of both ends.
     Rings(Rings, LinkRegions),
 }
 
 impl Socket {
     /// Wrap a non-blocking TCP socket: without Nagle's delay, with keepalive.
-    pub(super) fn tcp(socket: OwnedFd) -> Result<Socket, Closed> {
+    pub(super) fn tcp(socket: OwnedFd) -> Result<Socket, LinkError> {
         set_tcp_nodelay(&socket, true).map_err(system_error("setsockopt TCP_NODELAY"))?;
         set_socket_keepalive(&socket, true).map_err(system_error("setsockopt SO_KEEPALIVE"))?;
         let (fd, carrier) = (Arc::new(socket), Carrier::Socket);
@@ -72,10 +72,10 @@ impl Socket {
 
     /// Wrap a non-blocking Unix socket, if its peer is a process of this user or of root. `memory`
     /// is a client's memory for the rings.
-    pub(super) fn unix(socket: OwnedFd, memory: Option<SharedMemory>) -> Result<Socket, Closed> {
+    pub(super) fn unix(socket: OwnedFd, memory: Option<SharedMemory>) -> Result<Socket, LinkError> {
         let user = peer_user(&socket)?;
         if !is_trusted(user) {
-            return Err(Closed::NotAuthentic { what: "the user" });
+            return Err(LinkError::AuthenticationFailed { what: "the user" });
         }
         let (fd, carrier) = (Arc::new(socket), Carrier::SocketUntilRings(memory));
         Ok(Socket { fd, carrier, shared_regions: Vec::new(), bound: NOTHING, idle: false })
@@ -87,7 +87,7 @@ impl Socket {
     }
 
     /// The same, which maps the memory of the process that connected within the limits.
-    pub(super) fn mapping_within(self, limits: &Limits) -> Socket {
+    pub(super) fn mapping_within(self, limits: &LinkLimits) -> Socket {
         let (all, of_peer) = (limits.mapped_max, limits.mapped_of_peer_max);
         let bound = MapLimits { all, of_peer, peer: peer::number(&self.fd).unwrap_or(0) };
         Socket { bound, ..self }
@@ -107,7 +107,7 @@ impl Socket {
     }
 
     /// Hand this memory over if that is agreed: at most [`REGIONS_MAX`] regions.
-    pub(super) fn sharing(self, shared_regions: Vec<Arc<Region>>) -> Socket {
+    pub(super) fn sharing(self, shared_regions: Vec<Arc<SharedRegion>>) -> Socket {
         Socket { shared_regions, ..self }
     }
 
@@ -138,8 +138,8 @@ impl Socket {
 }
 
 /// The user at the other end of a Unix socket.
-pub(super) fn peer_user(socket: &OwnedFd) -> Result<u32, Closed> {
-    peer::user(socket).map_err(|e| Closed::System {
+pub(super) fn peer_user(socket: &OwnedFd) -> Result<u32, LinkError> {
+    peer::user(socket).map_err(|e| LinkError::SystemCall {
         operation: "getsockopt SO_PEERCRED",
         errno: e.raw_os_error().unwrap_or(0),
     })
@@ -157,17 +157,17 @@ impl AsFd for Socket {
 }
 
 impl Stream for Socket {
-    fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> IoResult {
+    fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> StreamResult {
         if let Carrier::Rings(rings, _) = &mut self.carrier {
             return rings.read(&self.fd, parts);
         }
         match retry_on_intr(|| readv(&self.fd, parts)) {
-            Ok(0) => IoResult::Ended,
+            Ok(0) => StreamResult::Ended,
             other => moved("recv", other),
         }
     }
 
-    fn write(&mut self, parts: &[IoSlice<'_>]) -> IoResult {
+    fn write(&mut self, parts: &[IoSlice<'_>]) -> StreamResult {
         if let Carrier::Rings(rings, _) = &mut self.carrier {
             return rings.write(&self.fd, parts, true);
         }
@@ -176,7 +176,7 @@ impl Stream for Socket {
         moved("send", retry_on_intr(|| sendmsg(&self.fd, parts, &mut no_control, flags)))
     }
 
-    fn write_quietly(&mut self, parts: &[IoSlice<'_>]) -> IoResult {
+    fn write_without_wake(&mut self, parts: &[IoSlice<'_>]) -> StreamResult {
         match &mut self.carrier {
             Carrier::Rings(rings, _) => rings.write(&self.fd, parts, false),
             Carrier::Socket | Carrier::SocketUntilRings(_) | Carrier::RingsPending(..) => {
@@ -185,9 +185,9 @@ impl Stream for Socket {
         }
     }
 
-    fn nudge(&mut self) {
+    fn wake_peer(&mut self) {
         if let Carrier::Rings(rings, _) = &mut self.carrier {
-            rings.nudge(&self.fd);
+            rings.wake_peer(&self.fd);
         }
     }
 
@@ -214,30 +214,30 @@ impl Stream for Socket {
         }
     }
 
-    fn goes_over(&self, features: u64) -> bool {
+    fn will_upgrade(&self, features: u64) -> bool {
         matches!(self.carrier, Carrier::SocketUntilRings(_))
             && features & Feature::SharedMemory.bit() != 0
     }
 
-    fn go_over(&mut self, side: Side, features: u64) -> Result<bool, Closed> {
+    fn upgrade_carrier(&mut self, side: LinkRole, features: u64) -> Result<bool, LinkError> {
         let by_ref = features & Feature::Shown.bit() != 0;
         let own = if by_ref { std::mem::take(&mut self.shared_regions) } else { Vec::new() };
         if let Carrier::SocketUntilRings(memory) = &mut self.carrier {
             let begun = match (side, memory.take()) {
-                (Side::Server, _) => Rings::receive_memory(
+                (LinkRole::Server, _) => Rings::receive_memory(
                     &self.fd,
                     if by_ref { REGIONS_MAX } else { 0 },
                     &self.bound,
                 )?,
-                (Side::Client, Some(made)) => match Rings::send_memory(&self.fd, made, &own)? {
+                (LinkRole::Client, Some(made)) => match Rings::send_memory(&self.fd, made, &own)? {
                     Ok(rings) => Some((rings, Vec::new())),
                     Err(made) => {
                         *memory = Some(made);
                         None
                     }
                 },
-                (Side::Client, None) => {
-                    return Err(Closed::broken("shared memory", "this end has none"));
+                (LinkRole::Client, None) => {
+                    return Err(LinkError::broken("shared memory", "this end has none"));
                 }
             };
             if let Some((rings, theirs)) = begun {
@@ -246,8 +246,8 @@ impl Stream for Socket {
         }
         let over = match &mut self.carrier {
             Carrier::RingsPending(_, theirs) if by_ref => match side {
-                Side::Server => Rings::send_regions(&self.fd, &own)?,
-                Side::Client => match Rings::receive_regions(&self.fd)? {
+                LinkRole::Server => Rings::send_regions(&self.fd, &own)?,
+                LinkRole::Client => match Rings::receive_regions(&self.fd)? {
                     Some(received) => {
                         *theirs = received;
                         true
@@ -281,11 +281,11 @@ impl Stream for Socket {
     }
 }
 
-fn moved(operation: &'static str, result: Result<usize, Errno>) -> IoResult {
+fn moved(operation: &'static str, result: Result<usize, Errno>) -> StreamResult {
     match result {
-        Ok(bytes) => IoResult::Bytes(bytes),
-        Err(Errno::AGAIN) => IoResult::Blocked,
-        Err(Errno::CONNRESET | Errno::PIPE) => IoResult::Ended,
-        Err(e) => IoResult::Failed { operation, errno: e.raw_os_error() },
+        Ok(bytes) => StreamResult::Bytes(bytes),
+        Err(Errno::AGAIN) => StreamResult::Blocked,
+        Err(Errno::CONNRESET | Errno::PIPE) => StreamResult::Ended,
+        Err(e) => StreamResult::Failed { operation, errno: e.raw_os_error() },
     }
 }

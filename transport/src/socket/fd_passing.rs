@@ -10,14 +10,18 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-use crate::closed::{Closed, system_error};
+use crate::closed::{LinkError, system_error};
 use crate::shown::REGIONS_MAX;
 
 /// Maximum descriptors in one message: a link's rings, and regions.
 const FDS_MAX: usize = 1 + REGIONS_MAX;
 
 /// Send `fds` with one byte, `tag`, that tells their kind; false if the socket takes nothing now.
-pub(super) fn send_fds(socket: &OwnedFd, tag: u8, fds: &[BorrowedFd<'_>]) -> Result<bool, Closed> {
+pub(super) fn send_fds(
+    socket: &OwnedFd,
+    tag: u8,
+    fds: &[BorrowedFd<'_>],
+) -> Result<bool, LinkError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
@@ -31,7 +35,7 @@ pub(super) fn send_fds(socket: &OwnedFd, tag: u8, fds: &[BorrowedFd<'_>]) -> Res
 }
 
 /// Receive descriptors of the peer that have this tag; `None` if they have not arrived yet.
-pub(super) fn receive_fds(socket: &OwnedFd, tag: u8) -> Result<Option<Vec<OwnedFd>>, Closed> {
+pub(super) fn receive_fds(socket: &OwnedFd, tag: u8) -> Result<Option<Vec<OwnedFd>>, LinkError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
@@ -49,7 +53,7 @@ pub(super) fn receive_fds(socket: &OwnedFd, tag: u8) -> Result<Option<Vec<OwnedF
         })
         .collect();
     if received.bytes == 0 {
-        return Err(Closed::Ended);
+        return Err(LinkError::Disconnected);
     }
     // Truncated although the buffer had room: this process has no free descriptors, and the kernel
     // drops the excess ones silently.
@@ -57,7 +61,7 @@ pub(super) fn receive_fds(socket: &OwnedFd, tag: u8) -> Result<Option<Vec<OwnedF
         return Err(system_error("recvmsg")(Errno::MFILE));
     }
     if byte[0] != tag {
-        return Err(Closed::broken("shared memory", "none was handed over"));
+        return Err(LinkError::broken("shared memory", "none was handed over"));
     }
     Ok(Some(fds))
 }

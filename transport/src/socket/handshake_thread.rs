@@ -15,14 +15,14 @@ use pagelith_io::clock::{Clock, Mono};
 use rustix::net::{Shutdown, shutdown};
 
 use super::connected::{SocketLink, SocketPending};
-use crate::closed::Closed;
-use crate::pending::Progress;
+use crate::closed::LinkError;
+use crate::pending::HandshakeProgress;
 
 /// Maximum single wait of the thread.
 const WAIT_STEP: Duration = Duration::from_millis(100);
 
 /// The result of a handshake.
-pub(super) type HandshakeResult = Result<Box<SocketLink>, Closed>;
+pub(super) type HandshakeResult = Result<Box<SocketLink>, LinkError>;
 
 /// A handshake on its thread.
 pub(super) struct HandshakeThread {
@@ -39,7 +39,7 @@ struct ThreadState {
     /// The peer has sent its greeting.
     is_greeted: bool,
     /// The reason why the listener no longer waits for the result.
-    abandoned: Option<Closed>,
+    abandoned: Option<LinkError>,
 }
 
 /// State shared by the handshake threads of a listener: their count, and the eventfd that they
@@ -87,7 +87,7 @@ impl HandshakeThread {
         pending: SocketPending,
         threads: &HandshakeThreads,
         clock: &dyn Clock,
-    ) -> Result<HandshakeThread, Closed> {
+    ) -> Result<HandshakeThread, LinkError> {
         let held_bytes = pending.held_bytes();
         let socket = Some(pending.stream().shared());
         let state = Arc::new(Mutex::new(ThreadState { socket, ..ThreadState::default() }));
@@ -108,7 +108,7 @@ impl HandshakeThread {
             let _ = rustix::io::write(&*wake, &1u64.to_ne_bytes());
         };
         let started = std::thread::Builder::new().name("pagelith-greeting".to_owned()).spawn(body);
-        let failed = |e: std::io::Error| Closed::System {
+        let failed = |e: std::io::Error| LinkError::SystemCall {
             operation: "start of a handshake thread",
             errno: e.raw_os_error().unwrap_or(0),
         };
@@ -138,7 +138,7 @@ impl HandshakeThread {
 
     /// Stop waiting for the handshake, and refuse the peer with `why` if it can still be sent.
     /// Returns the result instead if the handshake is over.
-    pub fn abandon(self, why: Closed) -> Option<HandshakeResult> {
+    pub fn abandon(self, why: LinkError) -> Option<HandshakeResult> {
         let mut state = lock(&self.state);
         if let Some(result) = state.result.take() {
             return Some(result);
@@ -161,9 +161,9 @@ fn run(pending: SocketPending, state: &Mutex<ThreadState>) -> HandshakeResult {
             None => pending.poll(),
         };
         pending = match progress {
-            Progress::Waiting(pending) => pending,
-            Progress::Ready(link) => return Ok(link),
-            Progress::Over(why) => return Err(why),
+            HandshakeProgress::Waiting(pending) => pending,
+            HandshakeProgress::Ready(link) => return Ok(link),
+            HandshakeProgress::Failed(why) => return Err(why),
         };
         lock(state).is_greeted = pending.is_greeted();
         pending.sleep(WAIT_STEP);

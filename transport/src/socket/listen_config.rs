@@ -1,8 +1,8 @@
 //! The address of a listener, the clients that it admits, and the reasons why it cannot be created.
 
 use crate::address::Address;
-use crate::closed::Closed;
-use crate::handshake::Admission;
+use crate::closed::LinkError;
+use crate::handshake::ClientAuth;
 
 /// The address of a listener, and the clients that it admits.
 #[derive(Clone, Debug)]
@@ -12,10 +12,10 @@ pub struct ListenConfig {
     /// listener. It replaces the file of a process that has ended.
     pub address: Address,
     /// How clients authenticate.
-    pub admission: Admission,
+    pub admission: ClientAuth,
     /// Admit clients of other hosts, which must authenticate with a key. Otherwise the address must
     /// be loopback.
-    pub beyond_this_host: bool,
+    pub allow_remote: bool,
 }
 
 /// Why a listener could not be created.
@@ -23,12 +23,12 @@ pub struct ListenConfig {
 pub enum ListenError {
     /// The host name could not be resolved.
     #[error(transparent)]
-    Unresolved(Closed),
-    /// The address is reachable from other hosts without [`ListenConfig::beyond_this_host`].
+    Unresolved(LinkError),
+    /// The address is reachable from other hosts without [`ListenConfig::allow_remote`].
     #[error(
         "the address is not loopback: allow other hosts (--beyond-this-host, with keys) or listen at loopback address={0}"
     )]
-    BeyondThisHost(Address),
+    RemoteNotAllowed(Address),
     /// Clients of other hosts could connect without a key.
     #[error("clients of other hosts must authenticate with a key: configure one address={0}")]
     NoKey(Address),

@@ -6,24 +6,24 @@ use std::time::Duration;
 
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::entropy::Entropy;
-use pagelith_io::shm::Region;
-use pagelith_layouts::wire::Side;
+use pagelith_io::shm::SharedRegion;
+use pagelith_layouts::wire::LinkRole;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::accept::{Accepted, Acceptor};
 use super::connected::{Socket, SocketLink, SocketPending, is_trusted};
 use super::handshake_thread::{HandshakeThread, HandshakeThreads, close_on_thread};
 use super::listen_config::{ListenConfig, ListenError};
-use super::pending_peers::{Arrival, Handshaking, PendingPeers};
+use super::pending_peers::{AdmissionResult, Handshaking, PendingPeers};
 use super::poll::wait_for;
-use super::source::Source;
+use super::source::ConnectionSource;
 use crate::address::Address;
-use crate::capability::Offer;
-use crate::closed::Closed;
-use crate::handshake::{Admission, Handshake};
-use crate::limits::Limits;
+use crate::capability::Capabilities;
+use crate::closed::LinkError;
+use crate::handshake::{ClientAuth, Handshake};
+use crate::limits::LinkLimits;
 use crate::link_permits::LinkPermits;
-use crate::pending::{Pending, Progress};
+use crate::pending::{HandshakeProgress, PendingHandshake};
 use crate::resolve::Resolver;
 use crate::rights::Namespaces;
 
@@ -46,12 +46,12 @@ pub struct Listener {
     /// The handshake threads of a Unix socket.
     threads: Option<HandshakeThreads>,
     permits: Arc<LinkPermits>,
-    admission: Admission,
-    offer: Offer,
+    admission: ClientAuth,
+    offer: Capabilities,
     entropy: Arc<dyn Entropy>,
     clock: Arc<dyn Clock>,
-    limits: Limits,
-    shared_regions: Vec<Arc<Region>>,
+    limits: LinkLimits,
+    shared_regions: Vec<Arc<SharedRegion>>,
     /// No connection is accepted before this time.
     paused_until: Option<Mono>,
 }
@@ -60,10 +60,10 @@ impl Listener {
     /// Listen.
     pub fn new(
         listen: &ListenConfig,
-        offer: Offer,
+        offer: Capabilities,
         entropy: Arc<dyn Entropy>,
         clock: Arc<dyn Clock>,
-        limits: Limits,
+        limits: LinkLimits,
     ) -> Result<Listener, ListenError> {
         Listener::with_resolver(&Resolver::default(), listen, offer, entropy, clock, limits)
     }
@@ -72,12 +72,12 @@ impl Listener {
     pub fn with_resolver(
         resolver: &Resolver,
         listen: &ListenConfig,
-        offer: Offer,
+        offer: Capabilities,
         entropy: Arc<dyn Entropy>,
         clock: Arc<dyn Clock>,
-        limits: Limits,
+        limits: LinkLimits,
     ) -> Result<Listener, ListenError> {
-        let keyed = matches!(listen.admission, Admission::Keys(_));
+        let keyed = matches!(listen.admission, ClientAuth::Keys(_));
         let hosts = match &listen.address {
             Address::Tcp(endpoint) => {
                 resolver.addresses(endpoint, limits.handshake).map_err(ListenError::Unresolved)?
@@ -85,8 +85,8 @@ impl Listener {
             Address::Unix(_) => Vec::new(),
         };
         let all_loopback = hosts.iter().all(|address| address.ip().is_loopback());
-        match (all_loopback, listen.beyond_this_host, keyed) {
-            (false, false, _) => return Err(ListenError::BeyondThisHost(listen.address.clone())),
+        match (all_loopback, listen.allow_remote, keyed) {
+            (false, false, _) => return Err(ListenError::RemoteNotAllowed(listen.address.clone())),
             (_, true, false) => return Err(ListenError::NoKey(listen.address.clone())),
             _ => {}
         }
@@ -121,7 +121,7 @@ impl Listener {
     /// Share `regions` with clients of this host, at most
     /// [`REGIONS_MAX`](crate::shown::REGIONS_MAX): only with clients that may read every namespace,
     /// since they can read all of the memory.
-    pub fn with_shared_regions(self, regions: Vec<Arc<Region>>) -> Listener {
+    pub fn with_shared_regions(self, regions: Vec<Arc<SharedRegion>>) -> Listener {
         let shared_regions = if self.may_share() { regions } else { Vec::new() };
         Listener { shared_regions, ..self }
     }
@@ -129,8 +129,8 @@ impl Listener {
     /// Whether all clients may read every namespace.
     fn may_share(&self) -> bool {
         match &self.admission {
-            Admission::Connection(rights) => rights.read && rights.namespaces == Namespaces::All,
-            Admission::Keys(_) => false,
+            ClientAuth::Connection(rights) => rights.read && rights.namespaces == Namespaces::All,
+            ClientAuth::Keys(_) => false,
         }
     }
 
@@ -155,7 +155,7 @@ impl Listener {
     }
 
     /// Accept connections, and advance handshakes, as far as possible now. Never waits.
-    pub fn poll(&mut self, arrivals: &mut Vec<Arrival>) {
+    pub fn poll(&mut self, arrivals: &mut Vec<AdmissionResult>) {
         self.paused_until = self.paused_until.filter(|until| self.clock.now() < *until);
         if let Some(threads) = &self.threads {
             let _ = rustix::io::read(threads.wake(), &mut [0; 8]);
@@ -171,9 +171,10 @@ impl Listener {
                 // free descriptors. In the latter case connections stay in the accept queue for a
                 // while.
                 Err(why) => {
-                    let gone = matches!(why, Closed::System { errno, .. } if errno == CONNABORTED);
+                    let gone =
+                        matches!(why, LinkError::SystemCall { errno, .. } if errno == CONNABORTED);
                     self.paused_until = (!gone).then(|| self.clock.now().after(ACCEPT_PAUSE));
-                    arrivals.push(Arrival::Refused { peer: String::new(), why });
+                    arrivals.push(AdmissionResult::Refused { peer: String::new(), why });
                     break;
                 }
             }
@@ -183,14 +184,14 @@ impl Listener {
 
     /// Whether connections are accepted now.
     fn accepts(&self) -> bool {
-        let threads_max = THREADS_PER_HANDSHAKE * self.limits.unknown_max;
+        let threads_max = THREADS_PER_HANDSHAKE * self.limits.unauthenticated_max;
         self.paused_until.is_none()
             && self.threads.as_ref().is_none_or(|threads| threads.count() < threads_max)
     }
 
     /// As `poll`, but first wait at most `timeout` until a socket is ready or a handshake times
     /// out.
-    pub fn wait(&mut self, arrivals: &mut Vec<Arrival>, timeout: Duration) {
+    pub fn wait(&mut self, arrivals: &mut Vec<AdmissionResult>, timeout: Duration) {
         wait(Some(self), &[], &[], timeout);
         self.poll(arrivals);
     }
@@ -210,39 +211,41 @@ impl Listener {
         accepted.chain(wake).map(|socket| (socket, false)).chain(self.pending_peers.sockets())
     }
 
-    fn start_handshake(&mut self, accepted: Accepted, arrivals: &mut Vec<Arrival>) {
+    fn start_handshake(&mut self, accepted: Accepted, arrivals: &mut Vec<AdmissionResult>) {
         let Accepted { peer, source, socket } = accepted;
         let socket = match (source, &self.threads) {
-            (Source::User(user), Some(threads)) if !is_trusted(user) => {
+            (ConnectionSource::User(user), Some(threads)) if !is_trusted(user) => {
                 close_on_thread(socket, threads);
-                Err(Closed::NotAuthentic { what: "the user" })
+                Err(LinkError::AuthenticationFailed { what: "the user" })
             }
-            (Source::User(_), _) => {
+            (ConnectionSource::User(_), _) => {
                 Socket::unix(socket, None).map(|socket| socket.mapping_within(&self.limits))
             }
-            (Source::Network(_), _) => Socket::tcp(socket),
+            (ConnectionSource::Network(_), _) => Socket::tcp(socket),
         };
         let socket = match socket {
             Ok(socket) => socket,
-            Err(why) => return arrivals.push(Arrival::Refused { peer, why }),
+            Err(why) => return arrivals.push(AdmissionResult::Refused { peer, why }),
         };
         self.pending_peers.make_room(source, arrivals);
         let pending = self.pending(socket, peer.clone());
         let Some(threads) = &self.threads else {
             // Bytes that have arrived already are processed before the connection can be evicted.
             return match pending.poll() {
-                Progress::Waiting(pending) => {
+                HandshakeProgress::Waiting(pending) => {
                     self.pending_peers.add(source, peer, Handshaking::Inline(Box::new(pending)))
                 }
-                Progress::Ready(link) => arrivals.push(Arrival::Link(link)),
-                Progress::Over(why) => arrivals.push(Arrival::Refused { peer, why }),
+                HandshakeProgress::Ready(link) => arrivals.push(AdmissionResult::Link(link)),
+                HandshakeProgress::Failed(why) => {
+                    arrivals.push(AdmissionResult::Refused { peer, why })
+                }
             };
         };
         match HandshakeThread::start(pending, threads, &*self.clock) {
             Ok(thread) => self.pending_peers.add(source, peer, Handshaking::Thread(thread)),
             Err(why) => {
                 self.paused_until = Some(self.clock.now().after(ACCEPT_PAUSE));
-                arrivals.push(Arrival::Refused { peer, why });
+                arrivals.push(AdmissionResult::Refused { peer, why });
             }
         }
     }
@@ -252,7 +255,7 @@ impl Listener {
         let handshake = Handshake::server(self.offer, self.admission.clone(), &*self.entropy);
         let outside = (self.clock.clone(), self.limits);
         let handshake = handshake.with_permits(self.permits.clone());
-        Pending::new(socket, peer, Side::Server, self.offer, handshake, outside)
+        PendingHandshake::new(socket, peer, LinkRole::Server, self.offer, handshake, outside)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The unauthenticated connections of a listener, and the choice of the one to evict.
 //!
 //! Invariants:
-//! - connections <= [`Limits::unknown_max`], and connections of one source <= half of it, rounded
+//! - connections <= [`LinkLimits::unauthenticated_max`], and connections of one source <= half of it, rounded
 //!   up.
 //! - A new connection is always accepted. It evicts a connection of its own source if that has its
 //!   share, else one of the source that has most connections. The victim is the oldest connection
@@ -13,17 +13,17 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use pagelith_io::clock::Mono;
-use pagelith_layouts::wire::greeting::{Reason, Refusal};
+use pagelith_layouts::wire::greeting::{Refusal, RefusalReason};
 
 use super::connected::{SocketLink, SocketPending};
 use super::handshake_thread::{HandshakeResult, HandshakeThread};
-use super::source::Source;
-use crate::closed::Closed;
-use crate::limits::Limits;
-use crate::pending::Progress;
+use super::source::ConnectionSource;
+use crate::closed::LinkError;
+use crate::limits::LinkLimits;
+use crate::pending::HandshakeProgress;
 
 /// The outcome of one connection.
-pub enum Arrival {
+pub enum AdmissionResult {
     /// The link of an admitted client.
     Link(Box<SocketLink>),
     /// A client that was not admitted, or an accept that failed.
@@ -31,7 +31,7 @@ pub enum Arrival {
         /// The client's address; empty for a failed accept.
         peer: String,
         /// The reason.
-        why: Closed,
+        why: LinkError,
     },
 }
 
@@ -44,7 +44,7 @@ pub(super) enum Handshaking {
 }
 
 struct PendingPeer {
-    source: Source,
+    source: ConnectionSource,
     peer: String,
     handshaking: Handshaking,
 }
@@ -61,12 +61,12 @@ impl PendingPeer {
 /// Connections in their handshakes, in the order in which they were accepted.
 pub(super) struct PendingPeers {
     peers: Vec<PendingPeer>,
-    limits: Limits,
+    limits: LinkLimits,
     versions: (u16, u16),
 }
 
 impl PendingPeers {
-    pub fn new(limits: Limits, versions: (u16, u16)) -> PendingPeers {
+    pub fn new(limits: LinkLimits, versions: (u16, u16)) -> PendingPeers {
         PendingPeers { peers: Vec::new(), limits, versions }
     }
 
@@ -85,12 +85,12 @@ impl PendingPeers {
     }
 
     /// Add a connection.
-    pub fn add(&mut self, source: Source, peer: String, handshaking: Handshaking) {
+    pub fn add(&mut self, source: ConnectionSource, peer: String, handshaking: Handshaking) {
         self.peers.push(PendingPeer { source, peer, handshaking });
     }
 
     /// Evict a connection if there is no room for another one of `source`.
-    pub fn make_room(&mut self, source: Source, arrivals: &mut Vec<Arrival>) {
+    pub fn make_room(&mut self, source: ConnectionSource, arrivals: &mut Vec<AdmissionResult>) {
         let Some(from) = self.source_to_evict(source) else { return };
         // Ends: each round either evicts a connection, or finds that one more has sent its
         // greeting.
@@ -100,17 +100,17 @@ impl PendingPeers {
             let result = match handshaking {
                 Handshaking::Inline(pending) => match pending.poll() {
                     // Its greeting had arrived, but was not read before.
-                    Progress::Waiting(pending) if pending.is_greeted() && !had_greeted => {
+                    HandshakeProgress::Waiting(pending) if pending.is_greeted() && !had_greeted => {
                         let handshaking = Handshaking::Inline(Box::new(pending));
                         self.peers.insert(at, PendingPeer { source, peer, handshaking });
                         continue;
                     }
-                    Progress::Waiting(pending) => match pending.refuse(self.busy()) {
-                        Progress::Over(why) => Some(Err(why)),
-                        Progress::Ready(_) | Progress::Waiting(_) => None,
+                    HandshakeProgress::Waiting(pending) => match pending.refuse(self.busy()) {
+                        HandshakeProgress::Failed(why) => Some(Err(why)),
+                        HandshakeProgress::Ready(_) | HandshakeProgress::Waiting(_) => None,
                     },
-                    Progress::Ready(link) => Some(Ok(link)),
-                    Progress::Over(why) => Some(Err(why)),
+                    HandshakeProgress::Ready(link) => Some(Ok(link)),
+                    HandshakeProgress::Failed(why) => Some(Err(why)),
                 },
                 Handshaking::Thread(thread) => {
                     thread.abandon(self.busy()).or_else(|| Some(Err(self.busy())))
@@ -122,13 +122,13 @@ impl PendingPeers {
     }
 
     /// The source that loses a connection to a new one of `source`, if any must.
-    fn source_to_evict(&self, source: Source) -> Option<Source> {
+    fn source_to_evict(&self, source: ConnectionSource) -> Option<ConnectionSource> {
         let of = |source| self.peers.iter().filter(|other| other.source == source).count();
-        let share = self.limits.unknown_max.div_ceil(2);
+        let share = self.limits.unauthenticated_max.div_ceil(2);
         if of(source) >= share {
             return Some(source);
         }
-        if self.peers.len() < self.limits.unknown_max {
+        if self.peers.len() < self.limits.unauthenticated_max {
             return None;
         }
         // Of several sources with that many, the one with the oldest connection.
@@ -137,32 +137,37 @@ impl PendingPeers {
     }
 
     /// The connection of a source to evict: the oldest without a greeting, or else the oldest.
-    fn victim(&self, source: Source) -> Option<usize> {
+    fn victim(&self, source: ConnectionSource) -> Option<usize> {
         let first = |is_one: &dyn Fn(&PendingPeer) -> bool| {
             self.peers.iter().position(|other| other.source == source && is_one(other))
         };
         first(&|peer| !peer.is_greeted()).or_else(|| first(&|_| true))
     }
 
-    fn busy(&self) -> Closed {
+    fn busy(&self) -> LinkError {
         let text = format!(
             "too many unauthenticated connections, this one was evicted: try again connections_max={}",
-            self.limits.unknown_max
+            self.limits.unauthenticated_max
         );
-        Closed::Refused(Refusal { reason: Reason::Busy, versions: self.versions, missing: 0, text })
+        LinkError::Refused(Refusal {
+            reason: RefusalReason::Busy,
+            versions: self.versions,
+            missing: 0,
+            text,
+        })
     }
 
     /// Advance all handshakes as far as possible now.
-    pub fn poll(&mut self, now: Mono, arrivals: &mut Vec<Arrival>) {
+    pub fn poll(&mut self, now: Mono, arrivals: &mut Vec<AdmissionResult>) {
         for PendingPeer { source, peer, handshaking } in std::mem::take(&mut self.peers) {
             let result = match handshaking {
                 Handshaking::Inline(pending) => match pending.poll() {
-                    Progress::Waiting(pending) => {
+                    HandshakeProgress::Waiting(pending) => {
                         self.add(source, peer, Handshaking::Inline(Box::new(pending)));
                         continue;
                     }
-                    Progress::Ready(link) => Ok(link),
-                    Progress::Over(why) => Err(why),
+                    HandshakeProgress::Ready(link) => Ok(link),
+                    HandshakeProgress::Failed(why) => Err(why),
                 },
                 Handshaking::Thread(thread) => match self.result_of(thread, now) {
                     Ok(result) => result,
@@ -190,7 +195,7 @@ impl PendingPeers {
             return Err(thread);
         }
         let limit_ms = u64::try_from(self.limits.handshake.as_millis()).unwrap_or(u64::MAX);
-        let late = Closed::Late { limit_ms };
+        let late = LinkError::HandshakeTimeout { limit_ms };
         Ok(thread.abandon(late.clone()).unwrap_or(Err(late)))
     }
 
@@ -220,15 +225,15 @@ impl Drop for PendingPeers {
     fn drop(&mut self) {
         for peer in self.peers.drain(..) {
             if let Handshaking::Thread(thread) = peer.handshaking {
-                drop(thread.abandon(Closed::Here));
+                drop(thread.abandon(LinkError::ClosedLocally));
             }
         }
     }
 }
 
-fn arrival(peer: String, result: HandshakeResult) -> Arrival {
+fn arrival(peer: String, result: HandshakeResult) -> AdmissionResult {
     match result {
-        Ok(link) => Arrival::Link(link),
-        Err(why) => Arrival::Refused { peer, why },
+        Ok(link) => AdmissionResult::Link(link),
+        Err(why) => AdmissionResult::Refused { peer, why },
     }
 }

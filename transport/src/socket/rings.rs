@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::shm::{
-    Broken, MapLimits, PAIR_MEMORY_BYTES, Region, RingReader, RingWriter, SharedMemory, View, pair,
+    InvalidRingCount, MapLimits, PAIR_MEMORY_BYTES, PeerMemory, RingReader, RingWriter,
+    SharedMemory, SharedRegion, pair,
 };
 use pagelith_io::system::SystemClock;
 use rustix::io::Errno;
@@ -22,8 +23,8 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::fd_passing;
 use super::poll::wait_for;
-use crate::closed::Closed;
-use crate::stream::IoResult;
+use crate::closed::LinkError;
+use crate::stream::StreamResult;
 
 /// Time that an end polls the rings before it sleeps: longer than a small request takes, and than
 /// the other end needs to wake it (benches/results/link-waits.md has puts with 50, 100 and 200 us).
@@ -55,7 +56,7 @@ pub(super) struct Rings {
 }
 
 /// The rings and the memory received from a client.
-pub(super) type ClientMemory = (Rings, Vec<Arc<View>>);
+pub(super) type ClientMemory = (Rings, Vec<Arc<PeerMemory>>);
 
 impl Rings {
     fn new(memory: SharedMemory, first: bool) -> Rings {
@@ -81,8 +82,8 @@ impl Rings {
     pub fn send_memory(
         socket: &OwnedFd,
         memory: SharedMemory,
-        regions: &[Arc<Region>],
-    ) -> Result<Result<Rings, SharedMemory>, Closed> {
+        regions: &[Arc<SharedRegion>],
+    ) -> Result<Result<Rings, SharedMemory>, LinkError> {
         let fds: Vec<BorrowedFd<'_>> = std::iter::once(memory.as_fd())
             .chain(regions.iter().map(|region| region.as_fd()))
             .collect();
@@ -98,11 +99,11 @@ impl Rings {
         socket: &OwnedFd,
         regions_max: usize,
         bound: &MapLimits,
-    ) -> Result<Option<ClientMemory>, Closed> {
+    ) -> Result<Option<ClientMemory>, LinkError> {
         let Some(fds) = fd_passing::receive_fds(socket, TAG_RINGS)? else { return Ok(None) };
         let mut fds = fds.into_iter();
         let Some(fd) = fds.next().filter(|_| fds.len() <= regions_max) else {
-            return Err(Closed::broken("shared memory", "none was handed over"));
+            return Err(LinkError::broken("shared memory", "none was handed over"));
         };
         let memory = SharedMemory::of(fd, PAIR_MEMORY_BYTES).map_err(|e| unmapped(&e))?;
         Ok(Some((Rings::new(memory, false), views(fds, Some(bound))?)))
@@ -110,19 +111,22 @@ impl Rings {
 
     /// Send a server's regions; false if the socket cannot take
     /// them yet.
-    pub fn send_regions(socket: &OwnedFd, regions: &[Arc<Region>]) -> Result<bool, Closed> {
+    pub fn send_regions(
+        socket: &OwnedFd,
+        regions: &[Arc<SharedRegion>],
+    ) -> Result<bool, LinkError> {
         let fds: Vec<BorrowedFd<'_>> = regions.iter().map(|region| region.as_fd()).collect();
         fd_passing::send_fds(socket, TAG_REGIONS, &fds)
     }
 
     /// Receive a server's regions; `None` if they have not arrived
     /// yet.
-    pub fn receive_regions(socket: &OwnedFd) -> Result<Option<Vec<Arc<View>>>, Closed> {
+    pub fn receive_regions(socket: &OwnedFd) -> Result<Option<Vec<Arc<PeerMemory>>>, LinkError> {
         let Some(fds) = fd_passing::receive_fds(socket, TAG_REGIONS)? else { return Ok(None) };
         views(fds.into_iter(), None).map(Some)
     }
 
-    pub fn read(&mut self, socket: &OwnedFd, parts: &mut [IoSliceMut<'_>]) -> IoResult {
+    pub fn read(&mut self, socket: &OwnedFd, parts: &mut [IoSliceMut<'_>]) -> StreamResult {
         let mut total = 0;
         for part in parts.iter_mut() {
             match self.incoming.read(part) {
@@ -141,7 +145,7 @@ impl Rings {
             if self.incoming.publish() {
                 self.wake(socket);
             }
-            return IoResult::Bytes(total);
+            return StreamResult::Bytes(total);
         }
         self.idle_reads += 1;
         if self.armed.get() || self.idle_reads >= IDLE_READS {
@@ -149,19 +153,19 @@ impl Rings {
             self.drain(socket);
             // Bytes that were written before the end are delivered first.
             if self.ended && self.incoming.available() == Ok(0) {
-                return IoResult::Ended;
+                return StreamResult::Ended;
             }
         }
         match self.ended && self.incoming.available() == Ok(0) {
-            true => IoResult::Ended,
-            false => IoResult::Blocked,
+            true => StreamResult::Ended,
+            false => StreamResult::Blocked,
         }
     }
 
     /// Write, and with `wakes` wake the other end if it sleeps.
-    pub fn write(&mut self, socket: &OwnedFd, parts: &[IoSlice<'_>], wakes: bool) -> IoResult {
+    pub fn write(&mut self, socket: &OwnedFd, parts: &[IoSlice<'_>], wakes: bool) -> StreamResult {
         if self.ended {
-            return IoResult::Ended;
+            return StreamResult::Ended;
         }
         let mut total = 0;
         for part in parts {
@@ -176,7 +180,7 @@ impl Rings {
             }
         }
         if total == 0 {
-            return IoResult::Blocked;
+            return StreamResult::Blocked;
         }
         self.unannounced = !wakes;
         if !wakes {
@@ -184,11 +188,11 @@ impl Rings {
         } else if self.out.publish() {
             self.wake(socket);
         }
-        IoResult::Bytes(total)
+        StreamResult::Bytes(total)
     }
 
     /// Wake the other end if it sleeps, before a write.
-    pub fn nudge(&mut self, socket: &OwnedFd) {
+    pub fn wake_peer(&mut self, socket: &OwnedFd) {
         if self.out.publish() {
             self.wake(socket);
         }
@@ -204,13 +208,13 @@ impl Rings {
         // The other end may wait for bytes that were written without a wake-up, and send nothing
         // before it has them. So it must be woken before this end sleeps.
         if std::mem::take(&mut self.unannounced) {
-            self.nudge(socket);
+            self.wake_peer(socket);
         }
         let woken = !self.arm(write) && wait_for(&[(socket.as_fd(), false)], timeout);
         self.incoming.sleep(false);
         self.out.sleep(false);
         self.drain(socket);
-        // A wake-up without work comes from `nudge`: work is about to arrive.
+        // A wake-up without work comes from `wake_peer`: work is about to arrive.
         let is_ready = self.has_work(write) || woken && self.spin(write);
         self.idle = !is_ready;
         is_ready
@@ -221,7 +225,7 @@ impl Rings {
         let has_room = |rings: &Rings| rings.ended || rings.out.room() != Ok(0);
         // The other end makes room only after it knows about the bytes.
         if std::mem::take(&mut self.unannounced) {
-            self.nudge(socket);
+            self.wake_peer(socket);
         }
         self.armed.set(true);
         self.out.sleep(true);
@@ -289,23 +293,23 @@ impl Rings {
 fn views(
     fds: impl Iterator<Item = OwnedFd>,
     bound: Option<&MapLimits>,
-) -> Result<Vec<Arc<View>>, Closed> {
-    fds.map(|fd| View::shared(fd, bound).map_err(|e| unmapped(&e))).collect()
+) -> Result<Vec<Arc<PeerMemory>>, LinkError> {
+    fds.map(|fd| PeerMemory::shared(fd, bound).map_err(|e| unmapped(&e))).collect()
 }
 
 /// The error for memory of the peer that could not be mapped: this process lacks address space, or
 /// the memory is not valid.
-fn unmapped(e: &std::io::Error) -> Closed {
+fn unmapped(e: &std::io::Error) -> LinkError {
     match e.raw_os_error() {
         Some(errno) if errno == Errno::NOMEM.raw_os_error() => {
-            Closed::System { operation: "mmap", errno }
+            LinkError::SystemCall { operation: "mmap", errno }
         }
-        _ => Closed::broken("shared memory", e),
+        _ => LinkError::broken("shared memory", e),
     }
 }
 
-fn failed(_: Broken) -> IoResult {
-    IoResult::Failed { operation: "shared memory", errno: Errno::PROTO.raw_os_error() }
+fn failed(_: InvalidRingCount) -> StreamResult {
+    StreamResult::Failed { operation: "shared memory", errno: Errno::PROTO.raw_os_error() }
 }
 
 #[cfg(test)]
@@ -329,18 +333,18 @@ mod tests {
     fn nudge_wakes_a_sleeping_end_once_for_the_next_write() {
         let ([mut ours, mut theirs], [here, there]) = two();
         let is_woken = || wait_for(&[(there.as_fd(), false)], Duration::ZERO);
-        ours.nudge(&here);
+        ours.wake_peer(&here);
         assert!(!is_woken(), "the other end is awake");
         assert!(!theirs.arm(false));
-        ours.nudge(&here);
-        ours.nudge(&here);
+        ours.wake_peer(&here);
+        ours.wake_peer(&here);
         assert!(is_woken());
         theirs.drain(&there);
         assert!(!is_woken(), "one wake-up per sleep");
         assert!(!theirs.ready(&there, false, Duration::ZERO), "no bytes followed");
         assert!(!theirs.arm(false));
-        ours.nudge(&here);
-        assert_eq!(ours.write(&here, &[IoSlice::new(b"x")], true), IoResult::Bytes(1));
+        ours.wake_peer(&here);
+        assert_eq!(ours.write(&here, &[IoSlice::new(b"x")], true), StreamResult::Bytes(1));
         assert!(theirs.ready(&there, false, Duration::from_secs(60)));
         let woken = recv(&there, &mut [0u8; 8][..], RecvFlags::DONTWAIT).map(|(_, bytes)| bytes);
         assert_eq!(woken, Ok(1), "the write sent no second wake-up");
@@ -353,7 +357,7 @@ mod tests {
         assert!(!theirs.arm(false));
         assert!(!ours.ready(&here, false, Duration::ZERO));
         assert!(!is_woken(), "nothing was written");
-        assert_eq!(ours.write(&here, &[IoSlice::new(b"x")], false), IoResult::Bytes(1));
+        assert_eq!(ours.write(&here, &[IoSlice::new(b"x")], false), StreamResult::Bytes(1));
         assert!(!is_woken(), "a quiet write wakes no one");
         assert!(!ours.ready(&here, false, Duration::ZERO));
         assert!(is_woken(), "otherwise both ends would sleep");

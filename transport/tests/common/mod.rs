@@ -15,29 +15,29 @@ use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::entropy::Entropy;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::greeting::Feature;
-use pagelith_layouts::wire::{Frame, Kind, Side};
+use pagelith_layouts::wire::{Frame, FrameKind, LinkRole};
 use pagelith_transport::auth::{Key, KeyRing};
-use pagelith_transport::capability::Offer;
-use pagelith_transport::closed::Closed;
+use pagelith_transport::capability::Capabilities;
+use pagelith_transport::closed::LinkError;
 use pagelith_transport::conn::Conn;
-use pagelith_transport::handshake::{Admission, Handshake};
-use pagelith_transport::limits::Limits;
-use pagelith_transport::link::{Event, Link, Push};
-use pagelith_transport::pending::{Pending, Progress};
+use pagelith_transport::handshake::{ClientAuth, Handshake};
+use pagelith_transport::limits::LinkLimits;
+use pagelith_transport::link::{Link, LinkEvent, Push};
+use pagelith_transport::pending::{HandshakeProgress, PendingHandshake};
 use pagelith_transport::rights::Rights;
-use pagelith_transport::stream::{IoResult, Stream};
+use pagelith_transport::stream::{Stream, StreamResult};
 
 /// A clock that only the test advances.
 #[derive(Default)]
-pub struct HandClock(AtomicU64);
+pub struct ManualClock(AtomicU64);
 
-impl HandClock {
+impl ManualClock {
     pub fn pass(&self, time: Duration) {
         self.0.fetch_add(time.as_nanos() as u64, Ordering::SeqCst);
     }
 }
 
-impl Clock for HandClock {
+impl Clock for ManualClock {
     fn now(&self) -> Mono {
         Mono(self.0.load(Ordering::SeqCst))
     }
@@ -56,7 +56,7 @@ impl Entropy for CountingEntropy {
 
 /// One direction of a pipe.
 #[derive(Default)]
-pub struct Way {
+pub struct PipeDirection {
     pub bytes: VecDeque<u8>,
     /// All bytes ever written.
     pub record: Vec<u8>,
@@ -66,14 +66,14 @@ pub struct Way {
     /// Number of the reader's next waits that return without bytes, each 1 ms later by `clock`.
     /// After the last of them the bytes in `later` arrive.
     pub early: u32,
-    pub clock: Option<Arc<HandClock>>,
+    pub clock: Option<Arc<ManualClock>>,
     pub later: VecDeque<u8>,
 }
 
 /// An end of a pipe in memory.
 pub struct Pipe {
-    pub reads: Arc<Mutex<Way>>,
-    pub writes: Arc<Mutex<Way>>,
+    pub reads: Arc<Mutex<PipeDirection>>,
+    pub writes: Arc<Mutex<PipeDirection>>,
     /// Maximum bytes per call.
     pub step: usize,
 }
@@ -85,12 +85,12 @@ impl Drop for Pipe {
     }
 }
 
-pub fn lock(way: &Mutex<Way>) -> MutexGuard<'_, Way> {
+pub fn lock(way: &Mutex<PipeDirection>) -> MutexGuard<'_, PipeDirection> {
     way.lock().expect("no panic")
 }
 
 impl Stream for Pipe {
-    fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> IoResult {
+    fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> StreamResult {
         let mut way = lock(&self.reads);
         let mut moved = 0;
         for place in parts.iter_mut().flat_map(|part| part.iter_mut()).take(self.step) {
@@ -98,16 +98,16 @@ impl Stream for Pipe {
             (*place, moved) = (byte, moved + 1);
         }
         match moved {
-            0 if way.ended => IoResult::Ended,
-            0 => IoResult::Blocked,
-            n => IoResult::Bytes(n),
+            0 if way.ended => StreamResult::Ended,
+            0 => StreamResult::Blocked,
+            n => StreamResult::Bytes(n),
         }
     }
 
-    fn write(&mut self, parts: &[IoSlice<'_>]) -> IoResult {
+    fn write(&mut self, parts: &[IoSlice<'_>]) -> StreamResult {
         let mut way = lock(&self.writes);
         if way.ended {
-            return IoResult::Ended;
+            return StreamResult::Ended;
         }
         let room =
             if way.most == 0 { usize::MAX } else { way.most.saturating_sub(way.bytes.len()) };
@@ -115,7 +115,7 @@ impl Stream for Pipe {
             parts.iter().flat_map(|part| part.iter().copied()).take(self.step.min(room)).collect();
         way.bytes.extend(&bytes);
         way.record.extend(&bytes);
-        if bytes.is_empty() { IoResult::Blocked } else { IoResult::Bytes(bytes.len()) }
+        if bytes.is_empty() { StreamResult::Blocked } else { StreamResult::Bytes(bytes.len()) }
     }
 
     fn ready(&mut self, write: bool, _: Duration) -> bool {
@@ -135,7 +135,7 @@ impl Stream for Pipe {
 
 /// The two ends of a pipe that moves at most `step` bytes per call.
 pub fn pipe(step: usize) -> (Pipe, Pipe) {
-    let (a, b): (Arc<Mutex<Way>>, Arc<Mutex<Way>>) = Default::default();
+    let (a, b): (Arc<Mutex<PipeDirection>>, Arc<Mutex<PipeDirection>>) = Default::default();
     (Pipe { reads: a.clone(), writes: b.clone(), step }, Pipe { reads: b, writes: a, step })
 }
 
@@ -147,20 +147,24 @@ pub fn entropy() -> Arc<CountingEntropy> {
     Arc::new(CountingEntropy(AtomicU64::new(1)))
 }
 
-pub fn keys(secret: u8) -> Admission {
-    Admission::Keys(Arc::new(
+pub fn keys(secret: u8) -> ClientAuth {
+    ClientAuth::Keys(Arc::new(
         KeyRing::new([(key(secret), Rights::all())], &*entropy()).expect("a ring"),
     ))
 }
 
 /// As [`sharing`], without shared memory.
-pub fn offer() -> Offer {
+pub fn offer() -> Capabilities {
     sharing().without(Feature::SharedMemory)
 }
 
 /// The features of this build, with short frames.
-pub fn sharing() -> Offer {
-    Offer { data_bytes_max: 64 << 10, control_bytes_max: 64 << 10, ..Offer::of_this_build([5; 16]) }
+pub fn sharing() -> Capabilities {
+    Capabilities {
+        data_bytes_max: 64 << 10,
+        control_bytes_max: 64 << 10,
+        ..Capabilities::of_this_build([5; 16])
+    }
 }
 
 pub type PipeLink = Conn<Pipe>;
@@ -169,20 +173,20 @@ pub type PipeLink = Conn<Pipe>;
 pub struct Pair {
     pub client: PipeLink,
     pub server: PipeLink,
-    pub clock: Arc<HandClock>,
+    pub clock: Arc<ManualClock>,
     /// The bytes that the client writes, and those that the server writes.
-    pub ways: (Arc<Mutex<Way>>, Arc<Mutex<Way>>),
+    pub ways: (Arc<Mutex<PipeDirection>>, Arc<Mutex<PipeDirection>>),
 }
 
 /// Two ends of a pipe in their handshake.
 pub fn pendings(
     step: usize,
     key: Option<Key>,
-    admission: Admission,
-) -> (Pending<Pipe>, Pending<Pipe>, Arc<HandClock>) {
+    admission: ClientAuth,
+) -> (PendingHandshake<Pipe>, PendingHandshake<Pipe>, Arc<ManualClock>) {
     let (a, b) = pipe(step);
-    let clock = Arc::new(HandClock::default());
-    let outside = || (clock.clone() as Arc<dyn Clock>, Limits::default());
+    let clock = Arc::new(ManualClock::default());
+    let outside = || (clock.clone() as Arc<dyn Clock>, LinkLimits::default());
     // The features that existed when the conversation in `golden/session1` was recorded.
     let offer = offer()
         .without(Feature::Parts)
@@ -199,65 +203,77 @@ pub fn pendings(
         .without(Feature::Holds);
     let client = Handshake::client(offer, key, &*entropy());
     let server = Handshake::server(offer, admission, &*entropy());
-    let client = Pending::new(a, "server".into(), Side::Client, offer, client, outside());
-    let server = Pending::new(b, "client".into(), Side::Server, offer, server, outside());
+    let client =
+        PendingHandshake::new(a, "server".into(), LinkRole::Client, offer, client, outside());
+    let server =
+        PendingHandshake::new(b, "client".into(), LinkRole::Server, offer, server, outside());
     (client, server, clock)
 }
 
 /// An established link over a pipe, with or without a key.
 pub fn pair(step: usize, keyed: bool) -> Pair {
-    let admission = if keyed { keys(1) } else { Admission::Connection(Rights::all()) };
+    let admission = if keyed { keys(1) } else { ClientAuth::Connection(Rights::all()) };
     let (client, server, clock) = pendings(step, keyed.then(|| key(1)), admission);
     let ways = (client.stream().writes.clone(), server.stream().writes.clone());
     let (client, server) = meet(client, server);
     Pair { client: client.expect("a link"), server: server.expect("a link"), clock, ways }
 }
 
-type Met<S> = Result<Conn<S>, Closed>;
+type Met<S> = Result<Conn<S>, LinkError>;
 
 /// Run two handshakes until both have ended.
-pub fn meet<S: Stream, T: Stream>(client: Pending<S>, server: Pending<T>) -> (Met<S>, Met<T>) {
-    let (mut client, mut server) = (Progress::Waiting(client), Progress::Waiting(server));
+pub fn meet<S: Stream, T: Stream>(
+    client: PendingHandshake<S>,
+    server: PendingHandshake<T>,
+) -> (Met<S>, Met<T>) {
+    let (mut client, mut server) =
+        (HandshakeProgress::Waiting(client), HandshakeProgress::Waiting(server));
     for _ in 0..100_000 {
         client = go(client);
         server = go(server);
-        if !matches!(client, Progress::Waiting(_)) && !matches!(server, Progress::Waiting(_)) {
+        if !matches!(client, HandshakeProgress::Waiting(_))
+            && !matches!(server, HandshakeProgress::Waiting(_))
+        {
             break;
         }
     }
     (met(client), met(server))
 }
 
-fn go<S: Stream>(progress: Progress<S>) -> Progress<S> {
+fn go<S: Stream>(progress: HandshakeProgress<S>) -> HandshakeProgress<S> {
     match progress {
-        Progress::Waiting(pending) => pending.poll(),
+        HandshakeProgress::Waiting(pending) => pending.poll(),
         over => over,
     }
 }
 
-fn met<S: Stream>(progress: Progress<S>) -> Met<S> {
+fn met<S: Stream>(progress: HandshakeProgress<S>) -> Met<S> {
     match progress {
-        Progress::Ready(link) => Ok(*link),
-        Progress::Over(why) => Err(why),
-        Progress::Waiting(_) => panic!("the handshake does not end"),
+        HandshakeProgress::Ready(link) => Ok(*link),
+        HandshakeProgress::Failed(why) => Err(why),
+        HandshakeProgress::Waiting(_) => panic!("the handshake does not end"),
     }
 }
 
 /// Poll both ends until nothing moves.
-pub fn settle(a: &mut dyn Link, b: &mut dyn Link) -> (Vec<Event>, Vec<Event>) {
+pub fn settle(a: &mut dyn Link, b: &mut dyn Link) -> (Vec<LinkEvent>, Vec<LinkEvent>) {
     settle_slowly(a, b, 4)
 }
 
 /// Poll both ends until no counter changed for `rounds` rounds. A single byte of a head changes
 /// none.
-pub fn settle_slowly(a: &mut dyn Link, b: &mut dyn Link, rounds: u32) -> (Vec<Event>, Vec<Event>) {
+pub fn settle_slowly(
+    a: &mut dyn Link,
+    b: &mut dyn Link,
+    rounds: u32,
+) -> (Vec<LinkEvent>, Vec<LinkEvent>) {
     let (mut at_a, mut at_b) = (Vec::new(), Vec::new());
     let mut quiet = 0;
     while quiet < rounds {
         let before = (a.counts(), b.counts(), at_a.len(), at_b.len());
         a.poll(&mut at_a);
         b.poll(&mut at_b);
-        let moved = |c: pagelith_transport::link::Counts| {
+        let moved = |c: pagelith_transport::link::LinkCounters| {
             (c.frames_in, c.frames_out, c.bytes_in, c.bytes_out, c.bytes_late)
         };
         let after = (a.counts(), b.counts(), at_a.len(), at_b.len());
@@ -301,36 +317,36 @@ pub fn gathered(parts: &[Part]) -> Vec<u8> {
 
 pub fn push(op: u64, item: u32, offset: u64, content: &[u8]) -> Push {
     let (parts, token) = (scatter(content, &[1, 3]), op * 100 + u64::from(item));
-    Push { op: OpId(op), item, offset, parts, token, may_show: true }
+    Push { op: OpId(op), item, offset, parts, token, allow_ref: true }
 }
 
 pub fn request(op: u64, body: &[u8]) -> Frame {
-    Frame::new(Kind::Request, OpId(op), body.to_vec())
+    Frame::new(FrameKind::Request, OpId(op), body.to_vec())
 }
 
 pub fn outcome(op: u64, body: &[u8]) -> Frame {
-    Frame::new(Kind::Outcome, OpId(op), body.to_vec())
+    Frame::new(FrameKind::Outcome, OpId(op), body.to_vec())
 }
 
 /// Events as lines of text, without their memory.
-pub fn event_lines(events: &[Event]) -> Vec<String> {
-    let line = |event: &Event| match event {
-        Event::Frame(frame) => format!("{:?} {} {}", frame.kind, frame.op.0, frame.body.len()),
-        Event::Landed { op, item, .. } => format!("landed {} {item}", op.0),
-        Event::Shown { op, item, .. } => format!("shown {} {item}", op.0),
-        Event::Pushed { token, sent, .. } => format!("pushed {token} {sent}"),
-        Event::Retracted { op, item, .. } => format!("retracted {} {item}", op.0),
-        Event::Closed(why) => format!("closed: {why}"),
+pub fn event_lines(events: &[LinkEvent]) -> Vec<String> {
+    let line = |event: &LinkEvent| match event {
+        LinkEvent::Frame(frame) => format!("{:?} {} {}", frame.kind, frame.op.0, frame.body.len()),
+        LinkEvent::Received { op, item, .. } => format!("landed {} {item}", op.0),
+        LinkEvent::ReceivedRef { op, item, .. } => format!("shown {} {item}", op.0),
+        LinkEvent::Pushed { token, sent, .. } => format!("pushed {token} {sent}"),
+        LinkEvent::Retracted { op, item, .. } => format!("retracted {} {item}", op.0),
+        LinkEvent::Ended(why) => format!("closed: {why}"),
     };
     events.iter().map(line).collect()
 }
 
 /// The memory that an event hands back for an item.
-pub fn returned(events: &[Event], wanted: (u64, u32)) -> Option<Vec<u8>> {
+pub fn returned(events: &[LinkEvent], wanted: (u64, u32)) -> Option<Vec<u8>> {
     events.iter().find_map(|event| match event {
-        Event::Landed { op, item, parts, .. }
-        | Event::Shown { op, item, parts, .. }
-        | Event::Retracted { op, item, parts, .. }
+        LinkEvent::Received { op, item, parts, .. }
+        | LinkEvent::ReceivedRef { op, item, parts, .. }
+        | LinkEvent::Retracted { op, item, parts, .. }
             if (op.0, *item) == wanted =>
         {
             Some(gathered(parts))

@@ -15,22 +15,22 @@ use std::time::Duration;
 
 use pagelith_io::buffer::{AlignedBuf, Part};
 use pagelith_io::clock::Clock;
-use pagelith_io::shm::{PAIR_MEMORY_BYTES, RING_BYTES, Region, SharedMemory};
+use pagelith_io::shm::{PAIR_MEMORY_BYTES, RING_BYTES, SharedMemory, SharedRegion};
 use pagelith_io::system::{SystemClock, SystemEntropy};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::head::{self, HeadFacts};
-use pagelith_layouts::wire::shown::{self, ShownPiece};
-use pagelith_layouts::wire::{Kind, Side, VERSION_MAX};
+use pagelith_layouts::wire::shm_ref::{self, ShownPiece};
+use pagelith_layouts::wire::{FrameKind, LinkRole, VERSION_MAX};
 use pagelith_transport::address::Address;
-use pagelith_transport::capability::Offer;
-use pagelith_transport::closed::Closed;
-use pagelith_transport::handshake::{Admission, Handshake};
-use pagelith_transport::limits::Limits;
-use pagelith_transport::link::{Event, Link};
-use pagelith_transport::pending::Pending;
+use pagelith_transport::capability::Capabilities;
+use pagelith_transport::closed::LinkError;
+use pagelith_transport::handshake::{ClientAuth, Handshake};
+use pagelith_transport::limits::LinkLimits;
+use pagelith_transport::link::{Link, LinkEvent};
+use pagelith_transport::pending::PendingHandshake;
 use pagelith_transport::rights::Rights;
-use pagelith_transport::socket::{Arrival, ListenConfig, Listener, SocketLink};
-use pagelith_transport::stream::{IoResult, Stream};
+use pagelith_transport::socket::{AdmissionResult, ListenConfig, Listener, SocketLink};
+use pagelith_transport::stream::{Stream, StreamResult};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 /// Offset of a ring's bytes.
@@ -60,7 +60,7 @@ pub struct Met {
     /// Ranges that were received completely.
     pub landed: u32,
     /// Why the link ended.
-    pub closed: Option<Closed>,
+    pub closed: Option<LinkError>,
 }
 
 /// Records the bytes written to it.
@@ -68,14 +68,14 @@ pub struct Met {
 struct Recorder(Arc<Mutex<Vec<u8>>>);
 
 impl Stream for Recorder {
-    fn read(&mut self, _: &mut [IoSliceMut<'_>]) -> IoResult {
-        IoResult::Blocked
+    fn read(&mut self, _: &mut [IoSliceMut<'_>]) -> StreamResult {
+        StreamResult::Blocked
     }
 
-    fn write(&mut self, parts: &[IoSlice<'_>]) -> IoResult {
+    fn write(&mut self, parts: &[IoSlice<'_>]) -> StreamResult {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         parts.iter().for_each(|part| kept.extend_from_slice(part));
-        IoResult::Bytes(parts.iter().map(|part| part.len()).sum())
+        StreamResult::Bytes(parts.iter().map(|part| part.len()).sum())
     }
 
     fn ready(&mut self, _: bool, _: Duration) -> bool {
@@ -91,18 +91,25 @@ impl Host {
     /// Listens at `path`.
     pub fn new(path: &Path) -> Host {
         let address = Address::Unix(path.to_owned());
-        let admission = Admission::Connection(Rights::all());
-        let listen = ListenConfig { address, admission, beyond_this_host: false };
-        let offer = Offer::of_this_build([1; 16]);
+        let admission = ClientAuth::Connection(Rights::all());
+        let listen = ListenConfig { address, admission, allow_remote: false };
+        let offer = Capabilities::of_this_build([1; 16]);
         let listener =
-            Listener::new(&listen, offer, Arc::new(SystemEntropy), clock(), Limits::default());
+            Listener::new(&listen, offer, Arc::new(SystemEntropy), clock(), LinkLimits::default());
         let sent = Recorder::default();
-        let offer = Offer::of_this_build([2; 16]);
+        let offer = Capabilities::of_this_build([2; 16]);
         let handshake = Handshake::client(offer, None, &SystemEntropy);
-        let outside = (clock(), Limits::default());
+        let outside = (clock(), LinkLimits::default());
         drop(
-            Pending::new(sent.clone(), "server".into(), Side::Client, offer, handshake, outside)
-                .poll(),
+            PendingHandshake::new(
+                sent.clone(),
+                "server".into(),
+                LinkRole::Client,
+                offer,
+                handshake,
+                outside,
+            )
+            .poll(),
         );
         let greeting = sent.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Host { listener: listener.expect("listens"), greeting, path: path.to_owned() }
@@ -113,7 +120,7 @@ impl Host {
         let peer = UnixStream::connect(&self.path).expect("connected");
         (&peer).write_all(&self.greeting).expect("greeted");
         let memory = SharedMemory::new(PAIR_MEMORY_BYTES).expect("memory");
-        let region = Region::new(REGION_BYTES).expect("memory");
+        let region = SharedRegion::new(REGION_BYTES).expect("memory");
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         let fds = [memory.as_fd(), region.as_fd()];
@@ -124,7 +131,7 @@ impl Host {
         while arrivals.is_empty() {
             self.listener.wait(&mut arrivals, Duration::from_secs(5));
         }
-        let Some(Arrival::Link(link)) = arrivals.pop() else {
+        let Some(AdmissionResult::Link(link)) = arrivals.pop() else {
             panic!("a valid greeting is admitted")
         };
         (peer, rustix::io::dup(&memory).expect("another descriptor"), link)
@@ -171,12 +178,12 @@ impl Host {
                     let (op, item) = (OpId(number(1) % (OPS + 1)), number(1) as u32 % 3);
                     let pieces: Vec<ShownPiece> =
                         (0..1 + number(1) % 3).map(|_| piece(&mut number)).collect();
-                    let body = shown::encode(
+                    let body = shm_ref::encode(
                         item,
                         if (what / 8).is_multiple_of(4) { number(2) } else { 0 },
                         &pieces,
                     );
-                    let facts = HeadFacts::control(VERSION_MAX, Kind::Shown, op, &body);
+                    let facts = HeadFacts::control(VERSION_MAX, FrameKind::Shown, op, &body);
                     send(
                         &memory,
                         &mut written,
@@ -196,7 +203,7 @@ impl Host {
             }
             // A put's reference to its bytes.
             let place = (u32::from(*what) % 3, written.wrapping_mul(u64::from(*what)));
-            if let Some(shown) = link.view((OpId(1), 0, 0), place, u64::from(*what) + 1) {
+            if let Some(shown) = link.peer_ref((OpId(1), 0, 0), place, u64::from(*what) + 1) {
                 shown.copy_out(0, &mut vec![0; usize::from(*what) + 1]);
             }
             poll(&mut link, &mut met);
@@ -241,16 +248,16 @@ fn poll(link: &mut SocketLink, met: &mut Met) {
     link.poll(&mut events);
     for event in events {
         match event {
-            Event::Shown { parts, shown, .. } => {
+            LinkEvent::ReceivedRef { parts, shown, .. } => {
                 let bytes: usize = parts.iter().map(Part::len).sum();
                 assert_eq!(shown.length(), bytes as u64, "a reference covers the exposed range");
                 shown.copy_out(0, &mut vec![0; bytes]);
                 met.shown += 1;
-                link.took(shown);
+                link.release_ref(shown);
             }
-            Event::Landed { .. } => met.landed += 1,
-            Event::Closed(why) => met.closed = Some(why),
-            Event::Frame(_) | Event::Pushed { .. } | Event::Retracted { .. } => {}
+            LinkEvent::Received { .. } => met.landed += 1,
+            LinkEvent::Ended(why) => met.closed = Some(why),
+            LinkEvent::Frame(_) | LinkEvent::Pushed { .. } | LinkEvent::Retracted { .. } => {}
         }
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use pagelith_io::buffer::Part;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::head::{self, HeadFacts};
-use pagelith_layouts::wire::{Frame, Kind};
-use pagelith_transport::limits::{Limits, UNKNOWN_PEER_BYTES_MAX};
+use pagelith_layouts::wire::{Frame, FrameKind};
+use pagelith_transport::limits::{LinkLimits, UNAUTHENTICATED_PEER_BYTES_MAX};
 use pagelith_transport::link::{Link, Push};
 
 use crate::common::*;
@@ -16,14 +16,14 @@ fn full_queue_hands_frames_back_until_it_drains() {
     let mut pair = pair(usize::MAX, true);
     let Pair { client, server, ways, .. } = &mut pair;
     lock(&ways.0).most = 1;
-    let limits = Limits::default();
+    let limits = LinkLimits::default();
     let mut taken = 0;
     while client.send(request(taken + 1, &[0; 64 << 10])).is_ok() {
         taken += 1;
     }
     assert_eq!(taken as usize, limits.frame_bytes_max / (64 << 10));
     assert_eq!(client.room().frame_bytes, 0);
-    while client.send(Frame::bare(Kind::Cancel, OpId(1))).is_ok() {
+    while client.send(Frame::bare(FrameKind::Cancel, OpId(1))).is_ok() {
         taken += 1;
     }
     assert_eq!((taken as usize, client.room().frames), (limits.frames_max, 0));
@@ -59,7 +59,7 @@ fn operation_beyond_the_limit_is_handed_back_and_ends_a_servers_link() {
     client.send(request(1000, b"x")).expect("room again");
     settle(client, server);
     // A client that ignores the limit.
-    let facts = HeadFacts::control(1, Kind::Request, OpId(1001), b"x");
+    let facts = HeadFacts::control(1, FrameKind::Request, OpId(1001), b"x");
     lock(&ways.0).bytes.extend(head::encode(&facts, [0; 16]).iter().chain(b"x"));
     let mut events = Vec::new();
     server.poll(&mut events);
@@ -70,13 +70,13 @@ fn operation_beyond_the_limit_is_handed_back_and_ends_a_servers_link() {
 #[test]
 fn frame_not_sent_by_this_role_is_handed_back() {
     let mut pair = pair(usize::MAX, true);
-    for kind in Kind::ALL {
+    for kind in FrameKind::ALL {
         let body = if kind.is_bare() { Vec::new() } else { vec![1; 64] };
         let sent = [&mut pair.client, &mut pair.server]
             .map(|link| link.send(Frame::new(kind, OpId(1), body.clone())).is_ok());
         let expected = match kind {
-            Kind::Request | Kind::Cancel => [true, false],
-            Kind::Pull | Kind::Outcome => [false, true],
+            FrameKind::Request | FrameKind::Cancel => [true, false],
+            FrameKind::Pull | FrameKind::Outcome => [false, true],
             _ => [false, false],
         };
         assert_eq!(sent, expected, "{kind:?}");
@@ -98,13 +98,19 @@ fn memory_held_for_an_unauthenticated_peer_is_bounded() {
         let (mut client, mut server, _) = pendings(7, key, keys(1));
         for _ in 0..steps {
             assert!(
-                server.held_bytes() <= UNKNOWN_PEER_BYTES_MAX / 4,
+                server.held_bytes() <= UNAUTHENTICATED_PEER_BYTES_MAX / 4,
                 "bytes={}",
                 server.held_bytes()
             );
-            let pagelith_transport::pending::Progress::Waiting(next) = client.poll() else { break };
+            let pagelith_transport::pending::HandshakeProgress::Waiting(next) = client.poll()
+            else {
+                break;
+            };
             client = next;
-            let pagelith_transport::pending::Progress::Waiting(next) = server.poll() else { break };
+            let pagelith_transport::pending::HandshakeProgress::Waiting(next) = server.poll()
+            else {
+                break;
+            };
             server = next;
         }
     }
@@ -122,7 +128,7 @@ fn client_that_reads_nothing_is_no_longer_read_and_times_out() {
         let mut unsent = std::collections::VecDeque::new();
         let mut step = |client: &mut PipeLink, server: &mut PipeLink| {
             requested += u64::from(client.send(request(requested + 1, &[7; 100])).is_ok());
-            client.send_on();
+            client.flush_queue();
             server.poll(&mut events);
             let event_lines = event_lines(&std::mem::take(&mut events));
             for _ in event_lines.iter().filter(|line| line.starts_with("Request")) {
@@ -140,7 +146,7 @@ fn client_that_reads_nothing_is_no_longer_read_and_times_out() {
         for _ in 0..1000 {
             assert_eq!(step(client, server).0, None);
         }
-        let limits = Limits::default();
+        let limits = LinkLimits::default();
         let (_, received) = step(client, server);
         let half = (limits.frame_bytes_max / 2).div_ceil(60 << 10);
         assert_eq!(received as usize, half + 1, "half of the queue, and the frame being written");

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use pagelith_io::clock::Clock;
 use pagelith_layouts::ids::OpId;
-use pagelith_transport::closed::Closed;
-use pagelith_transport::limits::Limits;
-use pagelith_transport::link::{Event, Link};
+use pagelith_transport::closed::LinkError;
+use pagelith_transport::limits::LinkLimits;
+use pagelith_transport::link::{Link, LinkEvent};
 
 use crate::common::*;
 
@@ -65,7 +65,7 @@ fn goodbye_is_reported_as_closed_by_the_peer() {
 /// A half-open connection: the other end has vanished without an end of the stream.
 #[test]
 fn silent_peer_gets_a_ping_and_then_times_out() {
-    let limits = Limits::default();
+    let limits = LinkLimits::default();
     let mut pair = pair(usize::MAX, true);
     let Pair { client, server, clock, .. } = &mut pair;
     client.expose(OpId(1), 0, 0, scatter(&[0; 10], &[])).expect("room");
@@ -143,18 +143,21 @@ fn wrong_key_is_refused() {
     let (client, server) = meet(client, server);
     let text = "refused: unknown key name or wrong key reason=Denied";
     assert_eq!(client.map(|_| ()).expect_err("refused").to_string(), text);
-    assert_eq!(server.map(|_| ()), Err(Closed::NotAuthentic { what: "the client's proof" }));
+    assert_eq!(
+        server.map(|_| ()),
+        Err(LinkError::AuthenticationFailed { what: "the client's proof" })
+    );
 }
 
 #[test]
 fn handshake_beyond_its_time_limit_fails() {
     let (client, server, clock) = pendings(usize::MAX, Some(key(1)), keys(1));
-    clock.pass(Limits::default().handshake);
+    clock.pass(LinkLimits::default().handshake);
     let (client, server) = meet(client, server);
     let late = "the handshake took too long limit_ms=5000";
     assert_eq!(client.map(|_| ()).expect_err("late").to_string(), late);
     let server = server.map(|_| ()).expect_err("late or ended");
-    assert!(server == Closed::Ended || server.to_string() == late, "{server}");
+    assert!(server == LinkError::Disconnected || server.to_string() == late, "{server}");
 }
 
 #[test]
@@ -163,7 +166,9 @@ fn memory_in_events_has_a_single_owner() {
     pair.client.expose(OpId(1), 0, 0, scatter(&[0; 10], &[])).expect("room");
     pair.server.push(push(1, 0, 0, &[7; 10])).expect("room");
     let (mut got, _) = settle(&mut pair.client, &mut pair.server);
-    let Some(Event::Landed { parts, .. }) = got.pop() else { panic!("{:?}", event_lines(&got)) };
+    let Some(LinkEvent::Received { parts, .. }) = got.pop() else {
+        panic!("{:?}", event_lines(&got))
+    };
     let parts = parts.into_iter().reduce(|a, b| a.join(b).expect("neighbours")).expect("a part");
     assert!(parts.into_buf().is_some(), "the link keeps a part of it");
 }

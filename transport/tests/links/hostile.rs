@@ -2,24 +2,24 @@
 
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::head::{self, HeadFacts};
-use pagelith_layouts::wire::{Frame, Kind};
-use pagelith_transport::handshake::Admission;
-use pagelith_transport::limits::UNKNOWN_PEER_BYTES_MAX;
+use pagelith_layouts::wire::{Frame, FrameKind};
+use pagelith_transport::handshake::ClientAuth;
+use pagelith_transport::limits::UNAUTHENTICATED_PEER_BYTES_MAX;
 use pagelith_transport::link::Link;
-use pagelith_transport::pending::Progress;
+use pagelith_transport::pending::HandshakeProgress;
 use pagelith_transport::rights::Rights;
 use proptest::prelude::*;
 
 use crate::common::*;
 
 /// Feed bytes to a server's handshake; whether it ended, and the maximum memory held.
-fn accept(bytes: &[u8], step: usize, admission: Admission) -> (bool, usize) {
+fn accept(bytes: &[u8], step: usize, admission: ClientAuth) -> (bool, usize) {
     let (client, server, _) = pendings(step, None, admission);
     lock(&client.stream().writes).bytes.extend(bytes);
     let mut progress = server.poll();
     let mut held = 0;
     for _ in 0..bytes.len() / step.min(bytes.len().max(1)) + 2 {
-        let Progress::Waiting(pending) = progress else { return (true, held) };
+        let HandshakeProgress::Waiting(pending) = progress else { return (true, held) };
         held = held.max(pending.held_bytes());
         progress = pending.poll();
     }
@@ -33,23 +33,23 @@ proptest! {
     fn random_bytes_in_the_handshake_hold_bounded_memory(bytes in prop::collection::vec(any::<u8>(), 0..3000), step in 1..200usize) {
         let (over, held) = accept(&bytes, step, keys(1));
         prop_assert!(over || bytes.len() < 64);
-        prop_assert!(held <= UNKNOWN_PEER_BYTES_MAX);
+        prop_assert!(held <= UNAUTHENTICATED_PEER_BYTES_MAX);
     }
 
     /// Heads with valid checksums, of any kind and length.
     #[test]
     fn random_frames_in_the_handshake_hold_bounded_memory(
-        frames in prop::collection::vec((0..Kind::ALL.len(), any::<u32>(), prop::collection::vec(any::<u8>(), 0..300)), 1..5),
+        frames in prop::collection::vec((0..FrameKind::ALL.len(), any::<u32>(), prop::collection::vec(any::<u8>(), 0..300)), 1..5),
     ) {
         let bytes = forged(&frames, 1);
         let (_, held) = accept(&bytes, usize::MAX, keys(1));
-        prop_assert!(held <= UNKNOWN_PEER_BYTES_MAX);
+        prop_assert!(held <= UNAUTHENTICATED_PEER_BYTES_MAX);
     }
 
     /// After the handshake, from a peer without a key that sends valid checksums.
     #[test]
     fn random_frames_into_a_link_leave_exposed_memory_recoverable(
-        frames in prop::collection::vec((0..Kind::ALL.len(), any::<u32>(), prop::collection::vec(any::<u8>(), 0..300)), 1..9),
+        frames in prop::collection::vec((0..FrameKind::ALL.len(), any::<u32>(), prop::collection::vec(any::<u8>(), 0..300)), 1..9),
         raw in prop::collection::vec(any::<u8>(), 0..200),
     ) {
         let mut pair = pair(usize::MAX, false);
@@ -73,9 +73,9 @@ proptest! {
 fn forged(frames: &[(usize, u32, Vec<u8>)], version: u16) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (kind, lie, body) in frames {
-        let kind = Kind::ALL[*kind];
+        let kind = FrameKind::ALL[*kind];
         let op = OpId(u64::from(lie % 5));
-        let mut facts = if kind == Kind::Data {
+        let mut facts = if kind == FrameKind::Data {
             HeadFacts::data(version, op, 0, u64::from(lie % 3) * 50, body.len() as u32)
         } else {
             HeadFacts::control(version, kind, if kind.is_greeting() { OpId(0) } else { op }, body)
@@ -141,7 +141,7 @@ fn tampered_frame_ends_a_keyed_link() {
 /// Correct the checksums of a frame, if its head can still be read.
 fn reseal(frame: &mut [u8]) {
     use pagelith_layouts::checksum::checksum64;
-    if frame[6] != Kind::Data as u8 {
+    if frame[6] != FrameKind::Data as u8 {
         let sum = checksum64(&frame[64..]);
         frame[32..40].copy_from_slice(&sum.to_le_bytes());
     }
@@ -189,7 +189,7 @@ fn data_outside_the_exposed_range_ends_the_link() {
 fn ping_flood_ends_the_link() {
     let mut pair = pair(usize::MAX, false);
     lock(&pair.ways.1).most = 1;
-    let ping = Frame::bare(Kind::Ping, OpId(1));
+    let ping = Frame::bare(FrameKind::Ping, OpId(1));
     let head = head::encode(&HeadFacts::control(1, ping.kind, ping.op, &[]), [0; 16]);
     for _ in 0..1000 {
         lock(&pair.ways.0).bytes.extend(head);
@@ -207,7 +207,7 @@ fn mac_on_a_link_without_a_key_ends_the_link() {
     let mut pair = pair(usize::MAX, false);
     assert_eq!(pair.server.facts().key_name, None);
     assert_eq!(pair.server.facts().rights, Rights::all());
-    let facts = HeadFacts::control(1, Kind::Cancel, OpId(1), &[]);
+    let facts = HeadFacts::control(1, FrameKind::Cancel, OpId(1), &[]);
     lock(&pair.ways.0).bytes.extend(head::encode(&facts, [1; 16]));
     let mut events = Vec::new();
     pair.server.poll(&mut events);

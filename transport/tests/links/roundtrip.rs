@@ -1,8 +1,8 @@
 //! Gets and puts between a client and a server, over streams cut into pieces of any length.
 
 use pagelith_layouts::ids::OpId;
-use pagelith_layouts::wire::{Frame, Kind};
-use pagelith_transport::link::{Event, Link};
+use pagelith_layouts::wire::{Frame, FrameKind};
+use pagelith_transport::link::{Link, LinkEvent};
 
 use crate::common::*;
 
@@ -32,7 +32,7 @@ fn exchange(pair: &mut Pair, step: usize) -> [Vec<u8>; 3] {
 
     client.send(request(2, b"a put")).expect("room");
     server.expose(OpId(2), 0, 0, scatter(&vec![0; c.len()], &LENGTHS)).expect("room");
-    server.send(Frame::new(Kind::Pull, OpId(2), vec![1; 24])).expect("room");
+    server.send(Frame::new(FrameKind::Pull, OpId(2), vec![1; 24])).expect("room");
     let (pulled, _) = settle(client, server);
     assert_eq!(event_lines(&pulled), ["Pull 2 24"]);
     client.push(push(2, 0, 0, &c)).expect("room");
@@ -72,8 +72,8 @@ fn item_is_received_in_several_ranges() {
         client.push(push(1, 0, from, &content[from as usize..][..100_000])).expect("room");
     }
     let (_, got) = settle(client, server);
-    let landed = |event: &Event| match event {
-        Event::Landed { offset, parts, .. } => (*offset, gathered(parts)),
+    let landed = |event: &LinkEvent| match event {
+        LinkEvent::Received { offset, parts, .. } => (*offset, gathered(parts)),
         other => panic!("{other:?}"),
     };
     let landed: Vec<_> = got.iter().map(landed).collect();
@@ -139,14 +139,14 @@ fn bulk_bytes_need_one_call_per_frame() {
 }
 
 #[test]
-fn send_on_transmits_without_a_poll() {
+fn flush_queue_transmits_without_a_poll() {
     let mut pair = pair(usize::MAX, true);
     let Pair { client, server, .. } = &mut pair;
     client.send(request(1, b"x")).expect("room");
     settle(client, server);
     client.expose(OpId(1), 0, 0, scatter(&[0; 900], &[900])).expect("room");
     server.push(push(1, 0, 0, &bytes(1, 900))).expect("room");
-    server.send_on();
+    server.flush_queue();
     let mut events = Vec::new();
     client.poll(&mut events);
     assert_eq!(returned(&events, (1, 0)), Some(bytes(1, 900)));
@@ -155,11 +155,11 @@ fn send_on_transmits_without_a_poll() {
     server.poll(&mut back);
     server.poll(&mut back);
     assert_eq!(
-        back.iter().filter(|event| matches!(event, Event::Pushed { sent: true, .. })).count(),
+        back.iter().filter(|event| matches!(event, LinkEvent::Pushed { sent: true, .. })).count(),
         1
     );
     // A closed link has nothing to send.
     server.close();
-    server.send_on();
-    server.nudge();
+    server.flush_queue();
+    server.wake_peer();
 }

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::cost::Phase;
 use crate::engine::{drop_page_cache, empty};
-use crate::peer::{Manner, Round, Side};
+use crate::peer::{SideProperties, Round, Side};
 use crate::work::Work;
 
 pub(super) const NAME: &str = "fio";
@@ -111,10 +111,10 @@ impl Side for Fio {
         NAME
     }
 
-    fn manner(&self) -> Manner {
+    fn manner(&self) -> SideProperties {
         let pages = if self.huge.is_some() { "huge pages" } else { "pages of 4 KiB" };
         let in_flight = format!("{} reads into {pages}", self.work.batch * self.work.depth);
-        Manner { in_flight, verified_by: "nobody".to_owned(), page_cache: false }
+        SideProperties { in_flight, verified_by: "nobody".to_owned(), page_cache: false }
     }
 
     fn round(&mut self, number: u32) -> anyhow::Result<Round> {

@@ -16,7 +16,7 @@ use crate::args::RunArgs;
 use crate::check::Check;
 use crate::contents::Contents;
 use crate::engine::{Engine, Open};
-use crate::peer::{Manner, Setup, Side};
+use crate::peer::{SideProperties, Setup, Side};
 use crate::work::Work;
 
 /// Sides that cannot run, with reasons.
@@ -59,10 +59,10 @@ pub(crate) fn sides(
 }
 
 /// The stores that run in this process.
-fn engines(work: &Work) -> Vec<(&'static str, Open, Manner, bool)> {
+fn engines(work: &Work) -> Vec<(&'static str, Open, SideProperties, bool)> {
     let batches = format!("{} batches of {}", work.depth, work.batch);
     let threads = format!("{batches}, by {} threads", work.threads);
-    let manner = |in_flight: &str, verified_by: &str, page_cache: bool| Manner {
+    let manner = |in_flight: &str, verified_by: &str, page_cache: bool| SideProperties {
         in_flight: in_flight.to_owned(),
         verified_by: verified_by.to_owned(),
         page_cache,

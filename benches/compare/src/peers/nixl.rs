@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::cost::Phase;
 use crate::engine::{drop_page_cache, empty};
-use crate::peer::{Manner, Round, Side};
+use crate::peer::{SideProperties, Round, Side};
 use crate::work::Work;
 
 /// With a pass of xxh3 over every value.
@@ -91,11 +91,11 @@ impl Side for Nixl {
         self.name
     }
 
-    fn manner(&self) -> Manner {
+    fn manner(&self) -> SideProperties {
         let in_flight = format!("{} batches of {}", self.work.depth, self.work.batch);
         let verified_by =
             if self.name == VERIFIED { "the harness, xxh3" } else { "nobody; a glance" };
-        Manner { in_flight, verified_by: verified_by.to_owned(), page_cache: false }
+        SideProperties { in_flight, verified_by: verified_by.to_owned(), page_cache: false }
     }
 
     fn round(&mut self, number: u32) -> anyhow::Result<Round> {

@@ -14,7 +14,7 @@ use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::namespace::Namespace;
 use pagelith::layouts::shard::Shard;
 use pagelith::{
-    AlignedBuf, Config, Destination, Done, Facts, Get, GetOutcome, Options, PutSlice, Session,
+    AlignedBuf, Config, Destination, CompletedBatch, MachineLimits, Get, GetOutcome, Options, PutSlice, Session,
     Size, Store, Ticket,
 };
 
@@ -80,7 +80,7 @@ impl Pagelith {
         config.ssd.segment_bytes = Some(Size::from_bytes(SEGMENT_BYTES));
         config.ssd.dirs = vec![self.setup.dir.clone()];
         config.index.max_objects = Some((2 * work.objects).max(65_536));
-        let store = Store::open(config.validate(&Facts::of_this_machine()?)?)?;
+        let store = Store::open(config.validate(&MachineLimits::of_this_machine()?)?)?;
         let session = store.session()?;
         self.open = Some((store, session));
         Ok(())
@@ -161,7 +161,7 @@ impl Peer for Pagelith {
         let Batch { ticket, begun, taken } =
             self.under_way.pop_front().context("no batch is under way")?;
         let done = self.parts()?.1.wait(ticket, TIME_LIMIT).context("no answer")?;
-        let Done::Get(done) = done else { bail!("a get was answered with something else") };
+        let CompletedBatch::Get(done) = done else { bail!("a get was answered with something else") };
         for ((number, slot), get) in taken.into_iter().zip(done) {
             match get.outcome? {
                 GetOutcome::Hit { .. } => {

@@ -23,7 +23,7 @@ use pagelith_layouts::names;
 use super::super::metadata::StoreMetadata;
 use super::options::RepairOptions;
 use super::report::{MAY_RETURN, Repair, Report};
-use super::segment::{Plan, Rewrite, plan};
+use super::segment::{RepairPlan, Rewrite, plan};
 use super::survey::survey;
 use crate::machine::{Access, open_store_file};
 use crate::on_disk::OnDisk;
@@ -95,9 +95,9 @@ fn plans(
         let mark_end = metadata.checkpoints.mark(segment).map(|m| known(m.data_end));
         match plan(disk, superblock, segment, metadata.covered(segment), mark_end) {
             _ if drops.contains_key(&id) => {}
-            Plan::Keep => {}
-            Plan::Rewrite(rewrite) => _ = rewrites.insert(id, rewrite),
-            Plan::Drop(reason) => _ = drops.insert(id, reason),
+            RepairPlan::Keep => {}
+            RepairPlan::Rewrite(rewrite) => _ = rewrites.insert(id, rewrite),
+            RepairPlan::Drop(reason) => _ = drops.insert(id, reason),
         }
     }
     let order =

@@ -3,8 +3,8 @@
 //! result.
 
 #[allow(dead_code, reason = "other tests use other parts")]
-#[path = "../../../tests/common/filled.rs"]
-mod filled;
+#[path = "../../../tests/common/filled_store.rs"]
+mod filled_store;
 #[allow(dead_code, reason = "other tests use other parts")]
 #[path = "../../../tests/common/fixture.rs"]
 mod fixture;
@@ -13,7 +13,7 @@ use std::path::Path;
 
 use pagelith_layouts::record::RecordKind;
 
-use self::filled::{Filled, PAGES, SEGMENT_BYTES, is_present, key};
+use self::filled_store::{FilledStore, PAGES, SEGMENT_BYTES, is_present, key};
 use super::{RepairOptions, repair};
 use crate::on_disk::files::stop_after;
 
@@ -25,7 +25,7 @@ const DROP: RepairOptions = RepairOptions {
 };
 
 /// Damage of every kind that is repaired in place, of a store with or without a checkpoint.
-fn damage_in_place(f: &Filled) {
+fn damage_in_place(f: &FilledStore) {
     let ids = f.segments();
     fixture::flip(&f.manifest_path(0), 4096 + 100);
     let records = f.records(ids[1]);
@@ -40,7 +40,7 @@ fn damage_in_place(f: &Filled) {
 }
 
 /// Damage that may include lost removals, so that older objects are dropped.
-fn damage_removals(f: &Filled) {
+fn damage_removals(f: &FilledStore) {
     let ids = f.segments();
     let all = ids[1..].iter().flat_map(|id| f.records(*id));
     let removal = all.into_iter().find(|r| r.kind == RecordKind::Tombstones).unwrap();
@@ -49,11 +49,12 @@ fn damage_removals(f: &Filled) {
 }
 
 /// If the store opens, it has no wrong bytes and no removed objects.
-fn assert_no_removed_objects(f: &Filled) {
+fn assert_no_removed_objects(f: &FilledStore) {
     let Ok(store) = f.try_open() else { return };
     for page in 0..PAGES {
         for part in 0..2 {
-            let present = is_present(&store, &key("m", page, part), &filled::bytes(page, part, 0));
+            let present =
+                is_present(&store, &key("m", page, part), &filled_store::bytes(page, part, 0));
             assert!(
                 !present || !f.removed.contains(&page),
                 "a removed object returned page={page}"
@@ -63,7 +64,7 @@ fn assert_no_removed_objects(f: &Filled) {
     store.abandon();
 }
 
-fn copy(from: &Filled, to: &Filled) {
+fn copy(from: &FilledStore, to: &FilledStore) {
     for (from, to) in from.dirs.iter().zip(&to.dirs) {
         for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
             std::fs::copy(entry.path(), Path::new(to).join(entry.file_name())).unwrap();
@@ -72,23 +73,23 @@ fn copy(from: &Filled, to: &Filled) {
 }
 
 /// Zero the segment table in both copies of the manifest.
-fn damage_manifest(f: &Filled) {
-    (0..2).for_each(|copy| filled::zero(&f.manifest_path(copy), 4096, 4096));
+fn damage_manifest(f: &FilledStore) {
+    (0..2).for_each(|copy| filled_store::zero(&f.manifest_path(copy), 4096, 4096));
 }
 
 fn interrupt_at_every_step(
     close: bool,
-    damage: fn(&Filled),
+    damage: fn(&FilledStore),
     options: RepairOptions,
     opens_meanwhile: bool,
 ) {
-    let f = Filled::new(1, close);
+    let f = FilledStore::new(1, close);
     damage(&f);
-    let whole = Filled::new(1, true);
+    let whole = FilledStore::new(1, true);
     copy(&f, &whole);
     repair(&whole.dirs, options).unwrap();
     let expected = whole.missing();
-    let scratch = Filled::new(1, true);
+    let scratch = FilledStore::new(1, true);
     let mut steps = 0;
     loop {
         copy(&f, &scratch);

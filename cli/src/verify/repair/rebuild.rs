@@ -177,7 +177,7 @@ fn rebuild_manifest(
     }
     let copies = disk.manifest_bytes();
     let mut manifest =
-        Manifest::superseding(known.store, superblock, copies).with_segments(&known.segments);
+        Manifest::overwriting(known.store, superblock, copies).with_segments(&known.segments);
     for (namespace, generation) in known.generations.iter().filter(|(_, g)| **g > Generation::FIRST)
     {
         if manifest.set_generation(*namespace, *generation).is_none() {

@@ -11,7 +11,7 @@ use pagelith_layouts::ids::{Generation, GroupId, Sequence};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::manifest::Superblock;
 use pagelith_layouts::record::{self, GroupKind, MemberSpec, Record, RecordFacts, RecordKind};
-use pagelith_layouts::scan::Found;
+use pagelith_layouts::scan::ScanItem;
 use pagelith_layouts::segment::encode_head;
 
 use super::check_record::{RecordState, check_record};
@@ -19,7 +19,7 @@ use crate::on_disk::OnDisk;
 use crate::on_disk::segment::{Footer, Segment, is_damaged_header_of};
 
 /// The repair plan of a segment.
-pub(super) enum Plan {
+pub(super) enum RepairPlan {
     /// No change: the next open handles the segment.
     Keep,
     /// Rewrite parts of it.
@@ -50,18 +50,18 @@ pub(super) fn plan(
     segment: &Segment,
     covered: bool,
     mark_end: Option<u64>,
-) -> Plan {
+) -> RepairPlan {
     let mut planner = Planner { disk, superblock, segment, mark_end, rewrite: Rewrite::default() };
     let decided = match &segment.footer {
         Footer::Sealed { facts, entries } => planner.sealed(facts, entries),
         // The next open handles writes that no sync covered.
-        _ if !covered => return Plan::Keep,
+        _ if !covered => return RepairPlan::Keep,
         _ => planner.unsealed(),
     };
     match decided {
-        Ok(()) if planner.rewrite.is_empty() => Plan::Keep,
-        Ok(()) => Plan::Rewrite(planner.rewrite),
-        Err(reason) => Plan::Drop(reason),
+        Ok(()) if planner.rewrite.is_empty() => RepairPlan::Keep,
+        Ok(()) => RepairPlan::Rewrite(planner.rewrite),
+        Err(reason) => RepairPlan::Drop(reason),
     }
 }
 
@@ -112,7 +112,7 @@ impl Planner<'_> {
         let mut found_all: Vec<(Vec<FooterEntry>, bool)> = Vec::new();
         let (segment, disk, superblock) = (self.segment, self.disk, self.superblock);
         let scanned = segment.scan(disk, &mut |found| match found {
-            Found::Record { record, payload } => {
+            ScanItem::Record { record, payload } => {
                 let offset = record.facts().offset;
                 if offset > end {
                     doubt.get_or_insert(format!(
@@ -122,12 +122,12 @@ impl Planner<'_> {
                 end = offset + record.record_bytes();
                 found_all.push((footer::entries_of(&record).collect(), payload.is_ok()));
             }
-            Found::Junk { offset, error }
+            ScanItem::Unrecognized { offset, error }
                 if is_damaged_header_of(disk, superblock, segment, offset, &error) =>
             {
                 doubt.get_or_insert(format!("{error}, and the footer is damaged offset={offset}"));
             }
-            Found::Junk { .. } => {}
+            ScanItem::Unrecognized { .. } => {}
         });
         scanned.map_err(|e| format!("{e:#}"))?;
         let former_end = self.mark_end.max(self.claimed_end()).unwrap_or(0);

@@ -12,14 +12,14 @@ use pagelith_tiers::policy::ExtentFacts;
 
 use super::tombstones::Tombstone;
 use crate::background::log_context::LogContext;
-use crate::memory::index::SsdPlace;
+use crate::memory::index::SsdLocation;
 use crate::memory::visibility::VisibilityFilter;
 use crate::state::core::Core;
 
 /// A member of one of the victim's records.
 pub(super) struct Member {
     pub fingerprint: u128,
-    pub place: SsdPlace,
+    pub place: SsdLocation,
     pub key: ObjectKey,
     pub generation: Generation,
 }
@@ -31,7 +31,7 @@ pub(super) struct Survivor {
     pub offset: u64,
     pub bytes: u64,
     pub pinned: bool,
-    pub members: Vec<(u128, SsdPlace)>,
+    pub members: Vec<(u128, SsdLocation)>,
 }
 
 /// A record with members that the index finds in it.
@@ -73,7 +73,7 @@ impl Contents {
                 }
                 continue;
             }
-            let place = SsdPlace::of_entry(segment, e);
+            let place = SsdLocation::of_entry(segment, e);
             members.push(Member { fingerprint, place, key: e.key, generation });
             if core.generation(namespace) != generation {
                 continue;

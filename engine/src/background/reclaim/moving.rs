@@ -10,7 +10,7 @@ use pagelith_layouts::ids::NamespaceId;
 use pagelith_layouts::record::{Record, RecordKind};
 use pagelith_layouts::segment::SegmentIdentity;
 use pagelith_tiers::policy::FrameId;
-use pagelith_tiers::ssd::append::{RecordMember, RecordPlace, Unit};
+use pagelith_tiers::ssd::append::{RecordLocation, RecordMember, Unit};
 use pagelith_tiers::ssd::read::Verifier;
 use pagelith_tiers::ssd::segments::SegmentState;
 
@@ -18,7 +18,7 @@ use super::contents::Survivor;
 use crate::background::log_context::LogContext;
 use crate::background::log_op::LogOp;
 use crate::background::units::PendingUnit;
-use crate::memory::index::SsdPlace;
+use crate::memory::index::SsdLocation;
 use crate::memory::visibility::VisibilityFilter;
 use crate::state::core::Core;
 
@@ -208,8 +208,8 @@ fn waits_for_segment(cx: &LogContext) -> bool {
 pub(crate) fn move_written(
     cx: &mut LogContext,
     id: u64,
-    members: Vec<(u128, SsdPlace)>,
-    place: &RecordPlace,
+    members: Vec<(u128, SsdLocation)>,
+    place: &RecordLocation,
 ) {
     let mut core = cx.shared.lock();
     let (mut now, mut from) = (Vec::new(), Vec::new());
@@ -226,7 +226,8 @@ pub(crate) fn move_written(
     for (fingerprint, old) in members.iter().filter(|_| whole) {
         // A record moves as a unit: its payloads keep their distance from its header.
         let (segment, record) = (place.identity.segment, place.offset);
-        let new = SsdPlace { payload_delta: old.payload_delta, ..SsdPlace::at(segment, record, 0) };
+        let new =
+            SsdLocation { payload_delta: old.payload_delta, ..SsdLocation::at(segment, record, 0) };
         if core.place_ssd(*fingerprint, |e| e.ssd == Some(*old), new) {
             now.push((*fingerprint, new));
             from.push(*old);
@@ -240,7 +241,7 @@ pub(crate) fn move_written(
 }
 
 /// Whether the index still finds every member where it was read; vacuously true for tombstones.
-fn all_in_place(core: &Core, members: &[(u128, SsdPlace)]) -> bool {
+fn all_in_place(core: &Core, members: &[(u128, SsdLocation)]) -> bool {
     members.iter().all(|(fp, place)| core.index.find(*fp).any(|e| e.ssd == Some(*place)))
 }
 

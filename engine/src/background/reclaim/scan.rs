@@ -4,7 +4,7 @@ use pagelith_io::disk::Completion;
 use pagelith_layouts::footer::{self, FooterEntry};
 use pagelith_layouts::ids::SegmentId;
 use pagelith_layouts::segment::SegmentIdentity;
-use pagelith_tiers::ssd::segment_walk::Walk;
+use pagelith_tiers::ssd::segment_walk::HeaderWalk;
 
 use crate::background::log_context::LogContext;
 use crate::background::log_op::LogOp;
@@ -12,7 +12,7 @@ use crate::background::log_op::LogOp;
 /// A scan of all record headers of the victim.
 #[derive(Debug)]
 pub(super) struct Scan {
-    walk: Walk,
+    walk: HeaderWalk,
     entries: Vec<FooterEntry>,
     /// The last read failed and is being retried.
     retrying: bool,
@@ -35,7 +35,7 @@ impl Scan {
             cx.shared.lock().ssd.as_ref().map_or(0, |s| s.segments.get(segment).data_end);
         tracing::info!(segment = segment.0, "segment has no readable footer, its headers are read");
         let end = if data_end > 0 { data_end } else { cx.volume.geometry.segment_bytes };
-        Scan { walk: Walk::new(identity, end), entries: Vec::new(), retrying: false }
+        Scan { walk: HeaderWalk::new(identity, end), entries: Vec::new(), retrying: false }
     }
 
     /// Submit the next read.

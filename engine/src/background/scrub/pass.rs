@@ -15,10 +15,10 @@ use pagelith_layouts::record::{Record, RecordKind};
 use pagelith_layouts::segment::SegmentIdentity;
 use pagelith_tiers::policy::FrameId;
 use pagelith_tiers::ssd::read::Verifier;
-use pagelith_tiers::ssd::segment_walk::Walk;
+use pagelith_tiers::ssd::segment_walk::HeaderWalk;
 use pagelith_tiers::ssd::segments::SegmentState;
 
-use crate::memory::index::{SsdPlace, Visited};
+use crate::memory::index::{SlotContent, SsdLocation};
 use crate::memory::visibility::VisibilityFilter;
 use crate::state::shared::Shared;
 
@@ -48,7 +48,7 @@ const HOMES: u64 = 4096;
 /// A member of a record: its index entry, its position, and the checksums of its bytes.
 struct Member {
     fingerprint: u128,
-    place: SsdPlace,
+    place: SsdLocation,
     /// Byte offset in the record, and length.
     offset: u64,
     length: u64,
@@ -79,7 +79,7 @@ struct SegmentPass {
     identity: SegmentIdentity,
     /// End of the segment's records.
     end: u64,
-    walk: Walk,
+    walk: HeaderWalk,
     /// Blocks of records with a valid header.
     seen: HashSet<u16>,
     /// Objects of those records that the index finds.
@@ -93,23 +93,23 @@ struct SegmentPass {
 }
 
 /// A pass under way.
-pub(crate) struct Pass {
+pub(crate) struct ScrubPass {
     pending_segments: VecDeque<SegmentId>,
     current: Option<SegmentPass>,
     pub report: ScrubReport,
 }
 
-impl Pass {
+impl ScrubPass {
     /// A pass over the segments that are sealed now, oldest first.
-    pub fn new(shared: &Shared) -> Pass {
+    pub fn new(shared: &Shared) -> ScrubPass {
         let core = shared.lock();
         let mut sealed: Vec<_> = core.ssd.iter().flat_map(|s| s.segments.sealed()).collect();
         sealed.sort_by_key(|s| s.order);
         let pending_segments = sealed.into_iter().map(|s| s.segment).collect();
-        Pass { pending_segments, current: None, report: ScrubReport::default() }
+        ScrubPass { pending_segments, current: None, report: ScrubReport::default() }
     }
 
-    /// The next read; `None` at the end of the pass. Call [`Pass::ended`] before calling this
+    /// The next read; `None` at the end of the pass. Call [`ScrubPass::ended`] before calling this
     /// again.
     pub fn next_op(&mut self, shared: &Shared) -> Option<Op> {
         let volume = shared.ssd.volume.as_ref()?;
@@ -146,7 +146,7 @@ impl Pass {
         self.current = Some(SegmentPass {
             identity,
             end,
-            walk: Walk::new(identity, end),
+            walk: HeaderWalk::new(identity, end),
             seen: HashSet::new(),
             live: 0,
             found: VecDeque::new(),
@@ -157,7 +157,7 @@ impl Pass {
         true
     }
 
-    /// The read from [`Pass::next_op`] ended, or was never submitted (`None`).
+    /// The read from [`ScrubPass::next_op`] ended, or was never submitted (`None`).
     pub fn ended(&mut self, shared: &Shared, completion: Option<Completion>) {
         let Some(current) = self.current.as_mut() else { return };
         crate::state::session_io::release_segment(shared, current.identity.segment);
@@ -247,7 +247,7 @@ impl Pass {
         };
         if current.live < live && !current.second_scan {
             current.second_scan = true;
-            current.walk = Walk::new(current.identity, current.end);
+            current.walk = HeaderWalk::new(current.identity, current.end);
             self.current = Some(current);
             return;
         }
@@ -266,7 +266,7 @@ impl Pass {
                 return;
             }
             core.index.visit_homes(from, from + HOMES, |visited| {
-                let Visited::Object(e) = visited else { return };
+                let SlotContent::Object(e) = visited else { return };
                 let Some(place) = e.ssd.filter(|p| p.segment == segment.0) else { return };
                 if !current.seen.contains(&place.record_block) && !core.is_hidden_at(place) {
                     let (fingerprint, length) = (e.fingerprint, u64::from(e.length));
@@ -308,7 +308,7 @@ impl SegmentPass {
         let (seen, segment) = (&mut self.seen, self.identity.segment);
         self.walk.feed(bytes, &mut |record| {
             let facts = record.facts();
-            let new = seen.insert(SsdPlace::at(segment, facts.offset, 0).record_block);
+            let new = seen.insert(SsdLocation::at(segment, facts.offset, 0).record_block);
             if new && facts.kind == RecordKind::Data {
                 records.push(live_record(shared, segment, record));
             }
@@ -327,7 +327,7 @@ fn live_record(shared: &Shared, segment: SegmentId, record: &Record<'_>) -> Live
     let facts = record.facts();
     let member = |m: pagelith_layouts::record::Member| Member {
         fingerprint: shared.fingerprint(&m.key, facts.generation),
-        place: SsdPlace::at(segment, facts.offset, m.payload_offset),
+        place: SsdLocation::at(segment, facts.offset, m.payload_offset),
         offset: m.payload_offset,
         length: m.length,
         checksums: record.checksums(&m).collect(),

@@ -71,7 +71,7 @@ const _: () = {
 
 /// Where an object's bytes are on SSD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SsdPlace {
+pub struct SsdLocation {
     /// Segment number, at most [`SEGMENT_MAX`].
     pub segment: u32,
     /// Offset in the segment of the record's header, in 4096-byte blocks.
@@ -80,18 +80,22 @@ pub struct SsdPlace {
     pub payload_delta: u16,
 }
 
-impl SsdPlace {
+impl SsdLocation {
     /// The place of a payload at offset `delta` of the record at byte `record` of a segment. Both
     /// are multiples of 4096 below 256 MiB.
-    pub fn at(segment: SegmentId, record: u64, delta: u64) -> SsdPlace {
+    pub fn at(segment: SegmentId, record: u64, delta: u64) -> SsdLocation {
         let blocks = |bytes: u64| (bytes / ALIGN) as u16;
-        SsdPlace { segment: segment.0, record_block: blocks(record), payload_delta: blocks(delta) }
+        SsdLocation {
+            segment: segment.0,
+            record_block: blocks(record),
+            payload_delta: blocks(delta),
+        }
     }
 
     /// The place that a footer entry names.
-    pub fn of_entry(segment: SegmentId, entry: &FooterEntry) -> SsdPlace {
+    pub fn of_entry(segment: SegmentId, entry: &FooterEntry) -> SsdLocation {
         let (record_block, payload_delta) = (entry.record_block as u16, entry.payload_delta as u16);
-        SsdPlace { segment: segment.0, record_block, payload_delta }
+        SsdLocation { segment: segment.0, record_block, payload_delta }
     }
 }
 
@@ -103,7 +107,7 @@ pub struct Entry {
     /// Object length, bytes, 1 to [`LENGTH_MAX`].
     pub length: u32,
     /// Place on SSD, if the object is stored there.
-    pub ssd: Option<SsdPlace>,
+    pub ssd: Option<SsdLocation>,
     /// The DRAM frame that holds it, if one does; at most [`FRAME_MAX`].
     pub frame: Option<u32>,
     /// When it was last used; kept modulo [`TICK_MODULUS`].
@@ -154,7 +158,8 @@ impl PackedEntry {
 
     /// Refuses a field that does not fit: a truncated location would name another object's bytes.
     pub(crate) fn pack(entry: &Entry) -> Result<PackedEntry, IndexError> {
-        let place = entry.ssd.unwrap_or(SsdPlace { segment: 0, record_block: 0, payload_delta: 0 });
+        let place =
+            entry.ssd.unwrap_or(SsdLocation { segment: 0, record_block: 0, payload_delta: 0 });
         in_range("segment", place.segment, 0, SEGMENT_MAX)?;
         in_range("length", entry.length, 1, LENGTH_MAX)?;
         in_range("freq", entry.freq.into(), 0, FREQ_MAX.into())?;
@@ -213,7 +218,7 @@ impl PackedEntry {
         Entry {
             fingerprint: self.fingerprint,
             length: bits(self.b, 0, LENGTH_BITS) as u32,
-            ssd: (flags & FLAG_ON_SSD != 0).then(|| SsdPlace {
+            ssd: (flags & FLAG_ON_SSD != 0).then(|| SsdLocation {
                 segment: bits(self.a, 0, SEGMENT_BITS) as u32,
                 record_block: bits(self.a, RECORD_BLOCK_AT, RECORD_BLOCK_BITS) as u16,
                 payload_delta: bits(self.a, PAYLOAD_DELTA_AT, PAYLOAD_DELTA_BITS) as u16,
@@ -293,7 +298,7 @@ mod tests {
                                 [(0, false), (0, true), (FREQ_MAX, false), (FREQ_MAX, true)]
                             {
                                 let ssd = place.map(|(segment, record_block, payload_delta)| {
-                                    SsdPlace { segment, record_block, payload_delta }
+                                    SsdLocation { segment, record_block, payload_delta }
                                 });
                                 let entry =
                                     Entry { fingerprint, length, ssd, frame, tick, freq, attached };
@@ -311,7 +316,7 @@ mod tests {
 
     #[test]
     fn pack_field_out_of_range_names_field() {
-        let at = |segment| Some(SsdPlace { segment, record_block: 0, payload_delta: 0 });
+        let at = |segment| Some(SsdLocation { segment, record_block: 0, payload_delta: 0 });
         let cases = [
             ("length", Entry { length: 0, ..plain() }),
             ("length", Entry { length: LENGTH_MAX + 1, ..plain() }),

@@ -38,7 +38,7 @@ use table::Table;
 
 pub use read::{IndexReader, ReadStamps};
 
-pub use entry::{Entry, FRAME_MAX, SsdPlace, TICK_MODULUS, name_of, tick_age};
+pub use entry::{Entry, FRAME_MAX, SsdLocation, TICK_MODULUS, name_of, tick_age};
 
 /// Home slots to prefetch before the first is read: enough to keep a CPU core's line fill buffers
 /// (10 to 16 on current x86 and Arm cores) busy.
@@ -81,7 +81,7 @@ pub enum IndexError {
 
 /// The content of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Visited {
+pub enum SlotContent {
     /// The entry of an object.
     Object(Entry),
     /// The link of an attached object.
@@ -300,7 +300,7 @@ impl Index {
     /// between the pieces shift entries. It visits every entry that was present throughout exactly
     /// once. A walk by positions would not: a remove can move an entry from a position after the
     /// cursor to one before it (missed), an insert the other way (visited twice).
-    pub fn visit_homes(&self, from: u64, to: u64, mut visit: impl FnMut(Visited)) {
+    pub fn visit_homes(&self, from: u64, to: u64, mut visit: impl FnMut(SlotContent)) {
         let count = self.table.count();
         let to = to.min(self.home_slots());
         if from >= to {
@@ -327,8 +327,8 @@ impl Index {
                 return;
             }
             visit(match slot.as_link() {
-                Some((fingerprint, base)) => Visited::Link { fingerprint, base },
-                None => Visited::Object(slot.unpack()),
+                Some((fingerprint, base)) => SlotContent::Link { fingerprint, base },
+                None => SlotContent::Object(slot.unpack()),
             });
         }
     }

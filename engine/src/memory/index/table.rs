@@ -103,13 +103,13 @@ impl Table {
     /// being changed.
     #[inline]
     pub(crate) fn stamp(&self, at: usize) -> Option<ReadStamp> {
-        self.versions.mark(at >> self.stripe_shift)
+        self.versions.stamp(at >> self.stripe_shift)
     }
 
     /// Whether no stripe has changed since its version was taken.
     #[inline]
     pub(crate) fn validate(&self, stamps: &[ReadStamp]) -> bool {
-        self.versions.hold(stamps)
+        self.versions.validate(stamps)
     }
 
     /// Home slot of a fingerprint: its high half scaled to the ring (D. Lemire, "Fast random

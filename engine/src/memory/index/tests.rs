@@ -66,7 +66,7 @@ fn entry(random: &mut Random, fingerprint: u128, name: u32) -> Entry {
     Entry {
         fingerprint,
         length: name,
-        ssd: (bits & 1 == 0).then_some(SsdPlace {
+        ssd: (bits & 1 == 0).then_some(SsdLocation {
             segment: (bits >> 8) as u32 & SEGMENT_MAX,
             record_block: (bits >> 26) as u16,
             payload_delta: (bits >> 42) as u16,
@@ -109,10 +109,10 @@ fn visited(index: &Index, from: u64, to: u64) -> Vec<Entry> {
     seen
 }
 
-fn object(visited: Visited) -> Option<Entry> {
+fn object(visited: SlotContent) -> Option<Entry> {
     match visited {
-        Visited::Object(entry) => Some(entry),
-        Visited::Link { .. } => None,
+        SlotContent::Object(entry) => Some(entry),
+        SlotContent::Link { .. } => None,
     }
 }
 
@@ -451,8 +451,10 @@ fn links_and_entries_with_shared_homes_stay_consistent() {
         assert_eq!(named, sorted(index.find(fingerprint)), "step={step}");
         let mut seen = HashMap::new();
         index.visit_homes(0, index.home_slots(), |v| match v {
-            Visited::Link { fingerprint, base } => assert_eq!(seen.insert(fingerprint, base), None),
-            Visited::Object(_) => {}
+            SlotContent::Link { fingerprint, base } => {
+                assert_eq!(seen.insert(fingerprint, base), None)
+            }
+            SlotContent::Object(_) => {}
         });
         assert_eq!(seen, links, "step={step}");
     }

@@ -74,14 +74,14 @@ struct ClientObject {
 
 /// Objects that a client holds.
 #[derive(Debug, Default)]
-pub(crate) struct ClientHolds {
+pub(crate) struct ClientPins {
     objects: HashMap<u128, ClientObject>,
     /// Number of held objects of each group, and the group's bytes when the first was held.
     groups: HashMap<u128, (u32, u64)>,
     bytes: u64,
 }
 
-impl ClientHolds {
+impl ClientPins {
     pub fn totals(&self) -> HoldTotals {
         HoldTotals { objects: self.objects.len() as u64, bytes: self.bytes }
     }

@@ -7,8 +7,8 @@ use pagelith_layouts::shard::Shard;
 
 use crate::api::outcome::{GetOutcome, MissCause, Tier};
 use crate::api::request::{GetSlice, Options, PutSlice};
-use crate::config::{Config, Facts};
-use crate::state::frame_access::Unpublished;
+use crate::config::{Config, MachineLimits};
+use crate::state::frame_access::UnpublishedExtent;
 use crate::store::embedded::Store;
 
 const LENGTH: usize = 80_000;
@@ -18,7 +18,7 @@ fn store(verify_ratio: f64) -> Store {
     config.dram.bytes = crate::Size::mib(4);
     config.dram.verify_ratio = verify_ratio;
     config.index.max_objects = Some(1000);
-    let facts = Facts::of_this_machine().expect("facts");
+    let facts = MachineLimits::of_this_machine().expect("facts");
     Store::open(config.validate(&facts).expect("valid")).expect("opened")
 }
 
@@ -46,7 +46,7 @@ fn put_and_flip(store: &Store, at: usize) {
         .flat_map(|(_, f)| f.data.members.iter().map(|m| m.extent))
         .collect();
     assert_eq!(frames.len(), 1);
-    let filled = Unpublished::new(frames[0]).fill(&store.shared.memory, &[&bytes]);
+    let filled = UnpublishedExtent::new(frames[0]).fill(&store.shared.memory, &[&bytes]);
     assert!(filled.is_some());
 }
 

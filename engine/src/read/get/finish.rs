@@ -4,7 +4,7 @@ use pagelith_io::buffer::AlignedBuf;
 use pagelith_tiers::policy::Recency;
 
 use super::GetBatch;
-use crate::api::outcome::{GetDone, MissCause};
+use crate::api::outcome::{CompletedGet, MissCause};
 use crate::read::slot::{Hit, HitSource, Purpose, Settled, Slot};
 use crate::rpc::remote_get::{CallOptions, MissedItem};
 use crate::state::session_io::SessionIo;
@@ -12,7 +12,7 @@ use crate::state::stats::Counters;
 
 /// The result of a batch in this store.
 pub(crate) struct Finished {
-    pub done: Vec<GetDone>,
+    pub done: Vec<CompletedGet>,
     /// Misses that peers may have.
     pub missed: Vec<MissedItem>,
     pub options: CallOptions,

@@ -5,14 +5,14 @@ use pagelith_layouts::error::FormatError;
 use pagelith_layouts::record::Record;
 use pagelith_layouts::segment::SegmentIdentity;
 
-use crate::read::plan::HeaderPlace;
+use crate::read::plan::HeaderLocation;
 use crate::state::scratch::Scratch;
 use crate::state::shared::Shared;
 
 /// A header of the batch: its place, and its bytes once they were read.
 #[derive(Debug)]
 pub(crate) struct Header {
-    pub place: HeaderPlace,
+    pub place: HeaderLocation,
     pub bytes: Option<HeaderBytes>,
     /// Objects without an outcome that need it. At 0 its memory is returned at once: scratch has
     /// room for some hundred headers, and a batch may have thousands.
@@ -21,7 +21,7 @@ pub(crate) struct Header {
 
 impl Header {
     /// The header of the record at this place, without users.
-    pub fn new(place: HeaderPlace) -> Header {
+    pub fn new(place: HeaderLocation) -> Header {
         Header { place, bytes: None, users: 0 }
     }
 

@@ -7,18 +7,18 @@ use pagelith_layouts::record::GroupKind;
 use pagelith_tiers::policy::Recency;
 
 use super::GetBatch;
-use crate::memory::index::SsdPlace;
+use crate::memory::index::SsdLocation;
 use crate::read::slot::{Hit, HitSource, ProbedHeader, Settled, Slot};
 use crate::state::session_io::SessionIo;
 
 /// An object that a probe found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Probed {
+pub(crate) struct ProbedObject {
     /// Length in bytes.
     pub length: u64,
     /// Every object of its record, itself included, and the SSD place of each; empty if it was
     /// found in DRAM.
-    pub members: Vec<(ObjectKey, SsdPlace)>,
+    pub members: Vec<(ObjectKey, SsdLocation)>,
     /// The kind of its group; `None` if it was found in DRAM.
     pub kind: Option<GroupKind>,
     /// The namespace's generation when the object was found on SSD. If the namespace was cleared
@@ -33,7 +33,7 @@ impl GetBatch {
     }
 
     /// The result of each probe; `None` for an absent object.
-    pub fn into_probed(self) -> Vec<Option<Probed>> {
+    pub fn into_probed(self) -> Vec<Option<ProbedObject>> {
         let probed = |mut slot: Slot| {
             let Settled::Hit(Hit { length, source, .. }) = slot.take_settled()? else {
                 return None;
@@ -41,10 +41,10 @@ impl GetBatch {
             Some(match source {
                 HitSource::Header(header) => {
                     let ProbedHeader { members, kind, generation } = *header;
-                    Probed { length, members, kind: Some(kind), generation: Some(generation) }
+                    ProbedObject { length, members, kind: Some(kind), generation: Some(generation) }
                 }
                 HitSource::Memory { .. } | HitSource::Ssd { .. } => {
-                    Probed { length, members: Vec::new(), kind: None, generation: None }
+                    ProbedObject { length, members: Vec::new(), kind: None, generation: None }
                 }
             })
         };

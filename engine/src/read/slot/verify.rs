@@ -4,13 +4,13 @@
 use std::ops::Range;
 
 use pagelith_io::buffer::Part;
-use pagelith_io::hashed_copy::{Copier, StoreKind};
+use pagelith_io::hashed_copy::{Copier, CopyMode};
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, Checksums};
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::Record;
 use pagelith_mutants::{self as mutant, Mutant};
-use pagelith_tiers::ssd::read::{Verdict, Verifier, judge};
+use pagelith_tiers::ssd::read::{HeaderCheck, Verifier, check_header};
 
 use super::{
     Hit, HitSource, ObjectRead, PayloadRead, ProbedHeader, Progress, Settled, Slot, SsdObject,
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::api::group_info::GroupInfo;
 use crate::api::outcome::{MissCause, ObjectMeta};
-use crate::memory::index::SsdPlace;
+use crate::memory::index::SsdLocation;
 use crate::read::get::Header;
 use crate::read::plan;
 use crate::rpc::scatter;
@@ -124,13 +124,13 @@ fn verify_read(
     wants: GetWants,
 ) -> Result<NextStep, FormatError> {
     let ObjectRead { object, payload, .. } = read;
-    let (record, member) = match judge(record, key, &object.expected) {
-        Verdict::Match(record, member) => (record, member),
-        Verdict::OtherKey => {
+    let (record, member) = match check_header(record, key, &object.expected) {
+        HeaderCheck::Match(record, member) => (record, member),
+        HeaderCheck::OtherKey => {
             scatter::zero(parts);
             return Ok(NextStep::TryNextPlace);
         }
-        Verdict::Damaged(error) => return Err(error),
+        HeaderCheck::Damaged(error) => return Err(error),
     };
     let facts = record.facts();
     if facts.block_bytes != BLOCK_BYTES {
@@ -206,7 +206,7 @@ fn take_staged(
         let bytes = &part.bytes()[..(end - chunk.start) as usize];
         *staged_bytes += chunk.end - chunk.start;
         staged.left -= 1;
-        let (block, copier) = (chunk.start / BLOCK, &mut Copier::new(StoreKind::Cached));
+        let (block, copier) = (chunk.start / BLOCK, &mut Copier::new(CopyMode::Cached));
         deliver(parts, &object.want, chunk.start..end, bytes, checksums, copier)
             .map_err(|Mismatch| FormatError::Payload { block })?;
         if mutant::on(Mutant::StagingLeak) {
@@ -249,8 +249,8 @@ fn deliver(
 }
 
 /// Every member of a record, and the SSD place by which the index has it.
-pub(crate) fn record_members(record: &Record<'_>) -> Vec<(ObjectKey, SsdPlace)> {
+pub(crate) fn record_members(record: &Record<'_>) -> Vec<(ObjectKey, SsdLocation)> {
     let facts = record.facts();
-    let place = |payload| SsdPlace::at(facts.identity.segment, facts.offset, payload);
+    let place = |payload| SsdLocation::at(facts.identity.segment, facts.offset, payload);
     record.members().map(|m| (m.key, place(m.payload_offset))).collect()
 }

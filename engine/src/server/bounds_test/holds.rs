@@ -151,7 +151,7 @@ pub(crate) fn groups_of_all() {
 /// Puts an object of a group that is begun and not committed.
 fn put_into(env: &mut BoundsEnv, client: usize, n: u64) -> Result<crate::api::outcome::PutOutcome> {
     let bytes = object(7, LEN);
-    let mut draft = PutBuilder::into_open(BLOCK_BYTES, n + 1);
+    let mut draft = PutBuilder::for_open_group(BLOCK_BYTES, n + 1);
     draft.group(None);
     let sums: Vec<_> = bytes.chunks(BLOCK_BYTES as usize).map(checksum).collect();
     draft.object(key(n, "k"), LEN as u64, &sums);

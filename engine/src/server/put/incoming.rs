@@ -2,11 +2,11 @@
 //! that were sent with it.
 
 use pagelith_io::buffer::Part;
-use pagelith_io::hashed_copy::StoreKind;
+use pagelith_io::hashed_copy::CopyMode;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::ssd::read::Verifier;
-use pagelith_transport::shown::Shown;
+use pagelith_transport::shown::ShmRef;
 
 use super::super::op_outcome::ItemVerdict;
 use crate::rpc::verify;
@@ -28,7 +28,7 @@ pub(crate) enum IncomingBytes {
     /// Only the client has them: they are pulled.
     AtClient,
     /// The client passes them by reference, and sent the checksums to verify a copy.
-    InClientMemory(Shown),
+    InClientMemory(ShmRef),
     /// Memory in the arena is reserved; the link may write the bytes.
     Reserved(ArenaReservation),
     /// Arrived, and the checksums match.
@@ -41,7 +41,7 @@ pub(crate) enum IncomingBytes {
 
 impl IncomingObject {
     /// Takes the bytes that arrived in `parts`, or copies them from `shown`, and verifies them.
-    pub fn receive(&mut self, mut parts: Vec<Part>, shown: Option<&Shown>, block_bytes: u32) {
+    pub fn receive(&mut self, mut parts: Vec<Part>, shown: Option<&ShmRef>, block_bytes: u32) {
         let reservation = match std::mem::replace(&mut self.bytes, IncomingBytes::Mismatch) {
             IncomingBytes::Reserved(reservation) => reservation,
             other => {
@@ -52,7 +52,7 @@ impl IncomingObject {
         let all = 0..self.length;
         let sums = match (shown, &mut parts[..]) {
             (Some(shown), parts) => {
-                verify::copy_and_checksum(parts, &all, shown, StoreKind::PastCache)
+                verify::copy_and_checksum(parts, &all, shown, CopyMode::NonTemporal)
             }
             (None, parts) => verify::block_checksums(parts, &all),
         };

@@ -2,7 +2,7 @@ use pagelith_layouts::key::Role;
 use pagelith_layouts::shard::Shard;
 
 use super::*;
-use crate::config::{Config, Facts};
+use crate::config::{Config, MachineLimits};
 use crate::store::embedded::Store;
 
 const NAMESPACE: NamespaceId = NamespaceId([3; 16]);
@@ -12,7 +12,7 @@ fn store() -> Store {
     let mut config = Config::default();
     config.dram.bytes = crate::Size::mib(1);
     config.index.max_objects = Some(100);
-    Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("valid"))
+    Store::open(config.validate(&MachineLimits::of_this_machine().expect("facts")).expect("valid"))
         .expect("opened")
 }
 

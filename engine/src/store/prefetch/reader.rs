@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 
 use crate::api::error::Result;
 use crate::api::outcome::Ticket;
-use crate::state::prefetch::Hint;
+use crate::state::prefetch::PrefetchHint;
 use crate::state::reserve;
 use crate::state::reserve::ReserveResult;
 use crate::state::shared::Shared;
@@ -26,23 +26,23 @@ const WAIT: Duration = Duration::from_millis(5);
 const IDLE: Duration = Duration::from_secs(1);
 
 /// The task.
-pub(crate) struct Reader {
+pub(crate) struct PrefetchTask {
     shared: Arc<Shared>,
     session: Session,
-    in_flight: FxHashMap<Ticket, Vec<Hint>>,
+    in_flight: FxHashMap<Ticket, Vec<PrefetchHint>>,
 }
 
-impl Reader {
-    pub fn new(shared: Arc<Shared>) -> Result<Reader> {
+impl PrefetchTask {
+    pub fn new(shared: Arc<Shared>) -> Result<PrefetchTask> {
         let session = Session::new(shared.clone())?;
-        Ok(Reader { shared, session, in_flight: FxHashMap::default() })
+        Ok(PrefetchTask { shared, session, in_flight: FxHashMap::default() })
     }
 
     /// The hints of the next batch: all of one request, none expired.
-    fn next(&self) -> Vec<Hint> {
+    fn next(&self) -> Vec<PrefetchHint> {
         let now = self.shared.now();
         let mut queue = self.shared.prefetch.queue();
-        let (mut hints, mut bytes) = (Vec::<Hint>::new(), 0);
+        let (mut hints, mut bytes) = (Vec::<PrefetchHint>::new(), 0);
         while let Some(hint) = queue.hints.pop_front() {
             if hint.deadline <= now {
                 queue.finish(&hint);
@@ -86,13 +86,13 @@ impl Reader {
         true
     }
 
-    fn finish(&self, hints: &[Hint]) {
+    fn finish(&self, hints: &[PrefetchHint]) {
         let mut queue = self.shared.prefetch.queue();
         hints.iter().for_each(|hint| queue.finish(hint));
     }
 }
 
-impl Task for Reader {
+impl Task for PrefetchTask {
     fn step(&mut self) -> Step {
         // Batches in flight end with the session.
         if self.shared.check_open().is_err() {

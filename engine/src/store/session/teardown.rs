@@ -33,7 +33,7 @@ impl Drop for Session {
         // reclaimed.
         let mut queue = self.io.queue.take();
         if let (Some(queue), Some(deadline)) = (&mut queue, self.drop_deadline) {
-            queue.limit_drop(deadline.since(self.io.shared.now()));
+            queue.set_drop_timeout(deadline.since(self.io.shared.now()));
         }
         drop(queue);
         self.completions.clear();

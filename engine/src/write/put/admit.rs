@@ -12,7 +12,7 @@ use super::AdmittedGroup;
 use crate::api::error::{Error, Result};
 use crate::api::outcome::PutOutcome;
 use crate::memory::visibility::VisibilityFilter;
-use crate::read::get::Probed;
+use crate::read::get::ProbedObject;
 use crate::state::core::Core;
 use crate::state::group_memory::{self, Reservation};
 use crate::state::put_spec::{Location, ObjectSize, PutKind, PutOrigin, group_conflict};
@@ -81,7 +81,7 @@ pub(crate) fn admit(
     core: &mut Core,
     kind: PutKind<'_>,
     group: &[ObjectSize],
-    probed: Option<&[Option<Probed>]>,
+    probed: Option<&[Option<ProbedObject>]>,
     adopted: &[Option<Location>],
 ) -> Admission {
     let generation = core.generation(group[0].key.namespace());
@@ -200,7 +200,7 @@ fn key_state(
     core: &Core,
     key: &ObjectKey,
     fingerprint: u128,
-    probed: Option<Option<&Probed>>,
+    probed: Option<Option<&ProbedObject>>,
 ) -> KeyState {
     let generation = core.generation(key.namespace());
     if let Some((id, member)) = core.find_memory(key, fingerprint, generation) {

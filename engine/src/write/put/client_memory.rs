@@ -7,21 +7,21 @@ use pagelith_io::hashed_copy::Copier;
 use pagelith_layouts::checksum::Checksums;
 use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::dram::arena::ArenaMemory;
-use pagelith_transport::shown::Shown;
+use pagelith_transport::shown::ShmRef;
 
 use crate::rpc::verify;
-use crate::state::frame_access::Unpublished;
+use crate::state::frame_access::UnpublishedExtent;
 
 /// A reference to an object's bytes in shared memory, and the checksums of its blocks in the
 /// store's format.
 #[derive(Debug)]
 pub(crate) struct ClientPayload {
-    shm_ref: Shown,
+    shm_ref: ShmRef,
     sums: Checksums,
 }
 
 impl ClientPayload {
-    pub fn new(shm_ref: Shown, sums: Checksums) -> ClientPayload {
+    pub fn new(shm_ref: ShmRef, sums: Checksums) -> ClientPayload {
         ClientPayload { shm_ref, sums }
     }
 
@@ -34,12 +34,12 @@ impl ClientPayload {
     /// client's checksums.
     pub fn copy(
         &self,
-        to: &Unpublished,
+        to: &UnpublishedExtent,
         memory: &ArenaMemory,
         copier: &mut Copier,
         sums: &mut Checksums,
     ) -> bool {
         to.fill_with(memory, |to| verify::copy_whole_and_checksum(to, &self.shm_ref, copier, sums))
-            && (*sums == self.sums || mutant::on(Mutant::ShownUnchecked))
+            && (*sums == self.sums || mutant::on(Mutant::SharedPutUnverified))
     }
 }

@@ -23,7 +23,7 @@ use super::{AdmittedGroup, ReturnedGroup};
 use crate::api::error::{Error, ErrorKind};
 use crate::memory::frames::{FrameData, FrameMember, FrameNumber, Members};
 use crate::state::core::Core;
-use crate::state::frame_access::Unpublished;
+use crate::state::frame_access::UnpublishedExtent;
 use crate::state::group_memory::Reservation;
 use crate::state::put_spec::{Location, PutOrigin};
 use crate::state::reserve;
@@ -184,7 +184,7 @@ impl GroupCopy<'_> {
     ) {
         let GroupCopy { members, state } = self;
         for (at, member) in members.iter_mut().enumerate().filter(|(_, m)| m.checksums.is_empty()) {
-            let (to, sums) = (Unpublished::new(member.extent), &mut member.checksums);
+            let (to, sums) = (UnpublishedExtent::new(member.extent), &mut member.checksums);
             let mut copy = |parts: &[Part]| {
                 let slices: Vec<&[u8]> = parts.iter().map(Part::bytes).collect();
                 to.fill_by(memory, copier, &slices, sums)
@@ -208,14 +208,14 @@ impl GroupCopy<'_> {
 #[cfg(test)]
 mod tests {
     use pagelith_io::buffer::AlignedBuf;
-    use pagelith_io::hashed_copy::StoreKind;
+    use pagelith_io::hashed_copy::CopyMode;
     use pagelith_layouts::checksum::checksum;
     use pagelith_layouts::ids::{Generation, NamespaceId, PrefixHash};
     use pagelith_layouts::key::Role;
     use pagelith_layouts::shard::Shard;
 
     use super::*;
-    use crate::config::{Config, Facts};
+    use crate::config::{Config, MachineLimits};
     use crate::store::embedded::Store;
 
     const LENGTH: usize = 9000;
@@ -224,7 +224,7 @@ mod tests {
         let mut config = Config::default();
         config.dram.bytes = crate::Size::mib(4);
         config.index.max_objects = Some(1000);
-        let facts = Facts::of_this_machine().expect("facts");
+        let facts = MachineLimits::of_this_machine().expect("facts");
         Store::open(config.validate(&facts).expect("valid")).expect("opened")
     }
 
@@ -257,7 +257,7 @@ mod tests {
     /// The error for a group of one object that was copied from `source`, if there is one.
     fn error_of(store: &Store, length: usize, source: CopySource<'_>) -> Option<ErrorKind> {
         let mut group = prepared(store, length as u64);
-        let mut copier = Copier::new(StoreKind::PastCache);
+        let mut copier = Copier::new(CopyMode::NonTemporal);
         let copy = group.begin_copy().expect("memory for every object");
         copy.fill(&store.shared.memory, &mut copier, |_| source);
         drop(copier);

@@ -39,7 +39,7 @@ pub(crate) fn publish(
     }
     if let PutOrigin::Offered(since) = origin
         && !since.is_some_and(|since| shared.remote.removal_fence.is_unchanged_since(since))
-        && !mutant::on(Mutant::ToldBeforeOffers)
+        && !mutant::on(Mutant::NotifiedBeforeOffers)
     {
         core.count_busy(data.members.iter().map(|m| &m.key), shared.now());
         let error = Error::busy("objects were removed while a peer's offer was in flight");

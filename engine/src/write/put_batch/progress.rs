@@ -8,7 +8,7 @@ use pagelith_io::buffer::AlignedBuf;
 
 use crate::api::error::Result;
 use crate::api::outcome::PutOutcome;
-use crate::read::get::Probed;
+use crate::read::get::ProbedObject;
 use crate::state::put_spec::Location;
 use crate::write::put::admit::StandaloneMember;
 
@@ -31,7 +31,7 @@ pub(super) enum GroupProgress {
 }
 
 /// The probe of each member's header; `None` for an absent object, or one that was not probed.
-pub(super) type Headers = Vec<Option<Probed>>;
+pub(super) type Headers = Vec<Option<ProbedObject>>;
 
 /// What was read for a group; nothing when it is tried for the first time.
 #[derive(Default)]
@@ -70,7 +70,7 @@ impl GroupProgress {
     }
 
     /// The headers, if they were read.
-    pub fn headers(&self) -> Option<&[Option<Probed>]> {
+    pub fn headers(&self) -> Option<&[Option<ProbedObject>]> {
         match self {
             GroupProgress::Ready(reads) => reads.headers.as_deref(),
             _ => None,
@@ -138,7 +138,11 @@ impl GroupProgress {
     }
 
     /// The headers of a batch were read. Takes those of this group, which has `count` members.
-    pub fn end_headers(&mut self, count: usize, probed: &mut impl Iterator<Item = Option<Probed>>) {
+    pub fn end_headers(
+        &mut self,
+        count: usize,
+        probed: &mut impl Iterator<Item = Option<ProbedObject>>,
+    ) {
         if let GroupProgress::NeedHeaders { members, objects } = self {
             let (mut headers, objects) = (vec![None; count], objects.take());
             members.iter().zip(probed).for_each(|(member, probed)| headers[*member] = probed);

@@ -8,7 +8,7 @@
 //! - A group that finds no memory after others of its run were admitted is tried again in the next
 //!   run.
 
-use pagelith_io::hashed_copy::{Copier, StoreKind};
+use pagelith_io::hashed_copy::{Copier, CopyMode};
 use pagelith_tiers::policy::Recency;
 
 use super::{GroupSource, PutBatch};
@@ -248,7 +248,7 @@ impl PutBatch {
             Some((&self.groups[*group], &adopts[..], prepared.as_mut().ok()?.begin_copy()?))
         };
         let copies: Vec<_> = run.iter_mut().filter_map(begin_copy).collect();
-        let mut copier = Copier::new(StoreKind::PastCache);
+        let mut copier = Copier::new(CopyMode::NonTemporal);
         for (group, adopts, copy) in copies {
             copy.fill(&shared.memory, &mut copier, |member| group.member_bytes(adopts, member));
         }

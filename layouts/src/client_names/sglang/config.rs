@@ -71,7 +71,7 @@ pub struct SglangConfig {
     /// decides.
     pub draft_rank_replicated: bool,
     /// The part of SGLang that prints the names.
-    pub road: SglangBackend,
+    pub backend: SglangBackend,
 }
 
 impl Default for SglangConfig {
@@ -90,21 +90,21 @@ impl Default for SglangConfig {
             head_layers: Vec::new(),
             rank_replicated: false,
             draft_rank_replicated: false,
-            road: SglangBackend::HostPools,
+            backend: SglangBackend::HostPools,
         }
     }
 }
 
 impl SglangConfig {
     pub(super) fn check(&self) -> Result<(), ContextError> {
-        ContextError::unless_sizes(&[
+        ContextError::ensure_sizes(&[
             ("tp_size", self.tp_size),
             ("pp_size", self.pp_size),
             ("cp_size", self.cp_size),
             ("dcp_size", self.dcp_size),
         ])?;
         let unless = ContextError::unless;
-        let (dcp, linker) = (self.dcp_size, self.road == SglangBackend::DirectLinker);
+        let (dcp, linker) = (self.dcp_size, self.backend == SglangBackend::DirectLinker);
         self.check_heads()?;
         unless(self.cp_rank < self.cp_size, "cp_rank", &self.cp_rank, "below cp_size")?;
         unless(self.tp_size.is_multiple_of(dcp), "dcp_size", &dcp, "a divisor of tp_size")?;

@@ -24,7 +24,7 @@ impl SglangConfig {
         let of = |ok, rule| unless(ok, "tp_lcm_size", &lcm, rule);
         of(lcm > 0 && lcm.is_multiple_of(self.tp_size), "a multiple of tp_size")?;
         of(!self.rank_replicated, "none if rank_replicated")?;
-        of(self.road != SglangBackend::DirectLinker, "none with the direct linker")?;
+        of(self.backend != SglangBackend::DirectLinker, "none with the direct linker")?;
         // Neither the name nor the key of a head group contains the context-parallel rank.
         of(self.cp_size == 1, "none if cp_size is above 1")?;
         for (i, layers) in self.head_layers.iter().enumerate() {
@@ -60,7 +60,7 @@ impl SglangConfig {
         })
     }
 
-    pub(super) fn spell_heads(
+    pub(super) fn format_heads(
         &self,
         text: &mut String,
         role: Role,

@@ -7,7 +7,7 @@ use crate::shard::{Shard, Slice};
 
 impl SglangConfig {
     /// The configuration of a server that stores `model` at `placement`. The caller must set the
-    /// prefix (`backend_tag`, `model_name`) and `road`, which geometry does not know.
+    /// prefix (`backend_tag`, `model_name`) and `backend`, which geometry does not know.
     ///
     /// # Errors
     /// [`GeometryError`] if model and placement do not match.

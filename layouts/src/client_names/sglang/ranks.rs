@@ -11,22 +11,22 @@ const ALL: Slice = Slice::ALL;
 impl SglangConfig {
     /// Parse `mla_suffix` and its underscore: nothing, a pipeline rank, or `dcp{d}_cp{c}` and a
     /// pipeline rank. Returns the shard and the rest of the text.
-    pub(super) fn read_replicated<'a>(&self, mut text: &'a str) -> Option<(Shard, &'a str)> {
+    pub(super) fn parse_replicated<'a>(&self, mut text: &'a str) -> Option<(Shard, &'a str)> {
         let (mut pp, mut cp, mut dcp) = (ALL, self.own_cp(), ALL);
         if self.dcp_size > 1 {
-            (dcp, text) = read_slice(text.strip_prefix("dcp")?, self.dcp_size)?;
-            (cp, text) = read_slice(text.strip_prefix("_cp")?, self.cp_size)?;
+            (dcp, text) = parse_slice(text.strip_prefix("dcp")?, self.dcp_size)?;
+            (cp, text) = parse_slice(text.strip_prefix("_cp")?, self.cp_size)?;
         }
         if self.pp_size > 1 {
             let rest = if self.dcp_size > 1 { text.strip_prefix('_')? } else { text };
-            (pp, text) = read_slice(rest, self.pp_size)?;
+            (pp, text) = parse_slice(rest, self.pp_size)?;
         }
         let one_object = [self.pp_size, self.cp_size, self.dcp_size] == [1; 3];
         let shard = if one_object { Shard::Whole } else { Shard::Rank { tp: ALL, pp, cp, dcp } };
         Some((shard, text.strip_prefix('_')?))
     }
 
-    pub(super) fn spell_replicated(&self, text: &mut String, shard: Shard) -> Option<()> {
+    pub(super) fn format_replicated(&self, text: &mut String, shard: Shard) -> Option<()> {
         let Shard::Rank { pp, cp, dcp, .. } = shard else {
             return (shard == Shard::Whole).then_some(());
         };
@@ -42,11 +42,11 @@ impl SglangConfig {
 
     /// Parse `mha_suffix` and its underscore: a tensor rank (or head group), and a pipeline rank if
     /// `pp_size > 1`.
-    pub(super) fn read_sharded<'a>(&self, text: &'a str) -> Option<(u16, Slice, &'a str)> {
+    pub(super) fn parse_sharded<'a>(&self, text: &'a str) -> Option<(u16, Slice, &'a str)> {
         let (rank, mut text) = take_number(text)?;
         let mut pp = ALL;
         if self.pp_size > 1 {
-            (pp, text) = read_slice(text.strip_prefix('_')?, self.pp_size)?;
+            (pp, text) = parse_slice(text.strip_prefix('_')?, self.pp_size)?;
         }
         Some((rank, pp, text.strip_prefix('_')?))
     }
@@ -57,7 +57,7 @@ impl SglangConfig {
         Some(Shard::Rank { tp: Slice::new(rank, self.tp_size)?, pp, cp: self.own_cp(), dcp })
     }
 
-    pub(super) fn spell_sharded(&self, text: &mut String, shard: Shard) -> Option<()> {
+    pub(super) fn format_sharded(&self, text: &mut String, shard: Shard) -> Option<()> {
         let Shard::Rank { tp, pp, .. } = shard else { return None };
         let _ = write!(text, "{}", tp.rank);
         if self.pp_size > 1 {
@@ -72,18 +72,18 @@ impl SglangConfig {
     }
 
     /// Parse the direct linker's `[tp{t}_]cp{c}_pp{p}` and its underscore.
-    pub(super) fn read_linker_ranks<'a>(&self, mut text: &'a str) -> Option<(Shard, &'a str)> {
+    pub(super) fn parse_linker_ranks<'a>(&self, mut text: &'a str) -> Option<(Shard, &'a str)> {
         let mut tp = ALL;
         if !self.rank_replicated {
-            (tp, text) = read_slice(text.strip_prefix("tp")?, self.tp_size)?;
+            (tp, text) = parse_slice(text.strip_prefix("tp")?, self.tp_size)?;
             text = text.strip_prefix('_')?;
         }
-        let (cp, text) = read_slice(text.strip_prefix("cp")?, self.cp_size)?;
-        let (pp, text) = read_slice(text.strip_prefix("_pp")?, self.pp_size)?;
+        let (cp, text) = parse_slice(text.strip_prefix("cp")?, self.cp_size)?;
+        let (pp, text) = parse_slice(text.strip_prefix("_pp")?, self.pp_size)?;
         Some((Shard::Rank { tp, pp, cp, dcp: ALL }, text.strip_prefix('_')?))
     }
 
-    pub(super) fn spell_linker_ranks(&self, text: &mut String, shard: Shard) -> Option<()> {
+    pub(super) fn format_linker_ranks(&self, text: &mut String, shard: Shard) -> Option<()> {
         let Shard::Rank { tp, pp, cp, .. } = shard else { return None };
         if !self.rank_replicated {
             let _ = write!(text, "tp{}_", tp.rank);
@@ -94,7 +94,7 @@ impl SglangConfig {
 }
 
 /// Split a rank below `of` off the start of a text; returns it and the rest.
-fn read_slice(text: &str, of: u16) -> Option<(Slice, &str)> {
+fn parse_slice(text: &str, of: u16) -> Option<(Slice, &str)> {
     let (rank, rest) = take_number(text)?;
     Some((Slice::new(rank, of)?, rest))
 }

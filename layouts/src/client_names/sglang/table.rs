@@ -17,7 +17,7 @@ pub(super) struct Part<'a> {
 
 /// Condition under which a server prints a row.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum When {
+enum RowCondition {
     Always,
     /// `rank_replicated == replicated`.
     Target {
@@ -43,7 +43,7 @@ pub(super) struct Row {
     pub role: Role,
     pub pool: &'static str,
     component: &'static str,
-    when: When,
+    when: RowCondition,
 }
 
 impl Row {
@@ -58,7 +58,7 @@ const fn heads(
     role: Role,
     pool: &'static str,
     component: &'static str,
-    when: When,
+    when: RowCondition,
 ) -> Row {
     Row { tail, sharded: true, heads: true, role, pool, component, when }
 }
@@ -68,14 +68,14 @@ const fn shared(
     role: Role,
     pool: &'static str,
     component: &'static str,
-    when: When,
+    when: RowCondition,
 ) -> Row {
     Row { tail, sharded: false, heads: false, role, pool, component, when }
 }
 
 /// A pool whose page is a single object with the name of the pool.
 const fn one(pool: &'static str) -> Row {
-    shared(pool, Role::Target, pool, DATA, When::Always)
+    shared(pool, Role::Target, pool, DATA, RowCondition::Always)
 }
 
 const fn mamba(tail: &'static str) -> Row {
@@ -86,14 +86,14 @@ const fn mamba(tail: &'static str) -> Row {
         role: Role::Target,
         pool: "mamba",
         component: tail,
-        when: When::Always,
+        when: RowCondition::Always,
     }
 }
 
-const SHARDED: When = When::Target { replicated: false };
-const REPLICATED: When = When::Target { replicated: true };
-const DRAFT_SHARDED: When = When::Draft { replicated: false };
-const DRAFT_REPLICATED: When = When::Draft { replicated: true };
+const SHARDED: RowCondition = RowCondition::Target { replicated: false };
+const REPLICATED: RowCondition = RowCondition::Target { replicated: true };
+const DRAFT_SHARDED: RowCondition = RowCondition::Draft { replicated: false };
+const DRAFT_REPLICATED: RowCondition = RowCondition::Draft { replicated: true };
 
 /// A convolution state; the only object whose tail contains a number.
 const CONV: Row = mamba("");
@@ -107,15 +107,15 @@ const ROWS: [Row; 31] = [
     heads("draft_k", Role::Draft, "kv", "k", DRAFT_SHARDED),
     heads("draft_v", Role::Draft, "kv", "v", DRAFT_SHARDED),
     shared("draft_k", Role::Draft, "kv", "k", DRAFT_REPLICATED),
-    shared("draft_indexer", Role::Draft, "indexer", DATA, When::Always),
+    shared("draft_indexer", Role::Draft, "indexer", DATA, RowCondition::Always),
     heads("swa_k", Role::Target, "swa", "k", SHARDED),
     heads("swa_v", Role::Target, "swa", "v", SHARDED),
     shared("swa", Role::Target, "swa", DATA, REPLICATED),
     // The class of the draft's window follows neither flag; its two forms have different component
     // names.
-    heads("draft_swa_k", Role::Draft, "swa", "k", When::Always),
-    heads("draft_swa_v", Role::Draft, "swa", "v", When::Always),
-    shared("draft_swa", Role::Draft, "swa", DATA, When::Always),
+    heads("draft_swa_k", Role::Draft, "swa", "k", RowCondition::Always),
+    heads("draft_swa_v", Role::Draft, "swa", "v", RowCondition::Always),
+    shared("draft_swa", Role::Draft, "swa", DATA, RowCondition::Always),
     CONV,
     one("deepseek_v4_c1"),
     one("deepseek_v4_c1_indexer"),
@@ -139,11 +139,11 @@ fn is_conv(text: &str) -> bool {
     text.strip_prefix("conv_").and_then(take_number).is_some_and(|(_, rest)| rest.is_empty())
 }
 
-fn applies(config: &SglangConfig, when: When) -> bool {
+fn applies(config: &SglangConfig, when: RowCondition) -> bool {
     match when {
-        When::Always => true,
-        When::Target { replicated } => config.rank_replicated == replicated,
-        When::Draft { replicated } => config.draft_rank_replicated == replicated,
+        RowCondition::Always => true,
+        RowCondition::Target { replicated } => config.rank_replicated == replicated,
+        RowCondition::Draft { replicated } => config.draft_rank_replicated == replicated,
     }
 }
 

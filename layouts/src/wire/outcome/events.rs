@@ -35,7 +35,7 @@ const FORGOT: u8 = 4;
 
 /// A decoded event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Happened {
+pub enum WireEvent {
     /// An object was stored in a tier; true if it was in no tier before.
     Stored(TierTag, ObjectKey, bool),
     /// An object was removed from a tier; true if it is in no tier any more.
@@ -48,25 +48,25 @@ pub enum Happened {
 
 impl EventItem {
     /// Encode an event.
-    pub fn of(happened: &Happened) -> EventItem {
+    pub fn of(happened: &WireEvent) -> EventItem {
         let mut item: EventItem = bytemuck::Zeroable::zeroed();
         match happened {
-            Happened::Stored(tier, key, new) => {
+            WireEvent::Stored(tier, key, new) => {
                 (item.kind, item.tier, item.whole, item.key) =
                     (STORED, *tier as u8, u8::from(*new), *key);
             }
-            Happened::Removed(tier, key, gone) => {
+            WireEvent::Removed(tier, key, gone) => {
                 (item.kind, item.tier, item.whole, item.key) =
                     (REMOVED, *tier as u8, u8::from(*gone), *key);
             }
-            Happened::Cleared(namespace) => (item.kind, item.namespace) = (CLEARED, *namespace),
-            Happened::Forgot(tier) => (item.kind, item.tier) = (FORGOT, *tier as u8),
+            WireEvent::Cleared(namespace) => (item.kind, item.namespace) = (CLEARED, *namespace),
+            WireEvent::Forgot(tier) => (item.kind, item.tier) = (FORGOT, *tier as u8),
         }
         item
     }
 
     /// Decode and check the event.
-    fn happened(&self) -> Result<Happened, FormatError> {
+    fn decode(&self) -> Result<WireEvent, FormatError> {
         let tier = match self.tier {
             1 => Some(TierTag::Memory),
             2 => Some(TierTag::Ssd),
@@ -86,10 +86,10 @@ impl EventItem {
         }
         let whole = self.whole == 1;
         Ok(match (self.kind, tier) {
-            (STORED, Some(tier)) => Happened::Stored(tier, self.checked_key()?, whole),
-            (REMOVED, Some(tier)) => Happened::Removed(tier, self.checked_key()?, whole),
-            (FORGOT, Some(tier)) => Happened::Forgot(tier),
-            _ => Happened::Cleared(self.namespace),
+            (STORED, Some(tier)) => WireEvent::Stored(tier, self.checked_key()?, whole),
+            (REMOVED, Some(tier)) => WireEvent::Removed(tier, self.checked_key()?, whole),
+            (FORGOT, Some(tier)) => WireEvent::Forgot(tier),
+            _ => WireEvent::Cleared(self.namespace),
         })
     }
 
@@ -100,7 +100,7 @@ impl EventItem {
 
 /// Decoded events, borrowed from a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EventsSaid<'a> {
+pub struct EventList<'a> {
     items: List<'a, EventItem>,
     /// Position of the next event, for the next request.
     pub next: u64,
@@ -108,21 +108,21 @@ pub struct EventsSaid<'a> {
     pub lost: u64,
 }
 
-impl<'a> EventsSaid<'a> {
+impl<'a> EventList<'a> {
     /// All events, in the order in which they happened.
-    pub fn iter(&self) -> impl Iterator<Item = Happened> + use<'a> {
+    pub fn iter(&self) -> impl Iterator<Item = WireEvent> + use<'a> {
         // `read` has checked each item.
-        self.items.iter().filter_map(|item| item.happened().ok())
+        self.items.iter().filter_map(|item| item.decode().ok())
     }
 }
 
 pub(super) fn read<'a>(
     head: &OutcomeHead,
     rest: &mut &'a [u8],
-) -> Result<EventsSaid<'a>, FormatError> {
+) -> Result<EventList<'a>, FormatError> {
     let items = List::<EventItem>::take(rest, head.item_count);
     let items = items
         .ok_or_else(|| FormatError::field("outcome", "item_count", "beyond the end of the body"))?;
-    items.iter().try_for_each(|item| item.happened().map(|_| ()))?;
-    Ok(EventsSaid { items, next: head.number, lost: head.lost })
+    items.iter().try_for_each(|item| item.decode().map(|_| ()))?;
+    Ok(EventList { items, next: head.number, lost: head.lost })
 }

@@ -40,7 +40,7 @@ impl ErrorTag {
     ];
 
     /// The tag with this number; no tag has number 0.
-    pub fn of(tag: u8) -> Option<ErrorTag> {
+    pub fn from_tag(tag: u8) -> Option<ErrorTag> {
         ErrorTag::ALL.into_iter().find(|t| *t as u8 == tag)
     }
 }

@@ -1,7 +1,7 @@
 //! Decoding of outcomes.
 
 use super::*;
-use crate::checksum::{block_bytes_ok, block_count};
+use crate::checksum::{block_count, is_valid_block_bytes};
 use crate::error::FormatError;
 use crate::format::{is_zero, read};
 use crate::key::KeyCheck;
@@ -9,7 +9,7 @@ use crate::record::OBJECT_BYTES_MAX;
 
 /// A decoded outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer<'a> {
+pub enum DecodedOutcome<'a> {
     /// Of get and put: one verdict per item.
     Items(Items<'a>),
     /// Of exists and missing: one bit per item.
@@ -22,7 +22,7 @@ pub enum Answer<'a> {
     /// Of stats: a JSON object.
     Text(&'a str),
     /// Of events.
-    Events(EventsSaid<'a>),
+    Events(EventList<'a>),
     /// Of view: one per object.
     Views(List<'a, ViewItem>),
     /// The operation failed as a whole, without effect on any item.
@@ -31,39 +31,42 @@ pub enum Answer<'a> {
 
 /// Read an outcome. `Ok` means that every number is valid; the client must check that the outcome
 /// matches its request (verb, items, keys and lengths).
-pub fn decode(body: &[u8]) -> Result<(Verb, Answer<'_>), FormatError> {
+pub fn decode(body: &[u8]) -> Result<(Verb, DecodedOutcome<'_>), FormatError> {
     let have = body.len() as u64;
     let head: OutcomeHead = read(body).ok_or(FormatError::Short {
         structure: WHAT,
         need: OutcomeHead::BYTES as u64,
         have,
     })?;
-    let verb = Verb::of(head.verb).ok_or_else(|| FormatError::field(WHAT, "verb", head.verb))?;
+    let verb =
+        Verb::from_tag(head.verb).ok_or_else(|| FormatError::field(WHAT, "verb", head.verb))?;
     if head.form != form_of(verb) && head.form != FORM_FAILED {
         return Err(FormatError::field(WHAT, "form", head.form));
     }
     check_unused(&head)?;
     let mut rest = &body[OutcomeHead::BYTES..];
     let answer = match head.form {
-        FORM_ITEMS => Answer::Items(items(&head, &mut rest)?),
+        FORM_ITEMS => DecodedOutcome::Items(items(&head, &mut rest)?),
         FORM_BITS => {
             let bits = Bits::new(rest, head.item_count).filter(|bits| !bits.is_empty());
             rest = &[];
-            Answer::Bits(
+            DecodedOutcome::Bits(
                 bits.ok_or_else(|| FormatError::field(WHAT, "item_count", head.item_count))?,
             )
         }
-        FORM_NUMBER => Answer::Number(head.number),
+        FORM_NUMBER => DecodedOutcome::Number(head.number),
         FORM_FLUSHED => {
             let flushed = List::<Flushed>::take(&mut rest, 1).and_then(|list| list.get(0));
-            Answer::Flushed(flushed.ok_or_else(|| FormatError::field(WHAT, "length", have))?)
+            DecodedOutcome::Flushed(
+                flushed.ok_or_else(|| FormatError::field(WHAT, "length", have))?,
+            )
         }
-        FORM_TEXT => Answer::Text(text(&mut rest, head.text_bytes)?),
-        FORM_EVENTS => Answer::Events(events::read(&head, &mut rest)?),
-        FORM_VIEWS => Answer::Views(views::read(&head, &mut rest)?),
+        FORM_TEXT => DecodedOutcome::Text(text(&mut rest, head.text_bytes)?),
+        FORM_EVENTS => DecodedOutcome::Events(events::read(&head, &mut rest)?),
+        FORM_VIEWS => DecodedOutcome::Views(views::read(&head, &mut rest)?),
         _ => {
             let text = text(&mut rest, head.text_bytes)?;
-            Answer::Failed(failure(head.error, head.errno, text)?)
+            DecodedOutcome::Failed(failure(head.error, head.errno, text)?)
         }
     };
     if !rest.is_empty() {
@@ -78,7 +81,7 @@ fn check_unused(head: &OutcomeHead) -> Result<(), FormatError> {
     let has_items = form == FORM_ITEMS || form == FORM_BITS || form == FORM_VIEWS;
     let has_text = form == FORM_ITEMS || form == FORM_TEXT || form == FORM_FAILED;
     let block_ok = if head.checksum_count > 0 {
-        block_bytes_ok(head.block_bytes)
+        is_valid_block_bytes(head.block_bytes)
     } else {
         head.block_bytes == 0
     };
@@ -110,7 +113,7 @@ fn text<'a>(rest: &mut &'a [u8], bytes: u32) -> Result<&'a str, FormatError> {
 }
 
 fn failure(tag: u8, errno: i32, text: &str) -> Result<Failure<'_>, FormatError> {
-    let error = ErrorTag::of(tag).ok_or_else(|| FormatError::field(WHAT, "error", tag))?;
+    let error = ErrorTag::from_tag(tag).ok_or_else(|| FormatError::field(WHAT, "error", tag))?;
     if text.len() > TEXT_MAX {
         return Err(FormatError::field(WHAT, "text_bytes", text.len()));
     }
@@ -172,7 +175,7 @@ fn check_row(row: &OutcomeItem, block_bytes: u32) -> Result<(), FormatError> {
         (
             "error",
             if failed {
-                ErrorTag::of(row.error).is_some()
+                ErrorTag::from_tag(row.error).is_some()
             } else {
                 row.error == 0 && row.errno == 0
             },
@@ -228,8 +231,8 @@ impl<'a> Items<'a> {
             let own = checksums.slice(first_sum, last);
             (first_sum, text_start) = (last, end);
             let number = row.base.checked_sub(1);
-            let base =
-                number.and_then(|number| Some(Base { number, key: bases.get(number as usize)? }));
+            let base = number
+                .and_then(|number| Some(BaseRef { number, key: bases.get(number as usize)? }));
             Item { key_hash: row.key_hash, verdict: verdict(&row, own, base, text) }
         })
     }
@@ -239,22 +242,22 @@ impl<'a> Items<'a> {
 fn verdict<'a>(
     row: &OutcomeItem,
     checksums: List<'a, Checksum>,
-    base: Option<Base>,
+    base: Option<BaseRef>,
     text: &'a str,
-) -> Verdict<'a> {
+) -> ItemOutcome<'a> {
     match row.state {
         STATE_HIT => {
             let tier = tier(row.tier).unwrap_or(TierTag::Remote);
-            Verdict::Hit { tier, length: row.length, checksums, members: row.members, base }
+            ItemOutcome::Hit { tier, length: row.length, checksums, members: row.members, base }
         }
-        STATE_MISS => Verdict::Miss(cause(row.cause).unwrap_or(CauseTag::Absent)),
-        STATE_STORED => Verdict::Stored,
-        STATE_PRESENT => Verdict::AlreadyPresent,
-        STATE_WAITING => Verdict::Waiting,
-        STATE_REFUSED => Verdict::Refused,
+        STATE_MISS => ItemOutcome::Miss(cause(row.cause).unwrap_or(CauseTag::Absent)),
+        STATE_STORED => ItemOutcome::Stored,
+        STATE_PRESENT => ItemOutcome::AlreadyPresent,
+        STATE_WAITING => ItemOutcome::Waiting,
+        STATE_REFUSED => ItemOutcome::Refused,
         _ => {
-            let error = ErrorTag::of(row.error).unwrap_or(ErrorTag::Internal);
-            Verdict::Failed(Failure { error, errno: row.errno, text })
+            let error = ErrorTag::from_tag(row.error).unwrap_or(ErrorTag::Internal);
+            ItemOutcome::Failed(Failure { error, errno: row.errno, text })
         }
     }
 }

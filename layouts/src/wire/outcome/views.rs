@@ -48,10 +48,10 @@ pub fn digest(checksums: &[Checksum]) -> Checksum {
 }
 
 impl ViewItem {
-    /// The item of the object whose key has this hash; `lies` is `None` if it is not in memory.
-    pub fn of(key_hash: Checksum, lies: Option<RegionExtent>) -> ViewItem {
+    /// The item of the object whose key has this hash; `location` is `None` if it is not in memory.
+    pub fn of(key_hash: Checksum, location: Option<RegionExtent>) -> ViewItem {
         let item = ViewItem { key_hash, ..bytemuck::Zeroable::zeroed() };
-        lies.map_or(item, |RegionExtent { region, at, length, digest }| ViewItem {
+        location.map_or(item, |RegionExtent { region, at, length, digest }| ViewItem {
             digest,
             at,
             length,
@@ -66,7 +66,7 @@ impl ViewItem {
     }
 
     /// Location of the object; `None` if it is not in memory.
-    pub fn lies(&self) -> Option<RegionExtent> {
+    pub fn location(&self) -> Option<RegionExtent> {
         let ViewItem { region, at, length, digest, .. } = *self;
         (length > 0).then_some(RegionExtent { region, at, length, digest })
     }

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// An outcome to encode: as [`Answer`], with slices instead of lists.
-pub enum Written<'a> {
+/// An outcome to encode: as [`DecodedOutcome`], with slices instead of lists.
+pub enum OutcomeToSend<'a> {
     /// One verdict per item; the block size of the hits' checksums in bytes.
     Items(&'a [Item<'a>], u32),
     /// One bit per item.
@@ -23,39 +23,39 @@ pub enum Written<'a> {
 }
 
 /// Encode the body of an outcome. Nothing is checked; [`decode`] checks.
-pub fn encode(verb: Verb, answer: &Written<'_>) -> Vec<u8> {
+pub fn encode(verb: Verb, answer: &OutcomeToSend<'_>) -> Vec<u8> {
     let mut head: OutcomeHead = bytemuck::Zeroable::zeroed();
     head.verb = verb as u8;
     let mut tail = Vec::new();
     match answer {
-        Written::Items(items, block_bytes) => {
+        OutcomeToSend::Items(items, block_bytes) => {
             head.form = FORM_ITEMS;
             head.item_count = items.len() as u32;
             tail = encode_items(&mut head, items, *block_bytes);
         }
-        Written::Bits(bits) => {
+        OutcomeToSend::Bits(bits) => {
             (head.form, head.item_count) = (FORM_BITS, bits.len() as u32);
             tail = Bits::pack(bits);
         }
-        Written::Number(number) => (head.form, head.number) = (FORM_NUMBER, *number),
-        Written::Flushed(flushed) => {
+        OutcomeToSend::Number(number) => (head.form, head.number) = (FORM_NUMBER, *number),
+        OutcomeToSend::Flushed(flushed) => {
             head.form = FORM_FLUSHED;
             tail.extend_from_slice(bytemuck::bytes_of(flushed));
         }
-        Written::Text(text) => {
+        OutcomeToSend::Text(text) => {
             (head.form, head.text_bytes) = (FORM_TEXT, text.len() as u32);
             tail.extend_from_slice(text.as_bytes());
         }
-        Written::Events(items, next, lost) => {
+        OutcomeToSend::Events(items, next, lost) => {
             (head.form, head.item_count) = (FORM_EVENTS, items.len() as u32);
             (head.number, head.lost) = (*next, *lost);
             tail.extend_from_slice(bytemuck::cast_slice(items));
         }
-        Written::Views(items) => {
+        OutcomeToSend::Views(items) => {
             (head.form, head.item_count) = (FORM_VIEWS, items.len() as u32);
             tail.extend_from_slice(bytemuck::cast_slice(items));
         }
-        Written::Failed(failure) => {
+        OutcomeToSend::Failed(failure) => {
             let text = failure.truncated_text(1);
             (head.form, head.error, head.errno) = (FORM_FAILED, failure.error as u8, failure.errno);
             head.text_bytes = text.len() as u32;
@@ -68,12 +68,12 @@ pub fn encode(verb: Verb, answer: &Written<'_>) -> Vec<u8> {
 fn encode_items(head: &mut OutcomeHead, items: &[Item<'_>], block_bytes: u32) -> Vec<u8> {
     let mut rows = Vec::with_capacity(items.len() * OutcomeItem::BYTES);
     let (mut sums, mut bases, mut texts) = (Vec::new(), Vec::new(), Vec::new());
-    let failed = items.iter().filter(|item| matches!(item.verdict, Verdict::Failed(_))).count();
+    let failed = items.iter().filter(|item| matches!(item.verdict, ItemOutcome::Failed(_))).count();
     for item in items {
         let mut row: OutcomeItem = bytemuck::Zeroable::zeroed();
         row.key_hash = item.key_hash;
         match item.verdict {
-            Verdict::Hit { tier, length, checksums, members, base } => {
+            ItemOutcome::Hit { tier, length, checksums, members, base } => {
                 (row.state, row.tier, row.length, row.members) =
                     (STATE_HIT, tier as u8, length, members);
                 if let Some(base) = base {
@@ -85,12 +85,12 @@ fn encode_items(head: &mut OutcomeHead, items: &[Item<'_>], block_bytes: u32) ->
                 row.checksum_count = checksums.len() as u32;
                 sums.extend_from_slice(checksums.bytes());
             }
-            Verdict::Miss(cause) => (row.state, row.cause) = (STATE_MISS, cause as u8),
-            Verdict::Stored => row.state = STATE_STORED,
-            Verdict::AlreadyPresent => row.state = STATE_PRESENT,
-            Verdict::Waiting => row.state = STATE_WAITING,
-            Verdict::Refused => row.state = STATE_REFUSED,
-            Verdict::Failed(failure) => {
+            ItemOutcome::Miss(cause) => (row.state, row.cause) = (STATE_MISS, cause as u8),
+            ItemOutcome::Stored => row.state = STATE_STORED,
+            ItemOutcome::AlreadyPresent => row.state = STATE_PRESENT,
+            ItemOutcome::Waiting => row.state = STATE_WAITING,
+            ItemOutcome::Refused => row.state = STATE_REFUSED,
+            ItemOutcome::Failed(failure) => {
                 let text = failure.truncated_text(failed);
                 (row.state, row.error, row.errno) =
                     (STATE_FAILED, failure.error as u8, failure.errno);

@@ -13,9 +13,9 @@
 mod flusher;
 mod pin_table;
 mod segment;
+mod seqlock;
 mod staging;
 mod store;
-mod versions;
 
 /// Runs every order with at most `preemptions` preemptions; `None` is all of them.
 pub fn every_order(

@@ -9,7 +9,7 @@ use loom::sync::Mutex;
 use loom::sync::atomic::AtomicU64;
 use loom::sync::atomic::Ordering::Relaxed;
 use loom::thread;
-use pagelith_io::pin_table::{Kept, PinTableOwner};
+use pagelith_io::pin_table::{PinTable, PinTableOwner};
 use pagelith_io::seqlock::SeqLocks;
 
 use super::every_order;
@@ -45,14 +45,14 @@ impl Page {
 }
 
 struct Core {
-    keeper: PinTableOwner<Page>,
+    owner: PinTableOwner<Page>,
     /// The frame was dropped and is not freed yet.
     dead: bool,
 }
 
 struct Store {
     core: Mutex<Core>,
-    kept: Kept<Page>,
+    table: PinTable<Page>,
     versions: SeqLocks,
     /// The page that the index finds in the frame; 0 is none.
     entry: AtomicU64,
@@ -62,12 +62,12 @@ struct Store {
 impl Store {
     /// With page 1 in its frame.
     fn new() -> Arc<Store> {
-        let mut keeper = PinTableOwner::new(1);
-        let kept = keeper.kept();
-        assert!(keeper.fill(FRAME, Arc::new(Page::new(1))));
-        let core = Mutex::new(Core { keeper, dead: false });
+        let mut owner = PinTableOwner::new(1);
+        let table = owner.table();
+        assert!(owner.fill(FRAME, Arc::new(Page::new(1))));
+        let core = Mutex::new(Core { owner, dead: false });
         let (versions, entry, memory) = (SeqLocks::new(1), AtomicU64::new(1), Page::new(1));
-        Arc::new(Store { core, kept, versions, entry, memory })
+        Arc::new(Store { core, table, versions, entry, memory })
     }
 
     fn get_times(&self, times: usize) {
@@ -78,15 +78,15 @@ impl Store {
 
     /// Gets the present page, if the look-up is still valid; returns its number.
     fn get(&self) -> Option<u64> {
-        let mark = self.versions.mark(0)?;
+        let mark = self.versions.stamp(0)?;
         let page = self.entry.load(Relaxed);
         if page == 0 {
             return None;
         }
-        let reader = self.kept.enter(FRAME)?;
+        let reader = self.table.enter(FRAME)?;
         // The page is compared before the look-up is validated.
         let entered = reader.get();
-        let holds = self.versions.hold(&[mark]);
+        let holds = self.versions.validate(&[mark]);
         if holds {
             assert_eq!(entered, page, "another page's frame was entered");
             assert_eq!(self.memory.get(), page, "bytes of another page were read");
@@ -102,7 +102,7 @@ impl Store {
         if !core.dead {
             return;
         }
-        if let Some(page) = core.keeper.take(FRAME) {
+        if let Some(page) = core.owner.take(FRAME) {
             core.dead = false;
             page.set(0);
             self.memory.set(0);
@@ -116,12 +116,12 @@ impl Store {
         if self.entry.load(Relaxed) != 0 {
             self.entry.store(0, Relaxed);
             core.dead = true;
-            core.keeper.close(FRAME);
+            core.owner.close(FRAME);
             self.free(&mut core);
         }
         if !core.dead {
             self.memory.set(page);
-            assert!(core.keeper.fill(FRAME, Arc::new(Page::new(page))));
+            assert!(core.owner.fill(FRAME, Arc::new(Page::new(page))));
             self.entry.store(page, Relaxed);
         }
         self.versions.end(0);
@@ -148,17 +148,17 @@ fn get_during_drops(gets: [usize; 2], puts: &[u64]) {
 }
 
 #[test]
-fn dropped_while_got() {
+fn get_during_frame_drop_returns_own_page_or_none() {
     every_order("kept_dropped_while_got", None, || get_during_drops([1, 0], &[2]));
 }
 
 #[test]
-fn dropped_while_two_get() {
+fn two_gets_during_frame_drop_return_own_page_or_none() {
     every_order("kept_dropped_while_two_get", Some(2), || get_during_drops([1, 1], &[2]));
 }
 
 /// The page found by the look-up, or the one entered, has been replaced.
 #[test]
-fn dropped_twice_while_got() {
+fn get_during_two_frame_drops_returns_own_page_or_none() {
     every_order("kept_dropped_twice_while_got", Some(3), || get_during_drops([2, 0], &[2, 3]));
 }

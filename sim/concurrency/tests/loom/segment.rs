@@ -50,13 +50,13 @@ fn new() -> Arc<Shared> {
 }
 
 fn read(shared: &Shared) {
-    let Some(mark) = shared.versions.mark(0) else { return };
+    let Some(mark) = shared.versions.stamp(0) else { return };
     let entry = shared.entry.load(Relaxed);
     if entry == 0 {
         return;
     }
     let Some(incarnation) = shared.guards.enter(SEGMENT) else { return };
-    if shared.versions.hold(&[mark]) {
+    if shared.versions.validate(&[mark]) {
         assert_eq!(incarnation.0, entry, "another incarnation was entered");
         // SAFETY: loom's cell only tracks the access.
         let found = shared.bytes.with(|bytes| unsafe { *bytes });
@@ -89,7 +89,7 @@ fn reclaim(shared: &Shared) {
 }
 
 #[test]
-fn a_reader_and_a_reclaim() {
+fn segment_is_not_reused_under_a_reader() {
     every_order("segment_a_reader_and_a_reclaim", None, || {
         let shared = new();
         let theirs = shared.clone();
@@ -101,7 +101,7 @@ fn a_reader_and_a_reclaim() {
 }
 
 #[test]
-fn two_readers_and_a_reclaim() {
+fn segment_is_not_reused_under_two_readers() {
     every_order("segment_two_readers_and_a_reclaim", Some(2), || {
         let shared = new();
         let readers: Vec<_> = (0..2)

@@ -54,11 +54,11 @@ fn turns(pages: usize, users: usize) {
 }
 
 #[test]
-fn two_users_of_one_page() {
+fn one_page_is_never_used_twice_at_once() {
     every_order("staging_two_users_of_one_page", None, || turns(1, 2));
 }
 
 #[test]
-fn three_users_of_two_pages() {
+fn two_pages_are_never_shared_by_three_users() {
     every_order("staging_three_users_of_two_pages", Some(3), || turns(2, 3));
 }

@@ -10,8 +10,8 @@ use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::namespace::Namespace;
 use pagelith::layouts::shard::Shard;
 use pagelith::{
-    Config, ErrorKind, Facts, GetOutcome, GetSlice, MissCause, Options, PutOutcome, PutSlice,
-    Result, Size, Store,
+    Config, ErrorKind, GetOutcome, GetSlice, MachineLimits, MissCause, Options, PutOutcome,
+    PutSlice, Result, Size, Store,
 };
 use pagelith_io::fault::IoFault;
 use pagelith_io::runtime::{Env, Join, Runtime, Task};
@@ -52,7 +52,7 @@ fn open() -> Arc<Store> {
     c.namespaces_max = 4;
     c.index.max_objects = Some(8);
     c.memory.reserve = Size::ZERO;
-    let facts = Facts { memory_bytes: 1 << 30, memory_source: "test".into() };
+    let facts = MachineLimits { memory_bytes: 1 << 30, memory_source: "test".into() };
     let env = Env {
         disk: None,
         clock: Arc::new(SimClock::new()),
@@ -119,7 +119,7 @@ fn run_both(
 
 /// A frame is evicted, and its memory filled by another object, while its bytes are copied out.
 #[test]
-fn evicted_while_got() {
+fn get_during_eviction_returns_own_bytes_or_misses() {
     every_order("store_evicted_while_got", Some(3), || {
         let store = open();
         assert_eq!(put(&store, key(1, "k"), 1, LARGE), Ok(PutOutcome::Stored));
@@ -138,7 +138,7 @@ fn evicted_while_got() {
 
 /// Two puts of one key: one is stored, and both find its bytes.
 #[test]
-fn two_first_writers() {
+fn concurrent_puts_of_one_key_store_one() {
     every_order("store_two_first_writers", Some(6), || {
         let store = open();
         let (mine, theirs) =
@@ -161,7 +161,7 @@ fn two_first_writers() {
 /// A clear between a put's admission and its publication: an object stored after the clear ended
 /// was admitted after it began.
 #[test]
-fn cleared_while_put() {
+fn put_during_clear_is_current_or_absent() {
     every_order("store_cleared_while_put", None, || {
         let store = open();
         let stored = Arc::new(std::sync::atomic::AtomicBool::new(false));
@@ -191,7 +191,7 @@ fn cleared_while_put() {
 
 /// Two threads each put a member of one group, and both commit.
 #[test]
-fn two_commit() {
+fn concurrent_commits_publish_group_once() {
     every_order("store_two_commit", Some(4), || {
         let store = open();
         let required = [key(1, "a"), key(1, "b")];

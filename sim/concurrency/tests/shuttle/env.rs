@@ -4,7 +4,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use pagelith::{Config, Facts, Size, Store};
+use pagelith::{Config, MachineLimits, Size, Store};
 use pagelith_io::clock::Clock;
 use pagelith_io::disk::{Completion, Disk, DiskFacts, FileId, Op, Queue};
 use pagelith_io::fault::IoFault;
@@ -164,8 +164,8 @@ impl World {
     }
 
     pub fn open(&self, config: &Config) -> Arc<Store> {
-        static FACTS: OnceLock<Facts> = OnceLock::new();
-        let facts = FACTS.get_or_init(|| Facts::of_this_machine().expect("facts"));
+        static FACTS: OnceLock<MachineLimits> = OnceLock::new();
+        let facts = FACTS.get_or_init(|| MachineLimits::of_this_machine().expect("facts"));
         let config = config.validate(facts).unwrap_or_else(|e| panic!("{e}"));
         Arc::new(Store::open_in(config, self.env()).unwrap_or_else(|e| panic!("{e}")))
     }

@@ -14,8 +14,8 @@ fn scenario() -> std::sync::Arc<Scenario> {
 
 /// All threads that put and get one key see the bytes of the same put.
 #[test]
-fn first_writer() {
-    explore("first_writer", 3000, || {
+fn concurrent_calls_see_one_put_per_key() {
+    explore("concurrent_calls_see_one_put_per_key", 3000, || {
         let scenario = Scenario::new(&World::new(), &memory(Size::kib(128)), LEN);
         let writer = |value: u64| {
             thread(&scenario, move |p| {
@@ -35,8 +35,8 @@ fn first_writer() {
 
 /// Frames are evicted and filled again while other threads copy out of them.
 #[test]
-fn evicted_while_read() {
-    explore("evicted_while_read", 4000, || {
+fn reads_during_eviction_return_own_bytes() {
+    explore("reads_during_eviction_return_own_bytes", 4000, || {
         let scenario = scenario();
         assert!(scenario.put(1, 100).is_ok() && scenario.put(2, 200).is_ok());
         let mut threads = Vec::new();
@@ -64,8 +64,8 @@ fn evicted_while_read() {
 
 /// The bytes of a view stay unchanged while other threads put, remove and clear.
 #[test]
-fn a_view_is_held() {
-    explore("a_view_is_held", 3000, || {
+fn view_keeps_its_bytes_during_other_calls() {
+    explore("view_keeps_its_bytes_during_other_calls", 3000, || {
         let scenario = scenario();
         assert!(scenario.put(1, 100).is_ok());
         let mut threads = Vec::new();
@@ -94,8 +94,8 @@ fn a_view_is_held() {
 
 /// An object that a pin counted stays.
 #[test]
-fn pinned_while_evicted() {
-    explore("pinned_while_evicted", 3000, || {
+fn pinned_object_survives_concurrent_eviction() {
+    explore("pinned_object_survives_concurrent_eviction", 3000, || {
         let scenario = scenario();
         assert!(scenario.put(1, 100).is_ok());
         let mut threads = Vec::new();
@@ -120,8 +120,8 @@ fn pinned_while_evicted() {
 /// Events of threads that put the same keys and evict one another's objects are in the right order
 /// for each key.
 #[test]
-fn events_of_what_came_and_went() {
-    explore("events_of_what_came_and_went", 3000, || {
+fn events_match_concurrent_puts_and_evictions() {
+    explore("events_match_concurrent_puts_and_evictions", 3000, || {
         let mut config = memory(Size::kib(64));
         config.events.max = 1000;
         let scenario = Scenario::new(&World::new(), &config, LEN);

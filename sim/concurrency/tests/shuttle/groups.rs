@@ -68,8 +68,8 @@ fn assert_whole_or_absent(p: &Scenario) -> bool {
 
 /// Two threads each put a member and both commit; a third reads.
 #[test]
-fn both_commit() {
-    explore("both_commit", 3000, || {
+fn group_committed_by_two_threads_is_whole() {
+    explore("group_committed_by_two_threads_is_whole", 3000, || {
         let scenario = scenario();
         run_all(vec![
             thread(&scenario, |p| drop(contribute(p, 0, 10))),
@@ -93,8 +93,8 @@ fn both_commit() {
 
 /// The same while the namespace is cleared and a member removed.
 #[test]
-fn cleared_while_committed() {
-    explore("cleared_while_committed", 3000, || {
+fn group_cleared_during_commit_is_whole_or_absent() {
+    explore("group_cleared_during_commit_is_whole_or_absent", 3000, || {
         let scenario = scenario();
         run_all(vec![
             thread(&scenario, |p| drop(contribute(p, 0, 10))),
@@ -119,8 +119,8 @@ fn cleared_while_committed() {
 /// A member that was put and not committed is removed while the group is committed: it is gone
 /// afterwards, in either order.
 #[test]
-fn removed_while_committed() {
-    explore("removed_while_committed", 2000, || {
+fn group_with_member_removed_during_commit_is_whole_or_absent() {
+    explore("group_with_member_removed_during_commit_is_whole_or_absent", 2000, || {
         let scenario = scenario();
         let group = scenario.store.begin_group(&required(), Options::default()).expect("begun");
         for key in required() {
@@ -162,8 +162,8 @@ fn removed_while_committed() {
 
 /// One thread aborts the group that another fills, and a group in one call is put in between.
 #[test]
-fn aborted_while_filled() {
-    explore("aborted_while_filled", 2000, || {
+fn group_aborted_while_filled_is_absent() {
+    explore("group_aborted_while_filled_is_absent", 2000, || {
         let scenario = scenario();
         run_all(vec![
             thread(&scenario, |p| drop(contribute(p, 0, 10))),
@@ -186,8 +186,8 @@ fn aborted_while_filled() {
 
 /// The deadline of a group passes while it is filled and committed.
 #[test]
-fn expires_while_committed() {
-    explore("expires_while_committed", 2000, || {
+fn group_expiring_during_commit_is_whole_or_absent() {
+    explore("group_expiring_during_commit_is_whole_or_absent", 2000, || {
         let mut config = memory(Size::kib(128));
         config.groups.deadline_ms = 1;
         let world = World::new();
@@ -211,8 +211,8 @@ fn expires_while_committed() {
 
 /// An attached group is put before, with or after its base, while the base is removed.
 #[test]
-fn attached_while_its_base_comes_and_goes() {
-    explore("attached_while_its_base_comes_and_goes", 1000, || {
+fn attached_group_put_during_base_changes_follows_its_base() {
+    explore("attached_group_put_during_base_changes_follows_its_base", 1000, || {
         let scenario = Scenario::new(&World::new(), &tiers(Size::mib(1)), LEN);
         run_all(vec![
             thread(&scenario, |p| {

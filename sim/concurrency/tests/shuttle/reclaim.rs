@@ -70,8 +70,8 @@ fn yield_randomly() {
 
 /// Reads of segments that are being reclaimed.
 #[test]
-fn reclaimed_while_read() {
-    explore("reclaimed_while_read", 600, || {
+fn reads_during_reclaim_return_own_bytes() {
+    explore("reads_during_reclaim_return_own_bytes", 600, || {
         let (_world, scenario) = full_log();
         let reader = |keys: [u64; 3]| {
             thread(&scenario, move |p| {
@@ -96,8 +96,8 @@ fn reclaimed_while_read() {
 
 /// An object that a pin counted is present as long as the pin.
 #[test]
-fn reclaimed_while_pinned() {
-    explore("reclaimed_while_pinned", 600, || {
+fn pinned_object_survives_reclaim() {
+    explore("pinned_object_survives_reclaim", 600, || {
         let (_world, scenario) = full_log();
         let pinner = |key: u64| {
             thread(&scenario, move |p| {
@@ -116,8 +116,8 @@ fn reclaimed_while_pinned() {
 
 /// An object that is removed while reclaim moves it stays gone, with its whole group.
 #[test]
-fn removed_while_moved() {
-    explore("removed_while_moved", 500, || {
+fn object_removed_while_reclaim_moves_it_stays_absent() {
+    explore("object_removed_while_reclaim_moves_it_stays_absent", 500, || {
         let (world, scenario) = full_log();
         // Pinned, so that it is moved; a remove overrides a pin.
         let pin = scenario.store.pin(&[part(1, 0)]);

@@ -13,8 +13,8 @@ const LEN: usize = 24 << 10;
 
 /// A put between admission and publication, while the namespace is cleared and the key removed.
 #[test]
-fn removed_while_put() {
-    explore("removed_while_put", 3000, || {
+fn object_removed_during_put_is_not_returned_later() {
+    explore("object_removed_during_put_is_not_returned_later", 3000, || {
         let scenario = Scenario::new(&World::new(), &memory(Size::kib(64)), LEN);
         let mut threads = Vec::new();
         threads.push(thread(&scenario, |p| {
@@ -38,8 +38,8 @@ fn removed_while_put() {
 
 /// The same with an SSD tier: the flusher writes and drops frames, and gets promote their objects.
 #[test]
-fn removed_while_written_and_promoted() {
-    explore("removed_while_written_and_promoted", 1500, || {
+fn object_removed_during_write_and_promotion_stays_absent() {
+    explore("object_removed_during_write_and_promotion_stays_absent", 1500, || {
         let world = World::new();
         let config = tiers(Size::mib(1));
         let scenario = Scenario::new(&world, &config, 8 << 10);
@@ -67,14 +67,18 @@ fn removed_while_written_and_promoted() {
 
 /// A group adopts an object that was put by itself, while that is removed and put again.
 #[test]
-fn removed_while_adopted() {
-    explore("removed_while_adopted", 3000, || adopted(memory(Size::kib(64))));
+fn object_removed_while_a_group_adopts_it_stays_absent() {
+    explore("object_removed_while_a_group_adopts_it_stays_absent", 3000, || {
+        adopted(memory(Size::kib(64)))
+    });
 }
 
 /// The same with an SSD tier and no DRAM tier: the adopted object is read from SSD.
 #[test]
-fn removed_while_adopted_from_ssd() {
-    explore("removed_while_adopted_from_ssd", 1000, || adopted(tiers(Size::ZERO)));
+fn object_removed_while_a_group_adopts_it_from_ssd_stays_absent() {
+    explore("object_removed_while_a_group_adopts_it_from_ssd_stays_absent", 1000, || {
+        adopted(tiers(Size::ZERO))
+    });
 }
 
 fn adopted(config: pagelith::Config) {

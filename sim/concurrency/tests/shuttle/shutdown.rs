@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use pagelith::{
-    AlignedBuf, Destination, Done, ErrorKind, Get, Options, PutOutcome, PutSlice, Size,
+    AlignedBuf, CompletedBatch, Destination, ErrorKind, Get, Options, PutOutcome, PutSlice, Size,
 };
 use pagelith_sim::disk::CrashMode;
 
@@ -17,8 +17,8 @@ const LEN: usize = 8 << 10;
 /// After a power cut, objects covered by a flush are present, removed ones are not, and groups are
 /// whole, whichever thread flushed or removed, and whichever syncs they shared.
 #[test]
-fn flushed_by_several() {
-    explore("flushed_by_several", 1200, || {
+fn objects_flushed_by_several_threads_survive_power_cut() {
+    explore("objects_flushed_by_several_threads_survive_power_cut", 1200, || {
         let world = World::new();
         let config = tiers(Size::mib(1));
         let scenario = Scenario::new(&world, &config, LEN);
@@ -49,8 +49,8 @@ fn flushed_by_several() {
 /// A caller whose put found the object present and that then flushes has it durable, even if the
 /// first writer's batch is not finished.
 #[test]
-fn present_and_flushed() {
-    explore("present_and_flushed", 1000, || {
+fn flush_after_present_put_makes_object_durable() {
+    explore("flush_after_present_put_makes_object_durable", 1000, || {
         let world = World::new();
         let config = tiers(Size::mib(1));
         let scenario = Scenario::new(&world, &config, LEN);
@@ -78,8 +78,8 @@ fn present_and_flushed() {
 /// A close during puts and gets: they finish or return `Closed`, and objects put before are present
 /// afterwards.
 #[test]
-fn closed_while_used() {
-    explore("closed_while_used", 1200, || {
+fn close_during_calls_keeps_stored_objects() {
+    explore("close_during_calls_keeps_stored_objects", 1200, || {
         let world = World::new();
         let config = tiers(Size::mib(1));
         let scenario = Scenario::new(&world, &config, LEN);
@@ -99,7 +99,8 @@ fn closed_while_used() {
             let memory = AlignedBuf::new(LEN).expect("memory");
             let get = Get { key: part(1, 0), range: None, destination: Destination::owned(memory) };
             let ticket = session.submit_get(vec![get], Options::default());
-            let Some(Done::Get(mut done)) = session.wait(ticket, Duration::from_secs(50)) else {
+            let Some(CompletedBatch::Get(mut done)) = session.wait(ticket, Duration::from_secs(50))
+            else {
                 panic!("a get did not end")
             };
             match done.remove(0).outcome {

@@ -52,8 +52,8 @@ fn permits() {
 
 /// Gets that must be staged, one object at a time within the budget, from three threads.
 #[test]
-fn staged_gets_take_turns() {
-    explore("staged_gets_take_turns", 800, || {
+fn staged_gets_share_the_budget() {
+    explore("staged_gets_share_the_budget", 800, || {
         let world = World::new();
         let scenario = Scenario::new(&world, &tiers(Size::ZERO), 60 << 10);
         for key in 1..4 {

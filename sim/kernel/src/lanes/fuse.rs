@@ -8,8 +8,8 @@ use pagelith::Store;
 use super::Skip;
 use crate::fault_disk::{Fault, FaultDisk, FileOp, Rule};
 use crate::killed::model::Device;
-use crate::report::Seen;
-use crate::work::Life;
+use crate::report::LaneCounts;
+use crate::work::StoreRun;
 
 /// Prefix of the store's data files; its manifest, checkpoints and the rest begin differently.
 const DATA: &str = "segments";
@@ -17,16 +17,16 @@ const DATA: &str = "segments";
 const FILES: [&str; 3] = [DATA, "manifest", "checkpoint"];
 
 /// An empty store on an empty fault disk.
-pub(super) fn disk_and_life(dir: &Path, seed: u64) -> Result<(FaultDisk, Life), Skip> {
+pub(super) fn disk_and_life(dir: &Path, seed: u64) -> Result<(FaultDisk, StoreRun), Skip> {
     let at = dir.join("mount");
     std::fs::create_dir(&at).map_err(|e| e.to_string())?;
     let disk = FaultDisk::mount(&at, seed)?;
-    let life = Life::new(disk.path(), seed);
+    let life = StoreRun::new(disk.path(), seed);
     Ok((disk, life))
 }
 
 /// Ends the process in one of three ways.
-pub(super) fn end(life: &mut Life, store: Store) {
+pub(super) fn end(life: &mut StoreRun, store: Store) {
     life.take_counters(&store);
     match life.below(3) {
         // A failing device may fail the close too.
@@ -44,7 +44,7 @@ fn life_with(
     rules: &[Rule],
     device: Device,
     timeout: Duration,
-) -> Result<Seen, Skip> {
+) -> Result<LaneCounts, Skip> {
     let (disk, mut life) = disk_and_life(dir, seed)?;
     let store = life.open();
     life.work(&store, 250);
@@ -82,9 +82,9 @@ fn life_with(
 }
 
 /// The run's counters.
-pub(super) fn done(disk: &FaultDisk, life: Life) -> Seen {
+pub(super) fn done(disk: &FaultDisk, life: StoreRun) -> LaneCounts {
     let injected = disk.take_injected();
-    Seen { runs: 1, injected, detected: life.noticed.min(injected), ..life.seen }
+    LaneCounts { runs: 1, injected, detected: life.noticed.min(injected), ..life.seen }
 }
 
 const USUAL: Duration = Duration::from_secs(2);
@@ -94,7 +94,7 @@ fn on(on: FileOp, one_in: u64, fault: Fault) -> [Rule; 3] {
 }
 
 /// Some sectors of a write are lost.
-pub fn torn_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
+pub fn torn_write(dir: &Path, seed: u64) -> Result<LaneCounts, Skip> {
     life_with(
         dir,
         seed,
@@ -105,7 +105,7 @@ pub fn torn_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
 }
 
 /// Writes are lost.
-pub fn lost_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
+pub fn lost_write(dir: &Path, seed: u64) -> Result<LaneCounts, Skip> {
     life_with(
         dir,
         seed,
@@ -116,7 +116,7 @@ pub fn lost_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
 }
 
 /// Writes land at another offset.
-pub fn misdirected_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
+pub fn misdirected_write(dir: &Path, seed: u64) -> Result<LaneCounts, Skip> {
     life_with(
         dir,
         seed,
@@ -127,17 +127,17 @@ pub fn misdirected_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
 }
 
 /// Reads return the bytes of another offset.
-pub fn misdirected_read(dir: &Path, seed: u64) -> Result<Seen, Skip> {
-    life_with(dir, seed, &on(FileOp::Read, 6, Fault::Misdirected), Device::Sick, USUAL)
+pub fn misdirected_read(dir: &Path, seed: u64) -> Result<LaneCounts, Skip> {
+    life_with(dir, seed, &on(FileOp::Read, 6, Fault::Misdirected), Device::Failing, USUAL)
 }
 
 /// Bits flip in reads.
-pub fn flip_in_read(dir: &Path, seed: u64) -> Result<Seen, Skip> {
-    life_with(dir, seed, &on(FileOp::Read, 6, Fault::Flip), Device::Sick, USUAL)
+pub fn flip_in_read(dir: &Path, seed: u64) -> Result<LaneCounts, Skip> {
+    life_with(dir, seed, &on(FileOp::Read, 6, Fault::Flip), Device::Failing, USUAL)
 }
 
 /// Bits flip in writes.
-pub fn flip_in_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
+pub fn flip_in_write(dir: &Path, seed: u64) -> Result<LaneCounts, Skip> {
     life_with(
         dir,
         seed,
@@ -148,7 +148,7 @@ pub fn flip_in_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
 }
 
 /// Transfers of which half is done, again and again, until the kernel gives up with a byte missing.
-pub fn short(dir: &Path, seed: u64) -> Result<Seen, Skip> {
+pub fn short(dir: &Path, seed: u64) -> Result<LaneCounts, Skip> {
     let [reads, ..] = on(FileOp::Read, 1, Fault::Short);
     let [writes, ..] = on(FileOp::Write, 1, Fault::Short);
     let reading = seed.is_multiple_of(2);
@@ -156,24 +156,24 @@ pub fn short(dir: &Path, seed: u64) -> Result<Seen, Skip> {
         dir,
         seed,
         &[if reading { reads } else { writes }],
-        if reading { Device::Sick } else { Device::Well },
+        if reading { Device::Failing } else { Device::Healthy },
         USUAL,
     )
 }
 
 /// Reads fail.
-pub fn eio_read(dir: &Path, seed: u64) -> Result<Seen, Skip> {
-    life_with(dir, seed, &on(FileOp::Read, 4, Fault::Eio), Device::Sick, USUAL)
+pub fn eio_read(dir: &Path, seed: u64) -> Result<LaneCounts, Skip> {
+    life_with(dir, seed, &on(FileOp::Read, 4, Fault::Eio), Device::Failing, USUAL)
 }
 
 /// Writes fail.
-pub fn eio_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
-    life_with(dir, seed, &on(FileOp::Write, 8, Fault::Eio), Device::Well, USUAL)
+pub fn eio_write(dir: &Path, seed: u64) -> Result<LaneCounts, Skip> {
+    life_with(dir, seed, &on(FileOp::Write, 8, Fault::Eio), Device::Healthy, USUAL)
 }
 
 /// The file system below has no space for allocated blocks: thin provisioning, snapshots.
-pub fn no_space(dir: &Path, seed: u64) -> Result<Seen, Skip> {
-    life_with(dir, seed, &on(FileOp::Write, 8, Fault::NoSpace), Device::Well, USUAL)
+pub fn no_space(dir: &Path, seed: u64) -> Result<LaneCounts, Skip> {
+    life_with(dir, seed, &on(FileOp::Write, 8, Fault::NoSpace), Device::Healthy, USUAL)
 }
 
 /// Delay of a late operation.
@@ -182,19 +182,19 @@ const LATE_MS: u32 = 3000;
 const STALLED_CALL_MAX: Duration = Duration::from_millis(LATE_MS as u64 * 2 / 3);
 
 /// Reads, writes and syncs take much longer than the timeout of calls.
-pub fn stall(dir: &Path, seed: u64) -> Result<Seen, Skip> {
+pub fn stall(dir: &Path, seed: u64) -> Result<LaneCounts, Skip> {
     let late = |on| Rule { on, file: DATA, one_in: 30, fault: Fault::Late(LATE_MS) };
     life_with(
         dir,
         seed,
         &[FileOp::Read, FileOp::Write, FileOp::Sync].map(late),
-        Device::Well,
+        Device::Healthy,
         Duration::from_millis(150),
     )
 }
 
 /// All faults at once.
-pub fn all(dir: &Path, seed: u64) -> Result<Seen, Skip> {
+pub fn all(dir: &Path, seed: u64) -> Result<LaneCounts, Skip> {
     let mut rules = Vec::new();
     for fault in [Fault::Eio, Fault::Misdirected, Fault::Flip, Fault::Short, Fault::Late(300)] {
         rules.push(Rule { on: FileOp::Read, file: DATA, one_in: 40, fault });
@@ -215,7 +215,7 @@ pub fn all(dir: &Path, seed: u64) -> Result<Seen, Skip> {
 }
 
 /// Bits of the data flip at rest, while the store runs and while it is closed.
-pub fn flip_at_rest(dir: &Path, seed: u64) -> Result<Seen, Skip> {
+pub fn flip_at_rest(dir: &Path, seed: u64) -> Result<LaneCounts, Skip> {
     let (disk, mut life) = disk_and_life(dir, seed)?;
     let store = life.open();
     life.work(&store, 400);

@@ -17,28 +17,28 @@ use crate::killed::content::Rng;
 use crate::killed::model::Device;
 use crate::killed::workload::NAMESPACES;
 use crate::loop_device::{LoopFs, Throttle};
-use crate::report::Seen;
-use crate::work::Life;
+use crate::report::LaneCounts;
+use crate::work::StoreRun;
 
 /// Approximate number of bytes written to the store before faults are made.
 const WRITTEN: u64 = 6 << 20;
 
-fn fs_and_life(seed: u64, options: &[&str]) -> Result<(LoopFs, Life), Skip> {
+fn fs_and_life(seed: u64, options: &[&str]) -> Result<(LoopFs, StoreRun), Skip> {
     let fs = LoopFs::made_with(160, options)?;
-    let life = Life::new(&fs.path().join("store"), seed);
+    let life = StoreRun::new(&fs.path().join("store"), seed);
     Ok((fs, life))
 }
 
 /// Fills the store and ends the process, so that nothing is in memory.
-fn filled(life: &mut Life) {
+fn filled(life: &mut StoreRun) {
     let store = life.open();
     life.work(&store, 400);
     life.flush(&store);
     end(life, store);
 }
 
-fn done(life: Life, injected: u64) -> Seen {
-    Seen { runs: 1, injected, detected: life.noticed.min(injected), ..life.seen }
+fn done(life: StoreRun, injected: u64) -> LaneCounts {
+    LaneCounts { runs: 1, injected, detected: life.noticed.min(injected), ..life.seen }
 }
 
 /// The offset of a block of a file in the image.
@@ -49,7 +49,7 @@ fn place(extents: &[(u64, u64, u64)], at: u64) -> Option<u64> {
 }
 
 /// Flips, stale blocks and misplaced blocks in the image, while the store is open.
-pub fn at_rest(_: &Path, seed: u64) -> Result<Seen, Skip> {
+pub fn at_rest(_: &Path, seed: u64) -> Result<LaneCounts, Skip> {
     let (fs, mut life) = fs_and_life(seed, &[])?;
     filled(&mut life);
     let extents = fs.extents(&life.plan.dir.join("segments"));
@@ -120,7 +120,7 @@ fn records(bytes: &[u8]) -> HashMap<ObjectKey, Vec<Place>> {
 
 /// Whole records of removed versions overwrite newer ones of the same pages: everything in them is
 /// right except the place.
-pub fn stale_records(_: &Path, seed: u64) -> Result<Seen, Skip> {
+pub fn stale_records(_: &Path, seed: u64) -> Result<LaneCounts, Skip> {
     let (fs, mut life) = fs_and_life(seed, &[])?;
     // Few pages, so that most are removed and put again.
     life.plan.pages = 40;
@@ -142,7 +142,7 @@ pub fn stale_records(_: &Path, seed: u64) -> Result<Seen, Skip> {
         }
         injected += 1;
     }
-    life.device = Device::Sick;
+    life.device = Device::Failing;
     get_all(&mut life, &store);
     end(&mut life, store);
     let store = life.open();
@@ -152,7 +152,7 @@ pub fn stale_records(_: &Path, seed: u64) -> Result<Seen, Skip> {
 }
 
 /// Gets every page.
-fn get_all(life: &mut Life, store: &Store) {
+fn get_all(life: &mut StoreRun, store: &Store) {
     for number in 0..life.plan.pages {
         for namespace in 0..NAMESPACES {
             life.get(store, Page { namespace, number });
@@ -161,7 +161,7 @@ fn get_all(life: &mut Life, store: &Store) {
 }
 
 /// Flips in one copy of the manifest and in a checkpoint, while the store is closed.
-pub fn manifest_at_rest(_: &Path, seed: u64) -> Result<Seen, Skip> {
+pub fn manifest_at_rest(_: &Path, seed: u64) -> Result<LaneCounts, Skip> {
     let (fs, mut life) = fs_and_life(seed, &[])?;
     filled(&mut life);
     let mut rng = Rng(seed);
@@ -191,7 +191,7 @@ pub fn manifest_at_rest(_: &Path, seed: u64) -> Result<Seen, Skip> {
 }
 
 /// The device ends in the middle of the data: reads beyond fail with EIO, until it is restored.
-pub fn eio(_: &Path, seed: u64) -> Result<Seen, Skip> {
+pub fn eio(_: &Path, seed: u64) -> Result<LaneCounts, Skip> {
     // Without a journal only data follows the first blocks.
     let (fs, mut life) = fs_and_life(seed, &["-O", "^has_journal"])?;
     filled(&mut life);
@@ -202,7 +202,7 @@ pub fn eio(_: &Path, seed: u64) -> Result<Seen, Skip> {
     let end_of_device = place(&extents, (WRITTEN / 4 + Rng(seed).below(WRITTEN / 2)) / 4096 * 4096)
         .ok_or("no extent where the device is to end")?;
     fs.free_bytes();
-    life.device = Device::Sick;
+    life.device = Device::Failing;
     let mut rest = vec![0; (len - end_of_device) as usize];
     read(&image, end_of_device, &mut rest)?;
     image.set_len(end_of_device).map_err(|e| e.to_string())?;
@@ -213,7 +213,7 @@ pub fn eio(_: &Path, seed: u64) -> Result<Seen, Skip> {
     store.abandon();
     image.set_len(len).map_err(|e| e.to_string())?;
     write(&image, end_of_device, &rest)?;
-    life.device = Device::Well;
+    life.device = Device::Healthy;
     let store = life.open();
     life.check(&store);
     end(&mut life, store);
@@ -222,7 +222,7 @@ pub fn eio(_: &Path, seed: u64) -> Result<Seen, Skip> {
 
 /// The data file ends early, not at a block boundary: short completions, none of which is a
 /// success.
-pub fn short(_: &Path, seed: u64) -> Result<Seen, Skip> {
+pub fn short(_: &Path, seed: u64) -> Result<LaneCounts, Skip> {
     let (_fs, mut life) = fs_and_life(seed, &[])?;
     filled(&mut life);
     let path = life.plan.dir.join("segments");
@@ -231,7 +231,7 @@ pub fn short(_: &Path, seed: u64) -> Result<Seen, Skip> {
     let len = file.metadata().map_err(|e| e.to_string())?.len();
     let mut rest = vec![0; len as usize];
     read(&file, 0, &mut rest)?;
-    life.device = Device::Sick;
+    life.device = Device::Failing;
     let cut = WRITTEN / 4 + Rng(seed).below(WRITTEN / 2);
     file.set_len(cut).map_err(|e| e.to_string())?;
     get_all(&mut life, &store);
@@ -240,7 +240,7 @@ pub fn short(_: &Path, seed: u64) -> Result<Seen, Skip> {
     store.abandon();
     write(&file, cut, &rest[cut as usize..])?;
     file.sync_all().map_err(|e| e.to_string())?;
-    life.device = Device::Well;
+    life.device = Device::Healthy;
     let store = life.open();
     life.check(&store);
     end(&mut life, store);
@@ -248,7 +248,7 @@ pub fn short(_: &Path, seed: u64) -> Result<Seen, Skip> {
 }
 
 /// A device limited to 1 MiB/s of writes and 128 KiB/s of reads; calls have a fifth of a second.
-pub fn throttled(_: &Path, seed: u64) -> Result<Seen, Skip> {
+pub fn throttled(_: &Path, seed: u64) -> Result<LaneCounts, Skip> {
     let (fs, mut life) = fs_and_life(seed, &[])?;
     let throttle = Throttle::new(&fs, 1 << 20)?;
     filled(&mut life);
@@ -271,7 +271,7 @@ pub fn throttled(_: &Path, seed: u64) -> Result<Seen, Skip> {
 
 /// A file system that another program fills: an existing store keeps working; a new one is refused
 /// and leaves nothing.
-pub fn full(_: &Path, seed: u64) -> Result<Seen, Skip> {
+pub fn full(_: &Path, seed: u64) -> Result<LaneCounts, Skip> {
     let (fs, mut life) = fs_and_life(seed, &[])?;
     let store = life.open();
     let rest = format!("of={}", fs.path().join("rest").display());
@@ -280,7 +280,7 @@ pub fn full(_: &Path, seed: u64) -> Result<Seen, Skip> {
     life.work(&store, 300);
     assert!(life.flush(&store), "a store whose blocks are allocated needs none");
     end(&mut life, store);
-    let mut other = Life::new(&fs.path().join("other"), seed);
+    let mut other = StoreRun::new(&fs.path().join("other"), seed);
     let free = fs.free_bytes();
     for _ in 0..3 {
         let error = other.try_open().expect_err("no room");

@@ -6,7 +6,7 @@ mod power;
 
 use std::path::Path;
 
-use crate::report::Seen;
+use crate::report::LaneCounts;
 
 /// Why a lane cannot run on this machine.
 pub type Skip = String;
@@ -19,7 +19,7 @@ pub struct Lane {
     /// The row, or rows, of the fault matrix.
     pub row: &'static str,
     /// One run with a seed. Panics on a violation.
-    pub run: fn(&Path, u64) -> Result<Seen, Skip>,
+    pub run: fn(&Path, u64) -> Result<LaneCounts, Skip>,
 }
 
 /// All lanes.

@@ -9,7 +9,7 @@ use pagelith_io::fault::{FaultKind, FaultOp};
 
 use super::{Fixture, read, write};
 use crate::clock::SimClock;
-use crate::disk::{CrashMode, DiskFault, FaultPlan, FaultRates, Place, SimDisk, Struck};
+use crate::disk::{CrashMode, DiskFault, FaultPlan, FaultRates, FileOffset, SimDisk, StrikeRecord};
 
 /// Makes `fault` strike the next operation that it can strike, and nothing else.
 fn strike(b: &Fixture, fault: DiskFault) {
@@ -34,7 +34,7 @@ fn see(b: &mut Fixture, first: u64, count: usize) -> Result<Vec<u8>, FaultKind> 
     Ok(done.op.into_parts().iter().flat_map(|p| p.bytes().to_vec()).collect())
 }
 
-fn only(b: &Fixture) -> Struck {
+fn only(b: &Fixture) -> StrikeRecord {
     let struck = b.disk.take_struck();
     assert_eq!(struck.len(), 1, "{struck:?}");
     struck[0].clone()
@@ -44,7 +44,7 @@ fn bytes(b: &Fixture) -> Vec<u8> {
     b.disk.peek(0, "f", 0, 16 * 4096).expect("the file")
 }
 
-fn block_of(hit: &Option<Place>) -> u64 {
+fn block_of(hit: &Option<FileOffset>) -> u64 {
     hit.as_ref().expect("a place").offset / 4096
 }
 
@@ -239,7 +239,7 @@ fn misdirection_stays_within_files_of_same_kind() {
         let struck = disk.take_struck();
         assert_eq!(struck.len(), 1, "a write with no other place to go lands where it should");
         assert_eq!(disk.peek(1, "LOCK", 0, 1), Some(vec![8]));
-        let Place { dir, name, offset } = struck[0].hit.clone().expect("a place");
+        let FileOffset { dir, name, offset } = struck[0].hit.clone().expect("a place");
         assert_eq!(disk.peek(dir, &name, offset, 4096), Some(vec![9; 4096]));
         assert_eq!(disk.peek(0, "manifest.0", 0, 1), Some(vec![0]));
         *hits.entry((dir, name, offset)).or_default() += 1;

@@ -2,7 +2,7 @@
 
 use super::*;
 
-const A: Oid = 8;
+const A: ObjectId = 8;
 
 #[derive(Clone)]
 struct Case {
@@ -41,7 +41,7 @@ impl Case {
     }
 
     /// A get that began at `start` returns the bytes of put `no`.
-    fn hit_since(&mut self, start: u32, no: u32) -> Result<Seen, Wrong> {
+    fn hit_since(&mut self, start: u32, no: u32) -> Result<ObservedVersion, Violation> {
         let mut bytes = [0; 100];
         Content::of(A, no).fill(&mut bytes);
         self.oracle.tick();
@@ -69,9 +69,9 @@ fn hit_with_bytes_of_other_put_is_wrong() {
     Content::of(A + 1, put).fill(&mut bytes);
     let start = c.oracle.tick();
     let other = c.oracle.hit(A, start, std::iter::once((0, &bytes[..])), Some(100));
-    assert!(matches!(other, Err(Wrong::Bytes(_))), "{other:?}");
+    assert!(matches!(other, Err(Violation::Bytes(_))), "{other:?}");
     let short = c.oracle.hit(A, start, std::iter::once((0, &bytes[..50])), Some(50));
-    assert!(matches!(short, Err(Wrong::Bytes(_))), "{short:?}");
+    assert!(matches!(short, Err(Violation::Bytes(_))), "{short:?}");
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn miss_without_eviction_is_wrong() {
     c.flush();
     c.oracle.rebooted(true);
     let start = c.oracle.tick();
-    assert!(matches!(c.oracle.miss(A, start, "test"), Err(Wrong::SyncedLost(_))));
+    assert!(matches!(c.oracle.miss(A, start, "test"), Err(Violation::SyncedLost(_))));
     c.oracle.rebooted(false);
     assert!(c.miss(), "the process that runs could not read everything");
     c.oracle.rebooted(true);
@@ -158,12 +158,12 @@ fn struck_read_excuses_misses_until_next_hit() {
     let put = c.put();
     c.flush();
     c.oracle.tick();
-    c.oracle.struck(Struck::Read);
+    c.oracle.struck(FaultEffect::Read);
     assert!(c.miss());
     let now = c.oracle.tick();
     c.oracle.oldest(now);
     assert!(c.hit(put) && !c.miss());
-    c.oracle.struck(Struck::Read);
+    c.oracle.struck(FaultEffect::Read);
     c.oracle.rebooted(true);
     assert!(!c.miss(), "it is durable, and the next process finds it");
 }
@@ -173,11 +173,11 @@ fn failed_write_excuses_unflushed_objects() {
     let mut c = Case::new(true);
     let put = c.put();
     c.flush();
-    c.oracle.struck(Struck::Write);
+    c.oracle.struck(FaultEffect::Write);
     assert!(c.miss(), "the tier may be turned off");
     c.oracle.rebooted(true);
     assert!(c.hit(put) && !c.miss(), "but the next process has the flushed object");
-    c.oracle.struck(Struck::Write);
+    c.oracle.struck(FaultEffect::Write);
     c.take(true);
     c.put();
     assert!(c.miss(), "memory alone has it, and evicts");
@@ -186,7 +186,7 @@ fn failed_write_excuses_unflushed_objects() {
 
 #[test]
 fn removed_object_returns_only_after_lie() {
-    for (what, comes_back) in [(Struck::Rot, false), (Struck::Lie, true)] {
+    for (what, comes_back) in [(FaultEffect::Rot, false), (FaultEffect::Lie, true)] {
         let mut c = Case::new(true);
         c.oracle.set_lying();
         let put = c.put();
@@ -240,7 +240,7 @@ fn hit_during_struck_read_is_not_made_durable_by_flush() {
     let put = c.put();
     c.flush();
     let start = c.oracle.tick();
-    c.oracle.struck(Struck::Read);
+    c.oracle.struck(FaultEffect::Read);
     c.oracle.may_be_dropped(crate::explore::objects::page_of(A));
     assert!(c.hit_since(start, put).is_ok());
     c.flush();
@@ -275,7 +275,7 @@ fn after_failed_sync_only_machine_crash_proves_durability() {
     for crashed in [false, true] {
         let mut c = Case::new(true);
         let put = c.put();
-        c.oracle.struck(Struck::Write);
+        c.oracle.struck(FaultEffect::Write);
         c.oracle.began_after_failed_sync();
         if crashed {
             c.oracle.machine_crashed();
@@ -314,7 +314,7 @@ fn put_during_struck_read_may_be_dropped() {
         c.oracle.tick();
         c.oracle.put_begun(A, 1, 100);
         if struck {
-            c.oracle.struck(Struck::Read);
+            c.oracle.struck(FaultEffect::Read);
         }
         c.oracle.tick();
         c.oracle.put_stored(A, 1);

@@ -2,7 +2,7 @@
 
 /// The possible effect of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Struck {
+pub enum FaultEffect {
     /// A read failed or returned other bytes: objects may be dropped, and are found again by the
     /// next process.
     Read,
@@ -17,7 +17,7 @@ pub enum Struck {
 
 /// A violation by an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wrong {
+pub enum Violation {
     /// Bytes that were not put under this key, or were replaced, removed or cleared.
     Bytes(String),
     /// A miss of an object that a flush had covered.
@@ -28,7 +28,7 @@ pub enum Wrong {
 
 /// The version that a get returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct ObservedVersion {
     /// The put number.
     pub no: u32,
     /// The version had been removed or cleared, and a lying device brought it back.

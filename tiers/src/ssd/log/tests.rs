@@ -3,7 +3,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use pagelith_io::disk::{Disk, DiskFacts, Side};
+use pagelith_io::disk::{Disk, DiskFacts, IoBackend};
 use pagelith_io::fault::{FaultKind, FaultOp};
 use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
 use pagelith_layouts::client_names::opaque_key;
@@ -12,7 +12,7 @@ use pagelith_layouts::record::{GroupKind, RecordKind};
 
 use super::*;
 use crate::ssd::append::RecordMember;
-use crate::ssd::volume::Geometry;
+use crate::ssd::volume::VolumeGeometry;
 
 const SEGMENTS: FileId = FileId(9);
 const NAMESPACE: NamespaceId = NamespaceId([7; 16]);
@@ -93,7 +93,7 @@ impl Queue for Device {
 impl Disk for Device {
     fn facts(&self) -> DiskFacts {
         DiskFacts {
-            side: Side::Blocking,
+            side: IoBackend::Blocking,
             direct: true,
             memory_align: 4096,
             offset_align: 4096,
@@ -143,7 +143,7 @@ struct Rig {
 impl Rig {
     fn new() -> Rig {
         let device = Device::default();
-        let geometry = Geometry::fit(64 << 20, 1 << 20, 1, 1000, 100).expect("it fits");
+        let geometry = VolumeGeometry::fit(64 << 20, 1 << 20, 1, 1000, 100).expect("it fits");
         let store = StoreId([1; 16]);
         let volume = Volume {
             disk: Arc::new(device.clone()),
@@ -170,7 +170,7 @@ impl Rig {
         assert!(self.log.has_spare());
     }
 
-    fn pump(&mut self) -> Vec<Event> {
+    fn pump(&mut self) -> Vec<LogEvent> {
         let mut events = Vec::new();
         self.log.pump(None, &mut events);
         events
@@ -212,15 +212,15 @@ impl Rig {
     }
 
     /// Complete `count` operations and pump the log for each of them; returns its events.
-    fn end(&mut self, count: usize, succeed: bool) -> Vec<Event> {
+    fn end(&mut self, count: usize, succeed: bool) -> Vec<LogEvent> {
         (self.device.state().ends, self.device.state().fails) = (count, !succeed);
         (0..count.max(1) + 2).flat_map(|_| self.pump()).collect()
     }
 }
 
-fn written(events: &[Event]) -> Vec<u64> {
-    let ids = |event: &Event| match event {
-        Event::Written(units) => units.iter().map(|(id, _)| *id).collect(),
+fn written(events: &[LogEvent]) -> Vec<u64> {
+    let ids = |event: &LogEvent| match event {
+        LogEvent::Written(units) => units.iter().map(|(id, _)| *id).collect(),
         _ => Vec::new(),
     };
     events.iter().flat_map(ids).collect()
@@ -271,14 +271,14 @@ fn sync_covers_queued_writes() {
     assert_eq!((rig.device.writes().len(), rig.device.syncs()), (0, 1));
     assert_eq!(written(&all), (1..=count).collect::<Vec<_>>());
 
-    let durable = |event: &Event| match event {
-        Event::Durable(units) => units.len(),
+    let durable = |event: &LogEvent| match event {
+        LogEvent::Durable(units) => units.len(),
         _ => 0,
     };
     assert_eq!(all.iter().map(durable).sum::<usize>(), 0);
     let events = rig.end(1, true);
     assert_eq!(events.iter().map(durable).sum::<usize>() as u64, count, "{events:?}");
-    assert!(events.iter().any(|event| matches!(event, Event::Synced(id, true) if *id == asked)));
+    assert!(events.iter().any(|event| matches!(event, LogEvent::Synced(id, true) if *id == asked)));
     assert!(rig.log.idle());
 }
 
@@ -301,8 +301,8 @@ fn queued_writes_are_dropped_after_failed_sync() {
     rig.log.config.write_bytes = 2 * RECORD;
     rig.append(14);
     let events = rig.end(1, false);
-    let unwritten = |event: &Event| match event {
-        Event::Unwritten(ids, _) => ids.clone(),
+    let unwritten = |event: &LogEvent| match event {
+        LogEvent::Unwritten(ids, _) => ids.clone(),
         _ => Vec::new(),
     };
     let ids: Vec<Vec<u64>> = events.iter().map(unwritten).filter(|ids| !ids.is_empty()).collect();
@@ -312,7 +312,7 @@ fn queued_writes_are_dropped_after_failed_sync() {
     assert_eq!(rig.device.writes().len(), DEPTH);
     let events = rig.end(DEPTH, true);
     assert!(rig.device.writes().is_empty(), "nothing is written after the failed sync");
-    assert!(events.iter().any(|event| matches!(event, Event::Sealed(_, false))), "{events:?}");
+    assert!(events.iter().any(|event| matches!(event, LogEvent::Sealed(_, false))), "{events:?}");
 
     // Dropped writes do not delay a later sync.
     assert!(rig.log.resume_after_sync_fault());
@@ -322,7 +322,7 @@ fn queued_writes_are_dropped_after_failed_sync() {
     rig.end(DEPTH, true);
     rig.end(DEPTH, true);
     let events = rig.end(1, true);
-    assert!(events.iter().any(|event| matches!(event, Event::Synced(_, true))), "{events:?}");
+    assert!(events.iter().any(|event| matches!(event, LogEvent::Synced(_, true))), "{events:?}");
 }
 
 #[test]

@@ -1,0 +1,126 @@
+//! Memory that two ends on one host share, for bytes passed by reference.
+//!
+//! The memory is real ([`pagelith_io::shm`]), within one process; its layout follows from the seed.
+//! Messages about
+//! it are packets like any other: lost,
+//! late and repeated.
+
+use std::collections::BTreeMap;
+
+use pagelith_io::buffer::Part;
+use pagelith_layouts::ids::OpId;
+use pagelith_layouts::wire::shm_ref::{ItemRange, ShownPiece};
+use pagelith_layouts::wire::{Frame, FrameKind, LinkRole};
+use pagelith_transport::link::{LinkEvent, Push};
+use pagelith_transport::shown::{LinkRegions, ShmRef};
+
+use super::reference_check::{OutcomeCheck, sum};
+use super::wire::{Packet, Wire};
+
+/// Shared memory in use.
+#[derive(Default)]
+pub(super) struct SharingState {
+    /// What each side has handed over, as this end has it. The default is nothing: as between two
+    /// hosts.
+    pub regions: LinkRegions,
+    /// References sent to the other end and not yet released.
+    shown: BTreeMap<ItemRange, Push>,
+    /// Checks that outcomes match the referenced bytes.
+    outcome_check: OutcomeCheck,
+}
+
+/// The identity of a push.
+fn item_range_of(push: &Push) -> ItemRange {
+    (push.op, push.item, push.offset)
+}
+
+/// The bytes of all parts, concatenated.
+pub(super) fn concat_bytes(parts: &[Part]) -> Vec<u8> {
+    parts.iter().flat_map(|part| part.bytes().iter().copied()).collect()
+}
+
+/// All bytes of a reference.
+pub(super) fn ref_bytes(shown: &ShmRef) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(shown.length()).unwrap_or(0)];
+    shown.copy_out(0, &mut bytes);
+    bytes
+}
+
+/// The completion of a push.
+pub(super) fn pushed_event(push: Push, sent: bool) -> LinkEvent {
+    let Push { op, token, parts, .. } = push;
+    LinkEvent::Pushed { op, token, sent, parts }
+}
+
+impl SharingState {
+    /// The location of a push's bytes, if they are passed by reference.
+    pub fn pieces(&self, push: &Push) -> Option<Vec<ShownPiece>> {
+        let allow_ref = push.allow_ref && !self.shown.contains_key(&item_range_of(push));
+        if allow_ref { self.regions.pieces(&push.parts) } else { None }
+    }
+
+    /// Passes a push by reference.
+    pub fn show(&mut self, wire: &mut Wire, side: LinkRole, push: Push, pieces: Vec<ShownPiece>) {
+        let (stretch, bytes) = (item_range_of(&push), concat_bytes(&push.parts));
+        self.outcome_check.shown(stretch, &bytes);
+        wire.reference_check.show(side, stretch, sum(&bytes));
+        wire.net_stats.shown += 1;
+        wire.send(side, Packet::ShmRef { stretch, pieces });
+        self.shown.insert(stretch, push);
+    }
+
+    /// The other end released a reference.
+    pub fn taken(
+        &mut self,
+        wire: &mut Wire,
+        side: LinkRole,
+        stretch: ItemRange,
+    ) -> Option<LinkEvent> {
+        wire.reference_check.forget(side, stretch);
+        self.shown.remove(&stretch).map(|push| pushed_event(push, true))
+    }
+
+    /// Withdraws the references of `op`, or all.
+    pub fn give_up(
+        &mut self,
+        wire: &mut Wire,
+        side: LinkRole,
+        op: Option<OpId>,
+        events: &mut Vec<LinkEvent>,
+    ) {
+        self.outcome_check.forget(op);
+        for (stretch, push) in std::mem::take(&mut self.shown) {
+            if op.is_some_and(|op| op != stretch.0) {
+                self.shown.insert(stretch, push);
+                continue;
+            }
+            wire.reference_check.forget(side, stretch);
+            events.push(pushed_event(push, false));
+        }
+    }
+
+    /// The reference that the other end sent; `None` if that end shares no such memory.
+    pub fn arrived(&self, stretch: ItemRange, pieces: Vec<ShownPiece>) -> Option<ShmRef> {
+        self.regions.shown(stretch, pieces.into_iter())
+    }
+
+    /// This end reads the bytes of a reference.
+    pub fn look(&self, wire: &mut Wire, side: LinkRole, shown: &ShmRef) {
+        match wire.reference_check.look(side.other(), shown.stretch(), sum(&ref_bytes(shown))) {
+            None => wire.net_stats.looked_late += 1,
+            Some(true) => {}
+            Some(false) => wire.net_stats.broken += 1,
+        }
+    }
+
+    /// A request arrived at this end, or an outcome leaves it.
+    pub fn passes(&mut self, wire: &mut Wire, frame: &Frame) {
+        match frame.kind {
+            FrameKind::Request => self.outcome_check.on_request(frame),
+            FrameKind::Outcome => {
+                wire.net_stats.broken += u64::from(!self.outcome_check.outcome(frame))
+            }
+            _ => {}
+        }
+    }
+}
