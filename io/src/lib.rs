@@ -29,6 +29,7 @@ pub mod shm;
 pub mod signal;
 pub mod staging;
 pub mod sync;
+pub mod verbs;
 
 #[allow(
     clippy::disallowed_methods,
