@@ -3,6 +3,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "tests copy files, start threads and have deadlines")]
 #![allow(missing_docs, reason = "a test crate")]
+#![allow(clippy::print_stdout, reason = "tests say what they skip")]
 
 #[path = "verbs/support.rs"]
 mod support;

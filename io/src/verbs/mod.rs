@@ -30,6 +30,7 @@ mod library;
 mod memory;
 mod port;
 mod queue_pair;
+mod request;
 #[cfg(test)]
 mod tests_layout;
 
@@ -43,6 +44,5 @@ pub use memory::{
     RemoteAccess, RemotePiece,
 };
 pub use port::{LinkLayer, Mtu, Port, PortState};
-pub use queue_pair::{
-    Attachment, Capacity, Drain, DrainMarkers, Endpoint, Operation, QueuePair, SendRequest, State,
-};
+pub use queue_pair::{Attachment, Capacity, Drain, DrainMarkers, Endpoint, QueuePair, State};
+pub use request::{Operation, SendRequest};

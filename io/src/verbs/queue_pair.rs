@@ -1,4 +1,4 @@
-//! Reliable queue pairs, and the work requests that are posted to them.
+//! Reliable queue pairs.
 //!
 //! A queue pair is in one of four states. It is created in INIT, where receives can be posted;
 //! [`QueuePair::ready_to_receive`] and [`QueuePair::ready_to_send`] connect it; an error, or
@@ -17,8 +17,9 @@ use super::device::Device;
 use super::error::{Result, VerbsError, last_errno};
 use super::gid::{Gid, GidEntry};
 use super::library::{Handle, check};
-use super::memory::{LocalPiece, ProtectionDomain, RemoteAccess, RemotePiece};
+use super::memory::{LocalPiece, ProtectionDomain, RemoteAccess};
 use super::port::{LinkLayer, Mtu, Port};
+use super::request::{Operation, SendRequest, raw_list};
 
 /// Acknowledgements are awaited for 4.096 us * 2^14 = 67 ms.
 const TIMEOUT: u8 = 14;
@@ -89,84 +90,6 @@ pub enum State {
     Other(u32),
 }
 
-/// A request of the send queue.
-#[derive(Clone, Copy)]
-pub struct SendRequest<'a> {
-    /// The number that its completion has.
-    pub id: u64,
-    /// Whether it completes if it succeeds. A failed request always does.
-    pub signaled: bool,
-    /// The operation.
-    pub operation: Operation<'a>,
-}
-
-/// An operation of the send queue.
-#[derive(Clone, Copy)]
-pub enum Operation<'a> {
-    /// Write the pieces, one after the other, to the peer's memory.
-    Write {
-        /// The bytes.
-        from: &'a [LocalPiece],
-        /// Where they go.
-        to: RemotePiece,
-    },
-    /// Write, then complete one receive of the peer. Without pieces it writes nothing, and the
-    /// address is not used.
-    WriteWithNotice {
-        /// The bytes.
-        from: &'a [LocalPiece],
-        /// Where they go.
-        to: RemotePiece,
-        /// The value that the peer's completion has.
-        immediate: u32,
-    },
-    /// Read the peer's memory into the pieces, one after the other.
-    Read {
-        /// Where the bytes go.
-        to: &'a [LocalPiece],
-        /// The bytes.
-        from: RemotePiece,
-    },
-    /// Send the pieces to the peer's next receive.
-    Send {
-        /// The bytes.
-        from: &'a [LocalPiece],
-    },
-}
-
-impl SendRequest<'_> {
-    fn raw(&self) -> abi::SendWr {
-        use abi::opcode;
-        let nothing = RemotePiece { address: 0, key: 0 };
-        let (opcode, pieces, remote, immediate) = match self.operation {
-            Operation::Write { from, to } => (opcode::WRITE, from, to, 0),
-            Operation::WriteWithNotice { from, to, immediate } => {
-                (opcode::WRITE_WITH_IMM, from, to, immediate)
-            }
-            Operation::Read { to, from } => (opcode::READ, to, from, 0),
-            Operation::Send { from } => (opcode::SEND, from, nothing, 0),
-        };
-        let (sg_list, num_sge) = raw_list(pieces);
-        abi::SendWr {
-            wr_id: self.id,
-            sg_list,
-            num_sge,
-            opcode,
-            send_flags: if self.signaled { abi::send_flag::SIGNALED } else { 0 },
-            imm_data: immediate.to_be(),
-            remote_addr: remote.address,
-            rkey: remote.key,
-            ..abi::SendWr::default()
-        }
-    }
-}
-
-/// A scatter list as C has it. The provider only reads it.
-fn raw_list(pieces: &[LocalPiece]) -> (*mut abi::Sge, i32) {
-    let list = pieces.as_ptr().cast::<abi::Sge>().cast_mut();
-    (list, i32::try_from(pieces.len()).unwrap_or(i32::MAX))
-}
-
 /// A queue pair of the reliable connected type.
 pub struct QueuePair {
     qp: Handle<abi::Qp>,
@@ -189,6 +112,10 @@ impl QueuePair {
     /// A queue pair in INIT. Its completions go to `sends` and `receives`, which may be the same
     /// queue; `packet` is the number of its first packet, of which 24 bits count and which differs
     /// from that of earlier queue pairs. `access` bounds what the peer may do with any region.
+    ///
+    /// # Panics
+    ///
+    /// If a completion queue is of another device.
     pub fn new(
         domain: &Arc<ProtectionDomain>,
         (sends, receives): (&Arc<CompletionQueue>, &Arc<CompletionQueue>),

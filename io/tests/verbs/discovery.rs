@@ -7,7 +7,9 @@ use pagelith_io::verbs::{
     Device, DeviceEvent, GidKind, GidWish, Library, LinkLayer, Mtu, PortState, VerbsError,
 };
 
-use crate::support::{Fake, devices, fake, fake_path, is_real, library, load, open_fake};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::support::{Fake, LONG, devices, fake, fake_path, is_real, library, load, open_fake};
 
 /// Another copy of the fake library, with a state of its own.
 fn copied() -> (tempfile::TempDir, PathBuf) {
@@ -89,6 +91,28 @@ fn changes_of_addresses_and_port_are_events() {
     port.choose_gid(GidWish::Best).expect_err("no GIDs");
     fake.change(number, "port=active");
     assert_eq!(next(), Some(DeviceEvent::PortActive(1)));
+}
+
+/// In the virtual machine, which has its interfaces for itself.
+#[test]
+fn address_added_to_interface_is_an_event_of_its_device() {
+    if std::env::var("TEST_PAGELITH_VM").as_deref() != Ok("1") {
+        println!("skipped: needs the virtual machine");
+        return;
+    }
+    let [device, _] = devices().expect("a device");
+    while device.next_event().expect("events").is_some() {}
+    let ip = |action: &str| {
+        let arguments = ["address", action, "198.51.100.9/32", "dev", "wire0"];
+        let status = std::process::Command::new("ip").args(arguments).status();
+        assert!(status.is_ok_and(|status| status.success()), "ip {action}");
+    };
+    for action in ["add", "delete"] {
+        ip(action);
+        let mut polled = [PollFd::new(&*device, PollFlags::IN)];
+        poll(&mut polled, Timespec::try_from(LONG).ok().as_ref()).expect("polled");
+        assert_eq!(device.next_event(), Ok(Some(DeviceEvent::AddressChange(1))), "{action}");
+    }
 }
 
 #[test]

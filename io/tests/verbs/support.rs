@@ -53,6 +53,21 @@ pub fn library() -> &'static Arc<Library> {
     &LIBRARY
 }
 
+/// A function of a library.
+///
+/// # Safety
+///
+/// `F` is the type of the function of this name, and the library is never unloaded.
+unsafe fn function<F: Copy>(handle: *mut libc::c_void, name: &CStr) -> F {
+    assert_eq!(size_of::<F>(), size_of::<*mut libc::c_void>());
+    // SAFETY: the handle is of a library, and the caller named the function's type.
+    unsafe {
+        let found = libc::dlsym(handle, name.as_ptr());
+        assert!(!found.is_null(), "{name:?}");
+        std::mem::transmute_copy(&found)
+    }
+}
+
 /// The controls of a fake library.
 pub struct Fake {
     device: unsafe extern "C" fn(*const c_char) -> u32,
@@ -65,32 +80,16 @@ impl Fake {
     /// The controls of the fake library at `path`, which shares its state with each loading of it.
     pub fn at(path: &Path) -> Fake {
         let path = CString::new(path.to_str().expect("a text")).expect("no NUL");
-        // SAFETY: the library is the fake one, whose four functions have these types, and it is
-        // never unloaded.
+        // SAFETY: the library is the fake one, which is never unloaded, and its functions have the
+        // types of the fields.
         unsafe {
             let handle = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
             assert!(!handle.is_null(), "cannot load {path:?}");
-            let find = |name: &CStr| {
-                let found = libc::dlsym(handle, name.as_ptr());
-                assert!(!found.is_null(), "{name:?}");
-                found
-            };
             Fake {
-                device: std::mem::transmute::<
-                    *mut libc::c_void,
-                    unsafe extern "C" fn(*const c_char) -> u32,
-                >(find(c"fake_verbs_device")),
-                change: std::mem::transmute::<
-                    *mut libc::c_void,
-                    unsafe extern "C" fn(u32, *const c_char) -> c_int,
-                >(find(c"fake_verbs_change")),
-                count: std::mem::transmute::<
-                    *mut libc::c_void,
-                    unsafe extern "C" fn(u32, *const c_char) -> u64,
-                >(find(c"fake_verbs_count")),
-                no_kernel: std::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn()>(find(
-                    c"fake_verbs_no_kernel",
-                )),
+                device: function(handle, c"fake_verbs_device"),
+                change: function(handle, c"fake_verbs_change"),
+                count: function(handle, c"fake_verbs_count"),
+                no_kernel: function(handle, c"fake_verbs_no_kernel"),
             }
         }
     }
@@ -149,7 +148,8 @@ pub fn devices() -> Option<[Arc<Device>; 2]> {
         return Some([(); 2].map(|()| open_fake(fake.device(""))));
     }
     match Device::names(library()) {
-        Ok(names) => {
+        Ok(mut names) => {
+            names.sort();
             let at = [0, names.len() - 1];
             Some(at.map(|at| Device::open(library(), &names[at]).expect("a real device")))
         }
