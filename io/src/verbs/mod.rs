@@ -2,7 +2,7 @@
 //! program runs.
 //!
 //! A program that contains this module starts on hosts without RDMA and without the library; the
-//! first call then says what is missing. `docs/decisions/rdma-verbs-at-run-time.md` has the reasons.
+//! first call then says what is missing. See `docs/decisions/rdma-verbs-at-run-time.md`.
 //!
 //! Invariants:
 //! - Each object holds an Arc of each object that it uses, so destruction has the right order.
