@@ -104,7 +104,7 @@ pub enum VerbsError {
     LockedMemory {
         /// The device.
         device: String,
-        /// Bytes of the registration that failed.
+        /// Bytes of the registration that failed, all chunks of it.
         bytes: u64,
         /// The value of RLIMIT_MEMLOCK.
         limit: u64,

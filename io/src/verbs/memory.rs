@@ -301,7 +301,14 @@ impl RegisteredMemory {
         let bytes = memory.bytes();
         let chunk = |offset: usize| {
             let length = chunk_bytes.min(bytes - offset);
-            MemoryRegion::new(domain, memory, offset, length, access)
+            let whole = |error| match error {
+                // The limit counts all chunks.
+                VerbsError::LockedMemory { device, limit, .. } => {
+                    VerbsError::LockedMemory { device, bytes: bytes as u64, limit }
+                }
+                error => error,
+            };
+            MemoryRegion::new(domain, memory, offset, length, access).map_err(whole)
         };
         let chunks = (0..bytes).step_by(chunk_bytes).map(chunk).collect::<Result<_>>()?;
         Ok(RegisteredMemory { chunks, chunk_bytes, bytes })
