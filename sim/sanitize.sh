@@ -9,6 +9,7 @@ cd "$(dirname "$0")/.."
 
 sanitizer=${1:-}
 [ $# -gt 0 ] && shift
+verbs=()
 case $sanitizer in
 thread)
     # A race is an access before the lock or release that orders it: it is reported and is an error.
@@ -18,7 +19,10 @@ thread)
 address)
     # No leak detection: memory that the kernel still writes into is leaked on purpose.
     export ASAN_OPTIONS="detect_leaks=0 detect_stack_use_after_return=1 ${ASAN_OPTIONS:-}"
-    flags="-Zsanitizer=address"
+    # The fake verbs library is loaded at run time, and takes the sanitizer from the program.
+    flags="-Zsanitizer=address -Clink-arg=-rdynamic"
+    # ThreadSanitizer does not see the locks of that library: they are of its own copy of std.
+    verbs=(--test verbs)
     ;;
 *)
     echo "usage: $0 thread|address [layouts|io|tiers|client|engine...]" >&2
@@ -49,7 +53,7 @@ wanted() {
 }
 
 wanted layouts "$@" && tests layouts -p pagelith-layouts --lib
-wanted io "$@" && tests io -p pagelith-io --lib --test queue_behaviour --test disk_behaviour
+wanted io "$@" && tests io -p pagelith-io --lib --test queue_behaviour --test disk_behaviour "${verbs[@]}"
 wanted tiers "$@" && tests tiers -p pagelith-tiers --lib
 wanted client "$@" && tests client -p pagelith-client --lib
 # Every behaviour test on every backend, but without the constant fingerprint: it finds the same races, slowly.

@@ -64,3 +64,4 @@ mod real_disk;
 pub mod threads;
 #[allow(clippy::disallowed_methods, reason = "waits for the kernel with a deadline")]
 mod uring;
+pub mod verbs;

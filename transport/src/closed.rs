@@ -6,7 +6,8 @@ use pagelith_layouts::wire::printable::Printable;
 use rustix::io::Errno;
 use thiserror::Error;
 
-/// Why a link ended or could not be established. [`LinkError::retryable`] tells whether to try again.
+/// Why a link ended or could not be established. [`LinkError::retryable`] tells whether to try
+/// again.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum LinkError {
     /// This end closed the link.

@@ -127,8 +127,8 @@ impl<S: Stream> Conn<S> {
     }
 
     /// Whether this server pauses reading from its client. The client does not read its responses,
-    /// and more requests would add to them. If the stream takes no byte for [`LinkLimits::dead_after`],
-    /// the client is taken for dead, as if it were silent.
+    /// and more requests would add to them. If the stream takes no byte for
+    /// [`LinkLimits::dead_after`], the client is taken for dead, as if it were silent.
     fn is_congested(&self) -> bool {
         self.facts.side == LinkRole::Server && self.outbound.is_congested()
     }

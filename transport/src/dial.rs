@@ -119,8 +119,8 @@ fn dialled(progress: HandshakeProgress<Socket>) -> DialProgress {
 /// A link to a host name that is being established: the name is resolved, and its addresses are
 /// tried one after the other.
 ///
-/// All tries together take at most [`LinkLimits::handshake`]. Each address gets an equal share of the
-/// time that is left when it is tried.
+/// All tries together take at most [`LinkLimits::handshake`]. Each address gets an equal share of
+/// the time that is left when it is tried.
 struct NameDial {
     dial: SocketDial,
     deadline: Mono,

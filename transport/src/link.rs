@@ -2,24 +2,24 @@
 //!
 //! Invariants that every implementation (TCP, shared memory, RDMA, simulated) keeps:
 //! - A [`Part`] moved into [`Link::push`] or [`Link::expose`] belongs to the link until an
-//!   [`LinkEvent`] hands it back. Nothing else touches that memory in between. The link, its peer and
-//!   its device never touch it afterwards.
+//!   [`LinkEvent`] hands it back. Nothing else touches that memory in between. The link, its peer
+//!   and its device never touch it afterwards.
 //! - Each part is handed back exactly once, in [`LinkEvent::Pushed`], [`LinkEvent::Received`],
-//!   [`LinkEvent::ReceivedRef`] or [`LinkEvent::Retracted`]. A link that closes hands all parts back before
-//!   [`LinkEvent::Ended`], its last event.
+//!   [`LinkEvent::ReceivedRef`] or [`LinkEvent::Retracted`]. A link that closes hands all parts
+//!   back before [`LinkEvent::Ended`], its last event.
 //! - Bytes are written only to memory exposed for exactly their operation, item and offset: each
 //!   byte once, in order, and only up to the exposed length. Bytes that match no exposed range are
 //!   read, discarded and counted.
-//! - If both ends share memory ([`LinkRegions`](crate::shown::LinkRegions)), a push from that memory is
-//!   passed by reference and not sent. Its parts come back after the peer has released the
-//!   reference. The receiver gets its exposed memory back unwritten, and copies into it. After
+//! - If both ends share memory ([`LinkRegions`](crate::shown::LinkRegions)), a push from that
+//!   memory is passed by reference and not sent. Its parts come back after the peer has released
+//!   the reference. The receiver gets its exposed memory back unwritten, and copies into it. After
 //!   [`Link::retract`] the peer may still read the memory of a push for a while; it detects a
 //!   change by the checksums.
 //! - Frames arrive whole, in the order they were sent, and authenticated if the link has a key.
-//!   [`LinkEvent::Frame`] and [`LinkEvent::Received`] come in the order of arrival, so bytes sent before an
-//!   outcome have arrived before that outcome.
-//! - Operations in flight <= [`LinkParams::operations_max`]. The client's end hands back a request that
-//!   would exceed it; the server's end closes the link.
+//!   [`LinkEvent::Frame`] and [`LinkEvent::Received`] come in the order of arrival, so bytes sent
+//!   before an outcome have arrived before that outcome.
+//! - Operations in flight <= [`LinkParams::operations_max`]. The client's end hands back a request
+//!   that would exceed it; the server's end closes the link.
 //! - Only [`Link::wait`] blocks. Queues are bounded, and a call hands back what does not fit.
 //!   A peer that is silent for the configured time is taken for dead, and the link closes.
 //! - Received bytes are not verified: the owner of the exposed memory checks its checksums before
@@ -235,8 +235,8 @@ pub trait Link: Send {
     fn release_ref(&mut self, shown: ShmRef);
 
     /// Cancel an operation: the next poll returns each of its exposed ranges in
-    /// [`LinkEvent::Retracted`] and each of its pushes in [`LinkEvent::Pushed`]. Bytes that still arrive
-    /// for it are discarded.
+    /// [`LinkEvent::Retracted`] and each of its pushes in [`LinkEvent::Pushed`]. Bytes that still
+    /// arrive for it are discarded.
     fn retract(&mut self, op: OpId);
 
     /// Move as many bytes as possible now, and append the events to `events`. Never waits.

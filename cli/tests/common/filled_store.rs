@@ -134,8 +134,8 @@ impl FilledStore {
         self.missing_without_clears(removed)
     }
 
-    /// As [`FilledStore::missing_of`], for a store that has lost its manifest. Only the manifest records
-    /// clears, so cleared objects may return if they had been written.
+    /// As [`FilledStore::missing_of`], for a store that has lost its manifest. Only the manifest
+    /// records clears, so cleared objects may return if they had been written.
     #[track_caller]
     pub fn missing_without_clears(&self, removed: &[u64]) -> Vec<u64> {
         let store = self.open();

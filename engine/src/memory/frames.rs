@@ -6,8 +6,8 @@
 //! - A frame with readers (views, connections, the flusher) keeps its extents. If it is dropped
 //!   meanwhile it is [`FrameState::Dead`] until its last reader frees it.
 //! - `serial` distinguishes a frame from a later one with the same number.
-//! - Gets pin a frame by its number without the lock ([`PinTable`]). A dropped frame is closed to new
-//!   pins after the index no longer leads to it, and freed after the last pin is released. Its
+//! - Gets pin a frame by its number without the lock ([`PinTable`]). A dropped frame is closed to
+//!   new pins after the index no longer leads to it, and freed after the last pin is released. Its
 //!   extents are freed only together with the value that pinning readers hold.
 
 use std::sync::Arc;

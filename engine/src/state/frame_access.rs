@@ -32,8 +32,8 @@ impl UnpublishedExtent {
         self.writer(memory).fill(parts, BLOCK_BYTES).ok()
     }
 
-    /// As [`UnpublishedExtent::fill`], with a copier shared by several copies. Appends the checksums to
-    /// `sums`. False if the lengths differ.
+    /// As [`UnpublishedExtent::fill`], with a copier shared by several copies. Appends the
+    /// checksums to `sums`. False if the lengths differ.
     pub fn fill_by(
         &self,
         memory: &ArenaMemory,

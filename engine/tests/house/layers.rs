@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::source::{CRATES, exists, files, text, words};
 
 /// Package, its directory, and the packages of the workspace that it may depend on.
-const ARROWS: [(&str, &str, &[&str]); 13] = [
+const ARROWS: [(&str, &str, &[&str]); 14] = [
     // Planted bugs: none in what ships.
     ("pagelith-mutants", "sim/mutants", &[]),
     ("pagelith-layouts", "layouts", &["pagelith-mutants"]),
@@ -51,6 +51,7 @@ const ARROWS: [(&str, &str, &[&str]); 13] = [
     ("pagelith-python", "python", &["pagelith"]),
     // Tests only.
     ("pagelith-concurrency", "sim/concurrency", &[]),
+    ("pagelith-fake-verbs", "io/tests/fake-verbs", &[]),
 ];
 
 /// Packages of the workspace on which `manifest` depends, other than for its tests.

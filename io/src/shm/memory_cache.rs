@@ -52,8 +52,8 @@ impl MapLimits {
 }
 
 impl PeerMemory {
-    /// As [`PeerMemory::of`], but returns the existing mapping if this process has mapped the memory
-    /// already at its current length. Memory of an untrusted process is viewed as by
+    /// As [`PeerMemory::of`], but returns the existing mapping if this process has mapped the
+    /// memory already at its current length. Memory of an untrusted process is viewed as by
     /// [`PeerMemory::guarded`], within `bound`.
     pub fn shared(fd: OwnedFd, bound: Option<&MapLimits>) -> std::io::Result<Arc<PeerMemory>> {
         // First: see `length_in_memory`.

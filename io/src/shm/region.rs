@@ -174,10 +174,10 @@ impl PeerMemory {
         Ok(PeerMemory { bytes, guard: None })
     }
 
-    /// As [`PeerMemory::of`], for the first `len` bytes of memory of an untrusted process, which might
-    /// make this one pay for its memory, or read its holes. Pages without memory are read by system
-    /// calls, never through the mapping. Where the owner can remove pages, accesses to them are
-    /// caught if this process handles the signal. The file may have another length by now; this
+    /// As [`PeerMemory::of`], for the first `len` bytes of memory of an untrusted process, which
+    /// might make this one pay for its memory, or read its holes. Pages without memory are read by
+    /// system calls, never through the mapping. Where the owner can remove pages, accesses to them
+    /// are caught if this process handles the signal. The file may have another length by now; this
     /// fails if it is shorter than `len`.
     pub fn guarded(fd: OwnedFd, len: usize) -> std::io::Result<PeerMemory> {
         // Read before the length: the length of memory that is sealed against shrinking is then
@@ -206,7 +206,8 @@ impl PeerMemory {
         }
     }
 
-    /// As [`PeerMemory::guarded`], read by system calls only: for memory beyond the limit on mappings.
+    /// As [`PeerMemory::guarded`], read by system calls only: for memory beyond the limit on
+    /// mappings.
     pub fn unmapped(fd: OwnedFd) -> std::io::Result<PeerMemory> {
         let len = length_in_memory(&fd)? as u64;
         Ok(PeerMemory { bytes: Bytes::Read(Arc::new(fd), len), guard: None })

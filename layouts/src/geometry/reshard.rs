@@ -75,8 +75,8 @@ pub struct RangeRead {
 
 impl SourceObject {
     /// The gets that read the object's share of a page into the reader's buffers; ranges that are
-    /// adjacent in the object are merged. `component` is that of the [`ReshardPlan`], `extents` are those
-    /// of the reader's pool.
+    /// adjacent in the object are merged. `component` is that of the [`ReshardPlan`], `extents` are
+    /// those of the reader's pool.
     ///
     /// # Errors
     /// As [`Extents::chunks`], and `WrongLength` if the plan belongs to another pool.

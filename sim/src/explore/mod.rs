@@ -1,7 +1,7 @@
 //! Long runs, one per seed. The seed decides configuration, workload, faults, schedule and crash
-//! points, and the production code runs unchanged over the simulated machine. [`ExplorePlan::of_seed`]
-//! makes the plan of a seed, [`explore`] executes it, and [`shrink`] reduces a failing plan to few
-//! operations.
+//! points, and the production code runs unchanged over the simulated machine.
+//! [`ExplorePlan::of_seed`] makes the plan of a seed, [`explore`] executes it, and [`shrink`]
+//! reduces a failing plan to few operations.
 
 mod batch;
 mod batches;

@@ -192,8 +192,8 @@ impl ExpectedObjects {
         self.look_at(store, scratch, &SimClock::new(), || 0)
     }
 
-    /// Like [`ExpectedObjects::look`], with this clock, and repeated until no fault strikes during it: an
-    /// object requested in the same batch as a struck one may have been returned without it.
+    /// Like [`ExpectedObjects::look`], with this clock, and repeated until no fault strikes during
+    /// it: an object requested in the same batch as a struck one may have been returned without it.
     pub fn look_at(
         &self,
         store: &Store,

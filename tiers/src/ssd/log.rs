@@ -300,8 +300,8 @@ impl Log {
         !self.sealing.is_empty()
     }
 
-    /// Raise a free segment's incarnation and keep the segment as the spare one; [`LogEvent::Ready`]
-    /// follows.
+    /// Raise a free segment's incarnation and keep the segment as the spare one;
+    /// [`LogEvent::Ready`] follows.
     pub fn prepare(&mut self, segment: SegmentId, incarnation: Incarnation, order: SegmentOrder) {
         self.preparing = true;
         self.manifest.request(Change::Segment(segment, incarnation, order));

@@ -34,8 +34,8 @@ impl HeaderWalk {
         Some((self.at, self.need.max(WINDOW).min(left)))
     }
 
-    /// Feed the bytes of the range of [`HeaderWalk::next_read`]. `found` is called for each record whose
-    /// complete header is in these bytes.
+    /// Feed the bytes of the range of [`HeaderWalk::next_read`]. `found` is called for each record
+    /// whose complete header is in these bytes.
     pub fn feed(&mut self, bytes: &[u8], found: &mut dyn FnMut(&Record<'_>)) {
         let from = self.at;
         self.need = 0;

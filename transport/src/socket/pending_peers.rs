@@ -1,8 +1,8 @@
 //! The unauthenticated connections of a listener, and the choice of the one to evict.
 //!
 //! Invariants:
-//! - connections <= [`LinkLimits::unauthenticated_max`], and connections of one source <= half of it, rounded
-//!   up.
+//! - connections <= [`LinkLimits::unauthenticated_max`], and connections of one source <= half of
+//!   it, rounded up.
 //! - A new connection is always accepted. It evicts a connection of its own source if that has its
 //!   share, else one of the source that has most connections. The victim is the oldest connection
 //!   of that source that has not sent a greeting, or the oldest if all have.

@@ -1,0 +1,48 @@
+//! RDMA verbs: the part of libibverbs that reliable connected queue pairs need, found when the
+//! program runs.
+//!
+//! A program that contains this module starts on hosts without RDMA and without the library; the
+//! first call then says what is missing. See `docs/decisions/0025-rdma-verbs-at-run-time.md`.
+//!
+//! Invariants:
+//! - Each object holds an Arc of each object that it uses, so destruction has the right order.
+//! - A device accesses memory only inside of regions, and a region keeps its memory.
+//! - An object that the device does not release is leaked, with everything that it uses.
+//!
+//! ```no_run
+//! use pagelith_io::verbs::{Device, GidWish, Library, Port};
+//!
+//! let library = Library::load()?;
+//! let name = &Device::names(&library)?[0];
+//! let device = Device::open(&library, name)?;
+//! let port = Port::of(&device, 1)?;
+//! port.check_active()?;
+//! println!("{port}: {:?}", port.choose_gid(GidWish::Best)?);
+//! # Ok::<(), pagelith_io::verbs::VerbsError>(())
+//! ```
+
+mod abi;
+mod completion;
+mod device;
+mod error;
+mod gid;
+mod library;
+mod memory;
+mod port;
+mod queue_pair;
+mod request;
+#[cfg(test)]
+mod tests_layout;
+
+pub use completion::{Completion, CompletionKind, CompletionQueue, Status};
+pub use device::{Device, DeviceEvent, DeviceLimits};
+pub use error::{Result, VerbsError};
+pub use gid::{Gid, GidEntry, GidKind, GidWish, ScoredGid};
+pub use library::{LIBRARY, Library};
+pub use memory::{
+    DeviceMemory, HostMemory, LocalPiece, MemoryRegion, ProtectionDomain, RegisteredMemory,
+    RemoteAccess, RemotePiece,
+};
+pub use port::{LinkLayer, Mtu, Port, PortState};
+pub use queue_pair::{Attachment, Capacity, Drain, DrainMarkers, Endpoint, QueuePair, State};
+pub use request::{Operation, SendRequest};
