@@ -119,12 +119,39 @@ fn lingering_socket() -> (TcpStream, OwnedFd) {
     (reader, lingers.into())
 }
 
+/// Stop a process; returns when none of its threads runs.
+fn stop(server: &mut StoreProcess) {
+    signal(server, "-STOP");
+    let tasks = format!("/proc/{}/task", server.child.id());
+    let is_stopped = |task: std::io::Result<fs::DirEntry>| {
+        let stat = fs::read_to_string(task.expect("a thread").path().join("stat"));
+        stat.is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" T")))
+    };
+    while !fs::read_dir(&tasks).expect("threads").all(is_stopped) {
+        std::thread::yield_now();
+    }
+}
+
+/// Wait until the last close of the socket with this port has begun: the signal that ends the
+/// process could overtake the descriptor.
+fn wait_for_close(port: u16) {
+    const FIN_WAIT1: &str = "04";
+    let is_closing = |line: &str| {
+        let mut columns = line.split_whitespace().skip(1);
+        let own = columns.next().is_some_and(|address| address.ends_with(&format!(":{port:04X}")));
+        own && columns.nth(1) == Some(FIN_WAIT1)
+    };
+    while !fs::read_to_string("/proc/net/tcp").expect("readable").lines().any(is_closing) {
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn store_is_flushed_at_the_end_though_a_clients_descriptor_does_not_close() {
     let dir = tempfile::tempdir().expect("a directory");
     let (socket, store) = (dir.path().join("socket"), dir.path().join("store"));
     let settings = dir.path().join("settings.toml");
-    fs::write(&settings, "deadline_ms = 200\n").expect("written");
+    fs::write(&settings, "deadline_ms = 2000\n").expect("written");
     let address = format!("unix:{}", socket.display());
     let flags = ["--listen", &address, "--ssd", "256MiB", "--dir", store.to_str().expect("text")];
     let config = ["--config", settings.to_str().expect("text")];
@@ -135,7 +162,11 @@ fn store_is_flushed_at_the_end_though_a_clients_descriptor_does_not_close() {
     let link =
         hostile_socket::link_over(client, None, Vec::new(), &Arc::default()).expect("let in");
     let (reader, lingers) = lingering_socket();
+    // The last close waits: it must be the server's.
+    stop(&mut server);
     hostile_socket::hand_over(&own, &[lingers]);
+    signal(&mut server, "-CONT");
+    wait_for_close(reader.peer_addr().expect("known").port());
     signal(&mut server, "-TERM");
     server.says("descriptors are still being closed links=1");
     server.says("lost_objects=0");

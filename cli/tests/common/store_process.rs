@@ -73,13 +73,12 @@ impl StoreProcess {
 
     /// Wait for a log line that contains `text`.
     pub fn says(&mut self, text: &str) {
-        let mut line = String::new();
+        let mut log = String::new();
         let stderr = self.stderr.as_mut().expect("its stderr");
-        while !line.contains(text) {
-            line.clear();
+        while !log.lines().next_back().is_some_and(|line| line.contains(text)) {
             assert!(
-                stderr.read_line(&mut line).expect("a line") > 0,
-                "it ended without logging {text:?}"
+                stderr.read_line(&mut log).expect("a line") > 0,
+                "it ended without logging {text:?}: {log}"
             );
         }
     }
