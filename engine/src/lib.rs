@@ -2,7 +2,7 @@
 //!
 //! ```
 //! use pagelith::layouts::{ids::PrefixHash, key::{ObjectKey, Role}, namespace::Namespace, shard::Shard};
-//! use pagelith::{Config, MachineLimits, GetSlice, Options, PutSlice, Size, Store};
+//! use pagelith::{Config, GetSlice, MachineLimits, Options, PutSlice, Size, Store};
 //!
 //! let mut config = Config::default(); // DRAM only; set `ssd.bytes` and `ssd.dirs` to survive a restart
 //! config.dram.bytes = Size::mib(8);
