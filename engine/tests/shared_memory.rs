@@ -54,7 +54,7 @@ struct Process {
 }
 
 impl Process {
-    /// Of a store whose hits from DRAM are verified by nobody but who is shown them.
+    /// A store whose hits from DRAM only the client verifies.
     fn new(rights: Rights, ssd: bool) -> Process {
         Process::tuned(rights, ssd, |_| {})
     }

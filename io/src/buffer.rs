@@ -150,8 +150,8 @@ impl std::ops::Deref for AlignedBuf {
     fn deref(&self) -> &[u8] {
         match &self.map {
             Map::Whole(map) => map.as_deref().map_or(&[], |map| &map[..self.len]),
-            // SAFETY: `adjacent` or `several` mapped `len` zeroed bytes from there for this buffer
-            // alone, and the Arc keeps the mapping. The slice borrows the buffer.
+            // SAFETY: `adjacent` or `with_lengths` mapped `len` zeroed bytes from there for this
+            // buffer alone, and the Arc keeps the mapping. The slice borrows the buffer.
             Map::Slice(map, at) => unsafe {
                 std::slice::from_raw_parts(map.as_ptr().add(*at), self.len)
             },

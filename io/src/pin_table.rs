@@ -11,7 +11,7 @@
 //!    the value.
 //! 2. A value is taken out only after its place was closed and its count is 0: no borrow of it
 //!    remains.
-//! 3. Each table has one keeper, which fills, closes and takes by `&mut`, so these operations are
+//! 3. Each table has one owner, which fills, closes and takes by `&mut`, so these operations are
 //!    serial.
 
 use std::marker::PhantomData;

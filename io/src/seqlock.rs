@@ -77,12 +77,12 @@ impl SeqLocks {
     #[inline]
     pub fn stamp(&self, stripe: usize) -> Option<ReadStamp> {
         let version = self.stripes[stripe].load(Acquire);
-        // A stripe number must fit 32 bits, else two stripes would share a mark; there are never
+        // A stripe number must fit 32 bits, else two stripes would share a stamp; there are never
         // that many.
         version.is_multiple_of(2).then_some(ReadStamp { stripe: stripe as u32, version })
     }
 
-    /// Whether none of the stripes has changed since it was marked.
+    /// Whether none of the stripes has changed since its stamp was taken.
     #[inline]
     pub fn validate(&self, stamps: &[ReadStamp]) -> bool {
         // The writer of a value that was read began its stripe first, and that version is seen

@@ -80,7 +80,7 @@ pub enum FrameKind {
     Bye = 13,
     /// Location of an object's bytes in memory that the sender shares.
     Shown = 14,
-    /// The sender no longer reads bytes that it was shown.
+    /// The sender no longer reads bytes that were passed to it by reference.
     Taken = 15,
 }
 

@@ -14,7 +14,7 @@ use pagelith_layouts::scan::{SCRATCH_BYTES, ScanItem, scan};
 use pagelith_layouts::segment::SegmentIdentity;
 
 /// Result of a scan: offsets of records with a valid payload, (offset, member) of records with an
-/// invalid one, and offset and reason of junk.
+/// invalid one, and offset and reason of unrecognized bytes.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Report {
     intact: Vec<u64>,

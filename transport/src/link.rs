@@ -118,8 +118,8 @@ pub enum LinkEvent {
         parts: Vec<Part>,
     },
     /// A reference to all bytes of an exposed range arrived. The bytes are in the peer's memory,
-    /// and the exposed memory is unwritten. The receiver copies them at once and hands `shown` to
-    /// [`Link::took`].
+    /// and the exposed memory is unwritten. The receiver copies them at once and hands the
+    /// reference to [`Link::release_ref`].
     ReceivedRef {
         /// The operation.
         op: OpId,

@@ -80,9 +80,9 @@ impl LinkRegions {
     }
 }
 
-/// A reference to bytes in the peer's memory. The holder may read them until
-/// it hands the reference to [`Link::took`](crate::link::Link::took). The peer may change the bytes
-/// at any time, so the holder verifies its copy by checksums.
+/// A reference to bytes in the peer's memory. The holder may read them until it hands the reference
+/// to [`Link::release_ref`](crate::link::Link::release_ref). The peer may change the bytes at any
+/// time, so the holder verifies its copy by checksums.
 #[derive(Debug)]
 pub struct ShmRef {
     stretch: ItemRange,

@@ -36,7 +36,7 @@ impl Pin {
     /// Whether the objects are still pinned, as far as this side knows. They are not once the link
     /// has ended, which releases them at the store, or the store process was restarted. An
     /// unreachable store is detected after
-    /// [`Limits::dead_after`](pagelith_transport::limits::Limits::dead_after).
+    /// [`LinkLimits::dead_after`](pagelith_transport::limits::LinkLimits::dead_after).
     pub fn is_held(&self) -> bool {
         self.leases.upgrade().is_some_and(|leases| leases.is_connected(self.link))
     }
@@ -66,8 +66,8 @@ struct PinnedKeys {
 }
 
 impl Client {
-    /// As `Store::pin`, for the life of the link: [`Pin::is_held`]. The link must be kept
-    /// alive meanwhile: see [`Client::with_runtime`].
+    /// As `Store::pin`, for the life of the link: [`Pin::is_held`]. The link must be kept alive
+    /// meanwhile: see [`Client::with_runtime`].
     ///
     /// # Errors
     /// `Busy` if this client, or all clients together, would have too much pinned; `Unavailable` if

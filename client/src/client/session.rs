@@ -14,15 +14,15 @@ use crate::api::request::{Get, Options, PutGroup};
 use crate::rpc::connections::PeerConnections;
 use crate::rpc::remote_get::{LinkFailures, RemoteGet};
 
-/// A session on the store of an [`Client`], as `pagelith::Session` is on a store of this process:
+/// A session on the store of a [`Client`], as `pagelith::Session` is on a store of this process:
 /// it submits batches, several at a time, and collects them as they finish, in any order. It has
 /// exclusive use of one link until it is dropped. Batches make progress only while one of its
 /// methods runs. A session belongs to one thread.
 ///
-/// A batch has the semantics of a call of [`Client::get`] or [`Client::put`]. It has the
-/// timeout of its [`Options`], it is retried once if the link ends, and a put without capacity at
-/// the store is `Busy` at once. The store executes batches in any order: to get what it put, a
-/// caller waits for the put first.
+/// A batch has the semantics of a call of [`Client::get`] or [`Client::put`]. It has the timeout of
+/// its [`Options`], it is retried once if the link ends, and a put without capacity at the store is
+/// `Busy` at once. The store executes batches in any order: to get what it put, a caller waits for
+/// the put first.
 ///
 /// Regions must be [shared](Client::share) before the session is created: a link has the regions
 /// that existed when it was established.
@@ -71,16 +71,16 @@ impl Client {
 }
 
 impl Session<'_> {
-    /// Submit a batch of gets, as [`Client::get`]. Sends the request and does not wait: the
-    /// results are copied in [`Session::poll`] or a wait.
+    /// Submit a batch of gets, as [`Client::get`]. Sends the request and does not wait: the results
+    /// are copied in [`Session::poll`] or a wait.
     pub fn submit_get(&mut self, gets: Vec<Get>, options: Options) -> Ticket {
         let call = self.attached.call_options(&options);
         let get = begin_get(&mut self.connections, gets, call);
         self.submit(Batch::Get(Box::new(get)))
     }
 
-    /// Submit a batch of puts, as [`Client::put`]. The payload is checksummed now, in this
-    /// thread, and sent to the store from then on.
+    /// Submit a batch of puts, as [`Client::put`]. The payload is checksummed now, in this thread,
+    /// and sent to the store from then on.
     pub fn submit_put(&mut self, groups: Vec<PutGroup>, options: Options) -> Ticket {
         let call = self.attached.call_options(&options);
         let puts = RemotePutBatch::begin(&mut self.connections, groups, &[], call);

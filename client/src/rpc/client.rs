@@ -177,7 +177,7 @@ impl RpcClient {
         Ok(())
     }
 
-    /// Capabilities objects; `payload` returns the bytes of those that the peer pulls.
+    /// Offer objects; `payload` returns the bytes of those that the peer pulls.
     pub fn put(
         &mut self,
         token: u64,

@@ -13,7 +13,7 @@ use super::peer::PeerConfig;
 use super::size::Size;
 use super::validate;
 
-/// Facts about the machine that validation needs.
+/// The limits of the machine that validation needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MachineLimits {
     /// Memory that this process may use, in bytes: the machine's, or its cgroup's limit if that is

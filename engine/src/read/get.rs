@@ -301,9 +301,8 @@ impl GetBatch {
             self.retry(io, &touched);
             return;
         }
-        // The device stays marked sick while late reads into callers' memory are in flight: the
-        // next such read may be as late. Stored only on a change, because all sessions read the
-        // flag.
+        // Direct reads stay suspended while late reads into callers' memory are in flight: the next
+        // such read may be as late. Stored only on a change, because all sessions read the flag.
         let sick = io.shared.reads.direct_suspended.load(Ordering::Relaxed);
         if sick && !self.late && io.shared.reads.late.load(Ordering::Relaxed) == 0 {
             io.shared.reads.direct_suspended.store(false, Ordering::Relaxed);

@@ -446,7 +446,7 @@ impl PutOp {
                     let filled = o.take_verified()?;
                     Some(open_group.put_filled(ctx.shared(), &o.key, filled))
                 };
-                // The objects that the client put as one group share one verdict here: the worst.
+                // The objects that the client put as one group share one outcome here: the worst.
                 let worst = objects.iter_mut().filter_map(put).max_by_key(Result::is_err);
                 if let Some(outcome) = worst {
                     self.settle(at, || item_verdict(outcome.clone()));

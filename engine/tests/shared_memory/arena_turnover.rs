@@ -1,4 +1,4 @@
-//! Pages that come and go while clients that are shown the arena get them.
+//! Clients that map the arena get pages that are stored and evicted meanwhile.
 
 use pagelith::{Destination, Get, MissCause};
 

@@ -1,5 +1,4 @@
-//! Hits from SSD of clients that are shown the store's memory: read into staging, and copied from
-//! there.
+//! Hits from SSD of clients that map the store's memory: read into staging, and copied from there.
 
 use std::os::unix::fs::FileExt;
 

@@ -41,7 +41,7 @@ pub enum Transport {
     Tcp,
     /// Memory that both sides have, beside a Unix socket.
     SharedRings,
-    /// The same, and the store's arena and staging memory are shown.
+    /// The same, and the store shares its arena and staging memory.
     SharedArena,
     /// The simulated link, in a simulated machine.
     Sim,

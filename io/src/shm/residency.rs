@@ -4,7 +4,7 @@
 //! zeros and allocate nothing.
 //!
 //! Invariant: if a range is recorded in `known`, each of its pages stays allocated, or an access
-//! after it was removed is caught: by a seal against holes, or by the [`trap`](super::trap).
+//! after it was removed is caught: by a seal against holes, or by [`userfault`](super::userfault).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,6 +1,6 @@
 //! Catches accesses to holes of shared memory (`userfaultfd(2)`): instead of allocating a page that
 //! this process pays for, the access raises `SIGBUS` in its thread, as after the end of a file, and
-//! [`shrinking`](super::shrinking) maps zeros there.
+//! [`truncation`](super::truncation) maps zeros there.
 //!
 //! Without it a process that removes pages while its memory is copied can make this process pay for
 //! as many pages as it had itself. This is the case on systems that deny userfaultfd to

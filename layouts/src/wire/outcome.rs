@@ -1,6 +1,6 @@
-//! Outcomes: the last frame of an operation. Each item has a verdict of its own. A verdict names
-//! its key, so that the client refuses an outcome for another item. A hit has the checksums with
-//! which the client verifies the received bytes.
+//! Outcomes: the last frame of an operation. Each item has an outcome of its own, with the hash of
+//! the item's key, so that the client refuses an outcome for another item. A hit has the checksums
+//! with which the client verifies the received bytes.
 
 mod events;
 mod failure;
@@ -206,7 +206,7 @@ pub enum ItemOutcome<'a> {
     Failed(Failure<'a>),
 }
 
-/// The verdict on one item, with the hash of its key.
+/// The outcome of one item, with the hash of its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Item<'a> {
     /// [`crate::checksum::key_hash`] of the item's key.

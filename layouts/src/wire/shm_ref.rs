@@ -1,4 +1,4 @@
-//! Bytes that are not sent but shown: where they lie in memory that the sender handed over on the
+//! Bytes that are passed by reference: their location in memory that the sender handed over on the
 //! connection's socket. The receiver copies them, releases the reference, and compares
 //! checksums: until then, and only until then, the sender keeps them as they are, for as long as it
 //! thinks right.

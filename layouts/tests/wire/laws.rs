@@ -73,7 +73,7 @@ fn some_checksums(seed: u64) -> Vec<Checksum> {
     bytes(seed, 16 * 16).chunks_exact(16).map(|c| c.try_into().expect("16 bytes")).collect()
 }
 
-/// A verdict as owned values: kind, length and text.
+/// The outcome of an item as owned values: kind, length and text.
 fn verdict() -> impl Strategy<Value = (usize, u64, String, i32)> {
     (0..7usize, 1..400_000u64, ".{0,40}", any::<i32>())
 }

@@ -29,7 +29,7 @@ pub(super) struct SharingState {
     outcome_check: OutcomeCheck,
 }
 
-/// The identity of a push.
+/// The range that a push fills.
 fn item_range_of(push: &Push) -> ItemRange {
     (push.op, push.item, push.offset)
 }

@@ -235,7 +235,7 @@ fn check_released(ctx: &RunContext, machines: &[Machine], shape: Topology, share
     if !wait_until(ctx, machines, Machine::holds_nothing) {
         return left("store keeps resources of disconnected clients");
     }
-    // Other shapes may still receive offers from peers.
+    // Other arrangements may still receive offers from peers.
     if shape.is_alone() {
         machines[0].clear((0..NAMESPACES).map(objects::namespace));
         if !wait_until(ctx, machines, Machine::is_empty) {

@@ -34,11 +34,11 @@ pub enum Topology {
 }
 
 impl Topology {
-    /// All shapes.
+    /// All arrangements.
     pub const ALL: [Topology; 5] =
         [Topology::Attached, Topology::Behind, Topology::Fronts, Topology::Shown, Topology::Mutual];
 
-    /// A random shape.
+    /// A random arrangement.
     pub fn draw(rng: &mut SplitMix64) -> Topology {
         Topology::ALL[rng.below(Topology::ALL.len() as u64) as usize]
     }

@@ -49,8 +49,8 @@ impl Order {
         self.places.remove(&OrderKey { at, frame });
     }
 
-    /// The next place to look at, which stays where it is; `None` at the end of the walk. Places
-    /// may be removed and added between looks.
+    /// The next place to examine, which stays in the order; `None` at the end of the walk. Places
+    /// may be removed and added between steps.
     pub(super) fn examine_next(&mut self, walk: &mut Walk) -> Option<OrderKey> {
         if walk.steps == self.steps_max {
             self.resume = walk.last;

@@ -117,7 +117,7 @@ fn wait_returns_under_a_stopped_clock() {
     assert_eq!(event_lines(&events), ["Outcome 1 4"]);
 }
 
-/// A nudge wakes the peer before the bytes arrive.
+/// A wake-up can reach the peer before the bytes.
 #[test]
 fn wait_continues_after_a_wakeup_without_bytes() {
     let mut pair = pair(usize::MAX, true);

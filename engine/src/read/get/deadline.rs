@@ -14,7 +14,7 @@ use crate::state::session_io::{SessionIo, release_segment};
 impl GetBatch {
     /// The deadline has passed. Reads that were not submitted are late. Staged reads are abandoned
     /// to the kernel with their memory. Direct reads must be awaited, because the kernel may still
-    /// write into the caller's memory; they mark the device as sick.
+    /// write into the caller's memory; they suspend direct reads.
     pub(crate) fn give_up(&mut self, io: &mut SessionIo) {
         self.late = true;
         let direct = |f: &InFlightRead| f.read.pieces.iter().any(Piece::is_direct);

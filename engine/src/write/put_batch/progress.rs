@@ -44,7 +44,7 @@ pub(super) struct GroupReads {
 pub(super) struct AdoptedObjects {
     /// For each member that was read: its location when the read began, and its bytes.
     members: Vec<Option<(Location, AlignedBuf)>>,
-    /// The part of `Core::adopting_bytes` that was reserved for the buffers.
+    /// The part of `DramCore::adopting_bytes` that was reserved for the buffers.
     pub reserved_bytes: u64,
 }
 

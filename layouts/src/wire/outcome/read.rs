@@ -10,7 +10,7 @@ use crate::record::OBJECT_BYTES_MAX;
 /// A decoded outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecodedOutcome<'a> {
-    /// Of get and put: one verdict per item.
+    /// Of get and put: one outcome per item.
     Items(Items<'a>),
     /// Of exists and missing: one bit per item.
     Bits(Bits<'a>),
@@ -238,7 +238,7 @@ impl<'a> Items<'a> {
     }
 }
 
-/// The verdict of a row that [`check_row`] accepted.
+/// The outcome in a row that [`check_row`] accepted.
 fn verdict<'a>(
     row: &OutcomeItem,
     checksums: List<'a, Checksum>,

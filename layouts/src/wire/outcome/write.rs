@@ -4,7 +4,7 @@ use super::*;
 
 /// An outcome to encode: as [`DecodedOutcome`], with slices instead of lists.
 pub enum OutcomeToSend<'a> {
-    /// One verdict per item; the block size of the hits' checksums in bytes.
+    /// One outcome per item; the block size of the hits' checksums in bytes.
     Items(&'a [Item<'a>], u32),
     /// One bit per item.
     Bits(&'a [bool]),

@@ -1,7 +1,7 @@
 //! A segment's readers against its reuse: the rule of `locate`, `release_segment` and
-//! `Flusher::leave`, with the production guards and versions. Shuttle tests the rule as the engine
-//! implements it (`tests/shuttle/reclaim.rs`). Here loom tries every order of its steps, and loom's
-//! cell models the bytes.
+//! `SegmentGuards::leave`, with the production guards and versions. Shuttle tests the rule as the
+//! engine implements it (`tests/shuttle/reclaim.rs`). Here loom tries every order of its steps, and
+//! loom's cell models the bytes.
 
 use std::sync::Arc;
 use std::time::Duration;
