@@ -220,5 +220,5 @@ fn message_about_a_key_file_has_no_part_of_its_content() {
     // A client's key file has one entry.
     std::fs::write(&path, entry("a", &secret, "\n") + &entry("b", &secret, "")).expect("written");
     assert!(client(text(&path)).contains("a client's file has one key keys=2"));
-    assert!(refused(&["serve", "--beyond-this-host"]).contains("--keys <FILE>"));
+    assert!(refused(&["serve", "--allow-remote"]).contains("--keys <FILE>"));
 }

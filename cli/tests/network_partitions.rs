@@ -90,7 +90,7 @@ impl StoreProcess {
     fn on(network: &Network, n: usize, keys: &str) -> StoreProcess {
         let listen = address(n);
         let args =
-            ["serve", "--dram", "64MiB", "--listen", &listen, "--keys", keys, "--beyond-this-host"];
+            ["serve", "--dram", "64MiB", "--listen", &listen, "--keys", keys, "--allow-remote"];
         let mut command = network.pagelith(n, &args);
         let mut child =
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("spawned");

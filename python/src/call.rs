@@ -21,7 +21,7 @@ pub struct Request(pub pagelith::RequestEpoch);
 #[pymethods]
 impl Request {
     fn __repr__(&self) -> String {
-        format!("{:?}", self.0)
+        format!("Request({})", self.0.0)
     }
 }
 

@@ -18,7 +18,7 @@ use pagelith_layouts::ids::{SegmentId, SegmentOrder};
 use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::ssd::checkpoint::CheckpointWriter;
 
-use crate::background::log_context::{LogContext, SyncPurpose};
+use crate::background::log_context::{Closing, LogContext, SyncPurpose};
 use crate::background::log_op::LogOp;
 use crate::background::pending_flushes::PendingFlushes;
 use crate::memory::index::SlotContent;
@@ -136,6 +136,10 @@ impl Checkpointer {
             let due = many || self.flushes.want_checkpoint(&cx.log);
             if due && !cx.is_read_only() && generations_are_durable(cx) {
                 self.begin(cx, false);
+                // The last checkpoint of a store that closes is a clean one.
+                if let (Some(_), Closing::Checkpointing(job)) = (&self.current, cx.closing) {
+                    cx.closing = Closing::Draining(job);
+                }
             }
             return due && self.current.is_some();
         }

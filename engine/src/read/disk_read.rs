@@ -34,7 +34,7 @@ pub(crate) struct InFlightRead {
 #[derive(Debug)]
 pub(crate) enum CompletedPiece {
     Header { header: usize, part: Part },
-    Direct { slot: usize, parts: Vec<Part> },
+    Direct { slot: usize, round: u32, parts: Vec<Part> },
     Staged { slot: usize, round: u32, chunk: std::ops::Range<u64>, part: Part },
 }
 
@@ -154,7 +154,7 @@ pub(crate) fn complete(
                     part,
                 }));
             }
-            Piece::Direct { slot, .. } => {
+            Piece::Direct { slot, round, .. } => {
                 let mut piece_parts: Vec<Part> = match parts.len() == taken.parts {
                     // Reuse the vector that holds the parts.
                     true => std::mem::take(&mut parts).collect(),
@@ -165,7 +165,11 @@ pub(crate) fn complete(
                         .into_iter()
                         .for_each(|page| scratch.give_back(page));
                 }
-                pieces.push(CompletedPiece::Direct { slot: *slot, parts: piece_parts });
+                pieces.push(CompletedPiece::Direct {
+                    slot: *slot,
+                    round: *round,
+                    parts: piece_parts,
+                });
             }
         }
     }

@@ -262,8 +262,8 @@ impl GetBatch {
         let mut touched: Vec<usize> = Vec::new();
         for piece in pieces {
             match piece {
-                CompletedPiece::Direct { slot, parts } => {
-                    self.slots[slot].return_parts(parts, result.is_ok());
+                CompletedPiece::Direct { slot, round, parts } => {
+                    self.slots[slot].return_parts(round, parts, result.is_ok());
                     touched.push(slot);
                 }
                 CompletedPiece::Header { header, part } => {
@@ -450,6 +450,10 @@ impl GetBatch {
     /// Set the outcome of an object, once, and release the resources of its earlier state.
     fn settle(&mut self, io: &mut SessionIo, i: usize, settled: Settled) {
         let slot = &self.slots[i];
+        if slot.is_done() {
+            debug_assert!(false, "an object has one outcome");
+            return;
+        }
         if let Settled::Miss(cause @ (MissCause::Damaged | MissCause::Unreadable)) = &settled
             && let Some(read) = slot.reading()
         {

@@ -381,11 +381,13 @@ impl Slot {
         self.destination.take().map(|destination| destination.0).unwrap_or_default()
     }
 
-    /// Return the caller's memory from a direct read.
-    pub fn return_parts(&mut self, parts: Vec<Part>, succeeded: bool) {
+    /// Return the caller's memory from a direct read of the plan of this round. Bytes of an earlier
+    /// plan are not taken for those of the current one.
+    pub fn return_parts(&mut self, round: u32, parts: Vec<Part>, succeeded: bool) {
         self.destination = Some(Destination(parts));
+        let is_current = self.attempts.round == round;
         if let Some(ObjectRead { payload: PayloadRead::Direct { arrived }, .. }) =
-            self.reading_mut()
+            self.reading_mut().filter(|_| is_current)
         {
             *arrived = succeeded;
         }

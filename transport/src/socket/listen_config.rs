@@ -26,7 +26,7 @@ pub enum ListenError {
     Unresolved(LinkError),
     /// The address is reachable from other hosts without [`ListenConfig::allow_remote`].
     #[error(
-        "the address is not loopback: allow other hosts (--beyond-this-host, with keys) or listen at loopback address={0}"
+        "the address is not loopback: allow other hosts (--allow-remote, with keys) or listen at loopback address={0}"
     )]
     RemoteNotAllowed(Address),
     /// Clients of other hosts could connect without a key.

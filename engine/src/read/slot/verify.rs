@@ -16,6 +16,7 @@ use super::{
     Hit, HitSource, ObjectRead, PayloadRead, ProbedHeader, Progress, Settled, Slot, SsdObject,
     StagedRead, VerifiedRecord,
 };
+use crate::api::error::{Error, ErrorKind};
 use crate::api::group_info::GroupInfo;
 use crate::api::outcome::{MissCause, ObjectMeta};
 use crate::memory::index::SsdLocation;
@@ -65,9 +66,12 @@ impl Slot {
         let hit = |verified, bytes| {
             Settled::Hit(Hit { length, bytes, meta: None, source: HitSource::Memory { verified } })
         };
-        let probe = self.is_probe();
-        let Some(destination) = self.destination.as_mut().filter(|_| !probe) else {
+        if self.is_probe() {
             return hit(true, length);
+        }
+        let Some(destination) = self.destination.as_mut() else {
+            let detail = "a read has the memory of an object that is found in DRAM";
+            return Settled::Failed(Error::new(ErrorKind::Internal, detail));
         };
         let parts = &mut destination.0;
         let stored = entered.bytes(&shared.memory, member);
