@@ -11,6 +11,7 @@
 mod bench;
 mod client_limits;
 mod content;
+mod doctor;
 mod exit;
 mod http;
 mod inspect;
@@ -55,6 +56,7 @@ enum Command {
     Serve(Box<serve::ServeArgs>),
     Key(keys::KeyArgs),
     Config(settings::ConfigArgs),
+    Doctor(doctor::DoctorArgs),
     Inspect(inspect::InspectArgs),
     Verify(verify::VerifyArgs),
 }
@@ -86,6 +88,7 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Key(args) => keys::run(&args),
         Command::Config(args) => settings::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Verify(args) => verify::run(&args),
     })

@@ -42,6 +42,7 @@ fn closed_stdout_ends_every_command_without_an_error() {
         &["config", "show"],
         &["config", "check"],
         &["config", "check", "--dram", "1B"],
+        &["doctor", "--dir", "/nowhere"],
         &["inspect", store],
         &["inspect", "--json", store],
         &["verify", store],

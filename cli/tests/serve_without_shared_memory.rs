@@ -3,37 +3,15 @@
 
 mod common;
 
-use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 
+use common::seccomp::without_call;
 use common::store_process::{StoreProcess, command, hits, json};
 
 #[cfg(target_arch = "x86_64")]
 const MEMFD_CREATE: i64 = 319;
 #[cfg(not(target_arch = "x86_64"))]
 const MEMFD_CREATE: i64 = 279;
-
-/// Run `start` with a seccomp filter under which `memfd_create` fails with EPERM, as in some
-/// containers.
-fn without_memfd<T: Send>(start: impl FnOnce() -> T + Send) -> T {
-    const EPERM: u32 = 1;
-    let arch = std::env::consts::ARCH.try_into().expect("an architecture with seccomp");
-    let filter = seccompiler::SeccompFilter::new(
-        BTreeMap::from([(MEMFD_CREATE, Vec::new())]),
-        seccompiler::SeccompAction::Allow,
-        seccompiler::SeccompAction::Errno(EPERM),
-        arch,
-    );
-    let program: seccompiler::BpfProgram = filter.expect("a filter").try_into().expect("a program");
-    // A filter cannot be removed, so it is applied in a separate thread.
-    std::thread::scope(|scope| {
-        let started = scope.spawn(move || {
-            seccompiler::apply_filter(&program).expect("applied");
-            start()
-        });
-        started.join().expect("started")
-    })
-}
 
 const WARNING: &str = "memory cannot be shared with clients of this host";
 
@@ -75,7 +53,7 @@ fn server_without_shared_memory_warns_and_serves() {
         &address,
     ];
     serves(
-        without_memfd(|| StoreProcess::of(command(&flags).stderr(Stdio::piped()))),
+        without_call(MEMFD_CREATE, || StoreProcess::of(command(&flags).stderr(Stdio::piped()))),
         "memfd_create",
     );
     // A limit of 16 MiB for files, and so for shared memory: less than `--transfer`.
@@ -91,12 +69,12 @@ fn explicitly_requested_sharing_that_fails_is_an_error() {
     let address = format!("unix:{}", dir.path().join("socket").display());
     let mut asked = command(&["serve", "--dram", "8MiB", "--listen", &address]);
     asked.env("PAGELITH_DRAM__SHARED", "true");
-    let output = without_memfd(|| asked.output().expect("run"));
+    let output = without_call(MEMFD_CREATE, || asked.output().expect("run"));
     let message = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(2) && !message.contains(WARNING), "{message}");
     let mut declined = command(&["serve", "--dram", "8MiB", "--listen", &address]);
     declined.env("PAGELITH_DRAM__SHARED", "false").stderr(Stdio::piped());
-    let mut server = without_memfd(|| StoreProcess::of(&mut declined));
+    let mut server = without_call(MEMFD_CREATE, || StoreProcess::of(&mut declined));
     assert!(
         Command::new("kill").arg(server.child.id().to_string()).status().expect("run").success()
     );

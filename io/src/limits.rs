@@ -62,6 +62,11 @@ pub fn raise_descriptors() -> DescriptorLimits {
     DescriptorLimits { before: limit.current.unwrap_or(u64::MAX), now }
 }
 
+/// Bytes that this process may lock in memory (`RLIMIT_MEMLOCK`); `None` if nothing limits it.
+pub fn locked_memory_max() -> Option<u64> {
+    getrlimit(Resource::Memlock).current.filter(|_| !may_lock())
+}
+
 /// The number of descriptors that this process has open; `None` without a `/proc`.
 #[allow(clippy::disallowed_methods, reason = "reads /proc of this process, no file of a store")]
 pub fn open_descriptors() -> Option<u64> {

@@ -5,6 +5,7 @@
 pub mod filled_store;
 pub mod fixture;
 pub mod hostile_socket;
+pub mod seccomp;
 pub mod store_process;
 
 use std::process::{Command, Output};

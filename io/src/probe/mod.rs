@@ -9,14 +9,16 @@ mod dir;
 mod tests;
 mod trial;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use self::dir::ProbeDir;
 use crate::blocking::{BlockingQueue, Pool};
+use crate::copy_on_write::{copies, write_in_place};
+use crate::create::scratch;
 use crate::disk::{Disk, IoBackend, Queue};
-use crate::fault::{FaultKind, FaultOp, IoFault};
+use crate::fault::{FaultKind, FaultOp, IoFault, show};
 use crate::files::Files;
 use crate::op_check::Alignment;
 use crate::real_disk::{RealDisk, TransferBackend};
@@ -61,6 +63,21 @@ pub fn open_disk_with_stop(
     stop: Arc<AtomicBool>,
 ) -> Result<Arc<dyn Disk>, IoFault> {
     Ok(Arc::new(real_disk(dirs, choice, depth)?.with_stop(stop)))
+}
+
+/// Whether a store whose queues have up to `depth` operations can use io_uring: creates and drops
+/// two rings. The fault names the limits that may have caused it.
+pub fn try_io_uring(depth: usize) -> Result<(), IoFault> {
+    try_two(depth)
+}
+
+/// Whether blocks of a store's new files in `dir` are copied on write. Found out with a temporary
+/// file, which is removed.
+pub fn copies_new_files(dir: &Path) -> Result<bool, IoFault> {
+    let file = scratch(dir)
+        .map_err(|e| IoFault::of_errno(FaultOp::Probe, show(dir), 0, e.raw_os_error()))?;
+    write_in_place(&file);
+    Ok(copies(&file))
 }
 
 fn real_disk(dirs: &[PathBuf], choice: BackendChoice, depth: usize) -> Result<RealDisk, IoFault> {

@@ -1,0 +1,46 @@
+//! `pagelith doctor`: what a store finds on this machine, what is missing, and the remedy. Opens
+//! no store; the files that it makes have no name or are removed at once.
+
+mod check;
+mod dirs;
+mod rdma;
+mod system;
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+use clap::Args;
+
+use self::check::State;
+use crate::exit::RunStatus;
+use crate::output::out;
+
+/// Check this machine: what a store finds here, what is missing, and the remedy.
+///
+/// Each check is `ok`, a `note` (a store runs, with less), or a `problem`. Exit status: 0 without a
+/// problem, 2 with one.
+#[derive(Args, Debug)]
+pub(crate) struct DoctorArgs {
+    /// Directory for a store, to be checked too; repeat for each further one
+    #[arg(long = "dir", value_name = "DIR")]
+    dirs: Vec<PathBuf>,
+    /// Print a JSON list of checks
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<RunStatus> {
+    let mut checks = system::checks();
+    checks.extend(dirs::checks(&args.dirs));
+    checks.extend(rdma::checks());
+    if args.json {
+        out!("{}", serde_json::to_string_pretty(&checks)?)?;
+    } else {
+        out!("{}", check::text(&checks))?;
+    }
+    let problems = checks.iter().filter(|check| check.state == State::Problem).count();
+    if problems > 0 {
+        bail!("this machine has problems problems={problems} checks={}", checks.len());
+    }
+    Ok(RunStatus::Clean)
+}
