@@ -210,14 +210,14 @@ mod tests {
             nic("mlx5_0", "pci0:15/15:01.0/16:00.0", 0),
         ];
         candidates[3].port.number = 2;
-        candidates[0].port.mtu = Mtu::of_code(3).expect("a code");
+        candidates[1].port.mtu = Mtu::of_code(3).expect("a code");
         let wish = NicWish::Near(Place::of_node(1));
-        assert_eq!(rails(&candidates, &wish), ["mlx5_1/1", "mlx5_2/1", "mlx5_2/2", "mlx5_3/1"]);
+        assert_eq!(rails(&candidates, &wish), ["mlx5_2/1", "mlx5_2/2", "mlx5_3/1", "mlx5_1/1"]);
         candidates.reverse();
-        assert_eq!(rails(&candidates, &wish), ["mlx5_1/1", "mlx5_2/1", "mlx5_2/2", "mlx5_3/1"]);
+        assert_eq!(rails(&candidates, &wish), ["mlx5_2/1", "mlx5_2/2", "mlx5_3/1", "mlx5_1/1"]);
         assert_eq!(rails(&candidates, &NicWish::Near(Place::of_node(0))), ["mlx5_0/1"]);
         let all = rails(&candidates, &NicWish::Near(Place::default()));
-        assert_eq!(all, ["mlx5_0/1", "mlx5_1/1", "mlx5_2/1", "mlx5_2/2", "mlx5_3/1"]);
+        assert_eq!(all, ["mlx5_0/1", "mlx5_2/1", "mlx5_2/2", "mlx5_3/1", "mlx5_1/1"]);
     }
 
     #[test]

@@ -81,6 +81,7 @@ mod tests {
             ((Active, Ethernet), (ActiveDeferred, InfiniBand), "different link layers"),
             ((Active, Other(7)), (Active, Other(7)), "unknown link layer"),
             ((Active, Ethernet), (Active, Other(0)), "unknown link layer"),
+            ((Active, Other(0)), (Active, Ethernet), "unknown link layer"),
         ];
         for (own, peer, reason) in cases {
             let (own, peer) = (port("mlx5_0", own.0, own.1, 5), port("mlx5_7", peer.0, peer.1, 3));

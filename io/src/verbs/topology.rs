@@ -164,6 +164,10 @@ mod tests {
             let nic = place(path, node);
             assert_eq!((gpu.distance(&nic), nic.distance(&gpu)), (expected, expected), "{path}");
         }
+        // Two functions of one device, without a switch.
+        let functions = ["pci0:15/15:01.0/16:00.0", "pci0:15/15:01.0/16:00.1"];
+        let [gpu, nic] = functions.map(|path| place(path, None));
+        assert_eq!(gpu.distance(&nic), Distance::SameRootPort);
     }
 
     #[test]
@@ -187,8 +191,8 @@ mod tests {
         assert!(order.is_sorted());
     }
 
-    /// A directory like sysfs with a GPU, a NIC at the same switch, a virtio device with an RDMA
-    /// device on it, and an RDMA device without hardware.
+    /// A directory like sysfs with a GPU, a NIC at the same switch, a NIC without a node, a virtio
+    /// device with an RDMA device on it, and an RDMA device without hardware.
     fn sysfs() -> tempfile::TempDir {
         let dir = tempfile::tempdir().expect("a directory");
         let root = dir.path();
@@ -197,13 +201,16 @@ mod tests {
             (switch.join("0000:17:00.0/0000:1a:00.0"), switch.join("0000:17:01.0/0000:19:00.0"));
         let bridge = root.join("devices/pci0000:00/0000:00:03.0");
         let virtio = bridge.join("virtio0");
-        for (device, node) in [(&gpu, "1\n"), (&nic, "1\n"), (&bridge, "-1\n")] {
+        let other = root.join("devices/pci0000:00/0000:00:04.0");
+        for (device, node) in [(&gpu, "1\n"), (&nic, "1\n"), (&bridge, "0\n"), (&other, "-1\n")] {
             fs::create_dir_all(device).expect("a device");
             fs::write(device.join("numa_node"), node).expect("a node");
         }
         fs::create_dir(&virtio).expect("a device");
         let class = root.join("class/infiniband");
-        for (name, device) in [("mlx5_0", Some(nic)), ("rxe0", Some(virtio)), ("siw0", None)] {
+        for (name, device) in
+            [("mlx5_0", Some(nic)), ("mlx5_1", Some(other)), ("rxe0", Some(virtio)), ("siw0", None)]
+        {
             fs::create_dir_all(class.join(name)).expect("a class entry");
             if let Some(device) = device {
                 symlink(device, class.join(name).join("device")).expect("a link");
@@ -220,8 +227,10 @@ mod tests {
         let nic = Place::of_device(dir.path(), "mlx5_0");
         let path = "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:01.0/0000:19:00.0";
         assert_eq!(nic, place(path, Some(1)));
-        let rxe = place("pci0000:00/0000:00:03.0", None);
+        let rxe = place("pci0000:00/0000:00:03.0", Some(0));
         assert_eq!(Place::of_device(dir.path(), "rxe0"), rxe);
+        let without_node = place("pci0000:00/0000:00:04.0", None);
+        assert_eq!(Place::of_device(dir.path(), "mlx5_1"), without_node);
         for name in ["siw0", "absent"] {
             assert_eq!(Place::of_device(dir.path(), name), Place::default(), "{name}");
         }
