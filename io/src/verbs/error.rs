@@ -50,6 +50,122 @@ pub enum VerbsError {
         /// The names of all devices.
         found: String,
     },
+    /// An entry of the list of devices is empty.
+    #[error(
+        "the list of RDMA devices has an empty entry; name one device for all GPUs, or one for \
+         each GPU in the order of `nvidia-smi` gpu={gpu} entry={gpu} list={list}"
+    )]
+    DeviceEntryEmpty {
+        /// The physical index of the GPU that the entry is for, so also the entry's index.
+        gpu: usize,
+        /// The list.
+        list: String,
+    },
+    /// The list of devices has several entries, and none for the GPU.
+    #[error(
+        "the list of RDMA devices does not cover the GPU; name one device for all GPUs, or one \
+         for each GPU in the order of `nvidia-smi` gpu={gpu} entries={entries} list={list}"
+    )]
+    DeviceListTooShort {
+        /// The physical index of the GPU.
+        gpu: usize,
+        /// The number of entries.
+        entries: usize,
+        /// The list.
+        list: String,
+    },
+    /// No device has the name that the list has for the GPU.
+    #[error(
+        "the list of RDMA devices names an unknown device; choose one of those found gpu={gpu} \
+         device={name} found={found}"
+    )]
+    ListedDeviceUnknown {
+        /// The physical index of the GPU.
+        gpu: usize,
+        /// The name in the list.
+        name: String,
+        /// The names of all devices.
+        found: String,
+    },
+    /// A list with a device for each GPU is used by a process without a GPU.
+    #[error(
+        "the list of RDMA devices has an entry for each GPU, but the process has no GPU; name one \
+         device for all GPUs"
+    )]
+    ProcessWithoutGpu,
+    /// `CUDA_VISIBLE_DEVICES` has no GPU of the process's index.
+    #[error(
+        "the process's GPU is not visible: {reason}; correct CUDA_VISIBLE_DEVICES \
+         visible_gpu={visible} visible_gpus={count} CUDA_VISIBLE_DEVICES={value}"
+    )]
+    GpuNotVisible {
+        /// The index among visible GPUs.
+        visible: usize,
+        /// The number of visible GPUs.
+        count: usize,
+        /// Why there are no more.
+        reason: String,
+        /// The variable's value.
+        value: String,
+    },
+    /// `CUDA_VISIBLE_DEVICES` names a part of a GPU.
+    #[error(
+        "CUDA_VISIBLE_DEVICES names a MIG device, which has no physical index; name one RDMA \
+         device for all GPUs entry={entry} CUDA_VISIBLE_DEVICES={value}"
+    )]
+    MigDevice {
+        /// The entry.
+        entry: String,
+        /// The variable's value.
+        value: String,
+    },
+    /// `CUDA_VISIBLE_DEVICES` names a GPU twice.
+    #[error(
+        "CUDA_VISIBLE_DEVICES names a GPU twice, so no GPU is visible; name each GPU once \
+         gpu={gpu} entry={entry} CUDA_VISIBLE_DEVICES={value}"
+    )]
+    GpuRepeated {
+        /// The physical index of the GPU.
+        gpu: usize,
+        /// The second entry that names it.
+        entry: String,
+        /// The variable's value.
+        value: String,
+    },
+    /// No PCI device has the address.
+    #[error(
+        "no such PCI device; give the GPU's address as `nvidia-smi` prints it, and mount sysfs \
+         address={address} sysfs={sysfs}"
+    )]
+    PciDeviceUnknown {
+        /// The address.
+        address: String,
+        /// The directory of sysfs.
+        sysfs: String,
+    },
+    /// No port of any device can be used.
+    #[error(
+        "no usable RDMA port; connect a cable, set a network interface up, or use TCP \
+         wanted={wanted} candidates={candidates}"
+    )]
+    NoUsablePort {
+        /// The ports asked for.
+        wanted: String,
+        /// All ports, each with its verdict.
+        candidates: String,
+    },
+    /// The two ends of a rail do not fit together.
+    #[error("rail refused: {reason}; {remedy}, or use TCP own={own} peer={peer}")]
+    RailRefused {
+        /// What does not fit.
+        reason: &'static str,
+        /// The remedy.
+        remedy: &'static str,
+        /// The own host and port.
+        own: String,
+        /// The peer's host and port.
+        peer: String,
+    },
     /// The provider lacks a function of the data path.
     #[error("the device's provider lacks {function}; update rdma-core device={device}")]
     ProviderUnusable {

@@ -24,25 +24,35 @@
 mod abi;
 mod completion;
 mod device;
+mod device_list;
 mod error;
 mod gid;
+mod gpu_index;
 mod library;
 mod memory;
+mod nic_choice;
 mod port;
 mod queue_pair;
+mod rail;
 mod request;
 #[cfg(test)]
 mod tests_layout;
+mod topology;
 
 pub use completion::{Completion, CompletionKind, CompletionQueue, Status};
 pub use device::{Device, DeviceEvent, DeviceLimits};
+pub use device_list::DeviceList;
 pub use error::{Result, VerbsError};
 pub use gid::{Gid, GidEntry, GidKind, GidWish, ScoredGid};
+pub use gpu_index::{GpuOfProcess, PhysicalGpu};
 pub use library::{LIBRARY, Library};
 pub use memory::{
     DeviceMemory, HostMemory, LocalPiece, MemoryRegion, ProtectionDomain, RegisteredMemory,
     RemoteAccess, RemotePiece,
 };
+pub use nic_choice::{NicCandidate, NicChoice, NicWish, ScoredNic, choose_nics};
 pub use port::{LinkLayer, Mtu, Port, PortState};
 pub use queue_pair::{Attachment, Capacity, Drain, DrainMarkers, Endpoint, QueuePair, State};
+pub use rail::{RailEnd, path_mtu};
 pub use request::{Operation, SendRequest};
+pub use topology::{Distance, Place};

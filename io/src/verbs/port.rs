@@ -81,7 +81,8 @@ impl PortState {
 /// A port of a device, as it was when it was queried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    device: String,
+    /// The device's name.
+    pub device: String,
     /// The number; the first is 1.
     pub number: u8,
     /// The state.
