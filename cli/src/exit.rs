@@ -1,6 +1,5 @@
 //! Exit statuses, the same for every command: 0 without problems; 1 if the command ran and found a
-//! problem (damage, wrong bytes); 2 if it could not run (bad flags, no store, a device error). For
-//! `doctor` the machine is what cannot run: 2 if it found a problem.
+//! problem (damage, wrong bytes); 2 if it could not run (bad flags, no store, a device error).
 
 use std::process::ExitCode;
 
