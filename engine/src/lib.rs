@@ -9,14 +9,15 @@
 //! let store = Store::open(config.validate(&MachineLimits::of_this_machine()?)?)?;
 //!
 //! let model = Namespace { model: "llama-3-8b".into(), page_tokens: 64, ..Namespace::default() }.id();
-//! let key = |part| ObjectKey::new(model, PrefixHash([7; 32]), Role::Target, "kv", part, Shard::Whole);
+//! // An object is one component of a page's pool: of the target or draft model, whole or of one rank.
+//! let key = |component| ObjectKey::new(model, PrefixHash([7; 32]), Role::Target, "kv", component, Shard::Whole);
 //! let (k, v) = (PutSlice { key: key("k")?, pieces: &[b"keys"] }, PutSlice { key: key("v")?, pieces: &[b"values"] });
 //! store.put_groups(&[&[k, v]], Options::default())[0].clone()?; // both visible, or neither
 //!
-//! let mut page = [0u8; 6];
-//! let get = GetSlice { key: key("v")?, range: None, pieces: &mut [&mut page] };
+//! let mut value = [0u8; 6];
+//! let get = GetSlice { key: key("v")?, range: None, pieces: &mut [&mut value] };
 //! assert!(store.get_batch(&mut [get], Options::default())[0].as_ref().is_ok_and(|o| o.is_hit()));
-//! assert_eq!(&page, b"values");
+//! assert_eq!(&value, b"values");
 //! store.close()?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

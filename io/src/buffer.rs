@@ -269,7 +269,7 @@ impl Part {
         self.ptr.as_ptr() as usize
     }
 
-    /// The pointer, for the sides that hand it to the kernel.
+    /// The pointer, for the backends that hand it to the kernel.
     pub fn as_ptr(&self) -> *mut u8 {
         self.ptr.as_ptr()
     }

@@ -1,4 +1,4 @@
-//! The disk seam: the operations that the store needs from storage, and their contract.
+//! The disk interface: the operations that the store needs from storage, and their contract.
 //!
 //! Invariants that every implementation (io_uring, blocking, simulated) keeps:
 //! - A [`Part`] moved into an [`Op`] belongs to the disk until its [`Completion`] hands it back.
@@ -46,7 +46,7 @@ pub struct DiskFacts {
     pub offset_align: usize,
     /// Most parts that one operation may have.
     pub parts_max: usize,
-    /// The reason for choosing this side, for the log line at open.
+    /// The reason for choosing this backend, for the log line at open.
     pub reason: String,
 }
 
@@ -164,10 +164,10 @@ pub trait Disk: Send + Sync {
     fn read_prefix(&self, _dir: usize, _name: &str) -> Option<Vec<u8>> {
         None
     }
-    /// Register the `len` bytes at address `base`, as far as this side can, so that reads into them
-    /// skip the page look-up, until the registration is dropped. The memory must stay mapped to the
-    /// same pages for that time. The cost is one look-up of all pages, now and at each queue's next
-    /// read. A fault says why registration failed; reads work without it.
+    /// Register the `len` bytes at address `base`, as far as this backend can, so that reads into
+    /// them skip the page look-up, until the registration is dropped. The memory must stay mapped
+    /// to the same pages for that time. The cost is one look-up of all pages, now and at each
+    /// queue's next read. A fault says why registration failed; reads work without it.
     fn register(&self, _base: usize, _len: usize) -> Result<Registration, IoFault> {
         Ok(Registration::none())
     }

@@ -1,5 +1,5 @@
-//! The seams of Pagelith and their implementations on a real machine: disk, clock, randomness,
-//! background work, aligned memory.
+//! The interfaces to the operating system and their implementations on a real machine: disk, clock,
+//! randomness, background work, aligned memory.
 //!
 //! Everything the store takes from the outside world comes through this crate, so that a simulator
 //! can replace it. See `docs/architecture.md`.

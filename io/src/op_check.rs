@@ -1,5 +1,5 @@
 //! Checks of an operation before the system call, and its result after it: the same for every real
-//! side, in release builds too.
+//! backend, in release builds too.
 
 use std::ops::Deref;
 

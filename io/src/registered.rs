@@ -90,7 +90,7 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// A registration without effect, for sides that do not use registered memory.
+    /// A registration without effect, for backends that do not use registered memory.
     pub fn none() -> Registration {
         Registration { entry: None }
     }

@@ -1,4 +1,4 @@
-//! The choice of the side, and its reported reason.
+//! The choice of the I/O backend, and its reported reason.
 
 #![allow(clippy::disallowed_methods, reason = "tests access the directories without the disk")]
 #![allow(missing_docs, reason = "a test crate")]

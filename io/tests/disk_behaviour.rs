@@ -1,4 +1,4 @@
-//! The promises of a disk about its files, tested on each real side.
+//! The promises of a disk about its files, tested on each real backend.
 
 #![allow(clippy::disallowed_methods, reason = "tests access the directories without the disk")]
 #![allow(missing_docs, reason = "a test crate")]

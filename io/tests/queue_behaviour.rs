@@ -1,4 +1,4 @@
-//! The promises of a queue, tested on each real side.
+//! The promises of a queue, tested on each real backend.
 
 #![allow(clippy::disallowed_methods, reason = "tests move queues between threads")]
 #![allow(missing_docs, reason = "a test crate")]

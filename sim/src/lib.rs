@@ -1,6 +1,6 @@
-//! The simulated implementations of Pagelith's seams: a disk that loses power, a clock that only
-//! tests advance, seeded randomness, and a scheduler for background tasks. One seed replays a whole
-//! run.
+//! The simulated implementations of Pagelith's interfaces: a disk that loses power, a clock that
+//! only tests advance, seeded randomness, and a scheduler for background tasks. One seed replays a
+//! whole run.
 //!
 //! No shipped crate depends on this crate. `README.md` describes the model and how to replay a
 //! seed.

@@ -1,10 +1,10 @@
 //! Links between a client and a store: connections that carry control frames and bulk bytes.
 //!
-//! [`link::Link`] is the seam: one end of a connection, completion-based. It owns each buffer that
-//! it may touch until it hands the buffer back. [`conn::Conn`] implements it over any byte stream
-//! ([`stream::Stream`]); [`socket`] provides the streams: TCP, Unix sockets and shared memory.
-//! [`capability`], [`auth`] and [`handshake`] are state machines without I/O. The encoding of
-//! frames is in `pagelith_layouts::wire`; `docs/protocol.md` describes the protocol.
+//! [`link::Link`] is the interface: one end of a connection, completion-based. It owns each buffer
+//! that it may touch until it hands the buffer back. [`conn::Conn`] implements it over any byte
+//! stream ([`stream::Stream`]); [`socket`] provides the streams: TCP, Unix sockets and shared
+//! memory. [`capability`], [`auth`] and [`handshake`] are state machines without I/O. The encoding
+//! of frames is in `pagelith_layouts::wire`; `docs/protocol.md` describes the protocol.
 #![forbid(unsafe_code)]
 
 pub mod address;

@@ -1,6 +1,6 @@
-//! The link seam: one end of a connection between a client and a store.
+//! The link interface: one end of a connection between a client and a store.
 //!
-//! Invariants that every implementation (TCP, shared memory, RDMA, simulated) keeps:
+//! Invariants that every implementation (TCP, shared memory, simulated) keeps:
 //! - A [`Part`] moved into [`Link::push`] or [`Link::expose`] belongs to the link until an
 //!   [`LinkEvent`] hands it back. Nothing else touches that memory in between. The link, its peer
 //!   and its device never touch it afterwards.

@@ -1,5 +1,5 @@
-//! Plain transfers of a file through the store's disk seam: the bandwidth of the device without
-//! lookup, verification and storage; or with one additional task ([`super::baseline`]).
+//! Plain transfers of a file through the store's disk interface: the bandwidth of the device
+//! without lookup, verification and storage; or with one additional task ([`super::baseline`]).
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! The limits of a measurement: the same bytes are moved without a store. On SSD these are plain
-//! reads or writes through the store's disk seam, of the same sizes, at the depth of a batch. In
-//! DRAM it is a copy, and for `exists` a read of the same number of cache lines.
+//! reads or writes through the store's disk interface, of the same sizes, at the depth of a batch.
+//! In DRAM it is a copy, and for `exists` a read of the same number of cache lines.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;

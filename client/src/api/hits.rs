@@ -1,10 +1,16 @@
 //! Hit rules: how long a prefix this store can restore, when a page's state is spread over several
 //! pools.
 //!
-//! A *stop* is a number of leading pages from which every pool allows generation to continue. A
-//! pool's policy determines the lengths that it allows. A pool of which only a tail is kept (a
-//! Mamba checkpoint, a sliding window) leaves holes. So the longest stop does not imply the others,
-//! and ranks that must agree intersect their whole sets of stops.
+//! Terms:
+//! - *anchor*: the pool of a query to which the other pools belong, KV as a rule.
+//! - *hole*: an absent page before a present one, in one pool.
+//! - *boundary* of a pool: the longest prefix, in pages, that the pool allows by itself. A pool's
+//!   policy determines the lengths that it allows.
+//! - *stop*: a number of leading pages from which every pool allows generation to continue.
+//!
+//! A pool of which only a tail is kept (a Mamba checkpoint, a sliding window) has holes. So the
+//! longest stop does not imply the others, and ranks that must agree intersect their whole sets of
+//! stops.
 //!
 //! `check` validates a query, `lookup` looks its keys up into a table of pages x pools, and
 //! `evaluate`, a pure function, computes the answer from the table.

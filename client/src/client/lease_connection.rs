@@ -1,6 +1,7 @@
-//! The connection of leases: pins, views and open groups. The store releases a lease when the link
-//! on which it was acquired ends. So one link carries all leases of a client, and it is polled
-//! often enough that the store does not treat this process as dead.
+//! The connection of pins, views and open groups, which the names in this file call leases. The
+//! store releases each when the link on which it was acquired ends. So one link carries all of them
+//! for a client, and it is polled often enough that the store does not treat this process as dead.
+//! The timed leases of `Client::lease` outlive their link and are not among them.
 //!
 //! Invariants:
 //! - One caller at a time uses the link. It does not hold the mutex meanwhile, so other callers

@@ -167,7 +167,7 @@ pub struct RemoteGet {
     target: GetTarget,
     hits: u64,
     bytes: u64,
-    /// The fence epoch of the requests; `None` if a removal was in progress.
+    /// The removal epoch of the requests; `None` if a removal was in progress.
     epoch: Option<FenceEpoch>,
     /// Objects that are requested whole, by index in the batch.
     whole: BTreeMap<usize, ObjectKey>,
@@ -441,7 +441,7 @@ impl RemoteGet {
         &self.done
     }
 
-    /// The fence epoch of the requests; `None` if a removal was in progress.
+    /// The removal epoch of the requests; `None` if a removal was in progress.
     pub fn epoch(&self) -> Option<FenceEpoch> {
         self.epoch
     }

@@ -1,4 +1,4 @@
-//! A fence between removals (or clears) and objects that arrive from peers.
+//! Rejects objects that arrive from peers while a removal or clear is in progress.
 //!
 //! A removal takes effect in this store at once, and at a peer when the peer has answered. Until
 //! then the peer may still send removed objects, and such a transfer may arrive after the removal

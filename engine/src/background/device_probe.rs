@@ -1,8 +1,8 @@
 //! Probes a failed device, so that the tier can be put back into service.
 //!
 //! A probe uses a segment that holds nothing. It makes the segment's new incarnation durable in
-//! both copies of the manifest, writes the segment's head, syncs it, reads it back and compares. A
-//! successful probe says nothing about earlier writes: those were dropped when the device failed,
+//! both copies of the manifest, writes the segment's header, syncs it, reads it back and compares.
+//! A successful probe says nothing about earlier writes: those were dropped when the device failed,
 //! and their segments are reclaimed like others.
 
 use pagelith_io::buffer::AlignedBuf;

@@ -399,7 +399,7 @@ impl Task for Flusher {
             self.pump(Some(WAIT));
             return Step::Again;
         }
-        // Submit gathered records before sleeping.
+        // Submit the coalesced write before sleeping.
         if self.pump(None) || !self.cx.log.idle() { Step::Again } else { Step::Idle(IDLE) }
     }
 }

@@ -32,7 +32,7 @@ impl JobWriter {
     }
 
     /// Append jobs until the log is full or has begun a write: the device receives that write
-    /// before the next is gathered. `reclaim_moves`: reclaim has records to move.
+    /// before the next is built. `reclaim_moves`: reclaim has records to move.
     pub fn step(
         &mut self,
         cx: &mut LogContext,

@@ -38,7 +38,7 @@ struct Object {
 }
 
 impl Object {
-    /// The segment and block of its record.
+    /// The segment and sector of its record.
     fn record(&self) -> (u32, u16) {
         (self.place.segment, self.place.record_block)
     }
@@ -49,7 +49,7 @@ pub(crate) struct RecoveryCollector {
     secret: [u8; FINGERPRINT_KEY_BYTES],
     objects: Vec<Object>,
     tombstones: HashMap<u128, u64>,
-    /// Records (segment, block) that the checkpoint lists and withdraws.
+    /// Records (segment, sector) that the checkpoint lists and withdraws.
     withdrawn: HashSet<(u32, u16)>,
     /// Base group of each attached object of the checkpoint, by fingerprint.
     links: HashMap<u128, u64>,

@@ -103,7 +103,7 @@ pub(super) fn geometry(
     max_objects: u64,
     namespaces: u32,
 ) -> Option<VolumeGeometry> {
-    // An object takes at least a block, and two entries if it is attached.
+    // An object takes at least a sector, and two entries if it is attached.
     VolumeGeometry::fit(bytes, segment, dirs, max_objects.min(bytes / 2048), namespaces)
 }
 

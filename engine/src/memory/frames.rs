@@ -1,5 +1,5 @@
-//! Frames: pages in DRAM. A frame holds the objects of one put group, which are inserted, evicted
-//! and flushed together.
+//! Frames: groups in DRAM. A frame holds the objects of one group, which are inserted, evicted and
+//! flushed together.
 //!
 //! Invariants (the first three under the core's lock):
 //! - A frame that is being filled is private to the put: no index entry, policy or queue names it.
@@ -91,7 +91,7 @@ pub(crate) enum FrameState {
     Dead,
 }
 
-/// A page in DRAM. One cache line, see the assertion below.
+/// A group in DRAM. One cache line, see the assertion below.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct Frame {
@@ -265,7 +265,8 @@ impl Frames {
     }
 
     /// Free a frame's number and extents, to which nothing may refer any more. Both are returned to
-    /// the caller instead if the frame has one extent, of as many pages as `wanted` bytes take.
+    /// the caller instead if the frame has one extent, of as many 4 KiB units as `wanted` bytes
+    /// take.
     pub fn free(
         &mut self,
         id: FrameId,

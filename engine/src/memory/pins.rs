@@ -1,4 +1,5 @@
-//! Pins and leases: objects that eviction and reclaim must keep.
+//! Objects that eviction and reclaim must keep: pinned until the pin is released, or leased until a
+//! given time.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -120,7 +120,7 @@ struct LocateAttempt<'a, 'r> {
     touched: Vec<FoundObject>,
     /// Frames of other objects that were dropped while the attempt was in them, to be freed.
     dropped_frames: Vec<FrameId>,
-    /// A frame or segment that was found was already closed.
+    /// A frame or segment that was found was already closed, so the attempt is invalid.
     torn: bool,
 }
 
@@ -312,7 +312,7 @@ pub(crate) fn drop_lost_record(
     let record = record.filter(|r| r.expect(expected.identity, expected.offset).is_ok());
     let mut core = shared.lock();
     let known = core.index.find(slot.fingerprint).any(|e| e.ssd == Some(place));
-    // Another get may have promoted the page meanwhile. Objects of a namespace that was cleared
+    // Another get may have promoted the group meanwhile. Objects of a namespace that was cleared
     // since are not named: the clear had its own event.
     let named = |core: &Core, key: ObjectKey, fingerprint| {
         let now = core.generation(key.namespace());

@@ -1,4 +1,4 @@
-//! Pins and leases of callers.
+//! Pins of callers, which last until they are released, and leases, which last until a given time.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

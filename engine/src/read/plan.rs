@@ -7,7 +7,7 @@ use pagelith_layouts::align::{ALIGN, align_up};
 use pagelith_layouts::checksum::BLOCK_BYTES;
 use pagelith_layouts::ids::SegmentId;
 
-/// Longest read that adjacent pieces are joined into, in bytes. Above some hundred KiB a longer
+/// Longest read that adjacent pieces are coalesced into, in bytes. Above some hundred KiB a longer
 /// read gains nothing on NVMe, and a failed or late read should not affect many objects.
 pub(crate) const JOIN_BYTES_MAX: u64 = 1 << 20;
 /// Longest gap between a record's start and a payload that is read with the header, in bytes.
@@ -173,7 +173,7 @@ fn header_bridges_reads(reads: &[PlannedRead], t: &ReadTarget, bytes: u64) -> bo
     })
 }
 
-/// The segment and stage of a piece; only pieces with equal ones are joined.
+/// The segment and stage of a piece; only pieces with equal ones are coalesced.
 #[derive(Clone, Copy)]
 struct ReadGroup {
     segment: SegmentId,
@@ -192,13 +192,14 @@ fn push_piece(
     let bytes = piece.bytes();
     if let Some(last) = reads.last_mut() {
         let continues = last.segment == t.segment && last.offset + last.bytes == offset;
-        // A header is always joined with the payload after it, of any length: one read brings both.
+        // A header is always coalesced with the payload after it, of any length: one read brings
+        // both.
         let with_header =
             matches!(last.pieces[..], [Piece::Header { .. }]) && last.bytes <= LEAD_BYTES_MAX;
         let small = last.bytes + bytes <= JOIN_BYTES_MAX || with_header;
         // A staged read waits for its stage; other pieces should not wait with it.
         let same_turn = last.stage == t.stage || last.pieces.is_empty();
-        // Chunks of a streamed object are separate reads: joined they could exceed the staging
+        // Chunks of a streamed object are separate reads: coalesced they could exceed the staging
         // memory, and then would never be submitted.
         let streams = match (last.pieces.last(), &piece) {
             (Some(Piece::Staged { slot: before, .. }), Piece::Staged { slot, .. }) => {
@@ -322,7 +323,7 @@ mod tests {
         // Records with a gap are two reads, and so are adjacent ones that exceed the longest read.
         let (reads, ..) = plan(&[cached(0, 4096), cached(1, 8192 + one)], 0, 64);
         assert!(reads.iter().all(|f| f.bytes == 65536) && reads.len() == 2);
-        // A short payload is not a header, which would be joined with any payload after it.
+        // A short payload is not a header, which would be coalesced with any payload after it.
         let long = ReadTarget {
             payload_delta: 4096 + 65536,
             chunks: split_chunks(0..2 << 20, 2 << 20),

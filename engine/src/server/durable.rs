@@ -24,7 +24,7 @@ pub(crate) struct DurableOp {
     pending: PendingJobs,
     /// The number in the outcome, sent once everything is durable.
     number: u64,
-    /// Keeps the removal fence closed while a removal or clear is in progress.
+    /// Counts as a removal in progress in the `RemovalFence`, until this is dropped.
     _removal: Option<RemovalGuard>,
 }
 

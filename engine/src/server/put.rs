@@ -1,6 +1,6 @@
-//! Puts. Groups that are present are answered without their bytes. For the others the server
-//! reserves arena memory, pulls the bytes into it, one run of groups at a time, and stores them in
-//! place.
+//! Puts. Groups that are present are answered without requesting their bytes. For the others the
+//! server reserves arena memory, pulls the bytes into it, one run of groups at a time, and stores
+//! them in place.
 //!
 //! Invariants:
 //! - A stored object has the checksums that the client sent, verified over the bytes in the arena.

@@ -358,8 +358,8 @@ impl Core {
         ids.into_iter().filter(|id| self.requeue_frame(*id)).count()
     }
 
-    /// Drop expired pins and groups, which hold memory. Without an SSD tier no background task does
-    /// it.
+    /// Drop expired leases and groups, which hold memory. Without an SSD tier no background task
+    /// does it.
     pub fn expire(&mut self, now: Mono) {
         self.pins.expire(now);
         self.drop_expired_groups(now);

@@ -95,8 +95,8 @@ impl Core {
     }
 
     /// Evict one frame for an allocation of `bytes` bytes. `None` if no frame may be evicted now.
-    /// The inner value is the frame's extent and number, if the extent has as many pages as `bytes`
-    /// need.
+    /// The inner value is the frame's extent and number, if the extent has as many 4 KiB units as
+    /// `bytes` need.
     pub fn evict_for(&mut self, bytes: u64) -> Option<Option<FreedFrame>> {
         self.evict(false, Some(bytes))
     }

@@ -1,7 +1,7 @@
 //! Access to the bytes of frames. No other file of the engine accesses arena memory. The proofs of
 //! its `unsafe` blocks rest on the core's bookkeeping:
 //!
-//! - The allocator gives each page to at most one extent at a time.
+//! - The allocator gives each 4 KiB unit to at most one extent at a time.
 //! - An extent belongs to no frame until it is filled, and is never written after that.
 //! - The extents of a frame are freed only when it has neither counted readers nor lock-free
 //!   readers.
@@ -50,8 +50,8 @@ impl UnpublishedExtent {
     }
 
     fn writer<'a>(&self, memory: &'a ArenaMemory) -> ExtentWriter<'a> {
-        // SAFETY: the allocator gives a page to one extent at a time, and the extent is in no
-        // frame, so no reader, part or other writer of its pages exists.
+        // SAFETY: the allocator gives a 4 KiB unit to one extent at a time, and the extent is in no
+        // frame, so no reader, part or other writer of its units exists.
         unsafe { memory.writer(self.0) }
     }
 
@@ -86,7 +86,7 @@ impl FrameGuard {
     /// A member's bytes.
     pub fn bytes<'a>(&'a self, memory: &'a ArenaMemory, member: usize) -> &'a [u8] {
         // SAFETY: extents of a frame with readers are neither freed nor reused, and filled extents
-        // are never written: nothing writes these pages while `self`, which the slice borrows,
+        // are never written: nothing writes these units while `self`, which the slice borrows,
         // exists.
         unsafe { memory.bytes(self.data.members[member].extent) }
     }
@@ -123,7 +123,7 @@ impl<'a> FrameReader<'a> {
     pub fn bytes<'b>(&'b self, memory: &'b ArenaMemory, member: usize) -> &'b [u8] {
         // SAFETY: `Frames::free` frees extents only with the frame's value, which the table does
         // not return while it has readers. Filled extents are never written. So nothing writes
-        // these pages while `self`, which the slice borrows, exists.
+        // these units while `self`, which the slice borrows, exists.
         unsafe { memory.bytes(self.0.members[member].extent) }
     }
 

@@ -66,7 +66,7 @@ pub(crate) enum ReserveResult {
     Reserved(Vec<(ArenaReservation, Part)>),
     /// [`BytesInUse::reserved`] would exceed its limit.
     OverLimit,
-    /// The arena is full of pages that cannot be evicted.
+    /// The arena is full of frames that cannot be evicted.
     ArenaFull,
 }
 

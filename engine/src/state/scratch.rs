@@ -7,8 +7,8 @@ use pagelith_layouts::align::ALIGN;
 /// Capacity, bytes: twice the longest header.
 const SCRATCH_BYTES: usize = 2 * pagelith_layouts::record::HEADER_BYTES_MAX as usize;
 
-/// Aligned buffers: one page of 4096 bytes, which fits nearly every header and tail, or longer.
-/// Returned buffers of one page are cached, because an allocation from the pool costs more than the
+/// Aligned buffers: one sector, which fits nearly every header and tail, or longer. Returned
+/// buffers of one sector are cached, because an allocation from the pool costs more than the
 /// rest of an object's bookkeeping.
 pub(crate) struct Scratch {
     pool: StagingPool,
@@ -29,7 +29,7 @@ impl Scratch {
             return Some(page);
         }
         self.pool.try_part(len).or_else(|| {
-            // Cached pages may use up or fragment the pool.
+            // Cached buffers may use up or fragment the pool.
             self.pages.clear();
             self.pool.try_part(len)
         })

@@ -65,7 +65,7 @@ pub(crate) struct SsdAccess {
     pub headers: HeaderCache,
 }
 
-/// The remote tier, and the fence against offers of removed objects.
+/// The remote tier, and the state that rejects offers of removed objects.
 pub(crate) struct RemoteTier {
     /// The peers; `None` without a remote tier.
     pub peers: Option<Arc<Peers>>,

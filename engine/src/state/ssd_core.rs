@@ -27,7 +27,7 @@ pub(crate) struct SsdCore {
     /// Number and bytes of objects that were written but not yet synced.
     pub unsynced: (u64, u64),
     pub ticks: TickClock,
-    /// While a checkpoint copies the index: records (segment, block) of entries that were removed
+    /// While a checkpoint copies the index: records (segment, sector) of entries that were removed
     /// or moved meanwhile.
     pub withdrawn_records: Option<HashSet<(u32, u16)>>,
     /// Namespaces of which objects were written.

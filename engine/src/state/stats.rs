@@ -124,11 +124,11 @@ pub struct Stats {
     pub staged_bytes: u64,
     /// Reads into a caller's memory without a copy that completed after their deadline.
     pub late_direct: u64,
-    /// Pages evicted from DRAM.
+    /// Groups evicted from DRAM.
     pub frames_evicted: u64,
-    /// Pages copied into DRAM from SSD, or from a peer.
+    /// Groups copied into DRAM from SSD, or from a peer.
     pub promoted: u64,
-    /// Objects among those pages that were prefetched from SSD.
+    /// Objects among those groups that were prefetched from SSD.
     pub prefetched: u64,
     /// Objects that wait to be prefetched, or are being read, now.
     pub prefetch_waiting: u64,

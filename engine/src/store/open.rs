@@ -174,14 +174,14 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
             Error::new(ErrorKind::Busy, format!("dram.prefault: {e} bytes={bytes}"))
         })?;
     }
-    // Each frame has at least one block of the arena, even while it is being dropped.
+    // Each frame has at least one 4 KiB unit of the arena, even while it is being dropped.
     let frame_numbers = (config.arena_bytes() / ALIGN).min(u64::from(FRAME_MAX) + 1) as usize;
     let touches = LastRequests::new(frame_numbers)
         .map_err(|e| Error::new(ErrorKind::Busy, format!("dram.bytes: {e}")))?;
     let touches = Arc::new(touches);
     let mut policy = frame_policy(config.dram_policy().name(), &touches)
         .ok_or_else(|| Error::new(ErrorKind::Internal, "dram.policy is unknown"))?;
-    // Each frame has at least one object, and each object at least one block of the arena.
+    // Each frame has at least one object, and each object at least one such unit.
     let frames_max = config.max_objects().min(config.arena_bytes() / ALIGN) as usize;
     policy.reserve(frames_max);
     let mut fingerprint_key = [0; FINGERPRINT_KEY_BYTES];

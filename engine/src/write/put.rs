@@ -170,7 +170,7 @@ pub(crate) fn check_keys(shared: &Shared, kind: PutKind<'_>, keys: &[ObjectKey])
     }
     if let Some(volume) = &shared.ssd.volume {
         // A group is written by one operation. Its parts are the objects, the record's header and
-        // the segment's head.
+        // the segment's header.
         let most = volume.disk.facts().parts_max.saturating_sub(2);
         if objects > most {
             return Err(Error::invalid(format!(

@@ -21,8 +21,8 @@ const LONG_FILES: [(&str, &str); 8] = [
 ];
 /// Columns of a line of a comment, but for tables, links, commands and examples.
 const COLUMNS_MAX: usize = 100;
-/// Crates whose code takes time, threads and files from the seams only. `io` and `transport`
-/// implement the seams; `cli`, `sim` and the benches are edges.
+/// Crates whose code takes time, threads and files from the interfaces of `io` only. `io` and
+/// `transport` implement them; `cli`, `sim` and the benches are edges.
 const SEALED: [&str; 4] = ["layouts", "tiers", "client", "engine"];
 /// Names that they must not use. clippy.toml bans the calls; this also detects imports.
 const SYSTEM: [&str; 10] = [

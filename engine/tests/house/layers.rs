@@ -37,8 +37,8 @@ const ARROWS: [(&str, &str, &[&str]); 14] = [
         "python",
         &["pagelith-layouts", "pagelith-io", "pagelith-transport", "pagelith"],
     ),
-    // Implementations of the seams of io and transport, and the explorer that drives a store over
-    // them; nothing that ships depends on it.
+    // Implementations of the interfaces of io and transport, and the explorer that drives a store
+    // over them; nothing that ships depends on it.
     (
         "pagelith-sim",
         "sim",

@@ -1,4 +1,4 @@
-//! A disk that kills its own process at a point of [`POINTS`]: wraps the real disk at the seam.
+//! A disk that kills its own process at a point of [`POINTS`]: wraps the real disk.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

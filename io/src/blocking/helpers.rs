@@ -1,5 +1,5 @@
-//! The operations of one queue that helper threads perform: on the blocking side all, on io_uring
-//! those for which the kernel might need a worker thread of its own.
+//! The operations of one queue that helper threads perform: on the blocking backend all, on
+//! io_uring those for which the kernel might need a worker thread of its own.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The blocking side: positioned reads and writes on the disk's helper threads, for kernels,
+//! The blocking backend: positioned reads and writes on the disk's helper threads, for kernels,
 //! containers and file systems that refuse io_uring or O_DIRECT, and for queues that get no ring.
 //! It has the same contract, no unsafe code, and less speed.
 //!

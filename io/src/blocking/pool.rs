@@ -15,7 +15,7 @@ use crate::sync::{Arc, Builder, Condvar, Mutex, MutexGuard, PoisonError, wait_wh
 use crate::threads::thread_start_fault;
 
 /// Most threads of one disk. A few overlap the device's latency; more would only add context
-/// switches, since speed is already given up on this side.
+/// switches, since speed is already given up on this backend.
 const THREADS: usize = 4;
 
 /// An operation for a helper thread. The thread owns its memory until the system call has returned.

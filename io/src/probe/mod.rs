@@ -1,4 +1,5 @@
-//! The choice of the side (I/O backend), found by trying each, logged, and never changed silently.
+//! The choice of the I/O backend, found by trying each, logged, and never changed silently. Fields
+//! and logs call it `side`.
 //!
 //! A sysctl, a container's seccomp filter or an old kernel may disable io_uring, and a file system
 //! may accept O_DIRECT at open without any effect (tmpfs since Linux 6.5). So each mechanism is
@@ -24,7 +25,7 @@ use crate::op_check::Alignment;
 use crate::real_disk::{RealDisk, TransferBackend};
 use crate::uring::{UringQueue, UringShared, try_two};
 
-/// The side that the configuration requests.
+/// The backend that the configuration requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackendChoice {
     /// io_uring with O_DIRECT if every directory takes it, else blocking; `DiskFacts::reason` says
@@ -44,7 +45,7 @@ const PROBE_DEPTH: usize = 1;
 const BUFFERED: Alignment = Alignment { memory: 512, offset: 512 };
 
 /// A disk over `dirs`, which need not exist yet: their nearest existing ancestors are probed, and
-/// nothing is left in them. All directories use one side.
+/// nothing is left in them. All directories use one backend.
 ///
 /// Errors: kind `Unsupported` if `Uring` was requested and is refused, naming the reason;
 /// `ReadOnly`, `NoSpace` or `Device` if a directory cannot be written. A full file system is no
@@ -54,8 +55,8 @@ pub fn open_disk(dirs: &[PathBuf], choice: BackendChoice) -> Result<Arc<dyn Disk
 }
 
 /// As [`open_disk`], for queues of up to `depth` operations. io_uring is chosen if two such queues
-/// can be created; with `Auto` a later queue that gets no ring uses the blocking side. Once `stop`
-/// is raised, creating a file fails soon and leaves nothing.
+/// can be created; with `Auto` a later queue that gets no ring uses the blocking backend. Once
+/// `stop` is raised, creating a file fails soon and leaves nothing.
 pub fn open_disk_with_stop(
     dirs: &[PathBuf],
     choice: BackendChoice,
@@ -92,7 +93,7 @@ fn real_disk(dirs: &[PathBuf], choice: BackendChoice, depth: usize) -> Result<Re
     }
     let probes =
         dirs.iter().map(|d| ProbeDir::open(d)).collect::<Result<Vec<ProbeDir>, IoFault>>()?;
-    // Both sides need the pool, so a failure to start it does not depend on the mechanism.
+    // Both backends need the pool, so a failure to start it does not depend on the mechanism.
     let pool = Arc::new(Pool::start()?);
     let uring = || try_uring(&probes, depth, &pool);
     let chosen = decide(choice, uring, || try_direct(&probes, &pool))?;
@@ -115,7 +116,8 @@ struct BackendDecision {
 }
 
 /// Decide by the results of trying each mechanism. Only a refusal of the mechanism itself leads to
-/// another one: a directory that cannot be written, or a failing device, is an error on any side.
+/// another one: a directory that cannot be written, or a failing device, is an error on any
+/// backend.
 fn decide(
     choice: BackendChoice,
     uring: impl FnOnce() -> Result<Alignment, IoFault>,
@@ -190,7 +192,7 @@ fn try_uring(probes: &[ProbeDir], depth: usize, pool: &Arc<Pool>) -> Result<Alig
 }
 
 /// Treat every failure to create a ring, also lack of memory or descriptors, as `Unsupported`,
-/// since the other side works without a ring.
+/// since the other backend works without a ring.
 fn setup_refused(mut fault: IoFault) -> IoFault {
     fault.kind = FaultKind::Unsupported;
     fault

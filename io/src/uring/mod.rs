@@ -1,4 +1,4 @@
-//! The io_uring side: one ring for each queue.
+//! The io_uring backend: one ring for each queue.
 //!
 //! Invariants:
 //! - Everything that the kernel may access (parts, vectors, file) is owned by `slots` from before

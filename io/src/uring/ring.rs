@@ -1,5 +1,5 @@
 //! The ring itself: set-up, entries, submission, and the system calls. All unsafe code of the
-//! io_uring side but the drop of a queue is in this file.
+//! io_uring backend but the drop of a queue is in this file.
 
 use std::os::fd::AsRawFd;
 use std::time::Duration;

@@ -1,9 +1,9 @@
 //! Reliable queue pairs.
 //!
-//! A queue pair is in one of four states. It is created in INIT, where receives can be posted;
-//! [`QueuePair::ready_to_receive`] and [`QueuePair::ready_to_send`] connect it; an error, or
-//! [`QueuePair::fail`], ends it. After [`QueuePair::destroy`] returns, or after both markers of a
-//! [`Drain`] are flushed, no operation of the peer changes memory through it.
+//! This file moves a queue pair through four states. It is created in INIT, where receives can be
+//! posted; [`QueuePair::ready_to_receive`] and [`QueuePair::ready_to_send`] connect it; an error,
+//! or [`QueuePair::fail`], ends it. After [`QueuePair::destroy`] returns, or after both markers of
+//! a [`Drain`] are flushed, no operation of the peer changes memory through it.
 
 use std::fmt;
 use std::ptr::null_mut;

@@ -1,4 +1,4 @@
-//! Helpers of the behaviour tests: a disk of each real side, each over its own directory.
+//! Helpers of the behaviour tests: a disk of each real backend, each over its own directory.
 #![allow(dead_code, reason = "each test crate uses its share")]
 
 use std::path::{Path, PathBuf};
@@ -14,10 +14,10 @@ use tempfile::TempDir;
 /// Longer than any healthy device needs; reaching it fails the test.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
-/// A block size that every side accepts.
+/// A block size that every backend accepts.
 pub(crate) const BLOCK: usize = 4096;
 
-/// Run `test` on a disk of each side that this machine supports; prints the sides that it skips.
+/// Run `test` on a disk of each backend that this machine supports; prints those that it skips.
 pub(crate) fn on_each_side(test: impl Fn(&Arc<dyn Disk>, &Path)) {
     for choice in [BackendChoice::Uring, BackendChoice::Blocking] {
         let dir = TempDir::new().unwrap();

@@ -1,5 +1,5 @@
-//! Planted bugs. Each takes out one of the things that keep bytes right, so that the checkers can
-//! be seen to notice it.
+//! Planted bugs (mutants): defects that are built in on purpose. Each removes one check or one
+//! ordering that correctness depends on, to show that the checkers detect it.
 //!
 //! They exist only in a build with the feature `planted`, all of them in that one build;
 //! `TEST_PAGELITH_MUTANT` names the one that is on in a process. In every other build [`on`] is

@@ -68,7 +68,7 @@ pub(super) fn simulated() -> DiskFacts {
     DiskFacts {
         side: IoBackend::Simulated,
         direct: true,
-        // The strictest that the seam allows, so that code that passes here passes on every
+        // The strictest that the interface allows, so that code that passes here passes on every
         // backend.
         memory_align: ALIGN as usize,
         offset_align: ALIGN as usize,

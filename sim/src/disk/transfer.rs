@@ -19,7 +19,7 @@ pub(crate) const PARTS_MAX: usize = 1024;
 /// Most bytes of an operation: MAX_RW_COUNT of Linux, which cuts longer transfers short.
 const BYTES_MAX: u64 = 0x7fff_f000;
 
-/// An overlap of two operations in flight, which the seam forbids.
+/// An overlap of two operations in flight, which the interface forbids.
 pub(crate) struct Overlap {
     /// Describes both operations, for the panic.
     pub(crate) message: String,
@@ -104,7 +104,7 @@ impl State {
         strikes.delay(fault, latency)
     }
 
-    /// The rules of the seam that can be checked at submission.
+    /// The rules of the interface that can be checked at submission.
     fn check(&self, process: u64, op: &Op) -> Result<FileNo, IoFault> {
         let (kind, id, offset) = op_summary(op);
         let Some(open) = self.open.get(&id).filter(|o| o.process == process) else {

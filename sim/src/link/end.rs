@@ -1,4 +1,4 @@
-//! One end of the simulated connection: the link seam over packets.
+//! One end of the simulated connection: the link interface over packets.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;

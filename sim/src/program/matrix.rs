@@ -113,7 +113,7 @@ pub const ROWS: [Row; 30] = [
     ),
     row(
         23,
-        "manifest, checkpoint, head or footer corrupted",
+        "manifest, checkpoint, header or footer corrupted",
         &[],
         "`layouts/tests/flips.rs`, `sim/tests/damage/flips.rs`, `cli/tests/verify_repair.rs`, the fuzz target `store_open`",
     ),

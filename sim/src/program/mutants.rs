@@ -137,7 +137,7 @@ fn seeds_of(mutant: Option<Mutant>) -> &'static [&'static str] {
 /// The tests that must catch a planted bug; the explorer for most.
 fn tests_for(mutant: Mutant) -> Option<&'static str> {
     match mutant {
-        // On the real backends of the disk seam.
+        // On the real backends of the disk interface.
         Mutant::ShortTransferAccepted | Mutant::StaleCompletion => Some("io"),
         // A read must last for a lap of the log.
         Mutant::ReadersIgnored => Some("pins_and_clears"),

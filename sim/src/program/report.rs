@@ -76,7 +76,8 @@ pub fn render(results: &Path) -> Result<String, String> {
 const HEAD: &str = "# Faults, and how the store handled them
 
 Written by `cargo run --release -p pagelith-sim -- report --out docs/faults.md` from the results kept in `sim/results`; a
-test compares the two. The lanes and the fault matrix are those of the project's fault specification;
+test compares the two. A *lane* is a series of runs over the real kernel with one kind of fault. The lanes and the fault matrix
+are those of the project's fault specification;
 [sim/README.md](../sim/README.md) and [sim/kernel/README.md](../sim/kernel/README.md) describe how each fault is made.
 
 *Injected* is how often a fault struck. *Detected* means that the operation failed, or that the store reported data that did
@@ -174,11 +175,11 @@ several batches in flight ([0013](decisions/0013-attached-clients.md)).
 
 | column | meaning |
 | --- | --- |
-| late | packets that arrived for a finished operation |
-| shown | ranges passed by reference to memory (decisions 0011, 0013) |
-| broken | referenced ranges that changed or did not match the outcome, resources kept for clients that are gone, requests that peers forwarded, and (since the last row) cancelled operations without an outcome, or with one too many |
-| touched late | memory written after its operation had ended |
-| held late | memory still owned by a link when its operation had ended |
+| late packets | packets that arrived for a finished operation |
+| passed by reference | ranges passed by reference to memory (decisions 0011, 0013) |
+| violations | referenced ranges that changed or did not match the outcome, resources kept for clients that are gone, requests that peers forwarded, and (since the last row) cancelled operations without an outcome, or with one too many |
+| written after the end | memory written after its operation had ended |
+| owned after the end | memory still owned by a link when its operation had ended |
 
 Hits and look-ups are compared with puts, removals and clears:
 
@@ -193,7 +194,7 @@ Hits and look-ups are compared with puts, removals and clears:
 
 The first row is from before the last two arrangements, the last row is of all of them.
 
-| seeds | packets | reordered | duplicated | late | dropped | flipped | links cut | stores killed | hits | shown | broken | wrong | touched late | held late |
+| seeds | packets | reordered | duplicated | late packets | dropped | flipped | links cut | stores killed | hits | passed by reference | violations | wrong | written after the end | owned after the end |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
 ";
 
@@ -231,8 +232,8 @@ Bugs of a client's end of these links, planted by `--plant NAME` in any build; `
 | bug | what it does | detected as |
 | --- | --- | --- |
 | `StaleOutcome` | the outcome of a finished operation is taken for that of the newest request | a look-up that finds a removed object |
-| `WriteAfterRetract` | retracted memory is still written | memory touched and held late |
-| `EarlyPushCompletion` | a push is reported as complete before its memory was read | memory held late |
+| `WriteAfterRetract` | retracted memory is still written | memory written and owned after the end |
+| `EarlyPushCompletion` | a push is reported as complete before its memory was read | memory owned after the end |
 | `Unverified` | checksums are recomputed from the bytes that arrived | bytes that no put wrote |
 ";
 
@@ -307,7 +308,8 @@ fn kernel(out: &mut String, lanes: &[Lane]) {
 }
 
 fn planted(out: &mut String, mutants: &[Outcome]) {
-    *out += "\n## Planted bugs\n\n`sim/mutants.sh`: one build, one bug per process (`sim/mutants/src/lib.rs` describes each).\n\n";
+    *out += "\n## Planted bugs\n\nA planted bug (mutant) is a defect that is built in on purpose, to show that the checks detect it.\n\
+             `sim/mutants.sh`: one build, one bug per process (`sim/mutants/src/lib.rs` describes each).\n\n";
     *out += "| planted | caught | seconds | by | first observation |\n| --- | --- | ---: | --- | --- |\n";
     for m in mutants {
         let caught = serde_json::from_str::<FirstFinding>(&m.how);

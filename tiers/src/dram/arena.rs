@@ -2,15 +2,15 @@
 //! it, read from it, and written to SSD from it without another copy. This is the only file of this
 //! crate with `unsafe`.
 //!
-//! Memory and allocation are separate. [`ArenaSpace`] records which pages are allocated, and is
-//! protected by the store's lock. [`ArenaMemory`] is shared without a lock and tracks nothing. For
-//! each [`ExtentWriter`], slice and part, the caller promises that a writer has exclusive access
-//! and that nothing is written while it is read. The safety of these three types rests on that
-//! promise.
+//! Memory and allocation are separate. [`ArenaSpace`] records which 4 KiB units are allocated, and
+//! is protected by the store's lock. [`ArenaMemory`] is shared without a lock and tracks nothing.
+//! For each [`ExtentWriter`], slice and part, the caller promises that a writer has exclusive
+//! access and that nothing is written while it is read. The safety of these three types rests on
+//! that promise.
 //!
 //! Extents are not zeroed when they are freed: [`ExtentWriter::fill`] overwrites every byte of an
-//! extent, padding included, so that no byte of an earlier owner reaches a reader or the SSD. Pages
-//! use no memory until they are first filled.
+//! extent, padding included, so that no byte of an earlier owner reaches a reader or the SSD.
+//! Memory pages become resident when they are first filled.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -28,13 +28,13 @@ pub use super::space::{ArenaSpace, Extent};
 /// while the arena fills. It is the size of a huge page on x86-64 and most arm64.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
-/// Longest arena in bytes: page numbers have 32 bits.
+/// Longest arena in bytes: numbers of 4 KiB units have 32 bits.
 pub const ARENA_BYTES_MAX: u64 = u32::MAX as u64 * ALIGN;
 
 /// The arena could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum ArenaError {
-    /// Not a positive multiple of 4096, or more than 2^32 - 1 pages (16 TiB).
+    /// Not a positive multiple of 4096, or more than 2^32 - 1 units of 4 KiB (16 TiB).
     #[error("an arena has a whole number of 4096-byte pages, from 1 to 2^32 - 1 bytes={bytes}")]
     Capacity {
         /// Requested size in bytes.
@@ -74,7 +74,7 @@ pub enum FillError {
 pub struct Arena {
     /// The memory.
     pub memory: Arc<ArenaMemory>,
-    /// The allocator of its pages.
+    /// The allocator of its 4 KiB units.
     pub space: ArenaSpace,
 }
 
@@ -173,8 +173,8 @@ impl ArenaMemory {
     /// Access to fill an extent.
     ///
     /// # Safety
-    /// Until the writer is dropped, nothing else reads or writes the extent's pages: there is no
-    /// slice, no other writer and no part of an extent that shares a page with it.
+    /// Until the writer is dropped, nothing else reads or writes the extent's 4 KiB units: there
+    /// is no slice, no other writer and no part of an extent that shares a unit with it.
     ///
     /// # Panics
     /// If the extent is not inside this arena.
@@ -186,8 +186,8 @@ impl ArenaMemory {
     /// An extent's bytes, without the padding.
     ///
     /// # Safety
-    /// While the slice is used, nothing writes the extent's pages: there is no writer of an extent
-    /// that shares a page with it.
+    /// While the slice is used, nothing writes the extent's 4 KiB units: there is no writer of an
+    /// extent that shares a unit with it.
     ///
     /// # Panics
     /// If the extent is not inside this arena.

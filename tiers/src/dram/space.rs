@@ -1,35 +1,36 @@
-//! The allocator of the arena's pages. It works on page numbers; the memory itself is
+//! The allocator of the arena, in units of 4 KiB, which the names in this file call pages. It works
+//! on numbers of units; the memory itself is
 //! [`ArenaMemory`](super::arena::ArenaMemory), which readers and writers use without this
 //! allocator's lock.
 //!
-//! Invariant: allocated extents never share a page. Two objects never use the same memory, even if
+//! Invariant: allocated extents never share a unit. Two objects never use the same memory, even if
 //! other state of the store is wrong.
 //!
 //! Fragmentation:
 //! - Internal: less than 4096 bytes per extent, that is at most 6 % for objects of 64 KiB and 0.005
 //!   % for 75 MB.
-//! - External: an extent is one run of pages, so `alloc` may return `None` for a large one although
+//! - External: an extent is one run of units, so `alloc` may return `None` for a large one although
 //!   [`ArenaSpace::free_bytes`] suffices. Extents of equal size (one pool) do not cause this. With
-//!   mixed sizes, eviction resolves it: freed neighbours merge, and eviction by recency frees the
-//!   pages of one chain, which are mostly adjacent. The ratio of [`ArenaSpace::largest_free_bytes`]
-//!   to `free_bytes` is the measure.
+//!   mixed sizes, eviction resolves it: adjacent free runs merge, and eviction by recency frees the
+//!   frames of one prefix, which are mostly adjacent. The ratio of
+//!   [`ArenaSpace::largest_free_bytes`] to `free_bytes` is the measure.
 //! - Extents are never moved, because readers hold addresses.
 
 use pagelith_io::page_allocator::Runs;
 use pagelith_layouts::align::{ALIGN, align_up};
 
-/// A run of whole pages of the arena with `bytes` bytes, padded with zeros to a multiple of 4096.
-/// It is only a pair of numbers and gives no access to the memory.
+/// A run of whole 4 KiB units of the arena with `bytes` bytes, padded with zeros to a multiple of
+/// 4096. It is only a pair of numbers and gives no access to the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Extent {
-    /// Number of its first page of 4096 bytes.
+    /// Number of its first 4 KiB unit.
     pub first_page: u32,
     /// Length in bytes without the padding, at least 1.
     pub bytes: u64,
 }
 
 impl Extent {
-    /// Length in pages of 4096 bytes.
+    /// Length in 4 KiB units.
     pub fn pages(self) -> u32 {
         u32::try_from(self.bytes.div_ceil(ALIGN)).unwrap_or(u32::MAX)
     }
@@ -39,7 +40,7 @@ impl Extent {
         align_up(self.bytes)
     }
 
-    /// The same pages with `bytes` bytes, if that length needs as many pages.
+    /// The same units with `bytes` bytes, if that length needs as many.
     pub fn resized_in_place(self, bytes: u64) -> Option<Extent> {
         let other = Extent { bytes, ..self };
         (bytes > 0 && other.pages() == self.pages()).then_some(other)
@@ -60,13 +61,13 @@ pub struct ArenaSpace {
 }
 
 impl ArenaSpace {
-    /// An allocator of `pages` free pages of 4096 bytes.
+    /// An allocator of `pages` free units of 4 KiB.
     pub(super) fn new(pages: u32) -> ArenaSpace {
         ArenaSpace { runs: Runs::new(pages), pages, in_use_peak: 0 }
     }
 
     /// Allocate an extent for `bytes` bytes; its memory has bytes of earlier owners. `None` if no
-    /// run of free pages is long enough, or if `bytes` is 0.
+    /// run of free units is long enough, or if `bytes` is 0.
     pub fn alloc(&mut self, bytes: u64) -> Option<Extent> {
         let pages = u32::try_from(bytes.div_ceil(ALIGN)).ok().filter(|pages| *pages > 0)?;
         let first_page = self.runs.alloc(pages)?;
@@ -77,7 +78,7 @@ impl ArenaSpace {
     /// Free an extent that nothing reads or writes any more.
     ///
     /// # Panics
-    /// If a page of the extent is free already. To continue would allocate the same memory twice,
+    /// If a unit of the extent is free already. To continue would allocate the same memory twice,
     /// which a store must never do.
     pub fn free(&mut self, extent: Extent) {
         self.runs.free(extent.first_page, extent.pages());
@@ -88,12 +89,12 @@ impl ArenaSpace {
         u64::from(self.pages) * ALIGN
     }
 
-    /// Bytes in free pages.
+    /// Bytes in free units.
     pub fn free_bytes(&self) -> u64 {
         u64::from(self.runs.free_pages()) * ALIGN
     }
 
-    /// Bytes in allocated pages, padding included.
+    /// Bytes in allocated units, padding included.
     pub fn in_use_bytes(&self) -> u64 {
         u64::from(self.pages_in_use()) * ALIGN
     }
@@ -103,7 +104,7 @@ impl ArenaSpace {
         u64::from(self.in_use_peak) * ALIGN
     }
 
-    /// Bytes of the longest run of free pages: the largest extent that can be allocated now.
+    /// Bytes of the longest run of free units: the largest extent that can be allocated now.
     pub fn largest_free_bytes(&self) -> u64 {
         u64::from(self.runs.largest_free()) * ALIGN
     }

@@ -2,8 +2,8 @@
 
 use std::cmp::Ordering;
 
-/// Number of a frame: the memory of one page's group of objects. The store assigns numbers from 0
-/// and reuses them, because policies keep a table as long as the largest number they have seen.
+/// Number of a frame, which is the memory of one group of objects. The store assigns numbers from 0
+/// and reuses them: a policy has a table whose length is the largest number that it has seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrameId(pub u32);
 
@@ -14,7 +14,7 @@ pub struct FrameId(pub u32);
 pub struct Recency {
     /// Number of the request, increasing with time.
     pub epoch: u64,
-    /// Position of the page in its prefix chain, 0 for the head.
+    /// Position of the page in its prefix chain, 0 for the first page.
     pub depth: u32,
 }
 

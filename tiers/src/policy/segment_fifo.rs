@@ -1,4 +1,4 @@
-//! Reclaims the oldest segment: the log is a ring, which causes the least possible writes.
+//! Reclaims the oldest segment: the log is a ring, which causes the fewest possible writes.
 
 use super::segment::{ExtentFacts, SegmentFacts, SegmentPolicy, pinned_extents};
 

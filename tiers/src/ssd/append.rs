@@ -1,4 +1,5 @@
-//! The open segment: lays out records and gathers them into large writes.
+//! The open segment: lays out records and coalesces them into large writes. The names in the code
+//! call a coalesced write gathered.
 
 use pagelith_io::buffer::{AlignedBuf, Part};
 use pagelith_io::fault::IoFault;
@@ -71,7 +72,7 @@ pub struct RecordLocation {
     pub bytes: u64,
 }
 
-/// A write that is being gathered; contiguous in the segment.
+/// A coalesced write that is not submitted yet; contiguous in the segment.
 #[derive(Debug)]
 pub struct GatheredWrite {
     /// Byte offset in the segment.
@@ -87,8 +88,8 @@ pub struct GatheredWrite {
 /// State of a segment's header, which is part of the segment's first write.
 #[derive(Debug)]
 pub enum HeaderWrite {
-    /// Not written yet. These records after it are written, but recovery does not find them without
-    /// the header.
+    /// Not written yet. Writes of these records have completed, but recovery does not find records
+    /// of a segment without a header.
     Awaited(Vec<(u64, RecordLocation)>),
     /// Written.
     Written,
@@ -120,7 +121,7 @@ pub struct OpenSegment {
 }
 
 impl OpenSegment {
-    /// An empty segment. Its header is part of the first gathered write.
+    /// An empty segment. Its header is part of the first coalesced write.
     pub fn new(
         identity: SegmentIdentity,
         order: SegmentOrder,
@@ -237,12 +238,12 @@ impl OpenSegment {
         !self.skip_footer && !headless && !self.entries.is_empty()
     }
 
-    /// Number of bytes and parts gathered and not yet taken.
+    /// Number of bytes and parts coalesced and not yet taken.
     pub fn gathered(&self) -> (u64, usize) {
         (self.gather.bytes, self.gather.parts.len())
     }
 
-    /// Take the gathered parts as one write. `None` if there is nothing but the header: an empty
+    /// Take the parts as one coalesced write. `None` if there is nothing but the header: an empty
     /// segment is never written.
     pub fn take(&mut self) -> Option<GatheredWrite> {
         if self.gather.units.is_empty() {

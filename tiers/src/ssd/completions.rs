@@ -41,7 +41,7 @@ impl Log {
 
     /// Begin every step whose preconditions hold.
     fn advance(&mut self, events: &mut Vec<LogEvent>) {
-        // With no write in flight, gathering more bytes would only delay them.
+        // With no write in flight, coalescing more bytes would only delay them.
         if self.record_writes == 0 {
             self.submit_gathered();
         }

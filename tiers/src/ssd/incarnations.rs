@@ -2,9 +2,9 @@
 //! a later open.
 //!
 //! A crash can leave an unsynced record in a spare segment without the header that precedes it.
-//! Recovery ignores this record only because the header block is readable and empty. If that block
-//! becomes unreadable, a later open would scan the segment, find the record, and bring back an
-//! object that was removed in the meantime. So the incarnation is raised at once.
+//! Recovery ignores this record only because the header's sector is readable and empty. If that
+//! sector becomes unreadable, a later open would scan the segment, find the record, and bring back
+//! an object that was removed in the meantime. So the incarnation is raised at once.
 
 use std::collections::BTreeSet;
 

@@ -68,7 +68,7 @@ pub enum LogEvent {
 /// Configuration of the log's writes.
 #[derive(Clone, Copy, Debug)]
 pub struct LogConfig {
-    /// A write is submitted once it has gathered this many bytes.
+    /// A coalesced write is submitted once it has this many bytes.
     pub write_bytes: u64,
     /// Most record writes in flight.
     pub write_depth: usize,
@@ -186,7 +186,7 @@ impl Log {
         (self.bytes_written + self.manifest.bytes_written(), self.sync_count)
     }
 
-    /// Whether nothing is gathered, in flight or waiting.
+    /// Whether nothing is coalesced, in flight or waiting.
     pub fn idle(&self) -> bool {
         let gathered = self.open.as_ref().is_some_and(|o| o.gathered().1 > 0 && !o.is_empty());
         !gathered
@@ -218,7 +218,7 @@ impl Log {
         self.record_writes + self.queued.len() < 2 * self.write_depth && self.sync_fault.is_none()
     }
 
-    /// Number of record bytes, at least 1, after which the gathered write is submitted.
+    /// Number of record bytes, at least 1, after which the coalesced write is submitted.
     pub fn write_threshold(&self) -> u64 {
         let gathered = self.open.as_ref().map_or(0, |open| open.gathered().0);
         self.config.write_bytes.saturating_sub(gathered).max(1)
@@ -383,7 +383,7 @@ impl Log {
         }
     }
 
-    /// Queue the gathered write, full or not, and submit queued writes up to `write_depth`.
+    /// Queue the coalesced write, full or not, and submit queued writes up to `write_depth`.
     pub fn submit_gathered(&mut self) {
         let Some(gather) = self.open.as_mut().and_then(OpenSegment::take) else { return };
         let Some(open) = self.open.as_ref() else { return };
@@ -439,7 +439,7 @@ impl Log {
         all.find(|open| open.segment() == segment)
     }
 
-    /// Handle a failed sync: drop queued and gathered writes, and close the open segment without a
+    /// Handle a failed sync: drop queued and coalesced writes, and close the open segment without a
     /// footer.
     pub(super) fn record_sync_fault(&mut self, fault: IoFault, events: &mut Vec<LogEvent>) {
         if self.sync_fault.is_some() {

@@ -256,7 +256,7 @@ fn replay_segment(
     let &Segment { incarnation, order, .. } = found.segments.get(id);
     let identity = SegmentIdentity { store: volume.store, segment: id, incarnation };
     // Checked twice: the incarnation of an unused segment is raised, and one read that returned
-    // wrong blocks must not cause that.
+    // wrong sectors must not cause that.
     if is_unused(volume, serial, identity)? && is_unused(volume, serial, identity)? {
         return Ok(());
     }
@@ -429,7 +429,7 @@ fn record_follows(
         Record::decode(bytes).is_ok_and(|record| record.expect(identity, end).is_ok())
     };
     let Ok(block) = serial.read(file, at, ALIGN as usize) else { return false };
-    // The block may also have a header of an earlier incarnation: with objects of equal length,
+    // The sector may also have a header of an earlier incarnation: with objects of equal length,
     // records of both incarnations end at the same offsets.
     match Record::claimed_header_bytes(&block)
         .filter(|need| end + need <= volume.geometry.segment_bytes)

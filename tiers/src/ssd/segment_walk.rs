@@ -1,7 +1,7 @@
 //! Walks a segment header by header, for reclaim and scrub, which have no footer or do not trust
 //! it. The walk does no I/O: it names the next range to read and is fed the bytes.
 //!
-//! Payloads are skipped without verification. A block that is not a header of this incarnation is
+//! Payloads are skipped without verification. A sector that is not a header of this incarnation is
 //! skipped too.
 
 use pagelith_layouts::align::{ALIGN, align_down};
@@ -65,7 +65,7 @@ impl HeaderWalk {
         }
     }
 
-    /// The range of [`HeaderWalk::next_read`] could not be read: continue after its first block.
+    /// The range of [`HeaderWalk::next_read`] could not be read: continue after its first sector.
     pub fn skip(&mut self) {
         self.at += ALIGN;
         self.need = 0;

@@ -6,7 +6,7 @@
 //! - A new connection is always accepted. It evicts a connection of its own source if that has its
 //!   share, else one of the source that has most connections. The victim is the oldest connection
 //!   of that source that has not sent a greeting, or the oldest if all have.
-//! - So silent connections block no other connection and result no handshake that has begun. A
+//! - So silent connections block no other connection and end no handshake that has begun. A
 //!   source evicts no connection of a source that has fewer.
 
 use std::os::fd::{AsFd, BorrowedFd};

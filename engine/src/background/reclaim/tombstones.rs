@@ -1,5 +1,5 @@
 //! Packs a victim's tombstones into as few records as possible. Otherwise a log from which many
-//! objects are removed one at a time would end up filled with one-block tombstone records.
+//! objects are removed one at a time would end up filled with one-sector tombstone records.
 
 use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
 use pagelith_layouts::key::ObjectKey;

@@ -80,7 +80,7 @@ struct SegmentPass {
     /// End of the segment's records.
     end: u64,
     walk: HeaderWalk,
-    /// Blocks of records with a valid header.
+    /// First sectors of records with a valid header.
     seen: HashSet<u16>,
     /// Objects of those records that the index finds.
     live: u32,

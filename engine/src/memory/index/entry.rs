@@ -74,9 +74,9 @@ const _: () = {
 pub struct SsdLocation {
     /// Segment number, at most [`SEGMENT_MAX`].
     pub segment: u32,
-    /// Offset in the segment of the record's header, in 4096-byte blocks.
+    /// Offset in the segment of the record's header, in sectors of 4096 bytes.
     pub record_block: u16,
-    /// Distance from the record's header to this object's payload, in 4096-byte blocks.
+    /// Distance from the record's header to this object's payload, in sectors.
     pub payload_delta: u16,
 }
 

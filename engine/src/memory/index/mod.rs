@@ -115,7 +115,7 @@ impl Index {
     }
 
     /// Fault in all of its memory now. Otherwise pages are allocated as entries are inserted. Fails
-    /// as [`AtomicArray::prefault`](pagelith_io::atomic_array::Words::prefault).
+    /// as [`AtomicArray::prefault`](pagelith_io::atomic_array::AtomicArray::prefault).
     pub fn prefault(&self) -> std::io::Result<()> {
         self.table.prefault()
     }

@@ -1,4 +1,4 @@
-//! The seam's rules: alignment, ranges, locks, names, overlap.
+//! The rules of the disk interface: alignment, ranges, locks, names, overlap.
 
 use std::ptr::NonNull;
 

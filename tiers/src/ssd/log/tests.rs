@@ -297,7 +297,7 @@ fn queued_writes_are_dropped_after_failed_sync() {
     assert_eq!(later, 2 * DEPTH as u64);
     rig.pump();
     assert_eq!(rig.device.writes().len(), DEPTH);
-    // And one record that is only gathered.
+    // And one record whose write is not submitted.
     rig.log.config.write_bytes = 2 * RECORD;
     rig.append(14);
     let events = rig.end(1, false);
