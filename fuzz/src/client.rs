@@ -24,7 +24,7 @@ use pagelith::layouts::wire::{FrameKind, List, LinkRole, VERSION_MAX};
 use pagelith::server::Server;
 use pagelith::transport::address::Address;
 use pagelith::transport::capability::Capabilities;
-use pagelith::transport::closed::LinkError;
+use pagelith::transport::link_error::LinkError;
 use pagelith::transport::handshake::{ClientAuth, Handshake};
 use pagelith::transport::limits::LinkLimits;
 use pagelith::transport::pending::PendingHandshake;

@@ -10,7 +10,7 @@ use pagelith_layouts::wire::auth::{KEY_NAME_MAX, ProofBody};
 use pagelith_layouts::wire::head::Mac;
 use sha2::{Digest, Sha256};
 
-use crate::closed::LinkError;
+use crate::link_error::LinkError;
 use crate::rights::Rights;
 
 type HmacSha256 = Hmac<Sha256>;

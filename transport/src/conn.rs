@@ -10,13 +10,13 @@ use pagelith_layouts::wire::shm_ref::{ItemRange, ShownPiece};
 use pagelith_layouts::wire::{Frame, FrameKind, LinkRole};
 
 use crate::capability::Capabilities;
-use crate::closed::LinkError;
 use crate::exposures::Exposures;
 use crate::handshake::HandshakeOutcome;
 use crate::heartbeat::Heartbeat;
 use crate::inbound::{FrameReader, FrameSink, Inbound};
 use crate::limits::LinkLimits;
 use crate::link::{Link, LinkCapacity, LinkCounters, LinkEvent, LinkParams, Push};
+use crate::link_error::LinkError;
 use crate::link_permits::LinkPermit;
 use crate::outbound::{FrameWriter, Outbound};
 use crate::shown::{LinkRegions, ShmRef};

@@ -10,8 +10,8 @@ use std::io::IoSliceMut;
 use pagelith_io::buffer::Part;
 use pagelith_layouts::ids::OpId;
 
-use crate::closed::LinkError;
 use crate::link::LinkEvent;
+use crate::link_error::LinkError;
 
 /// An operation, its item, and the offset in the item at which the range begins.
 pub(crate) type ExposureKey = (OpId, u32, u64);

@@ -15,7 +15,7 @@ use pagelith_layouts::wire::{FrameHead, FrameKind, LinkRole, VERSION_GREETING};
 
 use crate::auth::{AuthSession, FrameMac, Key, KeyRing, Transcript};
 use crate::capability::{Capabilities, NegotiatedCapabilities, agree};
-use crate::closed::LinkError;
+use crate::link_error::LinkError;
 use crate::link_permits::{LinkPermit, LinkPermits};
 use crate::rights::Rights;
 

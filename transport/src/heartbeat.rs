@@ -7,8 +7,8 @@ use pagelith_io::clock::{Clock, Mono};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::{Frame, FrameKind};
 
-use crate::closed::LinkError;
 use crate::limits::LinkLimits;
+use crate::link_error::LinkError;
 
 /// Time of the last bytes received, and of the ping sent since.
 pub(crate) struct Heartbeat {

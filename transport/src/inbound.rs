@@ -16,9 +16,9 @@ use pagelith_layouts::wire::shm_ref::{self, ItemRange};
 use pagelith_layouts::wire::{Frame, FrameHead, FrameKind, LinkRole};
 
 use crate::auth::FrameMac;
-use crate::closed::LinkError;
 use crate::exposures::{ExposureKey, Exposures};
 use crate::link::{LinkCounters, LinkEvent};
+use crate::link_error::LinkError;
 use crate::shown::LinkRegions;
 use crate::stream::{Stream, StreamResult};
 

@@ -10,12 +10,12 @@
 pub mod address;
 pub mod auth;
 pub mod capability;
-pub mod closed;
 pub mod conn;
 pub mod dial;
 pub mod handshake;
 pub mod limits;
 pub mod link;
+pub mod link_error;
 pub mod pending;
 #[allow(
     clippy::disallowed_methods,

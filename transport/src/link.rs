@@ -32,7 +32,7 @@ use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::shm_ref::ItemRange;
 use pagelith_layouts::wire::{Frame, LinkRole};
 
-use crate::closed::LinkError;
+use crate::link_error::LinkError;
 use crate::rights::Rights;
 use crate::shown::ShmRef;
 

@@ -12,9 +12,9 @@ use pagelith_layouts::wire::shm_ref::{self, ItemRange, ShownPiece};
 use pagelith_layouts::wire::{Frame, FrameHead, FrameKind, LinkRole};
 
 use crate::auth::FrameMac;
-use crate::closed::LinkError;
 use crate::limits::{LinkLimits, WRITTEN_BYTES_MAX};
 use crate::link::{LinkCapacity, LinkCounters, LinkEvent, Push};
+use crate::link_error::LinkError;
 use crate::push_cursor::PushCursor;
 use crate::shown::LinkRegions;
 use crate::stream::{Stream, StreamResult};

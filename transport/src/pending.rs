@@ -9,10 +9,10 @@ use pagelith_io::clock::{Clock, Mono};
 use pagelith_layouts::wire::LinkRole;
 
 use crate::capability::Capabilities;
-use crate::closed::LinkError;
 use crate::conn::Conn;
 use crate::handshake::{Handshake, HandshakeOutcome};
 use crate::limits::LinkLimits;
+use crate::link_error::LinkError;
 use crate::stream::{Stream, StreamResult};
 
 /// A connection in its handshake.

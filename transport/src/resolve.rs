@@ -13,7 +13,7 @@ use std::time::Duration;
 use pagelith_io::sync::{Condvar, Mutex, PoisonError, wait_while};
 
 use crate::address::Endpoint;
-use crate::closed::LinkError;
+use crate::link_error::LinkError;
 
 /// Finds the addresses of hosts.
 pub trait Resolve: Send + Sync {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pagelith_layouts::wire::LinkRole;
 
-use crate::closed::LinkError;
+use crate::link_error::LinkError;
 use crate::shown::LinkRegions;
 
 /// Result of one read or write.

@@ -25,10 +25,10 @@ use pagelith_layouts::wire::head;
 use pagelith_transport::address::{Address, Endpoint};
 use pagelith_transport::auth::Key;
 use pagelith_transport::capability::Capabilities;
-use pagelith_transport::closed::LinkError;
 use pagelith_transport::handshake::ClientAuth;
 use pagelith_transport::limits::{LinkLimits, UNAUTHENTICATED_PEER_BYTES_MAX};
 use pagelith_transport::link::{Link, LinkEvent};
+use pagelith_transport::link_error::LinkError;
 use pagelith_transport::pending::HandshakeProgress;
 use pagelith_transport::rights::Rights;
 use pagelith_transport::socket::{

@@ -5,8 +5,8 @@
 use pagelith_io::clock::Mono;
 use pagelith_layouts::key::ObjectKey;
 
-use super::instances::Instance;
 use super::put::RemotePut;
+use super::unflushed_puts::Instance;
 use super::{attempts, wake_store};
 use crate::api::outcome::{CompletedGet, CompletedPut, GetOutcome, MissCause};
 use crate::api::request::{Get, PutGroup};

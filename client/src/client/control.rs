@@ -4,7 +4,7 @@ use pagelith_io::clock::{Clock, Mono};
 use pagelith_layouts::wire::greeting::Feature;
 use pagelith_layouts::wire::request::RequestBody;
 
-use super::instances::Instance;
+use super::unflushed_puts::Instance;
 use super::{Client, STORE, WAIT_STEP, is_unavailable};
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::request::Options;

@@ -6,7 +6,7 @@ use pagelith_io::sync::PoisonError;
 use pagelith_layouts::wire::request::RequestBody;
 
 use super::Client;
-use super::instances::Instance;
+use super::unflushed_puts::Instance;
 use crate::api::error::Result;
 use crate::api::events::{Event, Events};
 use crate::api::request::Options;

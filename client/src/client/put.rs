@@ -13,7 +13,7 @@ use pagelith_layouts::wire::greeting::Feature;
 use pagelith_layouts::wire::put::PutBuilder;
 
 use super::STORE;
-use super::instances::Instance;
+use super::unflushed_puts::Instance;
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::{CompletedPut, PutOutcome};
 use crate::api::request::{Put, PutGroup, Source};

@@ -22,8 +22,8 @@ use pagelith_layouts::wire::put::PutBuilder;
 use pagelith_layouts::wire::request::{self, GetItem, RequestBody, RequestOptions};
 use pagelith_layouts::wire::shm_ref::ItemRange;
 use pagelith_layouts::wire::{Frame, FrameKind, List, outcome, pull};
-use pagelith_transport::closed::LinkError;
 use pagelith_transport::link::{Link, LinkEvent};
+use pagelith_transport::link_error::LinkError;
 use pagelith_transport::shown::ShmRef;
 
 use super::call::{ItemRequest, PayloadFn, PendingCall, Response};

@@ -110,8 +110,8 @@ impl PeerConnections {
 
 #[cfg(test)]
 mod tests {
-    use pagelith_transport::closed::LinkError;
     use pagelith_transport::dial::{Dial, Dialing};
+    use pagelith_transport::link_error::LinkError;
 
     use super::super::Peer;
     use super::*;

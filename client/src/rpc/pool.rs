@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use pagelith_io::clock::Mono;
 use pagelith_io::sync::Arc;
-use pagelith_transport::closed::LinkError;
 use pagelith_transport::dial::{DialProgress, Dialing};
 use pagelith_transport::link::Link;
+use pagelith_transport::link_error::LinkError;
 use rustc_hash::FxHashMap;
 
 use super::breaker::Breaker;

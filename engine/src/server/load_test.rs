@@ -10,10 +10,10 @@ use pagelith_layouts::wire::put::PutBuilder;
 use pagelith_layouts::wire::request::{self, GetItem, RequestBody, RequestOptions};
 use pagelith_layouts::wire::{Frame, FrameKind, List};
 use pagelith_transport::auth::{Key, KeyRing};
-use pagelith_transport::closed::LinkError;
 use pagelith_transport::handshake::ClientAuth;
 use pagelith_transport::limits::LinkLimits;
 use pagelith_transport::link::{Link, LinkEvent};
+use pagelith_transport::link_error::LinkError;
 use pagelith_transport::rights::Rights;
 
 use super::Server;

@@ -60,8 +60,8 @@ use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::request::{self, RequestBody, RequestOptions, Verb};
 use pagelith_layouts::wire::{Frame, FrameKind};
 use pagelith_mutants::{self as mutant, Mutant};
-use pagelith_transport::closed::LinkError;
 use pagelith_transport::link::{Link, LinkEvent};
+use pagelith_transport::link_error::LinkError;
 use rustc_hash::FxHashMap;
 
 use self::call_context::CallContext;

@@ -32,7 +32,7 @@ use crate::store::open::OpenReport;
 use crate::store::put_parts;
 use crate::store::session::Session;
 use crate::store::stats;
-use crate::store::{close, flush, open, prefetch, registered_memory, remove, session_pool};
+use crate::store::{blocking_calls, close, flush, open, prefetch, registered_memory, remove};
 use crate::write::open_group::GroupId;
 
 /// An open store. Threads share it by reference; a thread with many gets or puts should have its
@@ -146,7 +146,7 @@ impl Store {
     /// `Busy`.
     pub fn put_batch(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
         let groups: Vec<_> = objects.chunks(1).map(|object| (None, object)).collect();
-        session_pool::put(self, &groups, options)
+        blocking_calls::put(self, &groups, options)
     }
 
     /// Put groups, each of objects of one page; one outcome for each group.
@@ -156,7 +156,7 @@ impl Store {
         options: Options,
     ) -> Vec<Result<PutOutcome>> {
         let groups: Vec<_> = groups.iter().map(|group| (None, *group)).collect();
-        session_pool::put(self, &groups, options)
+        blocking_calls::put(self, &groups, options)
     }
 
     /// Put objects of pools that a page need not have (a Mamba checkpoint, a sliding window). Each
@@ -169,7 +169,7 @@ impl Store {
         options: Options,
     ) -> Vec<Result<PutOutcome>> {
         let groups: Vec<_> = groups.iter().map(|(base, group)| (Some(*base), *group)).collect();
-        session_pool::put(self, &groups, options)
+        blocking_calls::put(self, &groups, options)
     }
 
     /// Begin the base group of a page that consists of the objects `required`, or join it if it is
@@ -221,7 +221,7 @@ impl Store {
         gets: &mut [GetSlice<'_, '_>],
         options: Options,
     ) -> Vec<Result<GetOutcome>> {
-        session_pool::get(self, gets, options)
+        blocking_calls::get(self, gets, options)
     }
 
     /// Hint that these objects will be requested soon. Objects that are on SSD and not in DRAM are
@@ -238,7 +238,7 @@ impl Store {
     /// that owns it. A lookup counts as a use of the objects present in this store.
     pub fn exists_batch(&self, keys: &[ObjectKey], options: Options) -> Vec<bool> {
         if self.shared.remote.peers.is_some() {
-            return session_pool::exists(self, keys, options);
+            return blocking_calls::exists(self, keys, options);
         }
         let at = session_io::recency(&self.shared, &options);
         exists::exists(&self.shared, keys.iter(), at)
@@ -247,7 +247,7 @@ impl Store {
     /// Number of leading `keys` whose objects are present, as [`Store::exists_batch`].
     pub fn exists_prefix(&self, keys: &[ObjectKey], options: Options) -> usize {
         if self.shared.remote.peers.is_some() {
-            return session_pool::exists(self, keys, options)
+            return blocking_calls::exists(self, keys, options)
                 .into_iter()
                 .take_while(|present| *present)
                 .count();

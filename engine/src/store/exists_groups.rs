@@ -7,8 +7,8 @@ use pagelith_layouts::key::ObjectKey;
 use crate::api::error::Result;
 use crate::api::hits::{KeyLookup, PagesFound, PagesQuery};
 use crate::api::request::Options;
+use crate::store::blocking_calls;
 use crate::store::embedded::Store;
-use crate::store::session_pool;
 
 /// Answer a query with local objects and those of peers. The anchor is looked up first, then the
 /// other pools, so objects may appear or disappear in between. A peer that does not answer counts
@@ -40,6 +40,6 @@ impl KeyLookup for LocalAndPeerLookup<'_> {
         // Each lookup has the time that remains.
         let timeout = Some(self.deadline.since(self.store.shared.now()));
         let keys: Vec<ObjectKey> = keys.collect();
-        Ok(session_pool::exists(self.store, &keys, Options { timeout, ..self.options }))
+        Ok(blocking_calls::exists(self.store, &keys, Options { timeout, ..self.options }))
     }
 }

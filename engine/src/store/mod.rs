@@ -1,5 +1,6 @@
 //! The embedded store: open and close, sessions, and the calls of the public API.
 
+pub(crate) mod blocking_calls;
 pub(crate) mod close;
 pub(crate) mod configured_peers;
 pub(crate) mod embedded;
@@ -13,7 +14,6 @@ pub(crate) mod put_parts;
 pub(crate) mod registered_memory;
 pub(crate) mod remove;
 pub(crate) mod session;
-pub(crate) mod session_pool;
 pub(crate) mod stats;
 #[cfg(test)]
 pub(crate) mod stepped_runtime;

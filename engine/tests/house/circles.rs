@@ -64,7 +64,7 @@ const ENGINE: [&[&str]; 6] = [
         "store/group.rs",
         "store/put_parts.rs",
         "store/remove.rs",
-        "store/session_pool.rs",
+        "store/blocking_calls.rs",
     ],
 ];
 

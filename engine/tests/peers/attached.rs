@@ -4,8 +4,8 @@
 use std::sync::Mutex;
 
 use pagelith::client::Client;
-use pagelith::transport::closed::LinkError;
 use pagelith::transport::dial::{Dial, Dialing};
+use pagelith::transport::link_error::LinkError;
 
 use super::rules::{found, is, kv, object};
 use super::*;

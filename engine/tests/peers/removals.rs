@@ -11,9 +11,9 @@ use pagelith::layouts::wire::outcome::{
 };
 use pagelith::layouts::wire::request::{self, RequestBody, RequestOptions, Verb};
 use pagelith::layouts::wire::{Frame, FrameKind, List};
-use pagelith::transport::closed::LinkError;
 use pagelith::transport::dial::{Dial, DialProgress, Dialing};
 use pagelith::transport::link::{Link, LinkEvent};
+use pagelith::transport::link_error::LinkError;
 
 use super::*;
 

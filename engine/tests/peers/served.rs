@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 
 use pagelith::ErrorKind;
 use pagelith::client::Client;
-use pagelith::transport::closed::LinkError;
 use pagelith::transport::dial::{Dial, Dialing};
+use pagelith::transport::link_error::LinkError;
 
 use super::*;
 

@@ -8,11 +8,11 @@ use pagelith::io::buffer::Part;
 use pagelith::layouts::ids::OpId;
 use pagelith::layouts::wire::Frame;
 use pagelith::layouts::wire::shm_ref::ItemRange;
-use pagelith::transport::closed::LinkError;
 use pagelith::transport::dial::{Dial, DialProgress, Dialing, SocketDial};
 use pagelith::transport::link::{
     Link, LinkCapacity, LinkCounters, LinkEvent, LinkParams as LinkFacts, Push,
 };
+use pagelith::transport::link_error::LinkError;
 use pagelith::transport::shown::ShmRef;
 
 /// Counts of a client's connections, and switches that disturb them.

@@ -17,11 +17,11 @@ use pagelith::layouts::wire::LinkRole;
 use pagelith::server::Server;
 use pagelith::transport::address::Address;
 use pagelith::transport::capability::Capabilities;
-use pagelith::transport::closed::LinkError;
 use pagelith::transport::dial::{Dial, DialProgress, Dialing, SocketDial};
 use pagelith::transport::handshake::ClientAuth;
 use pagelith::transport::limits::LinkLimits;
 use pagelith::transport::link::Link;
+use pagelith::transport::link_error::LinkError;
 use pagelith::transport::rights::Rights;
 use pagelith::transport::socket::{AdmissionResult, ListenConfig, Listener};
 use pagelith::{

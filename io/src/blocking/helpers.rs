@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::inbox::Inbox;
+use super::completions::CompletionQueue;
 use super::pool::{Job, Pool};
 use crate::disk::{Completion, Op};
 use crate::files::DataFile;
@@ -12,14 +12,14 @@ use crate::sync::Arc;
 /// The operations of one queue that helper threads perform.
 pub(crate) struct HelperOps {
     pool: Arc<Pool>,
-    inbox: Arc<Inbox>,
+    completions: Arc<CompletionQueue>,
     outstanding: usize,
 }
 
 impl HelperOps {
     /// No operations yet.
     pub(crate) fn new(pool: Arc<Pool>) -> HelperOps {
-        HelperOps { pool, inbox: Arc::default(), outstanding: 0 }
+        HelperOps { pool, completions: Arc::default(), outstanding: 0 }
     }
 
     /// Operations that the threads have, or that are finished and not taken.
@@ -30,18 +30,18 @@ impl HelperOps {
     /// Hand an operation to the threads.
     pub(crate) fn push(&mut self, token: u64, op: Op, file: Arc<DataFile>) {
         self.outstanding += 1;
-        self.pool.push(Job { token, op, file, inbox: Arc::clone(&self.inbox) });
+        self.pool.push(Job { token, op, file, completions: Arc::clone(&self.completions) });
     }
 
     /// Move the finished operations to `done`.
     pub(crate) fn take(&mut self, done: &mut Vec<Completion>) {
         if self.outstanding > 0 {
-            self.outstanding -= self.inbox.take(done);
+            self.outstanding -= self.completions.take(done);
         }
     }
 
     /// Wait until an operation has finished, at most `timeout`.
     pub(crate) fn wait(&self, timeout: Duration) {
-        self.inbox.wait(timeout);
+        self.completions.wait(timeout);
     }
 }

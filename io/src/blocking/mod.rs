@@ -5,8 +5,8 @@
 //! Invariant: a helper thread owns an operation's memory from its submission until the system call
 //! has returned, so a queue that is dropped early never frees memory that the kernel may access.
 
+mod completions;
 mod helpers;
-mod inbox;
 mod pool;
 mod transfer;
 

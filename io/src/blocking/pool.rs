@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::inbox::Inbox;
+use super::completions::CompletionQueue;
 use super::transfer;
 use crate::disk::{Completion, Op};
 use crate::fault::IoFault;
@@ -27,7 +27,7 @@ pub(super) struct Job {
     /// Keeps file and lock.
     pub(super) file: Arc<DataFile>,
     /// Receives the completion.
-    pub(super) inbox: Arc<Inbox>,
+    pub(super) completions: Arc<CompletionQueue>,
 }
 
 #[derive(Default)]
@@ -106,11 +106,11 @@ impl Drop for Pool {
 }
 
 fn work(shared: &Shared) {
-    while let Some(Job { token, mut op, file, inbox }) = shared.next() {
+    while let Some(Job { token, mut op, file, completions }) = shared.next() {
         let result = transfer::run(&mut op, &file);
         // Dropped before the completion is visible: a caller that drops the disk next expects its
         // locks to be free.
         drop(file);
-        inbox.push(Completion { token, result, op });
+        completions.push(Completion { token, result, op });
     }
 }

@@ -12,9 +12,9 @@ use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_layouts::wire::greeting::Feature;
 use pagelith_layouts::wire::shm_ref::{ItemRange, ShownPiece};
 use pagelith_layouts::wire::{Frame, FrameKind, LinkRole, VERSION_MAX};
-use pagelith_transport::closed::LinkError;
 use pagelith_transport::limits::LinkLimits;
 use pagelith_transport::link::{Link, LinkCapacity, LinkCounters, LinkEvent, LinkParams, Push};
+use pagelith_transport::link_error::LinkError;
 use pagelith_transport::rights::Rights;
 use pagelith_transport::shown::{LinkRegions, ShmRef};
 

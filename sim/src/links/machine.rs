@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use pagelith::rpc::Peer;
 use pagelith::server::Server;
-use pagelith::transport::closed::LinkError;
 use pagelith::transport::dial::{Dial, DialProgress, Dialing};
 use pagelith::transport::limits::LinkLimits;
 use pagelith::transport::link::Link;
+use pagelith::transport::link_error::LinkError;
 use pagelith::transport::shown::LinkRegions;
 use pagelith::{MachineLimits, Options, Store};
 use pagelith_io::runtime::{Env, Runtime, Step, Task};

@@ -15,7 +15,7 @@ use super::connected::peer_user;
 use super::listen_config::ListenError;
 use super::source::ConnectionSource;
 use crate::address::{Address, Endpoint};
-use crate::closed::{LinkError, system_error};
+use crate::link_error::{LinkError, system_error};
 
 /// Length of the kernel's accept queue.
 const BACKLOG: i32 = 128;

@@ -18,9 +18,9 @@ use super::rings::Rings;
 use crate::address::{Address, Endpoint};
 use crate::auth::Key;
 use crate::capability::Capabilities;
-use crate::closed::{LinkError, system_error};
 use crate::handshake::Handshake;
 use crate::limits::LinkLimits;
+use crate::link_error::{LinkError, system_error};
 use crate::pending::{HandshakeProgress, PendingHandshake};
 
 /// Maximum single wait of [`dial`].

@@ -18,9 +18,9 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 use super::poll::wait_for;
 use super::rings::Rings;
-use crate::closed::{LinkError, system_error};
 use crate::conn::Conn;
 use crate::limits::LinkLimits;
+use crate::link_error::{LinkError, system_error};
 use crate::pending::PendingHandshake;
 use crate::shown::{LinkRegions, REGIONS_MAX};
 use crate::stream::{Stream, StreamResult};

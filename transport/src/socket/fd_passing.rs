@@ -10,7 +10,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-use crate::closed::{LinkError, system_error};
+use crate::link_error::{LinkError, system_error};
 use crate::shown::REGIONS_MAX;
 
 /// Maximum descriptors in one message: a link's rings, and regions.

@@ -15,7 +15,7 @@ use pagelith_io::clock::{Clock, Mono};
 use rustix::net::{Shutdown, shutdown};
 
 use super::connected::{SocketLink, SocketPending};
-use crate::closed::LinkError;
+use crate::link_error::LinkError;
 use crate::pending::HandshakeProgress;
 
 /// Maximum single wait of the thread.

@@ -1,8 +1,8 @@
 //! The address of a listener, the clients that it admits, and the reasons why it cannot be created.
 
 use crate::address::Address;
-use crate::closed::LinkError;
 use crate::handshake::ClientAuth;
+use crate::link_error::LinkError;
 
 /// The address of a listener, and the clients that it admits.
 #[derive(Clone, Debug)]

@@ -18,8 +18,8 @@ use pagelith_layouts::wire::greeting::{Refusal, RefusalReason};
 use super::connected::{SocketLink, SocketPending};
 use super::handshake_thread::{HandshakeResult, HandshakeThread};
 use super::source::ConnectionSource;
-use crate::closed::LinkError;
 use crate::limits::LinkLimits;
+use crate::link_error::LinkError;
 use crate::pending::HandshakeProgress;
 
 /// The outcome of one connection.

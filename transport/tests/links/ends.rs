@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use pagelith_io::clock::Clock;
 use pagelith_layouts::ids::OpId;
-use pagelith_transport::closed::LinkError;
 use pagelith_transport::limits::LinkLimits;
 use pagelith_transport::link::{Link, LinkEvent};
+use pagelith_transport::link_error::LinkError;
 
 use crate::common::*;
 

@@ -7,12 +7,12 @@ use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError, wait_while};
 
 /// Finished operations of one queue.
 #[derive(Default)]
-pub(super) struct Inbox {
+pub(super) struct CompletionQueue {
     finished: Mutex<Vec<Completion>>,
     arrived: Condvar,
 }
 
-impl Inbox {
+impl CompletionQueue {
     fn lock(&self) -> MutexGuard<'_, Vec<Completion>> {
         self.finished.lock().unwrap_or_else(PoisonError::into_inner)
     }
