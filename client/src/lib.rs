@@ -4,7 +4,7 @@
 //! crate of Pagelith than this one and those that it depends on. The crate `pagelith`, with the
 //! embedded `Store`, exports all that is public here under the same names.
 //!
-//! The modules `api` and `rpc`, and what is hidden in public types, are for the crate `pagelith`
+//! The modules `api` and `rpc`, and hidden members of public types, are for the crate `pagelith`
 //! only: they may change at any time.
 
 #[doc(hidden)]

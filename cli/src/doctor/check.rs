@@ -10,7 +10,7 @@ pub(super) enum State {
     Ok,
     /// A store runs, with less: slower, or without a feature.
     Note,
-    /// What was asked for, or what is installed, does not work.
+    /// A requested directory or an installed part does not work.
     Problem,
 }
 

@@ -1,5 +1,5 @@
-//! `pagelith doctor`: what a store finds on this machine, what is missing, and the remedy. Opens
-//! no store; the files that it makes have no name or are removed at once.
+//! `pagelith doctor`: checks this machine for a store, with a remedy for each missing part. Opens no
+//! store; the files that it makes have no name or are removed at once.
 
 mod check;
 mod dirs;
@@ -14,7 +14,7 @@ use self::check::State;
 use crate::exit::RunStatus;
 use crate::output::out;
 
-/// Check this machine: what a store finds here, what is missing, and the remedy.
+/// Check this machine for a store, and print a remedy for each missing part.
 ///
 /// Each check is `ok`, a `note` (a store runs, with less), or a `problem`. Exit status: 0 without a
 /// problem, 1 with one.

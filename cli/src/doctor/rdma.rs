@@ -44,7 +44,7 @@ fn mapped_path<'t>(maps: &'t str, library: &str) -> Option<&'t str> {
     })
 }
 
-/// The check for an error. What is absent is a note; what is there and does not work is a problem.
+/// The check for an error: a note if RDMA is absent, a problem if installed RDMA does not work.
 fn failed(name: &'static str, error: &VerbsError) -> Check {
     match error {
         VerbsError::LibraryAbsent { path, reason } => Check::note(

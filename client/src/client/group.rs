@@ -21,7 +21,7 @@ use crate::rpc::remote_get::no_link;
 
 /// An open base group of one page in a store of another process. Created by
 /// [`Client::begin_group`]. Several threads may use it, one after the other. It belongs to the link
-/// on which it was begun. When that link ends, the store drops what was put, unless another client
+/// on which it was begun. When that link ends, the store drops its objects, unless another client
 /// has joined the group, and each call fails as `Unavailable`.
 pub struct Group<'a> {
     attached: &'a Client,

@@ -245,7 +245,7 @@ pub enum VerbsError {
     CapacityTooLarge {
         /// The device.
         device: String,
-        /// What is limited.
+        /// The name of the limited attribute.
         what: &'static str,
         /// The value asked for.
         asked: u32,

@@ -2,7 +2,8 @@
 //! program runs.
 //!
 //! A program that contains this module starts on hosts without RDMA and without the library; the
-//! first call then says what is missing. See `docs/decisions/0025-rdma-verbs-at-run-time.md`.
+//! first call then returns an error that names the missing part. See
+//! `docs/decisions/0025-rdma-verbs-at-run-time.md`.
 //!
 //! Invariants:
 //! - Each object holds an Arc of each object that it uses, so destruction has the right order.

@@ -5,7 +5,7 @@ use clap::{Args, ValueEnum};
 /// The flags of repair.
 #[derive(Args, Clone, Debug)]
 pub(in crate::verify) struct RepairArgs {
-    /// Drop and report what is damaged, and leave a store that verifies and opens; the store must
+    /// Drop and report damaged objects, and leave a store that verifies and opens; the store must
     /// be closed. If removals may be lost with the damage, all older objects are dropped too;
     /// without a valid manifest the store becomes empty. =keep keeps these instead: objects that
     /// were removed or cleared may then return

@@ -70,7 +70,7 @@ impl Slot {
             return hit(true, length);
         }
         let Some(destination) = self.destination.as_mut() else {
-            let detail = "a read has the memory of an object that is found in DRAM";
+            let detail = format!("memory is in use by a read, please report it key={}", self.key);
             return Settled::Failed(Error::new(ErrorKind::Internal, detail));
         };
         let parts = &mut destination.0;
