@@ -11,6 +11,7 @@ use std::path::PathBuf;
 
 use pagelith_layouts::format_doc::render_wire_structures;
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
+use pagelith_layouts::wire::greeting::Feature;
 use pagelith_layouts::wire::{self, FrameKind, outcome};
 
 const BEGIN: &str =
@@ -65,6 +66,16 @@ fn protocol_page_states_limits_of_code() {
         (1, 1),
         "the page's first line names the version"
     );
+}
+
+/// Rows of the table of features.
+#[test]
+fn protocol_page_names_every_feature() {
+    let page = page();
+    for feature in Feature::ALL {
+        let row = format!("\n| {} | `{}` | ", feature.bit().trailing_zeros(), feature.name());
+        assert!(page.contains(&row), "docs/protocol.md must say: {row}");
+    }
 }
 
 /// Tags that the field tables name.

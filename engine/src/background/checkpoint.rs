@@ -123,7 +123,7 @@ impl Checkpointer {
             }
             Err(fault) => {
                 self.failed(cx, &fault);
-                self.over(cx, serial, None);
+                self.checkpoint_ended(cx, serial, None);
             }
         }
     }
@@ -206,7 +206,7 @@ impl Checkpointer {
             left.extend(broken);
         }
         if to == homes {
-            // Not later: the sync does not cover a move after this point, so the old place must
+            // Not later: the sync does not cover a move after this point, so the old location must
             // count.
             c.leaves_out = core.ssd.as_mut().and_then(|s| s.damage.take_before(c.replay_from));
             let left = core.ssd.as_mut().and_then(|s| s.withdrawn_records.take());
@@ -250,7 +250,7 @@ impl Checkpointer {
                 tracing::debug!(serial, "checkpoint");
                 self.current = None;
                 cx.shared.lock().counters.checkpoints += 1;
-                self.over(cx, serial, None);
+                self.checkpoint_ended(cx, serial, None);
             }
             Some(Err(fault)) => self.failed(cx, &fault),
         }
@@ -283,13 +283,18 @@ impl Checkpointer {
 
     fn give_up(&mut self, cx: &mut LogContext) {
         if let Some(c) = self.current.take() {
-            self.over(cx, c.serial, c.leaves_out);
+            self.checkpoint_ended(cx, c.serial, c.leaves_out);
         }
     }
 
     /// A checkpoint ended, written or not: continue the flushes that waited for it. `left_out` is
     /// the damage that it left out, if it was not written.
-    fn over(&mut self, cx: &mut LogContext, serial: u64, left_out: Option<SegmentOrder>) {
+    fn checkpoint_ended(
+        &mut self,
+        cx: &mut LogContext,
+        serial: u64,
+        left_out: Option<SegmentOrder>,
+    ) {
         if let (Some(order), Some(ssd)) = (left_out, cx.shared.lock().ssd.as_mut()) {
             ssd.damage.note(order);
         }

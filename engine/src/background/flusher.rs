@@ -50,8 +50,8 @@ use crate::state::shared::Shared;
 const IDLE: Duration = Duration::from_millis(50);
 /// Longest wait for a completion.
 const WAIT: Duration = Duration::from_millis(10);
-/// Frames whose places enter the index in one critical section: bounds how long others wait for the
-/// lock.
+/// Frames whose locations enter the index in one critical section: bounds how long others wait for
+/// the lock.
 const FRAMES: usize = 8;
 
 pub(crate) struct Flusher {
@@ -225,7 +225,7 @@ impl Flusher {
         self.frames_written(&mut frames);
     }
 
-    /// Enter the places of frames into the index, in one critical section.
+    /// Enter the locations of frames into the index, in one critical section.
     fn frames_written(&mut self, frames: &mut Vec<(u64, FrameGuard, RecordLocation)>) {
         if frames.is_empty() {
             return;

@@ -76,7 +76,7 @@ impl RecoveryCollector {
         };
         self.objects.retain(|o| o.namespace.is_none_or(current));
         let withdrawn = &self.withdrawn;
-        // Only checkpoint entries: in a replayed segment the same place holds another record.
+        // Only checkpoint entries: in a replayed segment the same location holds another record.
         self.objects.retain(|o| o.namespace.is_some() || !withdrawn.contains(&o.record()));
         // Records with a hidden or replaced member. The checkpoint does not list the members of a
         // record, so its objects in these records belong to incomplete groups.

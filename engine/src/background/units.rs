@@ -27,7 +27,7 @@ use crate::state::unsynced::UnsyncedUnit;
 pub(crate) enum PendingUnit {
     /// A frame, pinned until its write ends.
     Frame(FrameGuard),
-    /// A record that reclaim moves: fingerprint and old place of each member.
+    /// A record that reclaim moves: fingerprint and old location of each member.
     Move(Vec<(u128, SsdLocation)>),
     /// Tombstones, and the job that waits for them; `None` if reclaim carries them forward.
     Tombstones(Option<u64>),
@@ -135,7 +135,7 @@ impl Units {
         }
     }
 
-    /// Enter the places of frames into the index. Returns the units that would not be readable
+    /// Enter the locations of frames into the index. Returns the units that would not be readable
     /// there: they count as not written.
     pub fn frames_written(
         &mut self,
@@ -158,7 +158,7 @@ impl Units {
         lost
     }
 
-    /// A record was moved: new and old place of each member.
+    /// A record was moved: new and old location of each member.
     pub fn moved(
         &mut self,
         id: u64,
@@ -189,7 +189,7 @@ impl Units {
                 core.jobs.complete(job, JobResult::Failed(error));
                 (false, Some(job))
             }
-            // The record stays at its old place; reclaim defers the victim.
+            // The record stays at its old location; reclaim defers the victim.
             Some(PendingUnit::Move(_) | PendingUnit::Tombstones(None)) => (true, None),
             None => (false, None),
         }
@@ -209,8 +209,8 @@ impl Units {
     }
 
     /// A sync failed: writes that it should have covered may be lost although reads still see them,
-    /// and another sync would prove nothing. Drop their SSD places. Frames in DRAM are written
-    /// again once the tier is on; moved objects get their old places back.
+    /// and another sync would prove nothing. Drop their SSD locations. Frames in DRAM are written
+    /// again once the tier is on; moved objects get their old locations back.
     pub fn untrusted(&mut self, core: &mut Core, units: &[(u64, RecordLocation)]) {
         for (id, _) in units {
             let Some(w) = self.unsynced.remove(id) else { continue };
@@ -232,8 +232,8 @@ impl Units {
     }
 }
 
-/// Enter a frame's places into the index. `None`, with nothing changed, if the place would not be
-/// readable there.
+/// Enter a frame's locations into the index. `None`, with nothing changed, if the location would
+/// not be readable there.
 fn frame_written(
     core: &mut Core,
     held: &FrameGuard,

@@ -38,8 +38,8 @@ impl Visibility {
         self.changes += 1;
     }
 
-    /// Hide the record at this place until its segment is reused. One of its objects could not be
-    /// read or was removed, and the index does not know the other objects of the record.
+    /// Hide the record at this location until its segment is reused. One of its objects could not
+    /// be read or was removed, and the index does not know the other objects of the record.
     pub fn hide_record(&mut self, place: SsdLocation) {
         self.records.insert((place.segment, place.record_block));
         self.changes += 1;
@@ -64,7 +64,7 @@ impl Visibility {
         self.changes += u64::from(self.segments.remove(&segment));
     }
 
-    /// Whether the record at a place is hidden.
+    /// Whether the record at a location is hidden.
     pub fn hides(&self, place: SsdLocation) -> bool {
         let record =
             !self.records.is_empty() && self.records.contains(&(place.segment, place.record_block));
@@ -91,7 +91,8 @@ impl Visibility {
 
 /// Decides whether an object is visible, from one view of the index and of the hidden records.
 pub(crate) trait VisibilityFilter {
-    /// Whether the record at a place is hidden, or its segment or the whole tier is no longer read.
+    /// Whether the record at a location is hidden, or its segment or the whole tier is no longer
+    /// read.
     fn is_hidden_at(&self, place: SsdLocation) -> bool;
     /// Name of the base group's member that an attached object links to.
     fn link(&self, fingerprint: u128) -> Option<u64>;

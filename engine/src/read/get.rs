@@ -408,7 +408,7 @@ impl GetBatch {
         }
     }
 
-    /// The object's record belongs to another key: look for another place.
+    /// The object's record belongs to another key: look for another location.
     fn try_next_place(&mut self, io: &mut SessionIo, i: usize) {
         self.discard_read(io, i);
         let slot = &mut self.slots[i];

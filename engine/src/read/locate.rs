@@ -243,8 +243,8 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
         }
     }
 
-    /// Enter the segment of a place; returns what its record must contain. `None` if it cannot be
-    /// entered.
+    /// Enter the segment of a location; returns what its record must contain. `None` if it cannot
+    /// be entered.
     fn enter_segment(
         &self,
         entry: &Entry,

@@ -1,5 +1,5 @@
 //! Plans the reads of a batch: adjacent records become one read, each header is read once, and a
-//! payload that does not fit the caller's memory directly is staged. Pure: places in, reads out.
+//! payload that does not fit the caller's memory directly is staged. Pure: locations in, reads out.
 
 use std::ops::Range;
 

@@ -75,7 +75,7 @@ pub(crate) struct Attempts {
     /// A read of its bytes was submitted.
     pub submitted: bool,
     pub staged_bytes: u64,
-    /// SSD places whose records belong to other keys.
+    /// SSD locations whose records belong to other keys.
     pub tried: Vec<SsdLocation>,
 }
 
@@ -177,14 +177,14 @@ pub(crate) struct VerifiedRecord {
     pub facts: RecordFacts,
     pub member_count: usize,
     pub checksums: Checksums,
-    /// The object's place.
+    /// The object's location.
     pub place: SsdLocation,
 }
 
 /// The contents of the header that a probe read.
 #[derive(Debug)]
 pub(crate) struct ProbedHeader {
-    /// Every object of the record, and its place.
+    /// Every object of the record, and its location.
     pub members: Vec<(ObjectKey, SsdLocation)>,
     pub kind: GroupKind,
     /// Generation of the namespace.
@@ -331,8 +331,8 @@ impl Slot {
         self.destination.as_ref().map_or(0, Destination::len)
     }
 
-    /// The record's place, if its header may come from the header cache. Probes and later attempts
-    /// read the header from the device.
+    /// The record's location, if its header may come from the header cache. Probes and later
+    /// attempts read the header from the device.
     pub fn header_place(&self) -> Option<(SegmentIdentity, u64)> {
         let object = self.on_ssd().filter(|_| !self.is_probe() && self.attempts.round == 0)?;
         Some((object.expected.identity, object.expected.offset))
@@ -434,7 +434,7 @@ impl SsdObject {
         self.expected.identity.segment
     }
 
-    /// The place at which the index has the object.
+    /// The location at which the index has the object.
     pub fn place(&self) -> SsdLocation {
         SsdLocation::at(self.segment(), self.expected.offset, self.expected.payload_delta)
     }

@@ -181,8 +181,8 @@ impl Core {
         }
     }
 
-    /// Emit the events for an object whose entry was removed. A hidden place emits none: its loss
-    /// was reported when it was hidden, and the object may have been put again since.
+    /// Emit the events for an object whose entry was removed. A hidden location emits none: its
+    /// loss was reported when it was hidden, and the object may have been put again since.
     pub fn emit_removed(&mut self, key: &ObjectKey, entry: &Entry) {
         if entry.ssd.is_some_and(|place| !self.is_hidden_at(place)) {
             self.events.removed(Tier::Ssd, key, entry.frame.is_none());
@@ -202,7 +202,7 @@ impl Core {
         data.members.iter().find(|m| m.fingerprint == fingerprint).map(|m| m.key)
     }
 
-    /// Remove an object's place on SSD, and its entry if it is not in DRAM. `key` is its key, if
+    /// Remove an object's location on SSD, and its entry if it is not in DRAM. `key` is its key, if
     /// known. For an object that is not in DRAM only the caller can know the key; without it the
     /// caller must report an unnamed loss ([`EventLog::forgot`]).
     pub fn drop_ssd(
@@ -226,8 +226,8 @@ impl Core {
         self.index.update(fingerprint, at, |e| e.ssd = None).unwrap_or(false)
     }
 
-    /// Remove objects that are lost on SSD, given by place, and by key if it is known. Returns the
-    /// frames that DRAM still has: the caller must write them again ([`Core::requeue_frame`]),
+    /// Remove objects that are lost on SSD, given by location, and by key if it is known. Returns
+    /// the frames that DRAM still has: the caller must write them again ([`Core::requeue_frame`]),
     /// because they and the groups attached to them were reported as durable.
     pub fn drop_lost(
         &mut self,
@@ -252,8 +252,8 @@ impl Core {
         frames
     }
 
-    /// Set the place on SSD of the object that `matches`, and subtract it from the live bytes of an
-    /// earlier place.
+    /// Set the location on SSD of the object that `matches`, and subtract it from the live bytes of
+    /// an earlier location.
     pub fn place_ssd(
         &mut self,
         fingerprint: u128,
@@ -322,11 +322,11 @@ impl Core {
             return false;
         };
         let (data, serial) = (f.data.clone(), f.serial);
-        // The last checkpoint may name the old place, and takes precedence over groups put before
-        // it. A new sequence number gives precedence to this write. An attached group keeps its
-        // number, because a removal of its base compares it.
+        // The last checkpoint may name the old location, and takes precedence over groups put
+        // before it. A new sequence number gives precedence to this write. An attached group keeps
+        // its number, because a removal of its base compares it.
         let sequence = if data.is_attached() { data.sequence } else { self.next_sequence() };
-        // A group is stored in one record, so places in an older record are no longer valid.
+        // A group is stored in one record, so locations in an older record are no longer valid.
         for m in &data.members {
             let place =
                 self.index.find(m.fingerprint).find(|e| e.frame == Some(id.0)).and_then(|e| e.ssd);

@@ -1,12 +1,12 @@
 //! Cache of record headers on SSD that this process wrote, or read and verified. A get of a record
 //! whose header is cached reads only the payload, in one part.
 //!
-//! The key of a header is its place in an incarnation of a segment. Nothing else is ever written at
-//! that place, so reclaim of a segment need not remove its headers: they are never requested again,
-//! and later headers overwrite them. Payload is verified with the checksums of a cached header as
-//! with those of one that was read. While a header is cached, gets do not read the device's copy.
-//! Scrub does, and a get whose payload does not match the cached header reads the device's header
-//! before the object counts as damaged.
+//! The key of a header is its location in an incarnation of a segment. Nothing else is ever written
+//! at that location, so reclaim of a segment need not remove its headers: they are never requested
+//! again, and later headers overwrite them. Payload is verified with the checksums of a cached
+//! header as with those of one that was read. While a header is cached, gets do not read the
+//! device's copy. Scrub does, and a get whose payload does not match the cached header reads the
+//! device's header before the object counts as damaged.
 //!
 //! Each shard is a ring to which headers are appended, overwriting the oldest, and a table with the
 //! positions where headers begin. A ring consists of pieces, and a header is stored within one
@@ -16,7 +16,7 @@
 //! - The bytes of an entry are intact in the ring while `head - begin <= ring_lines()`. So the
 //!   table may keep entries whose headers were overwritten.
 //! - An entry only names a position where its header may be. The header there contains its own
-//!   place, which is compared.
+//!   location, which is compared.
 //!
 //! Table and rings use huge pages if they are large. With small pages, a newly opened store spends
 //! half the time of an insert on page faults, and a lookup misses the TLB twice. The first pieces
@@ -48,8 +48,8 @@ const HEADER_FRACTION: u64 = 16;
 const HUGE_PAGE: u64 = 2 << 20;
 /// Bytes of the longest piece of a ring: one piece of each shard fills a huge page.
 const PIECE_BYTES_MAX: u64 = HUGE_PAGE / SHARDS_MAX;
-/// Bytes to prefetch of a header before it is read, and of its place before an insert: the header
-/// of one object of 64 KiB has this length.
+/// Bytes to prefetch of a header before it is read, and of its location before an insert: the
+/// header of one object of 64 KiB has this length.
 const TYPICAL_BYTES: usize = 384;
 
 /// Upper 24 bits: those of the key's hash. Lower 40 bits: 1 + the line where the header begins,
@@ -77,7 +77,7 @@ impl TableEntry {
     }
 }
 
-/// A record's place, and its hash.
+/// A record's location, and its hash.
 #[derive(Clone, Copy)]
 struct HeaderKey {
     identity: SegmentIdentity,
@@ -88,7 +88,7 @@ struct HeaderKey {
 impl HeaderKey {
     fn new(identity: SegmentIdentity, offset: u64) -> HeaderKey {
         let place = (u64::from(identity.segment.0) << 32) ^ (offset / ALIGN);
-        // Fibonacci hashing: the upper bits are well spread for consecutive places.
+        // Fibonacci hashing: the upper bits are well spread for consecutive locations.
         let hash =
             (place ^ identity.incarnation.0.rotate_left(48)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         HeaderKey { identity, offset, hash }
@@ -235,13 +235,13 @@ impl HeaderCache {
         })
     }
 
-    /// The cached header of a place, without its padding ([`Record::of_trimmed`]).
+    /// The cached header of a location, without its padding ([`Record::of_trimmed`]).
     pub fn get(&self, identity: SegmentIdentity, offset: u64) -> Option<Box<[u8]>> {
         let (shard, key) = self.shard(identity, offset)?;
         shard.find(key).map(|(_, record)| Box::from(record.trimmed()))
     }
 
-    /// Prefetch the headers of these places into the CPU cache before lookups: first all table
+    /// Prefetch the headers of these locations into the CPU cache before lookups: first all table
     /// lines, then all headers.
     pub fn prefetch(&self, places: impl Iterator<Item = (SegmentIdentity, u64)> + Clone) {
         let shards =
@@ -258,7 +258,7 @@ impl HeaderCache {
         }
     }
 
-    /// Prefetch the memory for an insert of this place's header, which is being read.
+    /// Prefetch the memory for an insert of this location's header, which is being read.
     pub fn prefetch_insert(&self, identity: SegmentIdentity, offset: u64) {
         if let Some((shard, key)) = self.shard(identity, offset) {
             shard.prefetch_insert(key.hash);
@@ -277,7 +277,7 @@ impl HeaderCache {
         self.insert(facts.identity, facts.offset, record.trimmed());
     }
 
-    /// Remove the header of a place, because the payload did not match it.
+    /// Remove the header of a location, because the payload did not match it.
     pub fn remove(&self, identity: SegmentIdentity, offset: u64) {
         if let Some((mut shard, key)) = self.shard(identity, offset) {
             shard.remove(key);
@@ -290,7 +290,7 @@ impl HeaderCache {
         }
     }
 
-    /// The locked shard of a place, and the place's key.
+    /// The locked shard of a location, and the location's key.
     fn shard(
         &self,
         identity: SegmentIdentity,

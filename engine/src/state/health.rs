@@ -29,7 +29,7 @@ pub(crate) enum TierState {
     On,
     /// Reads are served; nothing is written.
     ReadOnly,
-    /// Nothing is read either, and the index drops its SSD places.
+    /// Nothing is read either, and the index drops its SSD locations.
     Off,
 }
 

@@ -66,7 +66,8 @@ pub(crate) fn begin(
     let mut gone: BTreeSet<ObjectKey> = keys.iter().copied().collect();
     let mut here = vec![false; keys.len()];
     let answers = loop {
-        // Find their places and the other members of their groups, which only record headers list.
+        // Find their locations and the other members of their groups, which only record headers
+        // list.
         let probed = session.probe(keys, at, deadline);
         let mut core = shared.lock();
         let again =
@@ -77,7 +78,7 @@ pub(crate) fn begin(
                 for ((key, probed), here) in keys.iter().zip(probed).zip(&mut here) {
                     *here |= unlink(shared, &mut core, key, probed, &mut gone);
                 }
-                // With a constant fingerprint a key may be stored in several places.
+                // With a constant fingerprint a key may be stored in several locations.
                 found && shared.config.constant_fingerprint()
             };
         if !again {

@@ -1,5 +1,4 @@
-//! The open segment: lays out records and coalesces them into large writes. The names in the code
-//! call a coalesced write gathered.
+//! The open segment: lays out records and coalesces them into large writes.
 
 use pagelith_io::buffer::{AlignedBuf, Part};
 use pagelith_io::fault::IoFault;
@@ -74,7 +73,7 @@ pub struct RecordLocation {
 
 /// A coalesced write that is not submitted yet; contiguous in the segment.
 #[derive(Debug)]
-pub struct GatheredWrite {
+pub struct CoalescedWrite {
     /// Byte offset in the segment.
     pub offset: u64,
     /// Length in bytes.
@@ -109,7 +108,7 @@ pub struct OpenSegment {
     entries: Vec<FooterEntry>,
     min_sequence: u64,
     max_sequence: u64,
-    gather: GatheredWrite,
+    coalesced: CoalescedWrite,
     /// State of its header.
     pub header: HeaderWrite,
     /// Number of writes in flight.
@@ -137,7 +136,7 @@ impl OpenSegment {
             entries: Vec::new(),
             min_sequence: u64::MAX,
             max_sequence: 0,
-            gather: GatheredWrite {
+            coalesced: CoalescedWrite {
                 offset: 0,
                 bytes: ALIGN,
                 parts: vec![head.into_part()],
@@ -210,10 +209,10 @@ impl OpenSegment {
             self.min_sequence = self.min_sequence.min(unit.sequence.0);
         }
         self.max_sequence = self.max_sequence.max(unit.sequence.0);
-        self.gather.parts.push(buf.into_part());
-        self.gather.parts.extend(unit.payload);
-        self.gather.units.push((unit.id, place));
-        self.gather.bytes += place.bytes;
+        self.coalesced.parts.push(buf.into_part());
+        self.coalesced.parts.extend(unit.payload);
+        self.coalesced.units.push((unit.id, place));
+        self.coalesced.bytes += place.bytes;
         self.next_offset += place.bytes;
         Ok((place, header))
     }
@@ -239,24 +238,24 @@ impl OpenSegment {
     }
 
     /// Number of bytes and parts coalesced and not yet taken.
-    pub fn gathered(&self) -> (u64, usize) {
-        (self.gather.bytes, self.gather.parts.len())
+    pub fn coalesced(&self) -> (u64, usize) {
+        (self.coalesced.bytes, self.coalesced.parts.len())
     }
 
     /// Take the parts as one coalesced write. `None` if there is nothing but the header: an empty
     /// segment is never written.
-    pub fn take(&mut self) -> Option<GatheredWrite> {
-        if self.gather.units.is_empty() {
+    pub fn take(&mut self) -> Option<CoalescedWrite> {
+        if self.coalesced.units.is_empty() {
             return None;
         }
-        let next = GatheredWrite {
+        let next = CoalescedWrite {
             offset: self.next_offset,
             bytes: 0,
             parts: Vec::new(),
             units: Vec::new(),
         };
         self.writes += 1;
-        Some(std::mem::replace(&mut self.gather, next))
+        Some(std::mem::replace(&mut self.coalesced, next))
     }
 
     /// The footer's bytes and their byte offset in the segment.

@@ -43,7 +43,7 @@ impl Log {
     fn advance(&mut self, events: &mut Vec<LogEvent>) {
         // With no write in flight, coalescing more bytes would only delay them.
         if self.record_writes == 0 {
-            self.submit_gathered();
+            self.submit_coalesced();
         }
         self.advance_sealing(events);
         self.advance_syncs(events);

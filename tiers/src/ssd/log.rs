@@ -25,7 +25,7 @@ use pagelith_layouts::ids::{Generation, Incarnation, NamespaceId, SegmentId, Seg
 use pagelith_layouts::manifest::Manifest;
 use pagelith_layouts::segment::SegmentIdentity;
 
-use super::append::{GatheredWrite, OpenSegment, RecordLocation, Unit};
+use super::append::{CoalescedWrite, OpenSegment, RecordLocation, Unit};
 use super::manifest_writer::{Change, ManifestWriter};
 use super::sync::{SyncId, SyncTracker};
 use super::volume::Volume;
@@ -188,8 +188,8 @@ impl Log {
 
     /// Whether nothing is coalesced, in flight or waiting.
     pub fn idle(&self) -> bool {
-        let gathered = self.open.as_ref().is_some_and(|o| o.gathered().1 > 0 && !o.is_empty());
-        !gathered
+        let coalesced = self.open.as_ref().is_some_and(|o| o.coalesced().1 > 0 && !o.is_empty());
+        !coalesced
             && self.pending.is_empty()
             && !self.syncs.busy()
             && !self.manifest.busy()
@@ -220,8 +220,8 @@ impl Log {
 
     /// Number of record bytes, at least 1, after which the coalesced write is submitted.
     pub fn write_threshold(&self) -> u64 {
-        let gathered = self.open.as_ref().map_or(0, |open| open.gathered().0);
-        self.config.write_bytes.saturating_sub(gathered).max(1)
+        let coalesced = self.open.as_ref().map_or(0, |open| open.coalesced().0);
+        self.config.write_bytes.saturating_sub(coalesced).max(1)
     }
 
     /// Whether the log accepts records: false after a failed sync.
@@ -314,7 +314,7 @@ impl Log {
 
     /// Request a sync that covers everything appended so far; [`LogEvent::Synced`] follows.
     pub fn sync(&mut self) -> SyncId {
-        self.submit_gathered();
+        self.submit_coalesced();
         self.syncs.request(self.token)
     }
 
@@ -345,14 +345,14 @@ impl Log {
         }
         let spare = self.spare_buffers.pop();
         let parts = unit.payload.len() + 1;
-        if self.open.as_ref().is_some_and(|o| o.gathered().1 + parts > self.parts_max) {
-            self.submit_gathered();
+        if self.open.as_ref().is_some_and(|o| o.coalesced().1 + parts > self.parts_max) {
+            self.submit_coalesced();
         }
         let Some(open) = self.open.as_mut() else { return Err(unit) };
         let appended = open.append(unit, spare)?;
         self.newest_written = Some(open.order);
-        if open.gathered().0 >= self.config.write_bytes {
-            self.submit_gathered();
+        if open.coalesced().0 >= self.config.write_bytes {
+            self.submit_coalesced();
         }
         Ok(appended)
     }
@@ -373,7 +373,7 @@ impl Log {
 
     /// Begin to seal the open segment if it has records, or if all of its records failed.
     pub fn seal_open(&mut self) {
-        self.submit_gathered();
+        self.submit_coalesced();
         if let Some(segment) = self.open.take() {
             if segment.is_empty() && !segment.failed {
                 self.open = Some(segment);
@@ -384,10 +384,10 @@ impl Log {
     }
 
     /// Queue the coalesced write, full or not, and submit queued writes up to `write_depth`.
-    pub fn submit_gathered(&mut self) {
-        let Some(gather) = self.open.as_mut().and_then(OpenSegment::take) else { return };
+    pub fn submit_coalesced(&mut self) {
+        let Some(write) = self.open.as_mut().and_then(OpenSegment::take) else { return };
         let Some(open) = self.open.as_ref() else { return };
-        let GatheredWrite { offset, parts, units, .. } = gather;
+        let CoalescedWrite { offset, parts, units, .. } = write;
         let segment = open.segment();
         let (file, at) = self.volume.place(segment, offset);
         let header = offset == 0;
@@ -450,7 +450,7 @@ impl Log {
         let mut unwritten = self.drop_queued();
         if let Some(mut segment) = self.open.take() {
             segment.skip_footer = true;
-            if let Some(GatheredWrite { units, .. }) = segment.take() {
+            if let Some(CoalescedWrite { units, .. }) = segment.take() {
                 segment.writes -= 1;
                 segment.drop_unwritten(&units);
                 unwritten.extend(units.into_iter().map(|(id, _)| id));

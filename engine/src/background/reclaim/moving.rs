@@ -204,7 +204,7 @@ fn waits_for_segment(cx: &LogContext) -> bool {
     cx.log.is_trusted() && (free > 0 || !cx.log.wants_segment())
 }
 
-/// A record was written at its new place: update the index.
+/// A record was written at its new location: update the index.
 pub(crate) fn move_written(
     cx: &mut LogContext,
     id: u64,

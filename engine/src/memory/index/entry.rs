@@ -81,8 +81,8 @@ pub struct SsdLocation {
 }
 
 impl SsdLocation {
-    /// The place of a payload at offset `delta` of the record at byte `record` of a segment. Both
-    /// are multiples of 4096 below 256 MiB.
+    /// The location of a payload at offset `delta` of the record at byte `record` of a segment.
+    /// Both are multiples of 4096 below 256 MiB.
     pub fn at(segment: SegmentId, record: u64, delta: u64) -> SsdLocation {
         let blocks = |bytes: u64| (bytes / ALIGN) as u16;
         SsdLocation {
@@ -92,7 +92,7 @@ impl SsdLocation {
         }
     }
 
-    /// The place that a footer entry names.
+    /// The location that a footer entry names.
     pub fn of_entry(segment: SegmentId, entry: &FooterEntry) -> SsdLocation {
         let (record_block, payload_delta) = (entry.record_block as u16, entry.payload_delta as u16);
         SsdLocation { segment: segment.0, record_block, payload_delta }

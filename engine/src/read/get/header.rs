@@ -9,7 +9,7 @@ use crate::read::plan::HeaderLocation;
 use crate::state::scratch::Scratch;
 use crate::state::shared::Shared;
 
-/// A header of the batch: its place, and its bytes once they were read.
+/// A header of the batch: its location, and its bytes once they were read.
 #[derive(Debug)]
 pub(crate) struct Header {
     pub place: HeaderLocation,
@@ -20,7 +20,7 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// The header of the record at this place, without users.
+    /// The header of the record at this location, without users.
     pub fn new(place: HeaderLocation) -> Header {
         Header { place, bytes: None, users: 0 }
     }
@@ -31,7 +31,7 @@ impl Header {
     }
 
     /// Prefetch the cache lines for an insertion into the header cache; called before the object at
-    /// this place is verified.
+    /// this location is verified.
     pub fn prepare_caching(&self, shared: &Shared, place: Option<(SegmentIdentity, u64)>) {
         let to_insert = matches!(self.bytes, Some(HeaderBytes::Read { inserted: false, .. }));
         if let (true, Some((identity, offset))) = (to_insert, place) {

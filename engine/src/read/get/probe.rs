@@ -16,7 +16,7 @@ use crate::state::session_io::SessionIo;
 pub(crate) struct ProbedObject {
     /// Length in bytes.
     pub length: u64,
-    /// Every object of its record, itself included, and the SSD place of each; empty if it was
+    /// Every object of its record, itself included, and the SSD location of each; empty if it was
     /// found in DRAM.
     pub members: Vec<(ObjectKey, SsdLocation)>,
     /// The kind of its group; `None` if it was found in DRAM.

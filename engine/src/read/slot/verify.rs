@@ -252,7 +252,7 @@ fn deliver(
     verifier.is_complete().then_some(()).ok_or(Mismatch)
 }
 
-/// Every member of a record, and the SSD place by which the index has it.
+/// Every member of a record, and the SSD location by which the index has it.
 pub(crate) fn record_members(record: &Record<'_>) -> Vec<(ObjectKey, SsdLocation)> {
     let facts = record.facts();
     let place = |payload| SsdLocation::at(facts.identity.segment, facts.offset, payload);

@@ -46,8 +46,8 @@ fn header(identity: SegmentIdentity, offset: u64, blocks: usize, sequence: u64) 
 const BLOCKS_MAX: usize = 160;
 
 proptest! {
-    /// A lookup returns the last header inserted for its place, or nothing. The last insert of all
-    /// is always found, also after a ring was reset because its line counter ran out.
+    /// A lookup returns the last header inserted for its location, or nothing. The last insert of
+    /// all is always found, also after a ring was reset because its line counter ran out.
     #[test]
     fn lookup_returns_last_insert_of_place(
         bytes in 0u64..1 << 20,
@@ -102,8 +102,8 @@ fn newest_headers_of_log_are_cached() {
     assert_eq!((0..fit).filter(is_cached).count(), 0, "headers older than the capacity are cached");
 }
 
-/// An entry with the hash bits of another place, or with an overwritten header, does not return the
-/// header that is stored at its position.
+/// An entry with the hash bits of another location, or with an overwritten header, does not return
+/// the header that is stored at its position.
 #[test]
 fn entry_of_other_place_does_not_return_its_header() {
     let headers = HeaderCache::new(SHARD_BYTES_MIN).expect("memory");
