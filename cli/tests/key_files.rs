@@ -79,7 +79,7 @@ fn key_file_accessible_to_others_is_refused() {
         chown(&one, Some(12345), None).expect("given away");
         for message in [serve(&one), client(&one)] {
             assert!(
-                message.contains("another user's") && message.contains("owner=12345"),
+                message.contains("belongs to another user") && message.contains("owner=12345"),
                 "{message}"
             );
         }
@@ -172,25 +172,25 @@ fn message_about_a_key_file_has_no_part_of_its_content() {
         (entry(&format!("{half}="), &secret, ""), "name must be 1 to 31 of"),
         (
             format!("[[key]]\nname = {{ a = \"{half}\" }}\nsecret = \"{secret}\""),
-            "name is missing, or no text",
+            "name is missing, or is not a string",
         ),
         (entry("a", &secret, &format!("rights = [\"{half}\"]")), "rights must be a list of"),
         (entry("a", &secret, "rights = [\"all\"]"), "rights must be a list of"),
         (
             entry("a", &secret, &format!("namespaces = [\"{half}\"]")),
-            "namespaces must be a list of texts of 32",
+            "namespaces must be a list of strings of 32",
         ),
         (
             entry("a", &secret, &format!("namespaces = \"{half}\"")),
-            "namespaces must be a list of texts of 32",
+            "namespaces must be a list of strings of 32",
         ),
         (
             entry("a", &secret, "\n") + &entry("a", &secret, ""),
-            "the name is another entry's as well entry=2",
+            "two entries have this name entry=2",
         ),
         (
             entry(half, &secret, "\n") + &entry(half, &secret, ""),
-            "the name is another entry's as well entry=2",
+            "two entries have this name entry=2",
         ),
         (
             entry("a", &secret, "\n") + &entry("b", half, ""),
@@ -219,6 +219,6 @@ fn message_about_a_key_file_has_no_part_of_its_content() {
     }
     // A client's key file has one entry.
     std::fs::write(&path, entry("a", &secret, "\n") + &entry("b", &secret, "")).expect("written");
-    assert!(client(text(&path)).contains("a client's file has one key keys=2"));
+    assert!(client(text(&path)).contains("a client's file must have exactly one key keys=2"));
     assert!(refused(&["serve", "--allow-remote"]).contains("--keys <FILE>"));
 }

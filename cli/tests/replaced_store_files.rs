@@ -136,7 +136,7 @@ fn store_with_a_file_of_another_user_is_refused() {
         chown(&path, Some(12345), None).expect("given away");
         let refused = filled.try_open().map(drop).expect_err("refused").to_string();
         assert!(
-            refused.contains("another user's") && refused.contains("owner=12345"),
+            refused.contains("belongs to another user") && refused.contains("owner=12345"),
             "{path:?}: {refused}"
         );
         chown(&path, Some(0), None).expect("taken back");

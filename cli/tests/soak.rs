@@ -52,7 +52,7 @@ const BURST: Duration = Duration::from_millis(5);
 const CAMPAIGN_SECONDS: u64 = 300;
 /// Maximum ratio of the 99th percentile with the other tenants to that with the busy threads.
 const SLOWER_MAX: f64 = 3.0;
-/// Memory outside of the plan, see `docs/operations.md`: sessions, tables, the program itself.
+/// Memory outside of the plan, see `docs/memory.md`: sessions, tables, the program itself.
 const BEYOND_PLAN_BYTES: u64 = 128 << 20;
 /// Maximum reads of the metrics until the resources of clients are released: some seconds on a busy
 /// machine.

@@ -179,7 +179,7 @@ fn objects_lost_with_a_server_are_reported_by_the_next_flush_once() {
     assert_eq!(put(&client, 3), Ok(PutOutcome::Stored));
     let error = client.flush(Options::default()).expect_err("page 2 is gone");
     assert_eq!(error.kind, ErrorKind::Unavailable);
-    assert!(error.message.contains("the store process was started again"), "{error}");
+    assert!(error.message.contains("the store process was restarted"), "{error}");
     client.flush(Options::default()).expect("it was said");
     assert_eq!(get(&client, 3), Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: LEN as u64 }));
     drop(second);
@@ -276,7 +276,7 @@ fn server_without_parts_is_named_and_connection_survives() {
     let process = Process::offering(&anywhere(), old);
     let client = process.client(Duration::from_secs(60));
     let refused = put_part(&client, "k").expect_err("it cannot be asked");
-    let expected = (ErrorKind::Incompatible, "the store takes no parts of groups");
+    let expected = (ErrorKind::Incompatible, "the store does not support puts of parts of a group");
     assert_eq!((refused.kind, refused.message.as_str()), expected);
     assert_eq!(put(&client, 1), Ok(PutOutcome::Stored));
 }
@@ -325,14 +325,15 @@ fn server_without_pins_is_named_and_connection_survives() {
     let client = process.client(Duration::from_secs(60));
     assert_eq!(put(&client, 1), Ok(PutOutcome::Stored));
     let expected =
-        (ErrorKind::Incompatible, "the store pins and leases nothing for other processes");
+        (ErrorKind::Incompatible, "the store does not support pins and leases by other processes");
     let pin =
         client.pin(&[key(1)], Options::default()).map(|pin| pin.pinned()).expect_err("no pins");
     let lease =
         client.lease(&[key(1)], Duration::from_secs(1), Options::default()).expect_err("no leases");
     assert_eq!((pin.kind, pin.message.as_str()), expected);
     assert_eq!((lease.kind, lease.message.as_str()), expected);
-    let expected = (ErrorKind::Incompatible, "the store lets no other process begin groups");
+    let expected =
+        (ErrorKind::Incompatible, "the store does not support open groups of other processes");
     let group =
         client.begin_group(&[key(7)], Options::default()).map(|_| ()).expect_err("no groups");
     assert_eq!((group.kind, group.message.as_str()), expected);

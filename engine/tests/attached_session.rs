@@ -322,7 +322,7 @@ fn requests_lost_with_a_connection_go_to_the_next_server() {
         }
         assert_eq!(was_put(session.wait(put, WAIT_MAX)).0, all(Ok(PutOutcome::Stored)), "{way:?}");
         let error = client.flush(Options::default()).expect_err("the first batch is gone");
-        assert!(error.message.contains("the store process was started again"), "{way:?}: {error}");
+        assert!(error.message.contains("the store process was restarted"), "{way:?}: {error}");
         let get = session.submit_get(gets(6, taken(&mut buffers)), Options::default());
         assert_eq!(was_got(6, session.wait(get, WAIT_MAX)).0, all(hit()), "{way:?}");
     }

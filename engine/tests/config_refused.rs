@@ -120,10 +120,10 @@ const TOML_ROWS: &[(&str, &str, &str)] = &[
     ("staging.chunk-bytes = 1", "staging.chunk-bytes", "is not a setting; did you mean staging.chunk_bytes?"),
     ("ssd.ring = \"deferred\"", "ssd.ring", "was removed in version 0.1.0: leave it out, every ring is what \"plain\" was"),
     ("read.zzz = 1", "read.zzz", "is not a setting; read has depth"),
-    ("qqqq = 1", "qqqq", "is not a setting; at the top are deadline_ms, close_timeout_ms, namespaces_max, dram, ssd, remote, staging, groups, events, index, read, memory, log"),
-    ("[qqqq]", "qqqq", "is not a setting; at the top are deadline_ms, close_timeout_ms, namespaces_max, dram, ssd, remote, staging, groups, events, index, read, memory, log"),
+    ("qqqq = 1", "qqqq", "is not a setting; top-level keys are deadline_ms, close_timeout_ms, namespaces_max, dram, ssd, remote, staging, groups, events, index, read, memory, log"),
+    ("[qqqq]", "qqqq", "is not a setting; top-level keys are deadline_ms, close_timeout_ms, namespaces_max, dram, ssd, remote, staging, groups, events, index, read, memory, log"),
     ("\"dram.bytes\" = 1", "\"dram.bytes\"", "is not a setting; did you mean dram.bytes, a key inside a table?"),
-    ("\"a\\nb\" = 1", "\"a\\nb\"", "is not a setting; at the top are deadline_ms, close_timeout_ms, namespaces_max, dram, ssd, remote, staging, groups, events, index, read, memory, log"),
+    ("\"a\\nb\" = 1", "\"a\\nb\"", "is not a setting; top-level keys are deadline_ms, close_timeout_ms, namespaces_max, dram, ssd, remote, staging, groups, events, index, read, memory, log"),
     ("dram.bytes", "(file)", "is not TOML: key with no value, expected `=` line=3 column=11"),
     ("read.depth = 1\nread.depth = 2", "(file)", "is not TOML: duplicate key line=4 column=6"),
 ];
@@ -143,7 +143,7 @@ const SSD_ROWS: &[(&str, &str, &str)] = &[
     ("ssd = { bytes = \"1GiB\", dirs = [\"/a\", 1, true] }", "ssd.dirs", "must be a list of at most 64 different directories: entry 1 is 1 type=integer, entry 2 is true type=boolean, got=[..] type=list entries=3"),
     ("ssd = { bytes = \"1GiB\", dirs = [\"/a\", \"/b\", \"/a/./\", \"\"] }", "ssd.dirs", "must be a list of at most 64 different directories, but entry 2 repeats \"/a/./\", entry 3 is empty"),
     ("ssd = { bytes = \"1GiB\", dirs = [\"a\", \"./a\"] }", "ssd.dirs", "must be a list of at most 64 different directories, but entry 1 repeats \"./a\""),
-    ("ssd = { bytes = \"1GiB\", dirs = [\"/a\\u0000\"] }", "ssd.dirs", "must be a list of at most 64 different directories, but entry 0 holds a NUL"),
+    ("ssd = { bytes = \"1GiB\", dirs = [\"/a\\u0000\"] }", "ssd.dirs", "must be a list of at most 64 different directories, but entry 0 contains a NUL"),
     ("ssd = { bytes = \"1GiB\", dirs = [\"~/kv\", \"/a\", \"$HOME\"] }", "ssd.dirs", "must be a list of at most 64 different directories, but entry 0 is \"~/kv\": only a shell expands that, give the whole path (./ before a name that begins so), entry 2 is \"$HOME\": only a shell expands that, give the whole path (./ before a name that begins so)"),
     ("remote = { peers = [\"unix:/a\"], key = \"~/key\" }", "remote.key", "must be the path of a file, got=\"~/key\": only a shell expands that, give the whole path (./ before a name that begins so)"),
 ];

@@ -288,7 +288,7 @@ fn configuration_that_differs_from_the_stores_is_refused() {
         let mut config = config(&world);
         change(&mut config);
         let message = format!(
-            "store was made with another {field}: it has {has}, the configuration asks for {asked} dir={}",
+            "store was created with another {field}: it has {has}, the configuration has {asked} dir={}",
             dir(&world)
         );
         refused(world.try_open(&config), ErrorKind::Incompatible, &message);

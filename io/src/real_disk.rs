@@ -225,10 +225,10 @@ impl Disk for RealDisk {
         if let Some(fault) = fault {
             match self.ring_warned.swap(true, Ordering::Relaxed) {
                 false => {
-                    tracing::warn!(%fault, "no ring for a queue, it goes over the blocking side: slower")
+                    tracing::warn!(%fault, "no ring for an I/O queue, it uses blocking I/O, which is slower")
                 }
                 true => {
-                    tracing::debug!(%fault, "no ring for a queue, it goes over the blocking side")
+                    tracing::debug!(%fault, "no ring for an I/O queue, it uses blocking I/O")
                 }
             }
         }

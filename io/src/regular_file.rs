@@ -77,12 +77,12 @@ pub fn read_secret(path: &Path) -> std::io::Result<String> {
     if stat.st_uid != user && stat.st_uid != 0 {
         let owner = stat.st_uid;
         return denied(format!(
-            "the keys are another user's, which can change them (chown) owner={owner} user={user}"
+            "file of keys belongs to another user, which can change it: chown it owner={owner} user={user}"
         ));
     }
     if stat.st_mode & 0o077 != 0 {
         return denied(format!(
-            "other users can read the keys (chmod 600) mode={:o}",
+            "other users can read the file of keys: chmod 600 it mode={:o}",
             stat.st_mode & 0o777
         ));
     }
@@ -138,7 +138,7 @@ fn foreign_access(stat: &Stat, path: &Path) -> Option<String> {
     // A file system may map all files to one user, or root's files to the user nobody.
     let is_default_owner = || path.parent().and_then(owner_of_new_files) == Some(owner);
     (!is_own(owner) && !is_default_owner()).then(|| {
-        format!("the file is another user's: run as that user, or give the store's files to this one (chown) owner={owner} user={user}")
+        format!("file belongs to another user: run as that user, or chown the store's files to this one owner={owner} user={user}")
     })
 }
 

@@ -10,37 +10,37 @@ create_exception!(
     pagelith,
     PagelithError,
     PyException,
-    "Whatever the store could not do. A miss is none."
+    "Base class of the errors of a store. A miss is not an error."
 );
 create_exception!(
     pagelith,
     InvalidError,
     PagelithError,
-    "The call or the configuration is wrong, and will be again."
+    "The call or the configuration is invalid; a repetition fails too."
 );
 create_exception!(
     pagelith,
     BusyError,
     PagelithError,
-    "At a bound for the moment: try again later, or go on without."
+    "A limit is reached for now: retry later, or continue without the store."
 );
 create_exception!(
     pagelith,
     NoSpaceError,
     PagelithError,
-    "No room on the file system, or for another namespace."
+    "No space on the file system, or no room for another namespace."
 );
 create_exception!(
     pagelith,
     UnavailableError,
     PagelithError,
-    "A device or a file did not do its work."
+    "A device, a file or a store process failed."
 );
 create_exception!(
     pagelith,
     DamagedError,
     PagelithError,
-    "What a store is opened from failed verification."
+    "A file of the store is damaged."
 );
 create_exception!(
     pagelith,
@@ -59,7 +59,7 @@ create_exception!(
     pagelith,
     DeniedError,
     PagelithError,
-    "Another process holds the store, or it may not be written."
+    "Another process has the store open, or access is denied."
 );
 create_exception!(pagelith, InternalError, PagelithError, "A bug in Pagelith.");
 

@@ -155,7 +155,7 @@ impl Group {
             .with(py, |store| self.name().and_then(|id| id.open(store)).map(body))?
             .ok_or_else(|| {
                 UnavailableError::new_err(
-                    "the group is over: committed, aborted, or past its deadline",
+                    "the group is closed: committed, aborted, or past its deadline",
                 )
             })?;
         done.map_err(|error| raised(&error))

@@ -49,8 +49,8 @@ class Log(unittest.TestCase):
         records = {record.getMessage().split(" side=")[0]: record for record in said.records}
         record = records["disk opened"]
         self.assertEqual((record.name, record.levelno, record.fields["side"]), ("pagelith", logging.INFO, "Blocking"))
-        self.assertIn("blocking was asked for", record.fields["reason"])
-        self.assertIn("blocking was asked for", record.getMessage())
+        self.assertIn("blocking is configured", record.fields["reason"])
+        self.assertIn("blocking is configured", record.getMessage())
         self.assertTrue(record.target.startswith("pagelith") and record.pathname.endswith(".rs") and record.lineno > 0)
         self.assertEqual(records["store is open"].fields["objects"], 0)
 
@@ -90,7 +90,7 @@ class Log(unittest.TestCase):
         with self.assertLogs("pagelith", "WARNING") as said, pagelith.Store(settings(self.directory)) as store:
             self.assertEqual((store.opened.objects, store.opened.from_checkpoint, store.opened.refused_checkpoints), (200, False, 1))
         (record,) = said.records
-        self.assertRegex(record.getMessage(), "^checkpoint is not whole, going without it serial=[0-9]+ reason=")
+        self.assertRegex(record.getMessage(), "^checkpoint is incomplete, it is not used serial=[0-9]+ reason=")
         self.assertEqual((record.levelno, record.fields["serial"] > 0), (logging.WARNING, True))
 
     def test_damage_is_logged_by_thread_without_calls(self):
@@ -257,7 +257,7 @@ class Opened(unittest.TestCase):
         with pagelith.Store(settings(self.directory)) as store:
             made = store.opened
             self.assertEqual((made.made, made.objects, made.side, made.from_checkpoint), (True, 0, "blocking", False))
-            self.assertIn("blocking was asked for", made.side_reason)
+            self.assertIn("blocking is configured", made.side_reason)
             self.assertEqual(made.memory["total"], sum(made.memory[name] for name in made.memory if name != "total"))
             self.assertEqual((made.memory["arena"], made.segment_bytes), (8 << 20, 4 << 20))
             self.assertTrue(made.segments >= 4 and 0 < made.object_bytes_max < 4 << 20)

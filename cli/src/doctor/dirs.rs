@@ -103,7 +103,7 @@ mod tests {
             memory_align: 512,
             offset_align: 4096,
             parts_max: 1,
-            reason: "blocking was asked for; no O_DIRECT: /x: fuse".to_owned(),
+            reason: "blocking is configured; no O_DIRECT: /x: fuse".to_owned(),
         }
     }
 

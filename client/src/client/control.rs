@@ -78,13 +78,13 @@ pub(crate) fn drive(
 fn missing_feature(client: &RpcClient, ask: &RequestBody<'_>) -> Option<Error> {
     let (feature, detail) = match ask {
         RequestBody::Pin(..) | RequestBody::Unpin(_) | RequestBody::Lease(..) => {
-            (Feature::Pins, "the store pins and leases nothing for other processes")
+            (Feature::Pins, "the store does not support pins and leases by other processes")
         }
         RequestBody::Begin(..)
         | RequestBody::Commit(_)
         | RequestBody::Abort(_)
         | RequestBody::Missing(_) => {
-            (Feature::Begun, "the store lets no other process begin groups")
+            (Feature::Begun, "the store does not support open groups of other processes")
         }
         RequestBody::Events(_) => {
             (Feature::Events, "the store keeps no events: set events.max on it")

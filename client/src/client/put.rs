@@ -241,8 +241,10 @@ impl RemotePut {
             ConnState::Up(client)
                 if !self.required.is_empty() && !client.has_feature(Feature::Parts) =>
             {
-                let incompatible =
-                    Error::new(ErrorKind::Incompatible, "the store takes no parts of groups");
+                let incompatible = Error::new(
+                    ErrorKind::Incompatible,
+                    "the store does not support puts of parts of a group",
+                );
                 self.objects_of(&offer)
                     .iter_mut()
                     .for_each(|object| object.outcome = Some(Err(incompatible.clone())));

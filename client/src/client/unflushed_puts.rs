@@ -36,7 +36,7 @@ impl UnflushedPuts {
         self.covered = self.covered.max(before.count);
         if lost {
             let detail =
-                "the store process was started again, and what was put before that is not durable";
+                "the store process was restarted: unflushed puts from before that are not durable";
             return Err(Error::new(ErrorKind::Unavailable, detail));
         }
         Ok(())

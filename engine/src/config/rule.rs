@@ -163,7 +163,7 @@ impl Rule {
                 None => faults.push(format!("entry {number} is not UTF-8")),
                 Some("") => faults.push(format!("entry {number} is empty")),
                 Some(text) if text.contains('\0') => {
-                    faults.push(format!("entry {number} holds a NUL"))
+                    faults.push(format!("entry {number} contains a NUL"))
                 }
                 Some(text) if shell::expands(text) => {
                     faults.push(format!("entry {number} is {}: {}", quoted(text), shell::REMEDY));

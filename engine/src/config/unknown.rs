@@ -70,7 +70,7 @@ fn no_suggestion(keys: &[&str]) -> String {
                     top.push(first);
                 }
             }
-            format!("is not a setting; at the top are {}", top.join(", "))
+            format!("is not a setting; top-level keys are {}", top.join(", "))
         }
     }
 }

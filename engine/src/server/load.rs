@@ -68,7 +68,7 @@ impl LinkLoad {
         let is_first = used == 0 && bytes <= FIRST_BYTES_MAX;
         if used + bytes > LINK_BYTES_MAX || !all.begin(&self.client, bytes, is_first) {
             let detail = format!(
-                "too much is asked for at once: read outcomes, or ask for less bytes={bytes} \
+                "operations in progress use too much memory: read outcomes, or request less bytes={bytes} \
                  link={used} link_max={LINK_BYTES_MAX} client_max={CLIENT_BYTES_MAX} all_max={ALL_BYTES_MAX}"
             );
             return Err(Error::busy(detail));

@@ -198,7 +198,7 @@ fn waiting(store: &crate::store::embedded::Store) -> (u64, u64, u64) {
     (stats.groups_waiting, stats.waiting_bytes, stats.groups_dropped)
 }
 
-const GONE: &str = "group is not open: its deadline is over, or its namespace was cleared";
+const GONE: &str = "group is not open: its deadline has passed, or its namespace was cleared";
 
 #[test]
 fn incomplete_group_ends_with_its_last_holder() {

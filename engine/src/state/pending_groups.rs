@@ -477,8 +477,9 @@ impl Core {
             return Ok(());
         }
         let waiting = self.pending_groups.bytes();
-        let detail =
-            format!("too much waits for its group waiting={waiting} bytes={bytes} max={max}");
+        let detail = format!(
+            "incomplete groups use too much memory waiting={waiting} bytes={bytes} max={max}"
+        );
         Err(Error::busy(detail))
     }
 

@@ -45,7 +45,7 @@ fn parse_entry(entry: &Table) -> std::result::Result<(Key, Rights), EntryError> 
         return Err("an entry has name, secret, rights and namespaces, and nothing else");
     }
     let text = |name| entry.get(name).and_then(Value::as_str);
-    let name = text("name").ok_or("name is missing, or no text")?;
+    let name = text("name").ok_or("name is missing, or is not a string")?;
     let secret = text("secret")
         .and_then(parse_secret)
         .ok_or("secret is not 64 hexadecimal digits in quotes")?;
@@ -81,7 +81,7 @@ fn parse_rights(entry: &Table) -> std::result::Result<Rights, EntryError> {
     {
         return Err(wrong);
     }
-    let wrong = "namespaces must be a list of texts of 32 hexadecimal digits";
+    let wrong = "namespaces must be a list of strings of 32 hexadecimal digits";
     let namespaces = match string_list(entry, "namespaces", wrong)? {
         None => Namespaces::All,
         Some(these) => {
@@ -115,9 +115,7 @@ pub fn ring(path: &Path) -> Result<Vec<(Key, Rights)>> {
     match keys.iter().position(|(key, _)| !names.insert(key.name())) {
         Some(twice) => {
             let (number, file) = (twice + 1, display_path(path));
-            Err(Error::invalid(format!(
-                "the name is another entry's as well entry={number} file={file}"
-            )))
+            Err(Error::invalid(format!("two entries have this name entry={number} file={file}")))
         }
         None => Ok(keys),
     }
@@ -129,7 +127,7 @@ pub fn own(path: &Path) -> Result<Key> {
     if keys.len() != 1 {
         let (count, file) = (keys.len(), display_path(path));
         return Err(Error::invalid(format!(
-            "a client's file has one key keys={count} file={file}"
+            "a client's file must have exactly one key keys={count} file={file}"
         )));
     }
     Ok(keys.remove(0).0)

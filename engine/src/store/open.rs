@@ -298,7 +298,7 @@ fn open_for_reading(
         opened.and_then(|o| o.full.clone()).or_else(|| recovered.and_then(|r| r.full.clone()));
     if let (Some(full), Some(ssd)) = (&full, core.ssd.as_mut()) {
         ssd.health.stop_writing(now);
-        tracing::error!(fault = %full.fault, "the file system is full: the ssd tier is open for reading alone");
+        tracing::error!(fault = %full.fault, "file system is full: ssd tier is opened read-only");
     }
     full
 }

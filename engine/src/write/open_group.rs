@@ -42,7 +42,7 @@ pub(crate) struct JoinedGroup {
 pub(crate) fn not_open() -> Error {
     Error::new(
         ErrorKind::Unavailable,
-        "group is not open: its deadline is over, or its namespace was cleared",
+        "group is not open: its deadline has passed, or its namespace was cleared",
     )
 }
 

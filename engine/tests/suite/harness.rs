@@ -233,7 +233,8 @@ impl Store {
             Some(Serving::Tasks(dial)) => dial.join(),
             None => {}
         }
-        Arc::try_unwrap(self.store).unwrap_or_else(|_| panic!("something holds the store still"))
+        Arc::try_unwrap(self.store)
+            .unwrap_or_else(|_| panic!("a reference to the store still exists"))
     }
 
     pub fn close(self) -> Result<FlushReport> {

@@ -240,7 +240,7 @@ pub fn incomplete_group_is_dropped_at_its_deadline(world: &TestEnv) {
         flush(&store);
     }
     assert_eq!((store.stats().groups_dropped, store.stats().waiting_bytes), (1, 0));
-    let message = "group is not open: its deadline is over, or its namespace was cleared";
+    let message = "group is not open: its deadline has passed, or its namespace was cleared";
     refused(put_into(&begun, &page[1]), ErrorKind::Unavailable, message);
     refused(commit(&begun), ErrorKind::Unavailable, message);
     assert_eq!(present_count(&store, &page), 0);
@@ -274,7 +274,7 @@ pub fn clear_drops_waiting_groups(world: &TestEnv) {
     page.iter().for_each(|object| assert_eq!(put_into(&begun, object), Ok(PutOutcome::Waiting)));
     store.clear(namespace("m"), Options::default()).expect("cleared");
     assert_eq!((store.stats().groups_waiting, store.stats().waiting_bytes), (0, 0));
-    let message = "group is not open: its deadline is over, or its namespace was cleared";
+    let message = "group is not open: its deadline has passed, or its namespace was cleared";
     refused(commit(&begun), ErrorKind::Unavailable, message);
     assert_eq!(present_count(&store, &page), 0);
 }
@@ -293,8 +293,9 @@ pub fn waiting_groups_take_at_most_half_of_the_arena(world: &TestEnv) {
         stored += u64::from(outcome == Ok(PutOutcome::Waiting));
         if let Err(error) = outcome {
             let bytes = stored << 19;
-            let message =
-                format!("too much waits for its group waiting={bytes} bytes=524288 max=2097152");
+            let message = format!(
+                "incomplete groups use too much memory waiting={bytes} bytes=524288 max=2097152"
+            );
             assert_eq!((error.kind, error.message), (ErrorKind::Busy, message));
         }
     }

@@ -45,7 +45,7 @@ impl ProbeDir {
             if path != dir {
                 // The message's reader knows the configured directory, not the ancestor in which it
                 // would be created.
-                fault.detail = format!("dir={} is to be made there", show(dir));
+                fault.detail = format!("dir={} would be created there", show(dir));
             }
             fault
         };

@@ -123,7 +123,7 @@ fn decide(
     uring: impl FnOnce() -> Result<Alignment, IoFault>,
     direct: impl FnOnce() -> Result<Alignment, IoFault>,
 ) -> Result<BackendDecision, IoFault> {
-    let mut reason = String::from("blocking was asked for");
+    let mut reason = String::from("blocking is configured");
     if choice != BackendChoice::Blocking {
         match uring() {
             Ok(align) => {
@@ -133,7 +133,8 @@ fn decide(
             Err(fault) if !refuses_mechanism(&fault) => return Err(fault),
             Err(mut fault) if choice == BackendChoice::Uring => {
                 fault.kind = FaultKind::Unsupported;
-                fault.detail = format!("io_uring was asked for and is refused: {}", why(&fault));
+                fault.detail =
+                    format!("io_uring is configured and cannot be used: {}", why(&fault));
                 return Err(fault);
             }
             Err(fault) => reason = format!("{}, using blocking", why(&fault)),

@@ -147,16 +147,12 @@ fn newest_checkpoint(
             Err(CheckpointRefusal::WrittenOver) => {
                 tracing::info!(
                     serial = number,
-                    "checkpoint is partly overwritten by a newer one, going without it"
+                    "checkpoint is partly overwritten by a newer one, it is not used"
                 );
                 sink.forget_checkpoint();
             }
             Err(CheckpointRefusal::Damaged(reason)) => {
-                tracing::warn!(
-                    serial = number,
-                    reason,
-                    "checkpoint is not whole, going without it"
-                );
+                tracing::warn!(serial = number, reason, "checkpoint is incomplete, it is not used");
                 found.refused_checkpoints += 1;
                 sink.forget_checkpoint();
             }

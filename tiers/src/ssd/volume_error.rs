@@ -86,7 +86,7 @@ pub enum VolumeError {
     },
     /// The store was created with another configuration.
     #[error(
-        "store was made with another {field}: it has {found}, the configuration asks for {wanted} dir={dir}"
+        "store was created with another {field}: it has {found}, the configuration has {wanted} dir={dir}"
     )]
     Incompatible {
         /// The configuration field.

@@ -49,7 +49,7 @@ impl HoldTotals {
         let HoldTotals { objects, bytes } = most;
         let (more, more_bytes) = (additional.objects, additional.bytes);
         Err(Error::busy(format!(
-            "{holder} would pin or lease too much more_objects={more} more_bytes={more_bytes} objects_max={objects} bytes_max={bytes}"
+            "too much is pinned or leased holder={holder} more_objects={more} more_bytes={more_bytes} objects_max={objects} bytes_max={bytes}"
         )))
     }
 
