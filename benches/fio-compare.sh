@@ -1,15 +1,17 @@
 #!/bin/sh
-# Compares SSD gets or puts of the store with fio: same directory and sizes, runs alternate within the same minute. Prints
-# medians, and the median of the ratios within each run.
+# Compares SSD gets or puts of the store with fio: same directory and sizes, runs alternate within
+# the same minute. Prints medians, and the median of the ratios within each run.
 #
 #   benches/fio-compare.sh DIR [OBJECT_BYTES] [BATCH] [SECONDS] [RUNS] [get|put]
 #
-# get: the store is warm: it caches as many headers as PAGELITH_SSD__HEADERS_BYTES allows. fio reads whole blocks of 4096
-# bytes at random. put: fio writes as the store does by default, 1 MiB sequential, 8 in flight; and once more with 256 in
-# flight, since eight buffers stay in the processor's cache, and put objects do not. Only the objects' bytes count on both
-# sides. Both have huge pages: as root they are reserved for fio meanwhile; if that fails, fio has pages of 4 KiB, and the
-# script prints so. DIR is on the file system to measure and is left unchanged; DIR/pagelith-fio-compare is created and
-# removed. Sizes are in bytes. PAGELITH names the program (default: a release build of this repository).
+# get: the store is warm: it caches as many headers as PAGELITH_SSD__HEADERS_BYTES allows. fio reads
+# whole blocks of 4096 bytes at random. put: fio writes as the store does by default, 1 MiB
+# sequential, 8 in flight; and once more with 256 in flight, since eight buffers stay in the
+# processor's cache, and put objects do not. Only the objects' bytes count on both sides. Both have
+# huge pages: as root they are reserved for fio meanwhile; if that fails, fio has pages of 4 KiB,
+# and the script prints so. DIR is on the file system to measure and is left unchanged;
+# DIR/pagelith-fio-compare is created and removed. Sizes are in bytes. PAGELITH names the program
+# (default: a release build of this repository).
 set -eu
 
 dir=${1:?usage: fio-compare.sh DIR [OBJECT_BYTES] [BATCH] [SECONDS] [RUNS] [get|put]}
@@ -20,8 +22,9 @@ runs=${5:-5}
 op=${6:-get}
 # Batches in flight.
 depth=4
-# fio's parameters: mode, transfer length, number in flight, and a number in flight whose memory exceeds the cache; the share
-# of object bytes; and the field of its bandwidth in KiB/s in the terse format, version 3.
+# fio's parameters: mode, transfer length, number in flight, and a number in flight whose memory
+# exceeds the cache; the share of object bytes; and the field of its bandwidth in KiB/s in the terse
+# format, version 3.
 padded=$(((object_bytes + 4095) / 4096 * 4096))
 case $op in
 get) data=$((1 << 30)) how=randread length=$padded many=$((batch * depth)) cold=0 share=$object_bytes field=7 ;;
@@ -57,11 +60,13 @@ else
 fi
 trap 'exit 1' INT TERM
 
-# A field of the store's part of a JSON line, or of the bare loop's part, which is the object `limit`.
+# A field of the store's part of a JSON line, or of the bare loop's part, which is the object
+# `limit`.
 own() { echo "$line" | sed -n "s/\"limit\":{[^}]*}//; s/.*\"$1\":\([0-9.e+-]*\).*/\1/p"; }
 bare() { echo "$line" | sed -n "s/.*\"limit\":{[^}]*\"$1\":\([0-9.e+-]*\).*/\1/p"; }
 
-# fio's bandwidth in GB/s (10^9) of object bytes with IN_FLIGHT, and its CPU seconds per GB; fields 88 and 89 are CPU in percent.
+# fio's bandwidth in GB/s (10^9) of object bytes with IN_FLIGHT, and its CPU seconds per GB; fields
+# 88 and 89 are CPU in percent.
 fio_run() { # IN_FLIGHT
     out=$(fio --name=limit --filename="$work/fio" --size=$data --rw=$how --bs="$length" --iodepth="$1" \
         --ioengine=io_uring --direct=1 --minimal --terse-version=3 $memory --time_based --ramp_time=1 --runtime="$seconds")
@@ -83,7 +88,8 @@ store_run >/dev/null
 : >"$work/runs"
 run=0 far=0
 while [ "$run" -lt "$runs" ]; do
-    # fio faults in its memory in the first second; the store's is touched before its measurement starts.
+    # fio faults in its memory in the first second; the store's is touched before its measurement
+    # starts.
     limit=$(fio_run "$many")
     [ $cold = 0 ] || far=$(fio_run $cold)
     line=$(store_run)

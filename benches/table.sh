@@ -1,10 +1,12 @@
 #!/bin/sh
-# `pagelith bench` on DRAM and SSD at the relevant sizes, each with the limit of the same run (docs/performance.md).
+# `pagelith bench` on DRAM and SSD at the relevant sizes, each with the limit of the same run
+# (docs/performance.md).
 #
 #   benches/table.sh DIR [SECONDS]
 #
-# DIR is on the file system to measure; DIR/pagelith-table is created and removed. SECONDS are for each row. PAGELITH names
-# the program (default: a release build of this repository). Run nothing else on the machine meanwhile.
+# DIR is on the file system to measure; DIR/pagelith-table is created and removed. SECONDS are for
+# each row. PAGELITH names the program (default: a release build of this repository). Run nothing
+# else on the machine meanwhile.
 set -eu
 
 dir=${1:?usage: table.sh DIR [SECONDS]}

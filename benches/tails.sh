@@ -3,11 +3,11 @@
 #
 #   benches/tails.sh DIR [SECONDS] [OBJECT_BYTES]
 #
-# The blocking call reads one object at a time, in random order; a second thread puts objects of 1 MiB at a fixed rate, and
-# reclaim frees space for them. DIR is on the file system to measure; DIR/pagelith-tails is created and removed. SECONDS are
-# for each row. PAGELITH names the program (default: a release build of this repository).
-# PAGELITH_SSD__WRITE_DEPTH_READING sets how many writes may be in flight during reads. Run nothing else on the machine
-# meanwhile.
+# The blocking call reads one object at a time, in random order; a second thread puts objects of 1
+# MiB at a fixed rate, and reclaim frees space for them. DIR is on the file system to measure;
+# DIR/pagelith-tails is created and removed. SECONDS are for each row. PAGELITH names the program
+# (default: a release build of this repository). PAGELITH_SSD__WRITE_DEPTH_READING sets how many
+# writes may be in flight during reads. Run nothing else on the machine meanwhile.
 set -eu
 
 dir=${1:?usage: tails.sh DIR [SECONDS] [OBJECT_BYTES]}
@@ -35,7 +35,7 @@ alone=$(own gb_per_s)
 bench --op get --batch 1 --depth 1
 idle=$(own p99_us)
 echo "alone the writer writes $alone GB/s"
-echo "| writer asks for | it gets, of what it writes alone | reads GB/s | p50 us | p99 us | to idle | p99.9 us |"
+echo "| requested write rate | achieved, of the rate alone | reads GB/s | p50 us | p99 us | to idle | p99.9 us |"
 echo "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
 echo "| 0 | 0 | $(own gb_per_s) | $(own p50_us) | $idle | 1.00 | $(own p999_us) |"
 for share in 0.125 0.25 0.5 0.75 1 2; do

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs every fuzz target for some seconds (first argument, default 20), two at a time. Prints one line for each target. The
-# output of a failure is printed in full, and its input is in fuzz/artifacts/TARGET.
+# Runs every fuzz target for some seconds (first argument, default 20), two at a time. Prints one
+# line for each target. The output of a failure is printed in full, and its input is in
+# fuzz/artifacts/TARGET.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-20}

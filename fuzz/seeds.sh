@@ -42,7 +42,8 @@ client vllm 07 "p@m@tp_rank:1@pcp0@dcp0@pp_rank:0@group:0@$hash"
 client vllm_shared 0f "p@m@store_tp:8@store_pp:1@store_format:tp_shared_lbhnc@tp_rank:1@pcp0@dcp0@pp_rank:0@group:0@$hash"
 client opaque 01 'anything else'
 
-# How the store ended, then edits: file, block, offset (two bytes), edit, flags (bit 0: correct the checksum).
+# How the store ended, then edits: file, block, offset (two bytes), edit, flags (bit 0: correct the
+# checksum).
 hex() { # FILE BYTES: hexadecimal
     printf '%b' "$(printf '%s' "$2" | tr -d ' ' | sed 's/../\\x&/g')" >"corpus/$1"
 }
@@ -63,7 +64,8 @@ edit record_forged '01 00 01 0048 08 01 05 00 00 00 00 00 00 00'
 edit record_misdirected '01 00 0c 0001 d0 00'
 edit footer '01 00 ff 0fe0 e3 00'
 
-# The lowest bit of the first byte is the format, the other bits the machine's memory; variables follow the text.
+# The lowest bit of the first byte is the format, the other bits the machine's memory; variables
+# follow the text.
 { printf '\x80[dram]\nbytes = "1GiB"\npolicy = "s3fifo"\n[ssd]\nbytes = "8GiB"\ndirs = ["/a", "/b"]\n'
   printf '\0DRAM__BYTES=2GiB\0READ__DEPTH=128'; } >corpus/config/toml
 { printf '\x81{"ssd": {"bytes": 1073741824, "dirs": ["/a"], "segment_bytes": "16MiB"}, "deadline_ms": 5}'

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# A randomized stress run (python/tests/storm) of the Python module and a store process that are built with AddressSanitizer:
-# 100,000 operations, while memory is dropped, tasks are cancelled and signals are raised. Fails if anything is found.
+# A randomized stress run (python/tests/storm) of the Python module and a store process that are
+# built with AddressSanitizer: 100,000 operations, while memory is dropped, tasks are cancelled and
+# signals are raised. Fails if anything is found.
 #
 #   python/sanitize.sh [OPERATIONS [SEED]]
 #
-# Needs a nightly toolchain, a C compiler with `ar`, and Python 3.10 or later; no package index. The installed Python is not
-# instrumented: the toolchain's runtime is preloaded before all other libraries, so that the sanitizer manages all memory of the process,
-# Python's included. Rust's std is not instrumented, and writes by the kernel are not seen: the stress run checks memory for those
+# Needs a nightly toolchain, a C compiler with `ar`, and Python 3.10 or later; no package index. The
+# installed Python is not instrumented: the toolchain's runtime is preloaded before all other
+# libraries, so that the sanitizer manages all memory of the process, Python's included. Rust's std
+# is not instrumented, and writes by the kernel are not seen: the stress run checks memory for those
 # itself. Builds into target/address.
 set -uo pipefail
 cd "$(dirname "$0")"
@@ -27,7 +29,8 @@ runtime=$(rustc +nightly --print sysroot)/lib/rustlib/$host/lib/librustc-nightly
 out=$PWD/../target/address
 mkdir -p "$out/python"
 build() {
-    # With an explicit target, build scripts and macros are built without the sanitizer. Debug assertions are on, as in tests.
+    # With an explicit target, build scripts and macros are built without the sanitizer. Debug
+    # assertions are on, as in tests.
     RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers=yes" CARGO_BUILD_TARGET=$host CARGO_TARGET_DIR=$out \
         CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true cargo +nightly build --quiet --release --locked "$@"
 }
@@ -37,8 +40,8 @@ rm -rf "$out/python/pagelith"
 cp -r pagelith "$out/python/pagelith"
 cp "$out/$host/release/lib_native.so" "$out/python/pagelith/_native.abi3.so"
 
-# The runtime is shipped as an archive for executables; link it as a library. The one object that a library cannot contain starts the
-# runtime, which `start` does instead.
+# The runtime is shipped as an archive for executables; link it as a library. The one object that a
+# library cannot contain starts the runtime, which `start` does instead.
 (
     cd "$out/python"
     cp "$runtime" runtime.a && chmod u+w runtime.a && ar d runtime.a asan_preinit.cpp.o
@@ -50,7 +53,8 @@ C
 ) || exit 1
 echo "== address sanitizer: python built in $((SECONDS - began)) s"
 
-# Leak detection is off, as in sim/sanitize.sh. Python's own allocator would not return freed memory to the sanitizer.
+# Leak detection is off, as in sim/sanitize.sh. Python's own allocator would not return freed memory
+# to the sanitizer.
 sanitized() {
     (
         export PYTHONPATH=$out/python:$PWD/tests PYTHONMALLOC=malloc STORE_PROGRAM=$out/$host/release/pagelith

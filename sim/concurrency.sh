@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Runs the concurrency tests: loom (small kernels, every order of their steps) and shuttle (a real store on the simulated
-# disk, many schedules). Needs only the stable toolchain. Builds into target/loom and target/shuttle, so other builds stay
-# valid. Exits with an error if a checker found something.
+# Runs the concurrency tests: loom (small kernels, every order of their steps) and shuttle (a real
+# store on the simulated disk, many schedules). Needs only the stable toolchain. Builds into
+# target/loom and target/shuttle, so other builds stay valid. Exits with an error if a checker found
+# something.
 #
 #   sim/concurrency.sh                    both
 #   sim/concurrency.sh loom|shuttle [NAME...]   one of them; only the tests whose names contain NAME

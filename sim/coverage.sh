@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# Measures which lines of engine/src and tiers/src the explorer's seeds execute, without the unit tests.
+# Measures which lines of engine/src and tiers/src the explorer's seeds execute, without the unit
+# tests.
 #
-#   sim/coverage.sh [SEEDS] [OPS] [DIR]   default: 40 seeds of 5000 operations, outputs in target/coverage
+#   sim/coverage.sh [SEEDS] [OPS] [DIR]
 #
-# Needs rustup's llvm-tools (`rustup component add llvm-tools`); without them it prints that it is skipped and succeeds.
-# Fails below 85 %.
+# Default: 40 seeds of 5000 operations, outputs in target/coverage.
+#
+# Needs rustup's llvm-tools (`rustup component add llvm-tools`); without them it prints that it is
+# skipped and succeeds. Fails below 85 %.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seeds=${1:-40} ops=${2:-5000} out=${3:-target/coverage}

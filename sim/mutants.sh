@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Enables every planted bug, one at a time, in one build that contains all of them. Each must be caught within the seeds
-# that are tried, and the build without a planted bug must have no findings. Arguments are passed to `pagelith-sim mutants`:
+# Enables every planted bug, one at a time, in one build that contains all of them. Each must be
+# caught within the seeds that are tried, and the build without a planted bug must have no findings.
+# Arguments are passed to `pagelith-sim mutants`:
 #   sim/mutants.sh --only PinIgnored --results FILE
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -8,8 +9,8 @@ target=${CARGO_TARGET_DIR:-target}
 planted() { # CARGO'S ARGUMENTS
     cargo "$@" --features pagelith-mutants/planted
 }
-# Both builds share the dependencies and so write their program to the same path. This one is copied away, and the other is
-# linked there again even if this script fails.
+# Both builds share the dependencies and so write their program to the same path. This one is copied
+# away, and the other is linked there again even if this script fails.
 put_back() { cargo build --quiet --release -p pagelith-sim; }
 trap put_back EXIT
 planted build --quiet --release -p pagelith-sim

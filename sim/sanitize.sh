@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Runs the tests with real threads, real memory and a real ring under a sanitizer. Needs a nightly toolchain. std is not
-# instrumented (that would need rust-src), so the sanitizer does not observe std: see sim/concurrency/README.md. Builds into
-# target/thread and target/address. Exits with an error if the sanitizer found something.
+# Runs the tests with real threads, real memory and a real ring under a sanitizer. Needs a nightly
+# toolchain. std is not instrumented (that would need rust-src), so the sanitizer does not observe
+# std: see sim/concurrency/README.md. Builds into target/thread and target/address. Exits with an
+# error if the sanitizer found something.
 #
-#   sim/sanitize.sh thread|address [NAME...]   NAME: layouts io tiers client engine; default: all of them
+#   sim/sanitize.sh thread|address [NAME...]   NAME: layouts io tiers client engine (default: all)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -56,7 +57,8 @@ wanted layouts "$@" && tests layouts -p pagelith-layouts --lib
 wanted io "$@" && tests io -p pagelith-io --lib --test queue_behaviour --test disk_behaviour "${verbs[@]}"
 wanted tiers "$@" && tests tiers -p pagelith-tiers --lib
 wanted client "$@" && tests client -p pagelith-client --lib
-# Every behaviour test on every backend, but without the constant fingerprint: it finds the same races, slowly.
+# Every behaviour test on every backend, but without the constant fingerprint: it finds the same
+# races, slowly.
 wanted engine "$@" && tests engine -p pagelith --lib --test behaviour -- --skip sim --skip constant --skip object_of_75_mb_round_trips
 echo "== $sanitizer sanitizer: skipped: tests that kill or abort processes on purpose (kill_*, reopen_after_kill," \
     "seccomp), configuration, resharding, cli, and single-threaded tests on the simulated disk (sim)"

@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# Runs Pagelith under the engines' own code: pages that one process stores are read by the next one and compared byte for byte.
+# Runs Pagelith under the engines' own code: pages that one process stores are read by the next one
+# and compared byte for byte.
 #
-#   [ENGINES="..."] python/clients/run.sh DIR     DIR was created by setup.sh; builds the wheel and the program
+#   [ENGINES="..."] python/clients/run.sh DIR
+#
+# DIR was created by setup.sh. Builds the wheel and the program.
 set -euo pipefail
 engines=${ENGINES:-sglang vllm lmcache}
 dir=$(realpath "${1:?a directory that setup.sh made}")

@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# Creates environments with SGLang's cache controllers, with vLLM and with LMCache, for machines without a GPU: torch from the index, and
-# of the engines only their packages with the dependencies that these tests import. About 22 GB, from a package index.
+# Creates environments with SGLang's cache controllers, with vLLM and with LMCache, for machines
+# without a GPU: torch from the index, and of the engines only their packages with the dependencies
+# that these tests import. About 22 GB, from a package index.
 #
-#   python/clients/setup.sh DIR [PYTHON]     PYTHON is python3 by default; creates DIR/sglang, DIR/vllm, DIR/lmcache,
-#                                    DIR/lmcache_tests (LMCache's own tests), and DIR/mooncake, for comparisons
+#   python/clients/setup.sh DIR [PYTHON]     PYTHON is python3 by default
+#
+# Creates DIR/sglang, DIR/vllm, DIR/lmcache, DIR/lmcache_tests (LMCache's own tests), and
+# DIR/mooncake, for comparisons.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 dir=${1:?a directory} python=${2:-python3}
@@ -16,7 +19,8 @@ environment sglang
 "${pip[@]}" torch==2.14.1 torchvision numpy
 "${pip[@]}" --requirement "$here/sglang_requirements.txt"
 "${pip[@]}" --no-deps sglang==0.5.23
-# Outside of the environment: within it, SGLang's tests would import it instead of Pagelith's interface.
+# Outside of the environment: within it, SGLang's tests would import it instead of Pagelith's
+# interface.
 "${pip[@]}" --no-deps --target "$dir/mooncake" mooncake-transfer-engine-non-cuda==0.3.13.post1
 
 environment vllm

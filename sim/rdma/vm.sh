@@ -67,7 +67,7 @@ fetch_kernel() {
     local start
     start=$(LC_ALL=C grep -obUaP '\xfd7zXZ\x00' "$cache/kernel" | head -n 1 | cut -d: -f1 || true)
     if [ -n "$start" ]; then
-        # Bytes behind the payload make xz complain after it wrote all of it.
+        # Bytes after the payload make xz report an error after it has written all output.
         tail -c "+$((start + 1))" "$cache/kernel" | xz -dc >"$scratch/elf" 2>/dev/null || true
         [ "$(head -c 4 "$scratch/elf" | tail -c 3)" != ELF ] || mv "$scratch/elf" "$cache/kernel"
     fi
@@ -77,7 +77,7 @@ fetch_kernel() {
 release=$(cat "$cache/release")
 
 # The first file system: busybox and the modules of the devices, in the order in which they load. rdma_rxe needs
-# crc32_generic, and does not say so.
+# crc32_generic, and does not declare it.
 modules="crc32_generic virtio_pci virtio_console 9pnet_virtio 9p overlay veth ib_uverbs rdma_rxe"
 first=$scratch/first
 mkdir -p "$first"/{bin,dev,proc,sys,modules,top,host} "$scratch/tree/lib/modules"
