@@ -191,7 +191,7 @@ impl StoreFlags {
             }
             self.apply(config);
             if !given("dram", "shared") {
-                let can = |beside: Size| can_share(config.dram.bytes.max(beside));
+                let can = |other: Size| can_share(config.dram.bytes.max(other));
                 config.dram.shared = defaults.shared.is_some_and(can);
             }
             if config.ssd.bytes > Size::ZERO && config.ssd.dirs.is_empty() && !ssd_given {

@@ -305,7 +305,7 @@ fn lost_pin_is_reported_and_not_released_over_a_new_connection() {
     drop(process);
     let _process = Process::at(&address, 2);
     assert_eq!(put(&client, 0), Ok(PutOutcome::Stored));
-    assert!(!lost.is_held(), "the store was started again");
+    assert!(!lost.is_held(), "the store was restarted");
     assert_eq!(counter(&client, "objects_pinned"), 0);
     // The old pin is not affected by pins over the new connection.
     let pin = client.pin(&keys, Options::default()).expect("pinned");
@@ -383,20 +383,20 @@ fn client_receives_events_since_its_first_read() {
     assert_eq!(other.remove(&[key(2)], Options::default()), Ok(1));
     let stored = |n| Event::Stored { tier: Tier::Memory, key: key(n), new: true };
     let removed = Event::Removed { tier: Tier::Memory, key: key(2), gone: true };
-    let told = |most| client.take_events(most, Options::default()).expect("answered");
-    assert_eq!(told(2), Events { events: vec![stored(2), stored(3)], lost: 0 });
+    let take = |most| client.take_events(most, Options::default()).expect("answered");
+    assert_eq!(take(2), Events { events: vec![stored(2), stored(3)], lost: 0 });
     stores(&other, 4);
-    assert_eq!(told(100), Events { events: vec![removed, stored(4)], lost: 0 });
-    assert_eq!(told(100), Events::default());
+    assert_eq!(take(100), Events { events: vec![removed, stored(4)], lost: 0 });
+    assert_eq!(take(100), Events::default());
     // Another process at the same address: its earlier events are not reported.
     let address = process.address.clone();
     drop(process);
     let again = Process::at(&address, 2);
     let next = again.client(WAIT_MAX);
     (5..9).for_each(|page| stores(&next, page));
-    assert_eq!(told(100), Events { events: Vec::new(), lost: 1 });
+    assert_eq!(take(100), Events { events: Vec::new(), lost: 1 });
     stores(&next, 9);
-    assert_eq!(told(100), Events { events: vec![stored(9)], lost: 0 });
+    assert_eq!(take(100), Events { events: vec![stored(9)], lost: 0 });
 }
 
 #[test]

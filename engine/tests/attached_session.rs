@@ -30,7 +30,7 @@ use pagelith::{
     Options, Put, PutGroup, PutOutcome, Size, Source, Store, Ticket, Tier,
 };
 
-/// Two blocks and some, in whole pages: a client reads no such object from where it lies on SSD,
+/// Two blocks and a part, in whole pages: a client does not read such an object from SSD itself,
 /// for there is none.
 const LEN: usize = 73_728;
 const OBJECTS: u64 = 8;

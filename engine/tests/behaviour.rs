@@ -13,21 +13,21 @@ use suite::harness::{EMBEDDED_ONLY, Transport};
 static SHOWN: AtomicUsize = AtomicUsize::new(0);
 static SKIPPED: AtomicUsize = AtomicUsize::new(0);
 
-fn show(name: &str, between: Transport, kind: IoKind, constant: bool, behaviour: fn(&TestEnv)) {
+fn show(name: &str, transport: Transport, kind: IoKind, constant: bool, behaviour: fn(&TestEnv)) {
     // Bypasses the test harness's capture, so that skipped behaviours are reported.
     let say = |line: String| {
         let _ = writeln!(std::io::stderr(), "{line}");
     };
     let embedded_only = || {
-        let rows = EMBEDDED_ONLY.iter().filter(|_| between != Transport::Embedded);
+        let rows = EMBEDDED_ONLY.iter().filter(|_| transport != Transport::Embedded);
         rows.filter(|(prefix, _)| name.starts_with(prefix)).map(|(_, why)| (*why).to_owned()).next()
     };
     match unavailable(kind).or_else(embedded_only) {
         Some(why) => {
             SKIPPED.fetch_add(1, Ordering::Relaxed);
-            say(format!("skipped: {name} over {kind:?} behind {between:?}: {why}"));
+            say(format!("skipped: {name} on {kind:?} over {transport:?}: {why}"));
         }
-        None => behaviour(&TestEnv::behind(between, kind, constant, 1)),
+        None => behaviour(&TestEnv::over(transport, kind, constant, 1)),
     }
     if SHOWN.fetch_add(1, Ordering::Relaxed) + 1 == suite::ALL.len() * SIDES {
         let skipped = SKIPPED.load(Ordering::Relaxed);
@@ -39,14 +39,14 @@ fn show(name: &str, between: Transport, kind: IoKind, constant: bool, behaviour:
 const SIDES: usize = 10;
 
 macro_rules! tests {
-    ($side:ident, $between:ident, $kind:ident, $constant:literal, $($module:ident :: $name:ident,)+) => {
+    ($side:ident, $transport:ident, $kind:ident, $constant:literal, $($module:ident :: $name:ident,)+) => {
         mod $side {
             $(
                 #[test]
                 #[allow(non_snake_case)]
                 fn $name() {
                     let name = concat!(stringify!($module), "::", stringify!($name));
-                    super::show(name, super::Transport::$between, super::IoKind::$kind, $constant, super::suite::$module::$name);
+                    super::show(name, super::Transport::$transport, super::IoKind::$kind, $constant, super::suite::$module::$name);
                 }
             )+
         }

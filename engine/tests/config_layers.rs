@@ -141,7 +141,7 @@ fn directories_in_the_environment_are_separated_by_commas_or_a_json_list() {
 }
 
 #[test]
-fn peers_in_the_environment_are_separated_by_commas_or_a_json_list_and_replace_those_of_the_file() {
+fn peers_from_environment_replace_those_of_file() {
     let file = "remote.peers = [\"unix:/a\", \"unix:/b\", \"unix:/c\"]";
     let named = |text: &str| {
         let builder = Config::builder().file(ConfigFormat::Toml, file);
@@ -337,7 +337,7 @@ fn defaults_open_and_print_and_read_back() {
 
 /// (ssd.bytes, dram.bytes) -> (segment, arena, max_objects)
 #[test]
-fn derived_numbers() {
+fn unset_sizes_are_derived_from_tier_sizes() {
     let cases = [
         ((20 << 20, 0), (4 << 20, 8 << 20, 65_536)),
         ((1 << 30, 256 << 20), (16 << 20, 256 << 20, 81_920)),

@@ -141,7 +141,7 @@ fn directory_without_a_device_uses_the_blocking_backend_and_reports_it() {
     let error = refused(uring);
     assert_eq!(error.kind, ErrorKind::Unavailable, "{error}");
     assert!(
-        error.message.contains("io_uring was asked for") && error.message.contains("tmpfs"),
+        error.message.contains("io_uring is configured") && error.message.contains("tmpfs"),
         "{error}"
     );
 }

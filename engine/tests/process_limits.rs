@@ -239,8 +239,8 @@ fn acknowledged_objects_are_durable_without_new_threads() {
 /// A connection without a free descriptor is logged once, not in a loop, and is accepted when one
 /// is free.
 #[test]
-fn a_listener_without_descriptors_pauses_and_accepts_later() {
-    in_child("a_listener_without_descriptors_pauses_and_accepts_later", || {
+fn listener_without_descriptors_pauses_and_accepts_later() {
+    in_child("listener_without_descriptors_pauses_and_accepts_later", || {
         let home = tempfile::tempdir().unwrap();
         let address = Address::Unix(home.path().join("s"));
         let listen = ListenConfig {

@@ -59,7 +59,7 @@ fn store_without_fallocate_is_filled_with_zeros() {
 fn interrupted_zero_fill_removes_the_files() {
     let home = tempfile::tempdir().expect("a directory");
     let dir = home.path().join("store");
-    let error = open(&dir, true).map(drop).expect_err("told to stop");
+    let error = open(&dir, true).map(drop).expect_err("requested to stop");
     assert!(error.message.contains("stop requested"), "{error}");
     assert_eq!(std::fs::read_dir(home.path()).expect("listed").count(), 0);
     open(&dir, false).expect("opened").close().expect("closed");

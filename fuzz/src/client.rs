@@ -149,8 +149,8 @@ pub fn run(data: &[u8]) -> Option<LinkError> {
     let world = world.get_or_insert_with(FuzzServer::new);
     let (client, memory, mut server) = world.connect();
     let (mut rest, mut written, mut op) = (data, 0u64, 0u64);
-    while let Some((what, behind)) = rest.split_first() {
-        rest = behind;
+    while let Some((what, tail)) = rest.split_first() {
+        rest = tail;
         let mut take = |most: usize| {
             let (taken, left) = rest.split_at(most.min(rest.len()));
             rest = left;

@@ -72,7 +72,7 @@ fn side_is_reported_and_probing_leaves_nothing() {
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "{choice:?}");
     }
     let facts = open_disk(&[dir.path().to_owned()], BackendChoice::Blocking).unwrap().facts();
-    assert!(facts.reason.contains("asked for"), "{}", facts.reason);
+    assert!(facts.reason.contains("is configured"), "{}", facts.reason);
 }
 
 #[test]

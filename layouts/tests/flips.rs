@@ -263,8 +263,8 @@ fn checkpoint_chunks_detect_every_bit_flip() {
         let mut chunk = vec![0; CHUNK_BYTES];
         assert!(checkpoint::encode_chunk(&mut chunk, kind, STORE, 5, 1, items));
         let used = ChunkHead::BYTES + items.len();
-        let behind = (used..CHUNK_BYTES).map(|byte| byte * 8 + byte % 8);
-        flip_these(&mut chunk, (0..used * 8).chain(behind), |b| {
+        let padding = (used..CHUNK_BYTES).map(|byte| byte * 8 + byte % 8);
+        flip_these(&mut chunk, (0..used * 8).chain(padding), |b| {
             checkpoint::decode_chunk(b, &facts, 1).is_ok()
         });
         // `chunk_serial` verifies the whole chunk.

@@ -260,11 +260,11 @@ class Connector(Case):
         )
         block = lambda at: Object(0, 0, 0, (at,))  # noqa: E731
         # All layers of a block together, and then with a gap between them.
-        self.assertEqual(InPlace([[[layer(0), layer(16)]]], 4).lent([block(0), block(2)]), [[(1000, 32)], [(1096, 32)]])
-        self.assertEqual(InPlace([[[layer(0), layer(32)]]], 4).lent([block(1)]), [[(1048, 16), (1080, 16)]])
+        self.assertEqual(InPlace([[[layer(0), layer(16)]]], 4).source_ranges([block(0), block(2)]), [[(1000, 32)], [(1096, 32)]])
+        self.assertEqual(InPlace([[[layer(0), layer(32)]]], 4).source_ranges([block(1)]), [[(1048, 16), (1080, 16)]])
         # Groups of a pool, each with a different block.
         groups = InPlace([[[layer(0)], [layer(16)]]], 4)
-        self.assertEqual(groups.lent([Object(0, 0, 0, (1, 2))]), [[(1048, 16), (1112, 16)]])
+        self.assertEqual(groups.source_ranges([Object(0, 0, 0, (1, 2))]), [[(1048, 16), (1112, 16)]])
 
     def test_contiguous_ranges_of_every_layout(self):
         self.assertEqual(pieces([(1, 64), (2, 32), (4, 8), (8, 1)], 1), ((0, 64),))

@@ -23,9 +23,9 @@ mod sharing;
 mod wire;
 
 #[cfg(test)]
-mod tests;
+mod shares_test;
 #[cfg(test)]
-mod tests_shares;
+mod tests;
 
 use std::sync::{Arc, Mutex};
 

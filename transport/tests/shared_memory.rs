@@ -39,7 +39,7 @@ fn greeting() -> Vec<u8> {
     let outside = (clock(), LinkLimits::default());
     let pending = PendingHandshake::new(
         ours,
-        "nobody".into(),
+        "unnamed".into(),
         LinkRole::Client,
         sharing(),
         handshake,
@@ -75,7 +75,7 @@ fn connect_raw_client(
     let met = match arrivals.pop() {
         Some(AdmissionResult::Link(link)) => Ok(link),
         Some(AdmissionResult::Refused { why, .. }) => Err(why),
-        None => panic!("nobody arrived"),
+        None => panic!("no peer arrived"),
     };
     (met, client)
 }

@@ -87,7 +87,7 @@ fn greeting_of(offer: Capabilities, key: Option<Key>) -> Vec<u8> {
     let handshake = Handshake::client(offer, key, &*entropy());
     let outside = (clock(), LinkLimits::default());
     let pending =
-        PendingHandshake::new(ours, "nobody".into(), LinkRole::Client, offer, handshake, outside)
+        PendingHandshake::new(ours, "unnamed".into(), LinkRole::Client, offer, handshake, outside)
             .poll();
     assert!(matches!(pending, HandshakeProgress::Waiting(_)), "it waits for a reply");
     lock(&theirs.reads).bytes.iter().copied().collect()

@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn table_has_row_per_side_and_skipped_side() {
         let manner =
-            SideProperties { in_flight: "1".into(), verified_by: "nobody".into(), page_cache: false };
+            SideProperties { in_flight: "1".into(), verified_by: "not verified".into(), page_cache: false };
         let line = |side: &str| {
             let of = rounds(&[1.0]).remove(&0).unwrap();
             let line = Line::Round {

@@ -3,8 +3,8 @@
 //! request.
 //!
 //! `cargo bench -p pagelith-micro --bench prefix`. In the index of runs, the pages that one put
-//! brought in sequence are stored side by side, and only the first is found by its hash: the others
-//! are compared one after the other.
+//! brought in sequence are stored in adjacent slots, and only the first is found by its hash: the
+//! others are compared one after the other.
 #![allow(missing_docs, reason = "criterion's macros")]
 
 mod common;

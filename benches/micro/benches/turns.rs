@@ -5,11 +5,11 @@
 //!
 //! `cargo bench -p pagelith-micro --bench turns [-- ROUNDS [unsealed|by-calls|tcp|looks]]`:
 //! `unsealed` puts out of memory that an engine mapped, which may become shorter, by a process that
-//! survives that, and `by-calls` by one that does not; `tcp` gets over TCP beside a bare loop that
-//! sends, receives and checksums as many bytes; `looks` look-ups of one key, of which the median of
-//! each round's 5,000 is taken. Of each the medians of all rounds (21), us a batch, and the median
-//! of their ratios with the middle half of them. A round counts only if two threads had a core each
-//! right before and right after it ([`cores`]); how often they had not is said.
+//! survives that, and `by-calls` by one that does not; `tcp` gets over TCP and compares with a bare
+//! loop that sends, receives and checksums as many bytes; `looks` look-ups of one key, of which the
+//! median of each round's 5,000 is taken. Of each the medians of all rounds (21), us a batch, and
+//! the median of their ratios with the middle half of them. A round counts only if two threads had
+//! a core each right before and right after it ([`cores`]); how often they had not is said.
 #![allow(clippy::disallowed_methods, reason = "measures threads by the real clock")]
 #![allow(clippy::print_stdout, reason = "a table is what comes of it")]
 

@@ -371,7 +371,8 @@ mod tests {
     /// for 30 seconds from 0 ms on.
     fn failed_host(for_client: bool) -> (Listener, Arc<Host>, ConnectionPool) {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-        let (offer, limits) = (|who| Capabilities::of_this_build([who; 16]), LinkLimits::default());
+        let (offer, limits) =
+            (|instance| Capabilities::of_this_build([instance; 16]), LinkLimits::default());
         let listen = ListenConfig {
             address: "tcp:127.0.0.1:0".parse().expect("an address"),
             admission: ClientAuth::Connection(Rights::all()),

@@ -88,7 +88,7 @@ impl BoundsEnv {
             .send_control(1, ask, RequestOptions::default(), self.clock.now().after(TIMEOUT))
             .expect("link capacity");
         match wait_for_reply(&*self.clock, server, caller) {
-            Response::Control(told) => told,
+            Response::Control(reply) => reply,
             other => panic!("unexpected reply {other:?}"),
         }
     }

@@ -82,7 +82,7 @@ impl FlushEnv {
             caller.poll(self.clock.now(), &mut replies);
         }
         match replies.remove(0).1 {
-            Response::Control(told) => told,
+            Response::Control(reply) => reply,
             other => panic!("unexpected reply {other:?}"),
         }
     }

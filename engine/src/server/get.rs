@@ -51,7 +51,7 @@ enum ObjectState {
     Requested,
     /// Not in DRAM, and no chunk of it was read yet.
     Reading,
-    /// Not local: the peers are asked for the whole span at once.
+    /// Not local: the whole span is requested from the peers at once.
     Remote,
     /// A part of it was read, and not all of it was sent.
     Sending(SendingObject),

@@ -20,8 +20,12 @@ pub mod bounds;
 mod bounds_test;
 mod call_context;
 #[cfg(test)]
+pub(crate) mod cancel_test;
+#[cfg(test)]
 mod cancelled_ops_test;
 mod client_holds;
+#[cfg(test)]
+pub(crate) mod client_holds_test;
 mod commit;
 mod durable;
 mod exists;
@@ -38,17 +42,13 @@ mod pending_pushes;
 mod poll;
 mod put;
 #[cfg(test)]
+pub(crate) mod removal_fence_test;
+#[cfg(test)]
+pub(crate) mod shared_memory_test;
+#[cfg(test)]
 mod tenants_test;
 #[cfg(test)]
 pub(crate) mod tests;
-#[cfg(test)]
-pub(crate) mod tests_cancelled;
-#[cfg(test)]
-pub(crate) mod tests_client_holds;
-#[cfg(test)]
-pub(crate) mod tests_removal_fence;
-#[cfg(test)]
-pub(crate) mod tests_shared_memory;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

@@ -81,7 +81,7 @@ impl Tenant {
             self.caller.poll(self.clock.now(), &mut replies);
         }
         match replies.remove(0).1 {
-            Response::Control(told) => told,
+            Response::Control(reply) => reply,
             other => panic!("unexpected reply {other:?}"),
         }
     }
@@ -191,7 +191,7 @@ fn stats_of_a_key_with_namespaces_need_the_operate_right() {
         write!(file, "[[key]]\nname = \"a\"\nsecret = \"{secret}\"\n{entry}\n").expect("written");
         let (_, rights) = crate::store::key_file::ring(&path).expect("a ring").remove(0);
         let store = store(None);
-        let told = Tenant::of(&store, rights).ask(&RequestBody::Stats);
-        assert_eq!(told.is_ok(), operates, "{entry} {told:?}");
+        let reply = Tenant::of(&store, rights).ask(&RequestBody::Stats);
+        assert_eq!(reply.is_ok(), operates, "{entry} {reply:?}");
     }
 }

@@ -104,7 +104,7 @@ impl Pair {
         let (staging, memory) = StagingPool::shared(STAGING).expect("memory");
         let regions =
             store.shared_memory().into_iter().flat_map(|arena| [arena, memory.clone()]).collect();
-        let offer = |who| Capabilities::of_this_build([who; 16]);
+        let offer = |instance| Capabilities::of_this_build([instance; 16]);
         let mut listener =
             Listener::new(&listen, offer(1), Arc::new(SystemEntropy), clock.clone(), limits)
                 .expect("listens")
@@ -464,7 +464,7 @@ fn reserved_verb_is_refused_and_the_link_goes_on() {
 
 fn matches_number(reply: &Response) -> bool {
     match reply {
-        Response::Control(told) => told.is_ok(),
+        Response::Control(reply) => reply.is_ok(),
         Response::Exists(_) | Response::Get(_) | Response::Put(_) => false,
     }
 }
@@ -520,11 +520,11 @@ fn get_buffers_return_after_deadline_or_server_close() {
     assert_eq!(got[0].outcome.as_ref().expect_err("a dead peer").kind, ErrorKind::Unavailable);
     assert_eq!((got[0].parts.len(), pair.caller.closed().is_some()), (2, true));
     let deadline = pair.clock.now().after(TIMEOUT);
-    let told = pair.caller.send_control(
+    let reply = pair.caller.send_control(
         1,
         &RequestBody::Remove(List::of(&[key(1, "k")])),
         RequestOptions::default(),
         deadline,
     );
-    assert!(told.is_err());
+    assert!(reply.is_err());
 }

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn report_to_one_takes_nothing_from_others_and_tells_of_no_foreign_namespace() {
+    fn report_has_only_namespaces_of_its_client_and_leaves_other_reports() {
         let mut counts = FlushCounts::default();
         let only = |namespace| BTreeSet::from([namespace]);
         counts.link("a", Some(&only(A)));
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn client_hears_from_its_first_link_on_and_of_nothing_twice() {
+    fn losses_after_first_link_are_reported_to_client_once() {
         let mut counts = FlushCounts::default();
         counts.add(A, &lost(1));
         counts.link("a", None);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn last_report_tells_what_nobody_who_hears_of_everything_was_told() {
+    fn last_report_has_losses_not_reported_to_an_unrestricted_client() {
         let mut counts = FlushCounts::default();
         counts.link("all", None);
         counts.link("a", Some(&BTreeSet::from([A])));
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_of_one_key_that_are_gone_push_out_none_of_another_key() {
+    fn disconnected_clients_of_one_key_evict_none_of_another_key() {
         let mut counts = FlushCounts::default();
         let only = |namespace| BTreeSet::from([namespace]);
         for client in ["a/1", "a/b/1", "/1"] {
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_that_are_gone_are_forgotten_the_oldest_first() {
+    fn oldest_disconnected_client_is_forgotten_first() {
         let mut counts = FlushCounts::default();
         for n in 0..DISCONNECTED_MAX + 10 {
             counts.link(&n.to_string(), None);

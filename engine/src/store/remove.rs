@@ -32,10 +32,10 @@ pub(crate) fn remove(store: &Store, keys: &[ObjectKey], options: Options) -> Res
             begin(shared, session, keys, &options, deadline)
         })??;
     // Take every answer, even after a failed one, so that none stays in the core.
-    let told = notify_peers(shared, |id| PeerJob::Remove { id, keys: gone });
+    let notified = notify_peers(shared, |id| PeerJob::Remove { id, keys: gone });
     let results: Vec<_> = answers
         .into_iter()
-        .chain(told)
+        .chain(notified)
         .map(|id| shared.wait_for_job(id, deadline, "remove"))
         .collect();
     results.into_iter().collect::<Result<()>>()?;
@@ -237,10 +237,10 @@ pub(crate) fn clear(
     let deadline = shared.deadline(options.timeout);
     let _removing = shared.remote.removal_fence.begin();
     let (generation, answer) = begin_clear(shared, namespace)?;
-    let told = notify_peers(shared, |id| PeerJob::Clear { id, namespace });
+    let notified = notify_peers(shared, |id| PeerJob::Clear { id, namespace });
     let results: Vec<_> = answer
         .into_iter()
-        .chain(told)
+        .chain(notified)
         .map(|id| shared.wait_for_job(id, deadline, "clear"))
         .collect();
     results.into_iter().collect::<Result<()>>()?;

@@ -100,9 +100,9 @@ fn wide_comment_is_detected() {
 pub fn shipping(rust: &str) -> String {
     let code = code(rust);
     let tests = code.match_indices("#[cfg(test)]").find(|(at, attribute)| {
-        let behind = code[at + attribute.len()..].trim_start();
-        behind.starts_with("mod ")
-            && behind.split(['{', ';']).next().is_some_and(|m| behind[m.len()..].starts_with('{'))
+        let item = code[at + attribute.len()..].trim_start();
+        item.starts_with("mod ")
+            && item.split(['{', ';']).next().is_some_and(|m| item[m.len()..].starts_with('{'))
     });
     tests.map_or(code.clone(), |(at, _)| code[..at].to_owned())
 }
@@ -216,6 +216,30 @@ fn unsafe_block_without_a_row_is_detected() {
     assert_ne!(file("#![deny(unsafe_code)]"), accounted(page));
 }
 
+/// Test files in `src` whose name is neither `tests.rs` nor ends with `_test.rs`.
+fn misnamed_tests(paths: &[String]) -> Vec<String> {
+    let misnamed = |path: &&String| {
+        let name = path.rsplit('/').next().unwrap_or(path);
+        path.contains("/src/")
+            && !path.contains("_test/")
+            && (name.starts_with("test") || name.ends_with("_tests.rs"))
+            && name != "tests.rs"
+    };
+    paths.iter().filter(misnamed).cloned().collect()
+}
+
+#[test]
+fn unit_test_files_have_one_form_of_name() {
+    let found = misnamed_tests(&rust_files());
+    assert_eq!(found, Vec::<String>::new(), "name them SUBJECT_test.rs");
+    let planted =
+        ["io/src/a/tests_b.rs", "io/src/a/b_tests.rs", "io/src/test_b.rs"].map(str::to_owned);
+    assert_eq!(misnamed_tests(&planted), planted);
+    let allowed =
+        ["io/src/a/tests.rs", "io/src/b_test.rs", "io/tests/test_b.rs"].map(str::to_owned);
+    assert_eq!(misnamed_tests(&allowed), Vec::<String>::new());
+}
+
 /// Environment variables with the settings' prefix that a text reads or sets, and that are no
 /// settings.
 fn strange_variables(text: &str) -> Vec<String> {
@@ -237,8 +261,8 @@ fn other_environment_variables_have_another_prefix() {
         .chain(scripts)
         .chain([".ci/run", "README.md", "CONTRIBUTING.md"].map(str::to_owned));
     // The configuration's own tests contain refused variables.
-    let told = ["tests/config", "tests/replay.rs", "src/config/", "tests/house/"];
-    let all = all.filter(|path| !told.iter().any(|place| path.contains(place)));
+    let exempt = ["tests/config", "tests/replay.rs", "src/config/", "tests/house/"];
+    let all = all.filter(|path| !exempt.iter().any(|place| path.contains(place)));
     let strange: Vec<_> = all.flat_map(|path| strange_variables(&text(&path))).collect();
     assert_eq!(strange, Vec::<String>::new());
     assert_eq!(

@@ -3,7 +3,7 @@
 use super::source::{code, exists, files, root, rust_files, text};
 
 /// Markdown pages written by hand or rendered, by path from the root.
-fn pages() -> Vec<String> {
+pub fn pages() -> Vec<String> {
     let mut pages = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(str::to_owned).to_vec();
     pages.extend(
         ["docs", "sim", "fuzz", "benches", "python"].iter().flat_map(|dir| files(dir, ".md")),

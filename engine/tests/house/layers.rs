@@ -166,7 +166,7 @@ fn upward_dependency_is_detected() {
 
 /// So that `cargo run` at the root needs no package name; other programs are run with one.
 #[test]
-fn the_workspace_has_one_program_by_default() {
+fn workspace_has_one_program_by_default() {
     let workspace: toml::Table = text("Cargo.toml").parse().expect("a manifest");
     let default = workspace["workspace"]["default-members"].as_array().expect("default members");
     let is_default = |dir: &str| default.iter().any(|member| member.as_str() == Some(dir));

@@ -56,7 +56,6 @@ pub fn is_test_file(path: &str) -> bool {
     path.contains("/tests/")
         || path.contains("_test/")
         || name == "tests.rs"
-        || name.starts_with("tests_")
         || name.ends_with("_test.rs")
 }
 

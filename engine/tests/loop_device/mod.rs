@@ -66,7 +66,7 @@ impl LoopFs {
         &self.mount.0
     }
 
-    /// The file behind the loop device.
+    /// The backing file of the loop device.
     pub fn image(&self) -> PathBuf {
         self.home.path().join("image")
     }

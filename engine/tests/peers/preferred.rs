@@ -49,7 +49,7 @@ fn preferred_peer_receives_and_returns_all_pages() {
     assert_eq!(get(&other, &keys), all(Tier::Remote, 40));
     // A store without a preferred peer looks for each page at its owner, and finds only those that
     // are there.
-    let alike = front(peers(&[("near", &near), ("far", &far)], "nobody"));
+    let alike = front(peers(&[("near", &near), ("far", &far)], "none"));
     let owned = exists(&alike, &keys);
     assert!((1..40).contains(&owned), "{owned}");
     // Removed pages are gone at every peer.
@@ -64,7 +64,7 @@ fn preferred_peer_receives_and_returns_all_pages() {
 #[test]
 fn page_absent_at_the_preferred_peer_is_got_from_its_owner() {
     let (near, far) = (Process::new(&memory()), Process::new(&memory()));
-    let others = front(peers(&[("near", &near), ("far", &far)], "nobody"));
+    let others = front(peers(&[("near", &near), ("far", &far)], "none"));
     let keys = pages(100);
     put_each(&others, &keys);
     let with_owners = (exists(&near.store, &keys), exists(&far.store, &keys));

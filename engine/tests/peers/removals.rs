@@ -257,7 +257,7 @@ fn unreachable_peer_makes_removal_unavailable() {
         assert_eq!(removed.expect_err("one is gone").kind, ErrorKind::Unavailable, "page={page}");
     }
     // The other peer was notified, and its hold lasts no longer than that took.
-    until("it is let go", || {
+    until("it is released", || {
         let log = asked.lock().expect("a log");
         let count = |verb| log.iter().filter(|(_, said)| *said == verb).count();
         (count(Verb::Remove), count(Verb::Hold), count(Verb::Release)) == (8, 8, 8)

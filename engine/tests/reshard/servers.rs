@@ -260,9 +260,9 @@ fn carve<'b>(buffer: &'b mut [u8], reads: &[Read]) -> Vec<Vec<&'b mut [u8]>> {
     let (mut rest, mut at, mut slices) = (buffer, 0, Vec::new());
     for (offset, len, read, piece) in placed {
         let skip = offset.checked_sub(at).expect("two pieces overlap");
-        let (slice, behind) = rest.split_at_mut(skip).1.split_at_mut(len);
+        let (slice, tail) = rest.split_at_mut(skip).1.split_at_mut(len);
         slices.push((read, piece, slice));
-        (rest, at) = (behind, offset + len);
+        (rest, at) = (tail, offset + len);
     }
     slices.sort_unstable_by_key(|(read, piece, _)| (*read, *piece));
     let mut carved: Vec<Vec<&mut [u8]>> = reads.iter().map(|_| Vec::new()).collect();

@@ -34,7 +34,7 @@ fn gets(pages: &[u64]) -> Vec<Get> {
     keys.map(|key| Get { key, range: None, destination: destination() }).collect()
 }
 
-/// Get batches of pages until told to stop; how many objects were hits.
+/// Get batches of pages until requested to stop; returns the number of hits.
 fn get_until(stop: &AtomicBool, client: &Client, first: u64) -> u64 {
     let (mut hits, mut round) = (0, 0);
     while !stop.load(Ordering::Relaxed) {

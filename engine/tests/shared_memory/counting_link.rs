@@ -29,7 +29,7 @@ pub struct LinkCounts {
     /// Received events are discarded.
     pub discard_events: AtomicBool,
     /// Offset by which views differ from the place that the store reports, in bytes.
-    pub beside: AtomicU64,
+    pub shift: AtomicU64,
 }
 
 impl LinkCounts {
@@ -120,7 +120,7 @@ impl Link for CountingLink {
 
     fn peer_ref(&self, stretch: ItemRange, place: (u32, u64), length: u64) -> Option<ShmRef> {
         let (region, at) = place;
-        self.0.peer_ref(stretch, (region, at + self.1.beside.load(Ordering::Relaxed)), length)
+        self.0.peer_ref(stretch, (region, at + self.1.shift.load(Ordering::Relaxed)), length)
     }
 
     fn push(&mut self, push: Push) -> Result<(), Push> {

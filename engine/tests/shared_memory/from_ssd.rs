@@ -18,7 +18,7 @@ fn put_on_ssd(client: &Client, page: u64, bytes: &[u8]) {
     client.flush(Options::default()).expect("flushed");
 }
 
-/// Get bytes of an object into whole pages, `before` bytes behind the beginning of one.
+/// Get bytes of an object into whole pages, `before` bytes after the beginning of one.
 fn get_at(
     client: &Client,
     page: u64,
@@ -101,7 +101,7 @@ fn ranges_and_unaligned_destinations_are_got_without_retry() {
             get_at(&client, 1, Some(range.start as u64..range.end as u64), range.len(), before);
         assert_eq!(outcome, hit(Tier::Ssd, range.len()), "{range:?}");
         assert!(bytes == object[range.clone()], "{range:?}");
-        // What was copied from elsewhere would be found out, and asked for again.
+        // Bytes copied from another place would fail verification, and be requested again.
         assert_eq!(seen.take(), [1, 0, 0, 0], "{range:?} before={before}");
     }
     let (outcome, _) = get_at(&client, 1, None, LEN - 1, 0);
@@ -138,7 +138,7 @@ fn object_damaged_on_ssd_is_a_miss_and_dropped() {
     }
 }
 
-/// Change a bit of an object where it lies.
+/// Change a bit of an object in place.
 fn flip(process: &Process, object: &[u8], at: usize) {
     let dir = process.dir.path().join("store");
     let files =
@@ -148,7 +148,7 @@ fn flip(process: &Process, object: &[u8], at: usize) {
     let starts =
         (0..all.len() - object.len()).step_by(4096).filter(|from| all[*from..].starts_with(object));
     let starts: Vec<usize> = starts.collect();
-    assert_eq!(starts.len(), 1, "where it lies");
+    assert_eq!(starts.len(), 1, "its location");
     let place = (starts[0] + at) as u64;
     let file = std::fs::OpenOptions::new().write(true).open(&segments).expect("writable");
     file.write_all_at(&[object[at] ^ 1], place).expect("written");

@@ -126,10 +126,10 @@ fn view_of_a_misreported_place_is_refused() {
     let (client, seen) = process.client(Vec::new());
     put(&client, &[1], &[&content(1, 100_000)]);
     put(&client, &[2], &[&content(2, 100_000)]);
-    seen.beside.store(4096, Ordering::Relaxed);
+    seen.shift.store(4096, Ordering::Relaxed);
     assert!(view(&client, &[1]).expect("answered")[0].is_none());
     let_go(&process);
-    seen.beside.store(0, Ordering::Relaxed);
+    seen.shift.store(0, Ordering::Relaxed);
     assert!(view(&client, &[1]).expect("answered")[0].is_some());
 }
 

@@ -1,4 +1,4 @@
-//! A writer faster than the disk: it waits or is told `Busy`, and memory stays within its limit.
+//! A writer faster than the disk: it waits or gets `Busy`, and memory stays within its limit.
 
 use std::time::Duration;
 

@@ -135,7 +135,7 @@ pub fn damaged_segment_head_loses_no_object(world: &TestEnv) {
 
 pub fn damage_in_a_group_drops_the_whole_group(world: &TestEnv) {
     if !world.tells_keys_apart() {
-        return; // Group members cannot be told from other objects.
+        return; // Group members cannot be distinguished from other objects.
     }
     let config = world.config();
     let store = world.open(&config);

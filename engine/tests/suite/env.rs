@@ -33,31 +33,31 @@ pub struct TestEnv {
     pub kind: IoKind,
     /// Every key has the same fingerprint: only whole keys tell objects apart.
     pub constant: bool,
-    /// What lies between a behaviour and its stores.
-    pub between: Transport,
+    /// The transport between a behaviour and its stores.
+    pub transport: Transport,
     dirs: usize,
     place: Place,
 }
 
 impl TestEnv {
     pub fn new(kind: IoKind, constant: bool, dirs: usize) -> TestEnv {
-        TestEnv::behind(Transport::Embedded, kind, constant, dirs)
+        TestEnv::over(Transport::Embedded, kind, constant, dirs)
     }
 
     /// An environment whose stores are accessed over a link.
-    pub fn behind(between: Transport, kind: IoKind, constant: bool, dirs: usize) -> TestEnv {
+    pub fn over(transport: Transport, kind: IoKind, constant: bool, dirs: usize) -> TestEnv {
         let place = match kind {
             IoKind::Sim => Place::Sim(Box::new(SimWorld::with_dirs(7, dirs))),
             IoKind::Uring | IoKind::Blocking | IoKind::Refused => {
                 Place::Real(tempfile::tempdir().expect("a directory"))
             }
         };
-        TestEnv { kind, constant, between, dirs, place }
+        TestEnv { kind, constant, transport, dirs, place }
     }
 
     /// Another empty environment of this kind.
     pub fn fresh(&self, dirs: usize) -> TestEnv {
-        TestEnv::behind(self.between, self.kind, self.constant, dirs)
+        TestEnv::over(self.transport, self.kind, self.constant, dirs)
     }
 
     /// The simulated machine, if this is one.
@@ -70,7 +70,7 @@ impl TestEnv {
 
     /// Whether the store is embedded: only then can bytes go straight into the caller's memory.
     pub fn is_embedded(&self) -> bool {
-        self.between == Transport::Embedded
+        self.transport == Transport::Embedded
     }
 
     /// Whether `exists` distinguishes keys.
@@ -131,15 +131,15 @@ impl TestEnv {
     pub fn try_open(&self, config: &Config) -> Result<Store, Error> {
         let facts = MachineLimits::of_this_machine().expect("facts");
         let mut config = config.clone();
-        config.dram.shared = matches!(self.between, Transport::SharedArena);
+        config.dram.shared = matches!(self.transport, Transport::SharedArena);
         let valid = config.validate(&facts).unwrap_or_else(|e| panic!("{e}"));
         let valid = if self.constant { valid.with_constant_fingerprint() } else { valid };
         let timeout = valid.deadline();
-        match (&self.place, self.between) {
-            (Place::Sim(sim), between) => {
+        match (&self.place, self.transport) {
+            (Place::Sim(sim), transport) => {
                 let env = sim.env();
                 let store = pagelith::Store::open_in(valid, env.clone())?;
-                Ok(match between {
+                Ok(match transport {
                     Transport::Sim => Store::sim(store, timeout, sim.clock.clone(), env.runtime),
                     Transport::Embedded
                     | Transport::Tcp
@@ -149,8 +149,8 @@ impl TestEnv {
             }
             (
                 Place::Real(_),
-                between @ (Transport::Tcp | Transport::SharedRings | Transport::SharedArena),
-            ) => Ok(Store::socket(pagelith::Store::open(valid)?, timeout, between)),
+                transport @ (Transport::Tcp | Transport::SharedRings | Transport::SharedArena),
+            ) => Ok(Store::socket(pagelith::Store::open(valid)?, timeout, transport)),
             (Place::Real(_), Transport::Embedded | Transport::Sim) => {
                 pagelith::Store::open(valid).map(Store::embedded)
             }

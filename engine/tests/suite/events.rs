@@ -59,12 +59,12 @@ impl Known {
     fn apply_events(&mut self, store: &Store, key: &ObjectKey) -> Vec<Option<Tier>> {
         let mut been = vec![self.at(key)];
         loop {
-            let told = store.take_events(100);
-            assert_eq!(told.lost, 0);
-            if told.events.is_empty() {
+            let taken = store.take_events(100);
+            assert_eq!(taken.lost, 0);
+            if taken.events.is_empty() {
                 return been;
             }
-            for event in told.events {
+            for event in taken.events {
                 self.note(&event);
                 been.push(self.at(key));
             }
@@ -96,7 +96,7 @@ fn found(store: &Store, key: ObjectKey, bytes: &[u8]) -> Option<Tier> {
 /// moment.
 pub fn events_report_where_every_object_is(world: &TestEnv) {
     if !world.tells_keys_apart() {
-        return; // The members of a group cannot be told apart.
+        return; // The members of a group cannot be distinguished.
     }
     let mut config = config(world);
     config.dram.bytes = Size::mib(1);
@@ -184,9 +184,9 @@ pub fn unread_events_are_dropped_and_counted(world: &TestEnv) {
     config.events.max = 3;
     let store = world.open(&config);
     store_pages(&store, 0..5, 1000);
-    let told = store.take_events(100);
+    let taken = store.take_events(100);
     let stored = |n| Event::Stored { tier: Tier::Memory, key: key(n), new: true };
-    assert_eq!((told.events, told.lost), (vec![stored(2), stored(3), stored(4)], 2));
+    assert_eq!((taken.events, taken.lost), (vec![stored(2), stored(3), stored(4)], 2));
     assert_eq!(put(&store, key(9), &bytes(9, 1000)), Ok(PutOutcome::Stored));
     assert_eq!(store.take_events(1).events, [stored(9)]);
     assert_eq!(store.take_events(1), pagelith::Events::default());
@@ -210,11 +210,11 @@ pub fn many_events_are_read_in_one_call(world: &TestEnv) {
         );
     }
     // The arena has room for a few hundred: the others were evicted.
-    let told = store.take_events(1100);
+    let taken = store.take_events(1100);
     let rest = store.take_events(100_000);
-    assert_eq!((told.events.len(), told.lost, rest.lost), (1100, 0, 0));
+    assert_eq!((taken.events.len(), taken.lost, rest.lost), (1100, 0, 0));
     let stored = |event: &&Event| matches!(event, Event::Stored { .. });
-    assert_eq!(told.events.iter().chain(&rest.events).filter(stored).count(), 700);
+    assert_eq!(taken.events.iter().chain(&rest.events).filter(stored).count(), 700);
     assert!(rest.events.len() > 10, "{}", rest.events.len());
 }
 

@@ -30,7 +30,7 @@ fn is(store: &Store, (key, bytes): &Object) -> bool {
 /// Hot and cold stores whose index tells keys apart.
 fn stores(world: &TestEnv) -> Vec<(TestEnv, Store)> {
     if !world.tells_keys_apart() {
-        return Vec::new(); // Bases cannot be told apart.
+        return Vec::new(); // Bases cannot be distinguished.
     }
     [world.config(), world.cold_config()]
         .into_iter()
@@ -76,7 +76,7 @@ pub fn attached_puts_may_name_any_member_of_the_base(world: &TestEnv) {
 
 pub fn attached_group_with_evicted_base_does_not_block_put(world: &TestEnv) {
     if !world.tells_keys_apart() {
-        return; // Bases cannot be told apart.
+        return; // Bases cannot be distinguished.
     }
     // Without an SSD tier a base disappears with its frame.
     let store = world.open(&world.memory_config(Size::mib(1)));
@@ -269,7 +269,7 @@ pub fn oldest_of_many_waiting_groups_can_complete(world: &TestEnv) {
 
 pub fn pin_of_an_attached_object_keeps_its_base(world: &TestEnv) {
     if !world.tells_keys_apart() {
-        return; // Bases cannot be told apart.
+        return; // Bases cannot be distinguished.
     }
     let store = world.open(&world.memory_config(Size::mib(1)));
     let (k, t) = (object(1, "k", 1, 5000), object(1, "t", 2, 6000));

@@ -1,4 +1,5 @@
-//! The store under test: embedded, or behind a link in a server that stands for another process.
+//! The store under test: embedded, or over a link to a server that takes the place of another
+//! process.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -32,14 +33,14 @@ use pagelith_sim::clock::SimClock;
 use pagelith_sim::link::SimNet;
 use tempfile::TempDir;
 
-/// What lies between a behaviour and its store.
+/// The transport between a behaviour and its store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// Nothing.
     Embedded,
     /// TCP over loopback.
     Tcp,
-    /// Memory that both sides have, beside a Unix socket.
+    /// Memory that both sides share, with a Unix socket.
     SharedRings,
     /// The same, and the store shares its arena and staging memory.
     SharedArena,
@@ -178,7 +179,7 @@ impl Store {
         let admission = ClientAuth::Connection(Rights::all());
         let listen = ListenConfig { address, admission, allow_remote: false };
         let (entropy, limits) = (Arc::new(SystemEntropy), LinkLimits::default());
-        let offer = |who| Capabilities::of_this_build([who; 16]);
+        let offer = |instance| Capabilities::of_this_build([instance; 16]);
         let (staging, memory) = StagingPool::shared(STAGING).expect("memory");
         let regions = store.shared_memory().map(|arena| vec![arena, memory]);
         assert_eq!(regions.is_some(), matches!(between, Transport::SharedArena));
@@ -323,7 +324,7 @@ impl Store {
         match &self.client {
             Some(client) => match client.take_events(most, Options::default()) {
                 Err(error) if error.kind == ErrorKind::Incompatible => Events::default(),
-                told => told.expect("the store answers"),
+                events => events.expect("the store answers"),
             },
             None => self.store.take_events(most),
         }
@@ -408,12 +409,10 @@ impl Store {
 /// Request events once, so that they are recorded from now on, if at all.
 fn begin_listening(client: &Client) {
     let begun = client.take_events(1, Options::default());
-    assert!(
-        begun.map_or_else(
-            |error| error.kind == ErrorKind::Incompatible,
-            |told| told.events.is_empty()
-        )
-    );
+    assert!(begun.map_or_else(
+        |error| error.kind == ErrorKind::Incompatible,
+        |taken| taken.events.is_empty()
+    ));
 }
 
 impl Deref for Store {

@@ -57,7 +57,7 @@ pub fn prefetched_pages_are_got_from_memory(world: &TestEnv) {
 
 pub fn group_is_prefetched_whole_or_not_at_all(world: &TestEnv) {
     if world.constant {
-        return; // Objects of several lengths could be told apart only by reading each.
+        return; // Objects of several lengths could be distinguished only by reading each.
     }
     let config = world.config();
     let store = world.open(&config);

@@ -58,9 +58,9 @@ pub fn recency_policy_keeps_used_pages_within_its_budget(world: &TestEnv) {
         store.exists_batch(&hot, Options::default());
     }
     for n in (0..100).step_by(25) {
-        assert!(is_page_present(&store, n, LEN), "asked for all along n={n}");
+        assert!(is_page_present(&store, n, LEN), "requested in every round n={n}");
     }
-    assert!(!is_page_present(&store, 5, LEN), "never asked for");
+    assert!(!is_page_present(&store, 5, LEN), "never requested");
     let stats = store.stats();
     assert!(stats.bytes_reinserted > 0, "{stats:?}");
     let budget = 0.25 * (stats.segments_reclaimed << 20) as f64;

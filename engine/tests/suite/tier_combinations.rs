@@ -133,7 +133,7 @@ pub fn missing_directory_is_refused(world: &TestEnv) {
         if order.len() == 1 {
             let error = refused_with(&world, &config, order);
             assert_eq!(error.kind, ErrorKind::Incompatible, "{error}");
-            let says = "number of ssd.dirs: it has 2, the configuration asks for 1";
+            let says = "number of ssd.dirs: it has 2, the configuration has 1";
             assert!(error.message.contains(says), "{error}");
             continue;
         }

@@ -89,7 +89,7 @@ pub fn tombstones_survive_several_crashes(world: &TestEnv) {
 /// reading the tombstone, and without one, when records in it may be younger than the tombstone.
 pub fn tombstones_are_not_undone_by_a_segment_without_a_head(world: &TestEnv) {
     if world.constant {
-        return; // The records could not be told apart.
+        return; // The records could not be distinguished.
     }
     for checkpointed in [true, false] {
         let world = world.fresh(1);

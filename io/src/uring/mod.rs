@@ -22,16 +22,16 @@
 
 mod entries;
 mod fixed;
+#[cfg(test)]
+mod fixed_test;
+#[cfg(test)]
+mod long_writes_test;
 mod ring;
 mod slots;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
-mod tests_fixed;
-#[cfg(test)]
-mod tests_long;
-#[cfg(test)]
-mod tests_threads;
+mod threads_test;
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;

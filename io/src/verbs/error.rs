@@ -45,7 +45,7 @@ pub enum VerbsError {
     /// No device has the name.
     #[error("no such RDMA device; choose one of those found device={name} found={found}")]
     DeviceUnknown {
-        /// The name asked for.
+        /// The requested name.
         name: String,
         /// The names of all devices.
         found: String,
@@ -149,7 +149,7 @@ pub enum VerbsError {
          wanted={wanted} candidates={candidates}"
     )]
     NoUsablePort {
-        /// The ports asked for.
+        /// The requested ports.
         wanted: String,
         /// All ports, each with its verdict.
         candidates: String,
@@ -179,7 +179,7 @@ pub enum VerbsError {
     PortUnknown {
         /// The device.
         device: String,
-        /// The number asked for.
+        /// The requested number.
         port: u8,
         /// The number of ports.
         ports: u8,
@@ -207,7 +207,7 @@ pub enum VerbsError {
         device: String,
         /// The port.
         port: u8,
-        /// The GID asked for.
+        /// The requested GID.
         wanted: String,
         /// All GIDs of the port, each with its verdict.
         gids: String,
@@ -247,7 +247,7 @@ pub enum VerbsError {
         device: String,
         /// The name of the limited attribute.
         what: &'static str,
-        /// The value asked for.
+        /// The requested value.
         asked: u32,
         /// The device's limit.
         limit: u32,

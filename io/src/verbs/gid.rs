@@ -135,7 +135,7 @@ pub fn scored(entries: &[GidEntry], wish: GidWish) -> Vec<ScoredGid> {
         let (score, reason) = match wish {
             GidWish::Best => score(entry),
             GidWish::Address(address) if !entry.gid.is(address) => (0, "another address"),
-            // Link-local addresses are usable if they are asked for; the wrong protocol is not.
+            // Link-local addresses are usable if they are requested; the wrong protocol is not.
             GidWish::Address(_) => match score(entry) {
                 (0, reason) if reason != LINK_LOCAL => (0, reason),
                 (score, _) => (score.max(1), "the wanted address"),
@@ -219,7 +219,7 @@ mod tests {
         let by = |address: &str| GidWish::Address(address.parse().expect("an address"));
         assert_eq!(chosen(&TABLE, by("192.0.2.1")), Some(5));
         assert_eq!(chosen(&TABLE, by("2001:db8::7")), Some(3));
-        assert_eq!(chosen(&TABLE, by(LINK_LOCAL_V6)), Some(1), "asked for");
+        assert_eq!(chosen(&TABLE, by(LINK_LOCAL_V6)), Some(1), "requested");
         assert_eq!(chosen(&TABLE, by("192.0.2.9")), None);
         assert_eq!(chosen(&TABLE, GidWish::Index(0)), Some(0));
         assert_eq!(chosen(&TABLE, GidWish::Index(9)), None);

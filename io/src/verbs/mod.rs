@@ -29,6 +29,8 @@ mod device_list;
 mod error;
 mod gid;
 mod gpu_index;
+#[cfg(test)]
+mod layout_test;
 mod library;
 mod memory;
 mod nic_choice;
@@ -36,8 +38,6 @@ mod port;
 mod queue_pair;
 mod rail;
 mod request;
-#[cfg(test)]
-mod tests_layout;
 mod topology;
 
 pub use completion::{Completion, CompletionKind, CompletionQueue, Status};

@@ -23,7 +23,7 @@ fn page() -> String {
 }
 
 #[test]
-fn tables() {
+fn geometry_page_has_tables_of_code() {
     let mut page = page();
     let blessed = std::env::var_os("TEST_PAGELITH_BLESS").is_some_and(|v| v == "1");
     for (name, table) in [("layouts", shapes()), ("presets", sizes()), ("resharding", ranges())] {

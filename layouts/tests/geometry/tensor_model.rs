@@ -237,7 +237,7 @@ fn own(p: &Placement) -> Shard {
     Shard::Rank { tp: p.tp, pp: p.pp, cp: p.cp, dcp: p.dcp }
 }
 
-fn attention(of: &Attention, beside: Option<&Indexer>, kind: Kind, p: &Placement) -> ModelPool {
+fn attention(of: &Attention, indexer_of: Option<&Indexer>, kind: Kind, p: &Placement) -> ModelPool {
     let mut pool = ModelPool {
         role: kind.role,
         name: kind.name.into(),
@@ -248,7 +248,7 @@ fn attention(of: &Attention, beside: Option<&Indexer>, kind: Kind, p: &Placement
     };
     match of {
         Attention::Heads(h) => heads(&mut pool, h, kind, p),
-        Attention::Latent(l) => latent(&mut pool, l, beside, kind, p),
+        Attention::Latent(l) => latent(&mut pool, l, indexer_of, kind, p),
         Attention::Anchor => {}
     }
     pool
@@ -315,7 +315,7 @@ fn heads(pool: &mut ModelPool, h: &HeadAttention, kind: Kind, p: &Placement) {
 fn latent(
     pool: &mut ModelPool,
     l: &LatentAttention,
-    beside: Option<&Indexer>,
+    indexer_of: Option<&Indexer>,
     kind: Kind,
     p: &Placement,
 ) {
@@ -357,7 +357,7 @@ fn latent(
         }
         (LatentRow::Packed { bytes }, _) => add(&latent, (from, of), 0, *bytes, 1),
     }
-    if let Some(indexer) = beside {
+    if let Some(indexer) = indexer_of {
         let layers = stage(indexer.layers.unwrap_or(l.layers), kind, p);
         add(&format!("index_k{}", share(kind, p)), layers, 0, indexer.key_bytes, 1);
         if indexer.scale_bytes > 0 {

@@ -124,7 +124,7 @@ pub(crate) fn items(sums: &[Checksum]) -> Vec<Item<'_>> {
         .collect()
 }
 
-/// An object that is shown by its client's word, and one with checksums beside it.
+/// An object passed by reference without checksums, and one with checksums.
 pub(crate) fn steady() -> PutBuilder {
     let [k, v, _] = keys();
     let mut put = PutBuilder::new(BLOCK_BYTES);

@@ -43,7 +43,7 @@ _VARIABLES = (
 _IGNORED_VARIABLES = ("VLLM_CPU_KVCACHE_SPACE",)
 
 # Key of `kv_connector_extra_config` under which a tier receives the model's identity.
-TOLD = "pagelith_model"
+MODEL_KEY = "pagelith_model"
 
 
 def identify(config: Any, caches: Any = None, sizes: bool = False) -> Identity:

@@ -74,18 +74,18 @@ class InPlace:
         layers = (layer for groups in self._pools for layers in groups for layer in layers)
         return joined((of.base, of.stride * (self._blocks - 1) + sum(of.pieces[-1])) for of in layers)
 
-    def lent(self, objects: Sequence[Object]) -> list[list[tuple[int, int]]]:
+    def source_ranges(self, objects: Sequence[Object]) -> list[list[tuple[int, int]]]:
         """For each object its memory ranges, with adjacent ranges joined."""
         return [self._of(one) for one in objects]
 
-    out = into = lent
+    destination_ranges = source_ranges
 
-    def told(self) -> Any:
+    def ready_event(self) -> Any:
         """An event to wait for before accessing the caches: none, since operations on host memory
         are synchronous."""
         return None
 
-    def landed(self, objects: Sequence[Object]) -> None:
+    def finish_read(self, objects: Sequence[Object]) -> None:
         """Called after a read: the bytes are in place already."""
 
     def _of(self, one: Object) -> list[tuple[int, int]]:

@@ -10,12 +10,12 @@ from .._native import Event, IncompatibleError, PagelithError, Store, Unavailabl
 from ..events import EVENTS_MAX, taken
 from ..failures import Failures
 
-__all__ = ["EVENTS_MAX", "Told"]
+__all__ = ["EVENTS_MAX", "ChunkEvents"]
 
 logger = logging.getLogger(__name__)
 
 
-class Told:
+class ChunkEvents:
     """Events of chunks, in order.
 
     A store process provides additions and removals if it records events (its setting `events.max`).

@@ -10,7 +10,7 @@ from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 import pagelith
 
 from ..failures import Failures
-from .events import Told
+from .events import ChunkEvents
 from .hashes import page_of
 from .messages import Paged
 from .pools import Pools
@@ -50,7 +50,7 @@ class Listener:
         self._described: dict[bytes, tuple[bytes | None, list[int], int | None, str | None]] = {}
         # Pages whose names are hashed to form a store's page, by that.
         self._hashed: dict[bytes, bytes] = {}
-        self._chunk_events = Told(store, self._page_of_event, self._make_events, later, failures, self._cleared)
+        self._chunk_events = ChunkEvents(store, self._page_of_event, self._make_events, later, failures, self._cleared)
 
     # Called by the scheduler.
 

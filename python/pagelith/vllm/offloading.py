@@ -6,7 +6,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
-from ..identity.vllm import TOLD, identify
+from ..identity.vllm import MODEL_KEY, identify
 from .settings import check_scales
 
 
@@ -19,6 +19,6 @@ class PagelithOffloadingConnector(OffloadingConnector):
             check_scales(vllm_config)
             transfer = vllm_config.kv_transfer_config
             model = identify(vllm_config, kv_cache_config)
-            entry = {TOLD: {"facts": model.facts, "unknown": list(model.unknown)}}
+            entry = {MODEL_KEY: {"facts": model.facts, "unknown": list(model.unknown)}}
             transfer.kv_connector_extra_config = {**(transfer.kv_connector_extra_config or {}), **entry}
         super().__init__(vllm_config, role, kv_cache_config)

@@ -34,26 +34,26 @@ class Staged:
         self._host = torch.empty((self.at_once, most), dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._device = device
 
-    def out(self, objects: Sequence[Object]) -> list[list[tuple[int, int]]]:
+    def source_ranges(self, objects: Sequence[Object]) -> list[list[tuple[int, int]]]:
         """Copy these blocks to host memory, in order with the current stream."""
         for cache, rows, at, blocks in self._parts(objects):
             part = cache.index_select(0, self._rows(blocks)).reshape(len(blocks), -1)
             # Synchronous: the store reads the bytes when this returns.
             self._host[rows, at : at + part.shape[1]].copy_(part)
-        return self.into(objects)
+        return self.destination_ranges(objects)
 
     def spans(self) -> list[tuple[int, int]]:
         """All host memory of the rows."""
         return [(self._host.data_ptr(), self._host.numel())]
 
-    def into(self, objects: Sequence[Object]) -> list[list[tuple[int, int]]]:
+    def destination_ranges(self, objects: Sequence[Object]) -> list[list[tuple[int, int]]]:
         """Host memory for these blocks."""
         found: list[list[tuple[int, int]]] = [[] for _ in objects]
         for row, at in enumerate(_by_pool(objects)):
             found[at] = [(self._host[row].data_ptr(), self._bytes[objects[at].pool])]
         return found
 
-    def landed(self, objects: Sequence[Object]) -> None:
+    def finish_read(self, objects: Sequence[Object]) -> None:
         """Copy the bytes that were read to the device; the copy is complete when this returns."""
         for cache, rows, at, blocks in self._parts(objects):
             part = self._host[rows, at : at + cache[0].numel()].contiguous().to(self._device)
@@ -61,7 +61,7 @@ class Staged:
         if self._device.type != "cpu":
             torch.accelerator.current_stream(self._device).synchronize()
 
-    def told(self) -> Any:
+    def ready_event(self) -> Any:
         """An event to wait for before accessing the caches: the completion of all operations
         submitted so far."""
         if self._device.type == "cpu":

@@ -19,10 +19,10 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 import pagelith
 
 from ..identity import Identity, admit
-from ..identity.vllm import TOLD
+from ..identity.vllm import MODEL_KEY
 from ..settings import PoolSettings, milliseconds, of_type, threads
 from ..threads import submit
-from .events import EVENTS_MAX, Told
+from .events import EVENTS_MAX, ChunkEvents
 from .hashes import Missed, page_of
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class PagelithTier(SecondaryTierManager):
             raise ValueError(f"the secondary tier {tier_type!r} has 'enable_kv_events', but --kv-events-config is not set")
         self.locality = Locality(self.settings.locality) if self.settings.locality else None
         config = offloading_spec.config
-        model_facts = config.extra_config.get(TOLD)
+        model_facts = config.extra_config.get(MODEL_KEY)
         model = _UNKNOWN_MODEL if model_facts is None else Identity(model_facts["facts"], tuple(model_facts["unknown"]))
         admit(model, self.settings.revision, f"the secondary tier {tier_type!r}")
         # The base class keeps the view; this export of it ends here.
@@ -93,7 +93,7 @@ class PagelithTier(SecondaryTierManager):
         self._reads = ThreadPoolExecutor(self.settings.read_threads, "pagelith-read")
         self._writes = ThreadPoolExecutor(self.settings.write_threads, "pagelith-write")
         later = None if self.settings.attach is None else partial(submit, self._writes)
-        self._chunk_events = Told(self._store, self._chunk, self._event, later, self._failures) if self.settings.enable_kv_events else None
+        self._chunk_events = ChunkEvents(self._store, self._chunk, self._event, later, self._failures) if self.settings.enable_kv_events else None
         self._registered = self.settings.register(self._store, [(self._base, primary_kv_view.nbytes)])
         # Look-ups in an embedded store do not block.
         self._lookup_manager = _Lookups(self) if self.settings.attach is not None else None

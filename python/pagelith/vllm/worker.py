@@ -97,7 +97,7 @@ class Worker:
                 self._record_load(load, objects, self._read(load, objects, self._save_memory))
             else:
                 try:
-                    submit(self._threads, self._read_later, load, objects, self._save_memory.told())
+                    submit(self._threads, self._read_later, load, objects, self._save_memory.ready_event())
                 except RuntimeError as error:
                     logger.warning("pagelith: a load of %d pages was not started: %s", len(load.pages), error)
                     self._done.put((load, objects, [False] * len(objects)))
@@ -125,9 +125,9 @@ class Worker:
             into = [objects[at] for at in wanted[part]]
             try:
                 outcomes = self._store.get(
-                    keys[part], memory.into(into), depth=load.first + into[0].page, timeout=self._settings.get_timeout_ms / 1000
+                    keys[part], memory.destination_ranges(into), depth=load.first + into[0].page, timeout=self._settings.get_timeout_ms / 1000
                 )
-                memory.landed(into)
+                memory.finish_read(into)
             except Exception as error:
                 self._failures.call("load", error)
                 continue
@@ -222,7 +222,7 @@ class Worker:
                 if self._save_memory.copies:
                     # All saves share one memory.
                     self._saving.end()
-                memory = self._save_memory.out(read)
+                memory = self._save_memory.source_ranges(read)
                 blocks = [] if self._save_memory.copies else [block for one in read for block in one.blocks]
                 self._saving.run(partial(self._put_batch, put, batch, memory, None if pools == whole else base), blocks)
         self._saving.run(partial(self._report_stored, put, pages), ())

@@ -10,7 +10,7 @@
 pub enum Mutant {
     /// A read's bytes are not compared with their checksums.
     PayloadUnchecked,
-    /// The key in a record is not compared with the key that was asked for.
+    /// The key in a record is not compared with the requested key.
     KeyUnchecked,
     /// A namespace's generation counts for nothing.
     GenerationUnchecked,

@@ -91,7 +91,7 @@ pub const ROWS: [Row; 30] = [
         19,
         "stale key of a region",
         &[],
-        "regions have no keys; bytes passed by reference after their release: `pagelith-sim links`, `engine/src/server/tests_shared_memory.rs`",
+        "regions have no keys; bytes passed by reference after their release: `pagelith-sim links`, `engine/src/server/shared_memory_test.rs`",
     ),
     row(
         20,

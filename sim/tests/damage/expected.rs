@@ -249,12 +249,11 @@ impl ExpectedObjects {
             for key in page {
                 // Half of them are read directly into aligned memory, the others through staging.
                 let skip = if key.component().as_bytes()[0] % 2 == 0 { 0 } else { 8 };
-                let (place, behind) =
-                    rest.split_at_mut((skip + length(key)).next_multiple_of(4096));
+                let (place, tail) = rest.split_at_mut((skip + length(key)).next_multiple_of(4096));
                 let place = &mut place[skip..][..length(key)];
                 place.fill(0xA5);
                 places.push([place]);
-                rest = behind;
+                rest = tail;
             }
             let mut gets: Vec<GetSlice<'_, '_>> = page
                 .iter()

@@ -125,7 +125,7 @@ fn flipped_record_headers_with_checkpoint_lose_only_their_objects() {
 /// A tombstone is on SSD once, until its segment has a footer: before that, damage to it revives
 /// removed objects.
 #[test]
-fn tombstones() {
+fn flipped_tombstone_without_footer_revives_only_its_objects() {
     let is = |kind, _| kind == RecordKind::Tombstones;
     let open = headers(Scene::Open, 3, "tombstones", is);
     assert!(open.returned <= open.injected, "more than the injected faults {open:?}");
@@ -206,7 +206,7 @@ fn flipped_segment_header_loses_nothing() {
 
 /// Every segment with a damaged footer falls back to its records, whichever bit it was.
 #[test]
-fn footers() {
+fn flipped_footer_bit_loses_nothing() {
     let made = Scene::Sealed.make();
     for (i, segment) in made.segments().into_iter().enumerate() {
         let last =
@@ -291,7 +291,7 @@ fn damage_in_both_manifest_copies_is_refused_by_name() {
 
 /// With the newer checkpoint, the older one, or none at all, the store holds the same.
 #[test]
-fn checkpoints() {
+fn flipped_checkpoint_bit_loses_nothing() {
     const CHUNK: u64 = 65_536;
     let heads = ["checkpoint.0", "checkpoint.1"].map(|file| (file, 0));
     let expected_reports = |_: &Seen, seen: &Seen| 2 * u64::from(!seen.from_checkpoint);

@@ -48,7 +48,7 @@ fn frames_are_delivered_when_writes_fail_first() {
     let mut events = Vec::new();
     pair.server.poll(&mut events);
     drop(pair.server);
-    pair.client.send(request(2, b"to nobody")).expect("room");
+    pair.client.send(request(2, b"not received")).expect("room");
     pair.client.poll(&mut events);
     assert_eq!(event_lines(&events), ["Outcome 1 4", "closed: the connection ended"]);
 }

@@ -114,7 +114,7 @@ impl Side for Fio {
     fn manner(&self) -> SideProperties {
         let pages = if self.huge.is_some() { "huge pages" } else { "pages of 4 KiB" };
         let in_flight = format!("{} reads into {pages}", self.work.batch * self.work.depth);
-        SideProperties { in_flight, verified_by: "nobody".to_owned(), page_cache: false }
+        SideProperties { in_flight, verified_by: "not verified".to_owned(), page_cache: false }
     }
 
     fn round(&mut self, number: u32) -> anyhow::Result<Round> {

@@ -94,7 +94,7 @@ impl Side for Nixl {
     fn manner(&self) -> SideProperties {
         let in_flight = format!("{} batches of {}", self.work.depth, self.work.batch);
         let verified_by =
-            if self.name == VERIFIED { "the harness, xxh3" } else { "nobody; a glance" };
+            if self.name == VERIFIED { "the harness, xxh3" } else { "not verified; three positions compared" };
         SideProperties { in_flight, verified_by: verified_by.to_owned(), page_cache: false }
     }
 

@@ -199,7 +199,7 @@ pub fn attach<'s, 'e>(
 ) -> Box<Client> {
     let clock = Arc::new(SystemClock::new());
     let entropy = Arc::new(SystemEntropy);
-    let offer = |who| match Capabilities::of_this_build([who; 16]) {
+    let offer = |instance| match Capabilities::of_this_build([instance; 16]) {
         offer if shares == SharedMemoryUse::Nothing => offer.without(Feature::SharedMemory),
         offer => offer,
     };

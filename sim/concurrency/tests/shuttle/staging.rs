@@ -14,12 +14,12 @@ use super::helpers::{Scenario, run_all, thread};
 /// Four threads on a budget of two: no byte belongs to two of them, every thread gets a turn, and
 /// all is returned.
 #[test]
-fn permits() {
-    explore("permits", 4000, || {
+fn staging_permits_are_exclusive_and_all_returned() {
+    explore("staging_permits_are_exclusive_and_all_returned", 4000, || {
         let pool = StagingPool::new(2 * 4096).expect("memory");
         let runtime = ShuttleRuntime(World::new().sim.clock.clone());
         let owned = Arc::new(Mutex::new(BTreeSet::new()));
-        let user = |who: u8| {
+        let user = |id: u8| {
             let (pool, runtime, owned) = (pool.clone(), runtime.clone(), owned.clone());
             let body = move || {
                 for _ in 0..2 {
@@ -37,9 +37,9 @@ fn permits() {
                         owned.lock().expect("set").insert(mine.addr()),
                         "memory that another has"
                     );
-                    mine.bytes_mut().expect("exclusive").fill(who);
+                    mine.bytes_mut().expect("exclusive").fill(id);
                     assert!(pool.in_use() >= 4096);
-                    assert!(mine.bytes().iter().all(|b| *b == who), "another thread wrote here");
+                    assert!(mine.bytes().iter().all(|b| *b == id), "another thread wrote here");
                     owned.lock().expect("set").remove(&mine.addr());
                 }
             };

@@ -1,4 +1,4 @@
-//! The log on a device that completes record writes and syncs only when the test asks for it, and
+//! The log on a device that completes record writes and syncs only when the test requests it, and
 //! all other operations immediately.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -82,7 +82,7 @@ fn link_capacity_is_restored_after_cancelled_operations() {
 }
 
 /// Operations of all kinds with short deadlines, while both ends are polled irregularly: those that
-/// complete are right, and the others leave nothing behind.
+/// complete are right, and the others leave nothing allocated.
 #[test]
 fn operations_cancelled_at_any_moment_leave_no_memory_in_use() {
     for (shows, seed) in

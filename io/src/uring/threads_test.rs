@@ -6,8 +6,8 @@ use std::thread;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
+use super::fixed_test::{FILE, buffer, byte};
 use super::tests::{LONG, queue_over_bytes};
-use super::tests_fixed::{FILE, buffer, byte};
 use super::*;
 use crate::disk::FileId;
 
