@@ -9,7 +9,7 @@
 //! longest was late. Hits are compared byte by byte; memory of finished gets is checked again after
 //! the peer continued.
 #![allow(clippy::disallowed_methods, reason = "measures processes and threads by the real clock")]
-#![allow(clippy::print_stdout, reason = "a table is what comes of it")]
+#![allow(clippy::print_stdout, reason = "prints a table")]
 
 mod common;
 

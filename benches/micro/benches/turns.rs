@@ -4,14 +4,14 @@
 //! one at a time and four in flight.
 //!
 //! `cargo bench -p pagelith-micro --bench turns [-- ROUNDS [unsealed|by-calls|tcp|looks]]`:
-//! `unsealed` puts out of memory that an engine mapped, which may become shorter, by a process that
-//! survives that, and `by-calls` by one that does not; `tcp` gets over TCP and compares with a bare
-//! loop that sends, receives and checksums as many bytes; `looks` look-ups of one key, of which the
-//! median of each round's 5,000 is taken. Of each the medians of all rounds (21), us a batch, and
-//! the median of their ratios with the middle half of them. A round counts only if two threads had
-//! a core each right before and right after it ([`cores`]); how often they had not is said.
+//! `unsealed` puts from mapped memory that is not sealed, served by a process that survives its
+//! truncation, and `by-calls` by one that does not; `tcp` gets over TCP and compares with a bare
+//! loop that sends, receives and checksums as many bytes; `looks` measures look-ups of one key, the
+//! median of 5,000 in each round. Prints the medians of all rounds (21), in us a batch, and the
+//! median of their ratios with the quartiles. A round counts only if two threads had a core each
+//! right before and right after it ([`cores`]); the number of failed checks is printed.
 #![allow(clippy::disallowed_methods, reason = "measures threads by the real clock")]
-#![allow(clippy::print_stdout, reason = "a table is what comes of it")]
+#![allow(clippy::print_stdout, reason = "prints a table")]
 
 mod common;
 mod cores;

@@ -229,7 +229,7 @@ impl Checkpointer {
 
     /// The data found after the log position during the copy is durable: complete the snapshot. The
     /// sync may belong to a failed checkpoint whose successor has not copied everything yet.
-    pub fn synced(&mut self, cx: &mut LogContext, serial: u64, ok: bool) {
+    pub fn sync_ended(&mut self, cx: &mut LogContext, serial: u64, ok: bool) {
         let next = cx.shared.lock().sequence;
         let Some(c) = self.current.as_mut().filter(|c| c.serial == serial) else { return };
         let finished = if ok { c.writer.finish(next, c.clean) } else { Ok(()) };

@@ -146,9 +146,9 @@ impl Flusher {
                 cx.free_segment(segment);
                 self.probe.not_ready(cx, &fault);
             }
-            LogEvent::Durable(units) => cx.units.durable(&mut cx.shared.lock(), &units),
-            LogEvent::Untrusted(units, _) => cx.units.untrusted(&mut cx.shared.lock(), &units),
-            LogEvent::Synced(id, ok) => self.synced(id, ok),
+            LogEvent::Durable(units) => cx.units.count_durable(&mut cx.shared.lock(), &units),
+            LogEvent::Untrusted(units, _) => cx.units.drop_untrusted(&mut cx.shared.lock(), &units),
+            LogEvent::Synced(id, ok) => self.sync_ended(id, ok),
             LogEvent::Ready(segment, incarnation, order) => {
                 let mut core = cx.shared.lock();
                 if let Some(ssd) = core.ssd.as_mut() {
@@ -254,7 +254,7 @@ impl Flusher {
         }
     }
 
-    fn synced(&mut self, id: SyncId, ok: bool) {
+    fn sync_ended(&mut self, id: SyncId, ok: bool) {
         let cx = &mut self.cx;
         let Some(purpose) = cx.syncs.remove(&id) else { return };
         let fault = cx.log.fault().map_or_else(|| "sync failed".to_owned(), ToString::to_string);
@@ -271,8 +271,8 @@ impl Flusher {
                 self.readback.forget(id);
                 cx.shared.lock().jobs.complete(id, result("remove"));
             }
-            SyncPurpose::Reclaim => self.reclaimer.synced(cx, ok),
-            SyncPurpose::Checkpoint(serial) => self.checkpointer.synced(cx, serial, ok),
+            SyncPurpose::Reclaim => self.reclaimer.sync_ended(cx, ok),
+            SyncPurpose::Checkpoint(serial) => self.checkpointer.sync_ended(cx, serial, ok),
         }
     }
 

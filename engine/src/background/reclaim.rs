@@ -353,7 +353,7 @@ impl Reclaimer {
         // The sync is needed also when nothing was moved: newer records in other segments, to which
         // the index lost this segment's entries, may not be durable yet.
         if mutant::on(Mutant::FreeBeforeMoved) {
-            self.synced(cx, true);
+            self.sync_ended(cx, true);
         } else {
             cx.sync_for(SyncPurpose::Reclaim);
         }
@@ -383,7 +383,7 @@ impl Reclaimer {
     }
 
     /// The sync after the move ended.
-    pub fn synced(&mut self, cx: &mut LogContext, ok: bool) {
+    pub fn sync_ended(&mut self, cx: &mut LogContext, ok: bool) {
         let Some(r) = self.current.as_mut() else { return };
         if !ok {
             return self.defer(cx);

@@ -196,7 +196,7 @@ impl Units {
     }
 
     /// A sync covers these units.
-    pub fn durable(&mut self, core: &mut Core, units: &[(u64, RecordLocation)]) {
+    pub fn count_durable(&mut self, core: &mut Core, units: &[(u64, RecordLocation)]) {
         for (id, _) in units {
             if let Some(w) = self.unsynced.remove(id).filter(|w| w.from.is_empty()) {
                 core.note_synced(&w);
@@ -211,7 +211,7 @@ impl Units {
     /// A sync failed: writes that it should have covered may be lost although reads still see them,
     /// and another sync would prove nothing. Drop their SSD locations. Frames in DRAM are written
     /// again once the tier is on; moved objects get their old locations back.
-    pub fn untrusted(&mut self, core: &mut Core, units: &[(u64, RecordLocation)]) {
+    pub fn drop_untrusted(&mut self, core: &mut Core, units: &[(u64, RecordLocation)]) {
         for (id, _) in units {
             let Some(w) = self.unsynced.remove(id) else { continue };
             if w.from.is_empty() {
