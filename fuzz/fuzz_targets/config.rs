@@ -29,7 +29,8 @@ fuzz_target!(|data: &[u8]| {
             assert_eq!(again, config);
         }
     }
-    let facts = MachineLimits { memory_bytes: 1 << (20 + choice / 8), memory_source: "fuzz".into() };
+    let facts =
+        MachineLimits { memory_bytes: 1 << (20 + choice / 8), memory_source: "fuzz".into() };
     match builder().validate(&facts) {
         Err(refused) => check(&refused),
         Ok(valid) => {

@@ -8,7 +8,7 @@ use libfuzzer_sys::fuzz_target;
 use pagelith_fuzz::{BLOCK, IDENTITY, seal};
 use pagelith_layouts::checksum::checksum;
 use pagelith_layouts::record::Record;
-use pagelith_layouts::scan::{ScanItem, SCRATCH_BYTES, scan};
+use pagelith_layouts::scan::{SCRATCH_BYTES, ScanItem, scan};
 
 thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; SCRATCH_BYTES]);

@@ -5,7 +5,7 @@ use libfuzzer_sys::fuzz_target;
 use pagelith_layouts::checksum::{checksum64, key_hash};
 use pagelith_layouts::wire::auth::{ChallengeBody, ProofBody};
 use pagelith_layouts::wire::greeting::{Greeting, Refusal};
-use pagelith_layouts::wire::outcome::{self, DecodedOutcome, EventItem, ViewItem, OutcomeToSend};
+use pagelith_layouts::wire::outcome::{self, DecodedOutcome, EventItem, OutcomeToSend, ViewItem};
 use pagelith_layouts::wire::request::{self, RequestBody, Verb};
 use pagelith_layouts::wire::{FrameHead, FrameKind, head, pull, shm_ref};
 
@@ -63,7 +63,11 @@ fn check(bytes: &[u8]) {
         }
         FrameKind::Request => request(body),
         FrameKind::Outcome => outcome(body),
-        FrameKind::Data | FrameKind::Cancel | FrameKind::Ping | FrameKind::Pong | FrameKind::Bye => {}
+        FrameKind::Data
+        | FrameKind::Cancel
+        | FrameKind::Ping
+        | FrameKind::Pong
+        | FrameKind::Bye => {}
     }
 }
 
@@ -88,7 +92,10 @@ fn outcome(body: &[u8]) {
             let items: Vec<EventItem> =
                 decoded.iter().map(|happened| EventItem::of(&happened)).collect();
             assert_eq!(
-                outcome::encode(Verb::Events, &OutcomeToSend::Events(&items, decoded.next, decoded.lost)),
+                outcome::encode(
+                    Verb::Events,
+                    &OutcomeToSend::Events(&items, decoded.next, decoded.lost)
+                ),
                 body
             );
         }
@@ -97,6 +104,9 @@ fn outcome(body: &[u8]) {
                 views.iter().map(|view| ViewItem::of(view.key_hash(), view.location())).collect();
             assert_eq!(outcome::encode(Verb::View, &OutcomeToSend::Views(&items)), body);
         }
-        DecodedOutcome::Number(_) | DecodedOutcome::Flushed(_) | DecodedOutcome::Text(_) | DecodedOutcome::Failed(_) => {}
+        DecodedOutcome::Number(_)
+        | DecodedOutcome::Flushed(_)
+        | DecodedOutcome::Text(_)
+        | DecodedOutcome::Failed(_) => {}
     }
 }

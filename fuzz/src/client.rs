@@ -20,17 +20,17 @@ use pagelith::layouts::shard::Shard;
 use pagelith::layouts::wire::head::{self, HeadFacts};
 use pagelith::layouts::wire::put::PutBuilder;
 use pagelith::layouts::wire::request::{self, GetItem, RequestBody, RequestOptions};
-use pagelith::layouts::wire::{FrameKind, List, LinkRole, VERSION_MAX};
+use pagelith::layouts::wire::{FrameKind, LinkRole, List, VERSION_MAX};
 use pagelith::server::Server;
 use pagelith::transport::address::Address;
 use pagelith::transport::capability::Capabilities;
-use pagelith::transport::link_error::LinkError;
 use pagelith::transport::handshake::{ClientAuth, Handshake};
 use pagelith::transport::limits::LinkLimits;
+use pagelith::transport::link_error::LinkError;
 use pagelith::transport::pending::PendingHandshake;
 use pagelith::transport::rights::Rights;
 use pagelith::transport::socket::{AdmissionResult, ListenConfig, Listener};
-use pagelith::transport::stream::{StreamResult, Stream};
+use pagelith::transport::stream::{Stream, StreamResult};
 use pagelith::{Config, MachineLimits, Options, PutSlice, Size, Store};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
@@ -94,7 +94,8 @@ impl FuzzServer {
         config.dram.bytes = Size::mib(8);
         config.index.max_objects = Some(1000);
         config.deadline_ms = 50;
-        let valid = config.validate(&MachineLimits::of_this_machine().expect("facts")).expect("valid");
+        let valid =
+            config.validate(&MachineLimits::of_this_machine().expect("facts")).expect("valid");
         let store = Store::open(valid).expect("a store");
         for page in 0..4 {
             let bytes = vec![page; 70_000];
@@ -112,8 +113,15 @@ impl FuzzServer {
         let handshake = Handshake::client(offer, None, &SystemEntropy);
         let outside = (clock(), LinkLimits::default());
         drop(
-            PendingHandshake::new(sent.clone(), "server".into(), LinkRole::Client, offer, handshake, outside)
-                .poll(),
+            PendingHandshake::new(
+                sent.clone(),
+                "server".into(),
+                LinkRole::Client,
+                offer,
+                handshake,
+                outside,
+            )
+            .poll(),
         );
         let greeting = sent.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let staging = StagingPool::new(9 << 20).expect("memory");
@@ -275,7 +283,10 @@ mod tests {
     fn valid_client_is_served_and_invalid_one_is_disconnected() {
         // A get, an exists, then the client disconnects.
         assert_eq!(run(&[4, 2, 1, 1, 0, 4, 0, 1, 2, 0]), Some(LinkError::Disconnected));
-        assert!(matches!(run(&[0; 300]), Some(LinkError::ProtocolViolation(_))), "zeros are no head");
+        assert!(
+            matches!(run(&[0; 300]), Some(LinkError::ProtocolViolation(_))),
+            "zeros are no head"
+        );
         assert!(
             matches!(run(&[6, 9, 9, 9, 9, 9, 9, 9, 9]), Some(LinkError::SystemCall { .. })),
             "a count that cannot be"

@@ -10,7 +10,9 @@ use pagelith::layouts::namespace::Namespace;
 use pagelith::layouts::record::Record;
 use pagelith::layouts::shard::Shard;
 use pagelith::layouts::{footer::FooterTail, names};
-use pagelith::{Config, MachineLimits, GetOutcome, GetSlice, Options, PutSlice, Size, Store, ValidConfig};
+use pagelith::{
+    Config, GetOutcome, GetSlice, MachineLimits, Options, PutSlice, Size, Store, ValidConfig,
+};
 use pagelith_sim::disk::{CrashMode, DiskSnapshot, FaultPlan};
 use pagelith_sim::env::SimWorld;
 
@@ -246,7 +248,11 @@ mod tests {
         // removed.
         let here = (usize::from(PAGES) - 4) * PARTS.len() - 3 - 1;
         for which in [0, 1] {
-            assert_eq!(damaged.run(&[which]), OpenResult { open: true, hits: here }, "which={which}");
+            assert_eq!(
+                damaged.run(&[which]),
+                OpenResult { open: true, hits: here },
+                "which={which}"
+            );
         }
         assert_eq!(damaged.run(&[]), OpenResult::default());
     }

@@ -6,8 +6,8 @@
 //! decides everything else about it.
 
 use pagelith_sim::entropy::SplitMix64;
-use pagelith_sim::explore::ops::{PlannedOp, OpKind};
-use pagelith_sim::explore::{FaultChoice, Finding, ExplorePlan, RunTotals, explore};
+use pagelith_sim::explore::ops::{OpKind, PlannedOp};
+use pagelith_sim::explore::{ExplorePlan, FaultChoice, Finding, RunTotals, explore};
 
 /// Most operations executed: an input must not take minutes.
 const OPS_MAX: usize = 300;

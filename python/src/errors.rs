@@ -36,12 +36,7 @@ create_exception!(
     PagelithError,
     "A device, a file or a store process failed."
 );
-create_exception!(
-    pagelith,
-    DamagedError,
-    PagelithError,
-    "A file of the store is damaged."
-);
+create_exception!(pagelith, DamagedError, PagelithError, "A file of the store is damaged.");
 create_exception!(
     pagelith,
     IncompatibleError,

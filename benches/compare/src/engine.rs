@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 
 use crate::cost::{Cost, Phase};
-use crate::peer::{SideProperties, Peer, Round, Setup, Side};
+use crate::peer::{Peer, Round, Setup, Side, SideProperties};
 use crate::rng::shuffled;
 
 /// Opens a store in an empty directory.

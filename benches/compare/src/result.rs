@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::args::RunArgs;
-use crate::peer::{SideProperties, Round};
+use crate::peer::{Round, SideProperties};
 
 /// A line of the results.
 #[derive(Serialize, Deserialize)]

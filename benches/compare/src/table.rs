@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use crate::cost::Phase;
-use crate::peer::{SideProperties, Round};
+use crate::peer::{Round, SideProperties};
 use crate::result::Line;
 use crate::work::shown_size;
 
@@ -185,8 +185,11 @@ mod tests {
 
     #[test]
     fn table_has_row_per_side_and_skipped_side() {
-        let manner =
-            SideProperties { in_flight: "1".into(), verified_by: "not verified".into(), page_cache: false };
+        let manner = SideProperties {
+            in_flight: "1".into(),
+            verified_by: "not verified".into(),
+            page_cache: false,
+        };
         let line = |side: &str| {
             let of = rounds(&[1.0]).remove(&0).unwrap();
             let line = Line::Round {

@@ -12,7 +12,7 @@ use pagelith::{ErrorKind, GetSlice, Options, PutOutcome, PutSlice, Result, Store
 use crate::killed::content::{Rng, content, key, length, namespace, version_of};
 use crate::killed::model::{Device, Model};
 use crate::killed::workload::{NAMESPACES, Plan};
-use crate::killed::{Page, LogEntry};
+use crate::killed::{LogEntry, Page};
 use crate::report::LaneCounts;
 
 /// An open that takes longer counts as hanging.
@@ -55,7 +55,8 @@ impl StoreRun {
             only_put: false,
             aim: None,
         };
-        let (model, seen, timeout) = (Model::default(), LaneCounts::default(), Duration::from_secs(2));
+        let (model, seen, timeout) =
+            (Model::default(), LaneCounts::default(), Duration::from_secs(2));
         let device = Device::Healthy;
         StoreRun {
             plan,
@@ -118,7 +119,10 @@ impl StoreRun {
         // Evicted pages do not count as lost.
         let lost = if self.model.evicts { 0 } else { tally.lost };
         let opened = store.opened();
-        assert!(device != Device::Healthy || lost == 0, "{lost} durable pages are missing {opened:?}");
+        assert!(
+            device != Device::Healthy || lost == 0,
+            "{lost} durable pages are missing {opened:?}"
+        );
         self.seen.synced_lost += lost as u64;
         self.seen.present += tally.here as u64;
         self.seen.removals_undone += tally.undone as u64;

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::cost::Phase;
 use crate::engine::{drop_page_cache, empty};
-use crate::peer::{SideProperties, Round, Side};
+use crate::peer::{Round, Side, SideProperties};
 use crate::work::Work;
 
 pub(super) const NAME: &str = "fio";

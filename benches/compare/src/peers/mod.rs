@@ -16,7 +16,7 @@ use crate::args::RunArgs;
 use crate::check::Check;
 use crate::contents::Contents;
 use crate::engine::{Engine, Open};
-use crate::peer::{SideProperties, Setup, Side};
+use crate::peer::{Setup, Side, SideProperties};
 use crate::work::Work;
 
 /// Sides that cannot run, with reasons.

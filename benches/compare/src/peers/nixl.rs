@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::cost::Phase;
 use crate::engine::{drop_page_cache, empty};
-use crate::peer::{SideProperties, Round, Side};
+use crate::peer::{Round, Side, SideProperties};
 use crate::work::Work;
 
 /// With a pass of xxh3 over every value.
@@ -93,8 +93,11 @@ impl Side for Nixl {
 
     fn manner(&self) -> SideProperties {
         let in_flight = format!("{} batches of {}", self.work.depth, self.work.batch);
-        let verified_by =
-            if self.name == VERIFIED { "the harness, xxh3" } else { "not verified; three positions compared" };
+        let verified_by = if self.name == VERIFIED {
+            "the harness, xxh3"
+        } else {
+            "not verified; three positions compared"
+        };
         SideProperties { in_flight, verified_by: verified_by.to_owned(), page_cache: false }
     }
 

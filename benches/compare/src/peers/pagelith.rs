@@ -14,8 +14,8 @@ use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::namespace::Namespace;
 use pagelith::layouts::shard::Shard;
 use pagelith::{
-    AlignedBuf, Config, Destination, CompletedBatch, MachineLimits, Get, GetOutcome, Options, PutSlice, Session,
-    Size, Store, Ticket,
+    AlignedBuf, CompletedBatch, Config, Destination, Get, GetOutcome, MachineLimits, Options,
+    PutSlice, Session, Size, Store, Ticket,
 };
 
 use crate::peer::{Peer, Setup};
@@ -161,7 +161,9 @@ impl Peer for Pagelith {
         let Batch { ticket, begun, taken } =
             self.under_way.pop_front().context("no batch is under way")?;
         let done = self.parts()?.1.wait(ticket, TIME_LIMIT).context("no answer")?;
-        let CompletedBatch::Get(done) = done else { bail!("a get was answered with something else") };
+        let CompletedBatch::Get(done) = done else {
+            bail!("a get was answered with something else")
+        };
         for ((number, slot), get) in taken.into_iter().zip(done) {
             match get.outcome? {
                 GetOutcome::Hit { .. } => {

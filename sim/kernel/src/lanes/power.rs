@@ -7,9 +7,9 @@ use super::Skip;
 use super::fuse::{disk_and_life, done};
 use crate::fault_disk::{Cut, Fault, FileOp, Rule};
 use crate::killed::ChildProcess;
-use crate::killed::model::{Device, Model};
-use crate::killed::kill_points::POINTS;
 use crate::killed::kill_disk::KillPoint;
+use crate::killed::kill_points::POINTS;
+use crate::killed::model::{Device, Model};
 use crate::killed::workload::Plan;
 use crate::report::LaneCounts;
 
@@ -97,8 +97,10 @@ pub fn kill_and_cut(dir: &Path, seed: u64) -> Result<LaneCounts, Skip> {
     life.plan = Plan { ssd_mib: 64, pages: 600, budget: 6 << 20, ..life.plan };
     for round in 0..3 {
         // At a named point, where most data is unsynced, or at any moment.
-        let aimed =
-            KillPoint { point: life.below(POINTS.len() as u64) as usize, nth: 1 + life.below(3) as u32 };
+        let aimed = KillPoint {
+            point: life.below(POINTS.len() as u64) as usize,
+            nth: 1 + life.below(3) as u32,
+        };
         let aim = (life.below(3) > 0).then_some(aimed);
         let plan = Plan { seed: (seed * 3 + round) & 0xffff_ffff, aim, ..life.plan.clone() };
         let mut victim = ChildProcess::start(&plan, None);
