@@ -324,9 +324,15 @@ impl FrameReader {
             FrameKind::Ping | FrameKind::Pong | FrameKind::Bye => sink.own.push(frame(body)),
             FrameKind::Shown => sink.receive_ref(facts.op, &body)?,
             FrameKind::Taken if !sink.regions.own.is_empty() => {
-                sink.released.extend(shm_ref::decode_released(&body)?);
+                let released = shm_ref::decode_released(&body)?;
+                sink.released.extend(released.map(|released| released.range));
             }
             FrameKind::Taken => return Err(LinkError::broken("kind", "nothing is shown")),
+            FrameKind::Rails
+            | FrameKind::Regions
+            | FrameKind::Targets
+            | FrameKind::Placed
+            | FrameKind::Noticed => return Err(LinkError::broken("kind", "no RDMA was agreed")),
             _ => {
                 sink.counts.frames_in += 1;
                 sink.events.push(LinkEvent::Frame(frame(body)));

@@ -8,7 +8,7 @@ use std::io::IoSlice;
 
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::head::{self, HeadFacts};
-use pagelith_layouts::wire::shm_ref::{self, ItemRange, ShownPiece};
+use pagelith_layouts::wire::shm_ref::{self, ItemRange, Released, ShownPiece};
 use pagelith_layouts::wire::{Frame, FrameHead, FrameKind, LinkRole};
 
 use crate::auth::FrameMac;
@@ -317,7 +317,8 @@ impl Outbound {
         }
         while !self.releases.is_empty() {
             let count = self.releases.len().min(RELEASES_PER_FRAME_MAX);
-            let now: Vec<ItemRange> = self.releases.drain(..count).collect();
+            let released = |range| Released { range, unread: false };
+            let now: Vec<Released> = self.releases.drain(..count).map(released).collect();
             let frame = Frame::new(FrameKind::Taken, OpId(0), shm_ref::encode_released(&now));
             self.writer.control(&frame, &mut self.staged);
         }
