@@ -7,12 +7,15 @@ use std::time::Duration;
 
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_layouts::wire::LinkRole;
+#[cfg(doc)]
+use pagelith_layouts::wire::greeting::Feature;
 
 use crate::capability::Capabilities;
 use crate::conn::Conn;
 use crate::handshake::{Handshake, HandshakeOutcome};
 use crate::limits::LinkLimits;
 use crate::link_error::LinkError;
+use crate::rdma::rdma_use::RdmaUse;
 use crate::stream::{Stream, StreamResult};
 
 /// A connection in its handshake.
@@ -29,6 +32,7 @@ pub struct PendingHandshake<S> {
     begun: Mono,
     /// The agreement, while the stream moves to its faster carrier.
     agreed: Option<HandshakeOutcome>,
+    rdma: RdmaUse,
 }
 
 /// Progress of a handshake.
@@ -64,7 +68,14 @@ impl<S: Stream> PendingHandshake<S> {
             limits,
             begun,
             agreed: None,
+            rdma: RdmaUse::Off,
         }
+    }
+
+    /// The same, for a link that may have RDMA if the peer offers it too. The offer has
+    /// [`Feature::Rdma`] then.
+    pub fn with_rdma(self, rdma: RdmaUse) -> PendingHandshake<S> {
+        PendingHandshake { rdma, ..self }
     }
 
     /// The peer's name for messages.
@@ -108,6 +119,9 @@ impl<S: Stream> PendingHandshake<S> {
     pub fn poll(mut self) -> HandshakeProgress<S> {
         match self.advance() {
             Ok(Some(agreed)) => {
+                if let Err(why) = self.rdma.check(agreed.common.features) {
+                    return HandshakeProgress::Failed(why);
+                }
                 let first = std::mem::take(self.handshake.out());
                 let PendingHandshake { stream, side, peer, offer, clock, limits, .. } = self;
                 HandshakeProgress::Ready(Box::new(Conn::new(

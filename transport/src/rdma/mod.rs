@@ -7,4 +7,5 @@ pub mod counters;
 pub mod host;
 pub mod rail;
 pub mod rail_health;
+pub mod rdma_use;
 pub mod region;

@@ -24,6 +24,8 @@ use crate::limits::LinkLimits;
 use crate::link_error::LinkError;
 use crate::link_permits::LinkPermits;
 use crate::pending::{HandshakeProgress, PendingHandshake};
+use crate::rdma::host::RdmaHost;
+use crate::rdma::rdma_use::RdmaUse;
 use crate::resolve::Resolver;
 use crate::rights::Namespaces;
 
@@ -52,6 +54,7 @@ pub struct Listener {
     clock: Arc<dyn Clock>,
     limits: LinkLimits,
     shared_regions: Vec<Arc<SharedRegion>>,
+    rdma: RdmaUse,
     /// No connection is accepted before this time.
     paused_until: Option<Mono>,
 }
@@ -114,6 +117,7 @@ impl Listener {
             clock,
             limits,
             shared_regions: Vec::new(),
+            rdma: RdmaUse::Off,
             paused_until: None,
         })
     }
@@ -124,6 +128,12 @@ impl Listener {
     pub fn with_shared_regions(self, regions: Vec<Arc<SharedRegion>>) -> Listener {
         let shared_regions = if self.may_share() { regions } else { Vec::new() };
         Listener { shared_regions, ..self }
+    }
+
+    /// Offer RDMA to clients, over TCP. Peers learn neither addresses nor keys of memory of this end.
+    pub fn with_rdma(self, host: Arc<RdmaHost>) -> Listener {
+        let rdma = RdmaUse::Offered(host).at(&self.address);
+        Listener { offer: rdma.offer(self.offer), rdma, ..self }
     }
 
     /// Whether all clients may read every namespace.
@@ -256,6 +266,7 @@ impl Listener {
         let outside = (self.clock.clone(), self.limits);
         let handshake = handshake.with_permits(self.permits.clone());
         PendingHandshake::new(socket, peer, LinkRole::Server, self.offer, handshake, outside)
+            .with_rdma(self.rdma.clone())
     }
 }
 
