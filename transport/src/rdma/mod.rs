@@ -9,3 +9,4 @@ pub mod rail;
 pub mod rail_health;
 pub mod rdma_use;
 pub mod region;
+pub mod registration;
