@@ -155,6 +155,7 @@ pub struct MemoryRegion {
     remote_key: Option<u32>,
     memory: Arc<dyn DeviceMemory>,
     domain: Arc<ProtectionDomain>,
+    released: bool,
 }
 
 impl MemoryRegion {
@@ -193,6 +194,7 @@ impl MemoryRegion {
             remote_key: (access != RemoteAccess::NONE).then_some(remote_key),
             memory: memory.clone(),
             domain: domain.clone(),
+            released: false,
         })
     }
 
@@ -216,6 +218,28 @@ impl MemoryRegion {
         self.remote_key.map(|key| RemotePiece { address, key })
     }
 
+    /// Deregister the region. After this returns without an error, no device accesses the memory
+    /// through it. An error leaks the memory.
+    pub fn deregister(mut self) -> Result<()> {
+        self.release()
+    }
+
+    /// Deregister, once.
+    fn release(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.released, true) {
+            return Ok(());
+        }
+        let device = &self.domain.device;
+        // SAFETY: the region is registered, and is deregistered once.
+        let status = unsafe { (device.library.functions.ibv_dereg_mr)(self.mr.pointer()) };
+        let result = check(status, "ibv_dereg_mr", device.name());
+        if let Err(error) = &result {
+            tracing::error!(%error, bytes = self.bytes, "memory region stays registered, leaked");
+            std::mem::forget((self.memory.clone(), self.domain.clone()));
+        }
+        result
+    }
+
     fn address_of(&self, offset: usize, length: usize) -> Result<u64> {
         match offset.checked_add(length) {
             Some(end) if length > 0 && end <= self.bytes => Ok(self.address + offset as u64),
@@ -226,13 +250,8 @@ impl MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        let device = &self.domain.device;
-        // SAFETY: the region is registered, and is deregistered once.
-        let status = unsafe { (device.library.functions.ibv_dereg_mr)(self.mr.pointer()) };
-        if let Err(error) = check(status, "ibv_dereg_mr", device.name()) {
-            tracing::error!(%error, bytes = self.bytes, "memory region stays registered, leaked");
-            std::mem::forget((self.memory.clone(), self.domain.clone()));
-        }
+        // A failure is logged.
+        let _ = self.release();
     }
 }
 
@@ -246,18 +265,22 @@ impl fmt::Debug for MemoryRegion {
 /// ENOMEM.
 fn named_limit(error: VerbsError, device: &Device, bytes: usize) -> VerbsError {
     let VerbsError::CallFailed { errno, .. } = error else { return error };
-    let unlimited =
-        || capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
-    match getrlimit(Resource::Memlock).current {
-        Some(limit) if Errno::from_raw_os_error(errno) == Errno::NOMEM && !unlimited() => {
-            VerbsError::LockedMemory {
-                device: device.name().to_owned(),
-                bytes: bytes as u64,
-                limit,
-            }
+    match locked_memory_limit() {
+        Some(limit) if Errno::from_raw_os_error(errno) == Errno::NOMEM => {
+            let (device, bytes) = (device.name().to_owned(), bytes as u64);
+            VerbsError::LockedMemory { device, bytes, registered: 0, limit }
         }
         _ => error,
     }
+}
+
+/// The bytes that this process may lock in memory; `None` if it may lock any number. The kernel
+/// counts registered memory once for each device.
+pub fn locked_memory_limit() -> Option<u64> {
+    let limit = getrlimit(Resource::Memlock).current?;
+    let unlimited =
+        capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
+    (!unlimited).then_some(limit)
 }
 
 /// A range inside of a [`MemoryRegion`], for a scatter list.
@@ -303,8 +326,9 @@ impl RegisteredMemory {
             let length = chunk_bytes.min(bytes - offset);
             let whole = |error| match error {
                 // The limit counts all chunks.
-                VerbsError::LockedMemory { device, limit, .. } => {
-                    VerbsError::LockedMemory { device, bytes: bytes as u64, limit }
+                VerbsError::LockedMemory { device, registered, limit, .. } => {
+                    let bytes = bytes as u64;
+                    VerbsError::LockedMemory { device, bytes, registered, limit }
                 }
                 error => error,
             };
@@ -312,6 +336,17 @@ impl RegisteredMemory {
         };
         let chunks = (0..bytes).step_by(chunk_bytes).map(chunk).collect::<Result<_>>()?;
         Ok(RegisteredMemory { chunks, chunk_bytes, bytes })
+    }
+
+    /// The length in bytes of each chunk but the last, which may be shorter.
+    pub fn chunk_bytes(&self) -> usize {
+        self.chunk_bytes
+    }
+
+    /// Deregister all chunks. After this returns without an error, no device accesses the memory
+    /// through them. An error leaks the memory.
+    pub fn deregister(self) -> Result<()> {
+        self.chunks.into_iter().map(MemoryRegion::deregister).fold(Ok(()), Result::and)
     }
 
     /// The chunks, in the order of their addresses.
