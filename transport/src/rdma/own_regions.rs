@@ -7,7 +7,7 @@ use super::region::RdmaRegion;
 use super::requests::LocalRange;
 
 /// A copy of the host's list of regions, sorted by address.
-pub(super) struct OwnRegions {
+pub(crate) struct OwnRegions {
     /// Version of the list; `None` before the first copy.
     version: Option<u64>,
     sorted: Vec<Arc<RdmaRegion>>,

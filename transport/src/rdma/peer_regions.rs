@@ -11,12 +11,12 @@ use super::requests::RemoteRange;
 use crate::link_error::LinkError;
 
 /// Maximum regions of a client, each on each of its rails.
-pub(super) const REGIONS_MAX: usize = 4096;
+pub(crate) const REGIONS_MAX: usize = 4096;
 /// Maximum keys of a client.
 const KEYS_MAX: usize = 1 << 20;
 
 /// The regions of one client.
-pub(super) struct PeerRegions {
+pub(crate) struct PeerRegions {
     rails: usize,
     /// By number and rail.
     regions: BTreeMap<(u32, u32), PeerRegion>,
@@ -54,8 +54,7 @@ impl PeerRegions {
                 return Err(LinkError::broken("regions", number));
             }
             let keys = keys.iter().collect();
-            self.regions
-                .insert((number, rail), PeerRegion { base, length, chunk_bytes, keys });
+            self.regions.insert((number, rail), PeerRegion { base, length, chunk_bytes, keys });
         }
         Ok(())
     }

@@ -13,9 +13,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use pagelith_io::verbs::{
-    Capacity, Completion, CompletionKind, CompletionQueue, Endpoint, Operation, QueuePair,
-    RemoteAccess, RemotePiece, SendRequest, Status, VerbsError,
+    Capacity, Completion, CompletionKind, CompletionQueue, Endpoint, LinkLayer, Operation,
+    QueuePair, RemoteAccess, RemotePiece, SendRequest, Status, VerbsError,
 };
+
+use pagelith_layouts::ids::OpId;
 
 use super::host::RdmaHost;
 use super::requests::PlannedRequest;
@@ -25,7 +27,7 @@ const SENDS_MAX: u32 = 256;
 /// Maximum pieces of a request.
 const PIECES_MAX: u32 = 16;
 /// Notices that a client can receive before it reports them as polled.
-pub(super) const NOTICES_MAX: u32 = 256;
+pub(crate) const NOTICES_MAX: u32 = 256;
 /// The operation of a notice has no bytes: its address is not used.
 const NOWHERE: RemotePiece = RemotePiece { address: 0, key: 0 };
 /// Marks the numbers of receives.
@@ -33,7 +35,7 @@ const RECEIVE: u64 = 1 << 63;
 
 /// The failure of a rail.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum RailError {
+pub(crate) enum RailError {
     /// A call failed.
     #[error("{0}")]
     Verbs(#[from] VerbsError),
@@ -59,7 +61,7 @@ impl RailError {
 
 /// What a completed request did.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Work {
+pub(crate) enum Work {
     /// Wrote bytes of these pushes.
     Writes(Vec<WrittenBytes>),
     /// Read so many bytes for a job.
@@ -68,7 +70,9 @@ pub(super) enum Work {
 
 /// Bytes of a push that were written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct WrittenBytes {
+pub(crate) struct WrittenBytes {
+    pub op: OpId,
+    /// Identifies the push on its link.
     pub push: u64,
     pub bytes: u64,
 }
@@ -88,13 +92,15 @@ struct OpenBatch {
 }
 
 /// One rail of a link.
-pub(super) struct RailQueue {
+pub(crate) struct RailQueue {
     /// Number of the rail at the host.
     pub host_rail: usize,
     name: String,
+    link_layer: LinkLayer,
     completions: Arc<CompletionQueue>,
     pub pair: QueuePair,
     sends_max: u32,
+    receives: u32,
     pieces_max: usize,
     /// Requests that are posted and not known to be completed.
     sends: u32,
@@ -135,17 +141,19 @@ impl RailQueue {
             pieces: PIECES_MAX.min(limits.max_sge).max(1),
         };
         let attachment = rail.attachment()?;
+        let link_layer = attachment.port.link_layer;
         let entries = capacity.sends + capacity.receives + 2;
         let completions = CompletionQueue::new(rail.device(), entries)?;
         let queues = (&completions, &completions);
-        let pair =
-            QueuePair::new(rail.domain(), queues, attachment, capacity, packet, access)?;
+        let pair = QueuePair::new(rail.domain(), queues, attachment, capacity, packet, access)?;
         let queue = RailQueue {
             host_rail,
             name: rail.to_string(),
+            link_layer,
             completions,
             pair,
             sends_max: capacity.sends,
+            receives: capacity.receives,
             pieces_max: capacity.pieces as usize,
             sends: 0,
             next_id: 0,
@@ -167,9 +175,14 @@ impl RailQueue {
         Ok(queue)
     }
 
+    /// The link layer of its port.
+    pub fn link_layer(&self) -> LinkLayer {
+        self.link_layer
+    }
+
     /// Notices that the peer can post before this end reports them as polled.
     pub fn receives(&self) -> u32 {
-        NOTICES_MAX
+        self.receives
     }
 
     /// Connect to the peer's queue pair, which can receive so many notices.
@@ -207,7 +220,11 @@ impl RailQueue {
     }
 
     /// Post WRITEs for a push. [`RailQueue::post_notice`] must follow.
-    pub fn write(&mut self, push: u64, requests: &[PlannedRequest]) -> Result<(), RailError> {
+    pub fn write(
+        &mut self,
+        (op, push): (OpId, u64),
+        requests: &[PlannedRequest],
+    ) -> Result<(), RailError> {
         let writes: Vec<SendRequest<'_>> = requests
             .iter()
             .map(|request| SendRequest {
@@ -218,7 +235,7 @@ impl RailQueue {
             .collect();
         let bytes = requests.iter().map(|request| request.bytes).sum();
         self.open.requests += requests.len() as u32;
-        self.open.writes.push(WrittenBytes { push, bytes });
+        self.open.writes.push(WrittenBytes { op, push, bytes });
         self.sends += requests.len() as u32;
         self.bytes += bytes;
         Ok(self.pair.post_send(&writes)?)
@@ -282,7 +299,7 @@ impl RailQueue {
 
     /// The number of polled notices, if it is time to report it: half of the receives were used.
     pub fn report_due(&mut self) -> Option<u64> {
-        let due = 2 * (self.noticed - self.noticed_reported) >= u64::from(NOTICES_MAX);
+        let due = 2 * (self.noticed - self.noticed_reported) >= u64::from(self.receives);
         if due {
             self.noticed_reported = self.noticed;
         }

@@ -9,7 +9,7 @@ use super::region::RdmaRegion;
 
 /// Bytes that are contiguous in a region of this process.
 #[derive(Clone, Debug)]
-pub(super) struct LocalRange {
+pub(crate) struct LocalRange {
     pub region: Arc<RdmaRegion>,
     pub at: u64,
     pub length: u64,
@@ -17,13 +17,13 @@ pub(super) struct LocalRange {
 
 /// Bytes that are contiguous in the peer's memory, and have one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct RemoteRange {
+pub(crate) struct RemoteRange {
     pub place: RemotePiece,
     pub length: u64,
 }
 
 /// A WRITE or a READ.
-pub(super) struct PlannedRequest {
+pub(crate) struct PlannedRequest {
     /// Pieces of this process, in order.
     pub local: Vec<LocalPiece>,
     /// Where the peer's bytes begin.
@@ -35,7 +35,7 @@ pub(super) struct PlannedRequest {
 /// Requests for the bytes of `local` and `remote`, which correspond in order. At most
 /// `requests_max` requests of at most `pieces_max` pieces; they cover as many bytes from the start
 /// as fit.
-pub(super) fn plan(
+pub(crate) fn plan(
     rail: usize,
     local: &[LocalRange],
     remote: impl Iterator<Item = RemoteRange>,

@@ -4,13 +4,13 @@
 //! device may still access. Neither the peer's completions nor the end of the byte stream say so.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use pagelith_io::clock::Clock;
+use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::system::SystemClock;
-use pagelith_io::verbs::{CompletionQueue, DrainMarkers, QueuePair, VerbsError};
+use pagelith_io::verbs::{CompletionQueue, Drain, DrainMarkers, QueuePair, State, VerbsError};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::host::RdmaHost;
@@ -41,26 +41,26 @@ pub(crate) enum TakenDown {
 
 /// Queue pairs that are being taken down.
 pub(crate) struct TakeDown {
-    state: Arc<State>,
+    state: Arc<Shared>,
     clock: SystemClock,
 }
 
-struct State {
+struct Shared {
     result: AtomicU8,
     /// Readable once there is a result; `None` if the system has no descriptor.
     wake: Option<OwnedFd>,
 }
 
 impl TakeDown {
-    /// Begin to take down the queue pairs of these rails.
-    pub fn begin(host: Arc<RdmaHost>, rails: Vec<RailQueue>) -> TakeDown {
+    /// Begin to take down the queue pairs of these rails. `revokes` tells whether memory waits for
+    /// it; otherwise the link was idle.
+    pub fn begin(host: Arc<RdmaHost>, rails: Vec<RailQueue>, revokes: bool) -> TakeDown {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let state =
-            Arc::new(State { result: AtomicU8::new(RUNNING), wake: eventfd(0, flags).ok() });
+            Arc::new(Shared { result: AtomicU8::new(RUNNING), wake: eventfd(0, flags).ok() });
         // The system clock: verbs are never simulated.
         let clock = SystemClock::new();
-        let job = Job { host, rails, state: state.clone() };
-        run_on_thread(job);
+        run_on_thread(Job { host, rails, revokes, state: state.clone() });
         TakeDown { state, clock }
     }
 
@@ -77,7 +77,7 @@ impl TakeDown {
 
     /// Time until there is a result in any case.
     pub fn due(&self) -> Duration {
-        DESTROY_MAX.saturating_sub(Duration::from_nanos(self.clock.now().0))
+        DESTROY_MAX.saturating_sub(self.clock.now().since(Mono::default()))
     }
 
     /// Readable once the queue pairs are down or leaked.
@@ -106,27 +106,21 @@ impl TakeDown {
 struct Job {
     host: Arc<RdmaHost>,
     rails: Vec<RailQueue>,
-    state: Arc<State>,
+    revokes: bool,
+    state: Arc<Shared>,
 }
 
 impl Job {
     fn run(self) {
+        let clock = SystemClock::new();
+        let begun: Vec<_> = self.rails.into_iter().map(Falling::begin).collect();
+        let leaked = begun.into_iter().map(|rail| rail.end(&clock)).filter(|down| !down).count();
         let counters = self.host.counters();
-        let mut result = DOWN;
-        for rail in self.rails {
-            let (name, pair, completions) = rail.into_parts();
-            match take_down(pair, &completions) {
-                Ok(()) => counters.taken_down.fetch_add(1, Ordering::Relaxed),
-                Err(error) => {
-                    result = LEAKED;
-                    tracing::error!(
-                        rail = name, %error,
-                        "queue pair is not released; its memory is leaked; restart this process"
-                    );
-                    counters.leaked.fetch_add(1, Ordering::Relaxed)
-                }
-            };
+        counters.leaked.fetch_add(leaked as u64, Ordering::Relaxed);
+        if self.revokes {
+            counters.taken_down.fetch_add(1, Ordering::Relaxed);
         }
+        let result = if leaked > 0 { LEAKED } else { DOWN };
         self.state.result.store(result, Ordering::Release);
         if let Some(wake) = &self.state.wake {
             let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
@@ -139,36 +133,66 @@ impl Job {
     reason = "a device may need long to release a queue pair, and is never simulated"
 )]
 fn run_on_thread(job: Job) {
-    // A thread that cannot be started drops its job: the queue pairs are then destroyed here. The
-    // result stays open, so that the memory counts as leaked.
+    let job = Arc::new(Mutex::new(Some(job)));
+    let take = |job: &Mutex<Option<Job>>| job.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let of_thread = job.clone();
+    let run = move || take(&of_thread).into_iter().for_each(Job::run);
     let name = "pagelith-rdma".to_owned();
-    if let Err(error) = std::thread::Builder::new().name(name).spawn(move || job.run()) {
-        tracing::error!(%error, "no thread to take queue pairs down; their memory is leaked");
+    if std::thread::Builder::new().name(name).spawn(run).is_err() {
+        // The system has no thread: this one waits.
+        take(&job).into_iter().for_each(Job::run);
     }
 }
 
-/// Take a queue pair down: both queues are drained, for a limited time, and it is destroyed.
-fn take_down(pair: QueuePair, completions: &CompletionQueue) -> Result<(), VerbsError> {
-    // A queue pair that failed already may refuse markers: its destruction decides.
-    if let Err(error) = drain(&pair, completions) {
-        tracing::debug!(%error, "queue pair is destroyed without a drain");
-    }
-    pair.destroy()
+/// A queue pair on its way down: both queues are drained, for a limited time, and it is destroyed.
+struct Falling {
+    rail: String,
+    pair: QueuePair,
+    completions: Arc<CompletionQueue>,
+    drain: Option<Drain>,
 }
 
-fn drain(pair: &QueuePair, completions: &CompletionQueue) -> Result<(), VerbsError> {
-    let clock = SystemClock::new();
-    let mut drain = pair.begin_drain(MARKERS)?;
+impl Falling {
+    fn begin(rail: RailQueue) -> Falling {
+        let (rail, pair, completions) = rail.into_parts();
+        // A queue pair that failed already may never flush markers: its destruction suffices.
+        let failed = pair.state().is_ok_and(|state| state == State::Error);
+        let drain = if failed { None } else { pair.begin_drain(MARKERS).ok() };
+        Falling { rail, pair, completions, drain }
+    }
+
+    /// False if the device did not release the queue pair.
+    fn end(mut self, clock: &SystemClock) -> bool {
+        if let Some(drain) = self.drain.take()
+            && let Err(error) = wait_for(drain, &self.completions, clock)
+        {
+            tracing::debug!(rail = self.rail, %error, "queue pair is destroyed without a drain");
+        }
+        let result = self.pair.destroy();
+        if let Err(error) = &result {
+            tracing::error!(
+                rail = self.rail, %error,
+                "queue pair is not released, and its memory is leaked; restart this process"
+            );
+        }
+        result.is_ok()
+    }
+}
+
+/// Wait until both markers are flushed, or [`DRAIN_MAX`] has passed.
+fn wait_for(
+    mut drain: Drain,
+    completions: &CompletionQueue,
+    clock: &SystemClock,
+) -> Result<(), VerbsError> {
     loop {
         completions.consume_events()?;
         completions.arm()?;
         let mut found = Vec::new();
         while completions.poll(&mut found)? > 0 {}
-        if found.iter().any(|completion| drain.observe(completion)) {
-            return Ok(());
-        }
-        let left = DRAIN_MAX.saturating_sub(Duration::from_nanos(clock.now().0));
-        if left.is_zero() {
+        let is_done = found.iter().any(|completion| drain.observe(completion));
+        let left = DRAIN_MAX.saturating_sub(clock.now().since(Mono::default()));
+        if is_done || left.is_zero() {
             return Ok(());
         }
         completions.sleep(left.min(DRAIN_STEP))?;

@@ -11,11 +11,11 @@ use super::peer_regions::PeerRegions;
 use crate::link_error::LinkError;
 
 /// Maximum targets of all operations of a link.
-pub(super) const TARGETS_MAX: usize = 1 << 16;
+pub(crate) const TARGETS_MAX: usize = 1 << 16;
 
 /// The targets of one link.
 #[derive(Default)]
-pub(super) struct Targets {
+pub(crate) struct Targets {
     /// Of each operation, sorted by item and offset. They do not overlap.
     ops: BTreeMap<OpId, Vec<TargetItem>>,
     count: usize,
@@ -23,7 +23,7 @@ pub(super) struct Targets {
 
 /// What a client wants with the bytes from an offset on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wanted {
+pub(crate) enum Wanted {
     /// So many bytes have no target.
     OnStream(u64),
     /// So many bytes have one, from this offset of this region on.
@@ -57,7 +57,11 @@ impl Targets {
             of_op.insert(next, item);
             self.count += 1;
         }
-        if self.count > TARGETS_MAX { Err(LinkError::broken("targets", self.count)) } else { Ok(()) }
+        if self.count > TARGETS_MAX {
+            Err(LinkError::broken("targets", self.count))
+        } else {
+            Ok(())
+        }
     }
 
     /// What the client wants with bytes of an item.
