@@ -161,10 +161,8 @@ impl<S: Stream> Conn<S> {
 
     /// What the stream must be ready for.
     pub(crate) fn awaited(&self) -> Awaited {
-        let stopped = self.inbound.is_stopped();
-        let noted = self.data.as_ref().is_some_and(|data| data.has_stream_ended());
-        let read = !stopped && !self.is_congested();
-        Awaited { read, write: self.wants_write(), end: stopped && !noted }
+        let read = self.inbound.wants_read() && !self.is_congested();
+        Awaited { read, write: self.wants_write() }
     }
 
     /// Handle the completions of the data plane.
@@ -258,7 +256,7 @@ impl<S: Stream> Conn<S> {
         }
         moved?;
         // Its last bytes are read when those before them have landed, if they ever do.
-        if self.inbound.is_stopped() && stream.has_ended() {
+        if self.inbound.has_ended() {
             self.data.iter_mut().for_each(|data| data.note_stream_ended(now));
         }
         let made_progress = paused && self.outbound.written() > self.written;

@@ -33,6 +33,8 @@ pub(crate) const READ_AHEAD_BYTES: usize = 64 << 10;
 /// Read-ahead while memory is exposed and the peer passes most bulk bytes by reference. Bulk bytes
 /// that the peer sends instead may land in this buffer, and are then copied once more.
 const READ_AHEAD_SHARED_BYTES: usize = 2 << 10;
+/// Read-ahead while the link waits until bytes have landed.
+const READ_AHEAD_STOPPED_BYTES: usize = 4 << 10;
 /// Maximum bytes read in one poll, plus one read.
 const POLL_BYTES_MAX: u64 = 8 << 20;
 /// The same for control frames, which the link holds until its user polls them.
@@ -85,12 +87,22 @@ pub(crate) struct Inbound {
     end: usize,
     /// Bytes of control frames in this poll.
     control: usize,
+    /// The stream has ended; what was read of it may not be parsed yet.
+    has_ended: bool,
 }
 
 impl Inbound {
     pub fn new(reader: FrameReader) -> Inbound {
         let ahead = vec![0; READ_AHEAD_BYTES].into_boxed_slice();
-        Inbound { reader, state: ReadState::Head, ahead, start: 0, end: 0, control: 0 }
+        Inbound {
+            reader,
+            state: ReadState::Head,
+            ahead,
+            start: 0,
+            end: 0,
+            control: 0,
+            has_ended: false,
+        }
     }
 
     /// Read as much as possible now. Returns the number of bytes read.
@@ -103,8 +115,10 @@ impl Inbound {
         self.control = 0;
         loop {
             self.parse(sink)?;
-            let is_full = total >= POLL_BYTES_MAX || self.control >= POLL_CONTROL_BYTES_MAX;
-            if is_full || self.is_stopped() {
+            if self.is_stopped() {
+                return Ok(total + self.read_ahead(stream, sink)?);
+            }
+            if total >= POLL_BYTES_MAX || self.control >= POLL_CONTROL_BYTES_MAX {
                 return Ok(total);
             }
             sink.counts.calls += 1;
@@ -126,9 +140,49 @@ impl Inbound {
         }
     }
 
-    /// Whether nothing is read until bytes have landed that the peer's device writes.
-    pub fn is_stopped(&self) -> bool {
+    /// Whether nothing is parsed until bytes have landed that the peer's device writes.
+    fn is_stopped(&self) -> bool {
         matches!(self.state, ReadState::Placed { .. })
+    }
+
+    /// Whether bytes are read if there are any.
+    pub fn wants_read(&self) -> bool {
+        let has_room = self.end - self.start < READ_AHEAD_STOPPED_BYTES;
+        !self.is_stopped() || has_room && !self.has_ended
+    }
+
+    /// Whether the stream has ended, although what was read of it is not parsed.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
+    /// Read a little while nothing is parsed, so that the end of the stream is noticed.
+    fn read_ahead(
+        &mut self,
+        stream: &mut dyn Stream,
+        sink: &mut FrameSink<'_>,
+    ) -> Result<u64, LinkError> {
+        if !self.wants_read() {
+            return Ok(0);
+        }
+        self.ahead.copy_within(self.start..self.end, 0);
+        (self.start, self.end) = (0, self.end - self.start);
+        let room = &mut self.ahead[self.end..READ_AHEAD_STOPPED_BYTES];
+        sink.counts.calls += 1;
+        match stream.read(&mut [IoSliceMut::new(room)]) {
+            StreamResult::Bytes(n) => {
+                self.end += n;
+                Ok(n as u64)
+            }
+            StreamResult::Blocked => Ok(0),
+            StreamResult::Ended => {
+                self.has_ended = true;
+                Ok(0)
+            }
+            StreamResult::Failed { operation, errno } => {
+                Err(LinkError::SystemCall { operation, errno })
+            }
+        }
     }
 
     /// Discard the rest of a data frame of `op`, whose exposed memory was retracted.

@@ -34,17 +34,15 @@ pub struct Awaited {
     pub read: bool,
     /// Bytes can be sent.
     pub write: bool,
-    /// The peer has closed the stream, whether or not its last bytes are read.
-    pub end: bool,
 }
 
 impl Awaited {
     /// Bytes can be read.
-    pub const READ: Awaited = Awaited { read: true, write: false, end: false };
+    pub const READ: Awaited = Awaited { read: true, write: false };
 
     /// Bytes can be read, or sent if that is asked for.
     pub fn reading(write: bool) -> Awaited {
-        Awaited { write, ..Awaited::READ }
+        Awaited { read: true, write }
     }
 }
 
@@ -86,12 +84,6 @@ pub trait Stream: Send {
     /// As `ready`, but wait only until bytes can be sent; received bytes stay unread.
     fn ready_to_write(&mut self, timeout: Duration) -> bool {
         self.ready(true, timeout)
-    }
-
-    /// Whether the peer has closed the stream, although its last bytes are not read. This stream
-    /// does not know.
-    fn has_ended(&self) -> bool {
-        false
     }
 
     /// As `ready` and `ready_to_write`, but also return true when one of `others` can be read. Only

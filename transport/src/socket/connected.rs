@@ -235,11 +235,6 @@ impl Stream for Socket {
         is_ready
     }
 
-    fn has_ended(&self) -> bool {
-        let end = Awaited { end: true, ..Awaited::default() };
-        wait_for_any(std::iter::once((self.as_fd(), end)), Duration::ZERO)
-    }
-
     fn will_upgrade(&self, features: u64) -> bool {
         matches!(self.carrier, Carrier::SocketUntilRings(_))
             && features & Feature::SharedMemory.bit() != 0
