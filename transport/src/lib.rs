@@ -34,4 +34,5 @@ mod heartbeat;
 mod inbound;
 mod link_permits;
 mod outbound;
+mod poll;
 mod push_cursor;

@@ -67,6 +67,7 @@ pub struct Fake {
     change: unsafe extern "C" fn(u32, *const c_char) -> c_int,
     count: unsafe extern "C" fn(u32, *const c_char) -> u64,
     no_kernel: unsafe extern "C" fn(),
+    step: unsafe extern "C" fn(),
 }
 
 impl Fake {
@@ -83,6 +84,7 @@ impl Fake {
                 change: function(handle, c"fake_verbs_change"),
                 count: function(handle, c"fake_verbs_count"),
                 no_kernel: function(handle, c"fake_verbs_no_kernel"),
+                step: function(handle, c"fake_verbs_step"),
             }
         }
     }
@@ -113,6 +115,12 @@ impl Fake {
     pub fn objects(&self, device: u32) -> u64 {
         let kinds = ["contexts", "domains", "regions", "channels", "queues", "pairs"];
         kinds.iter().map(|kind| self.count(device, kind)).sum()
+    }
+
+    /// Let time pass.
+    pub fn step(&self) {
+        // SAFETY: the function takes nothing.
+        unsafe { (self.step)() }
     }
 
     pub fn remove_kernel_support(&self) {

@@ -54,6 +54,8 @@ const WHAT: &str = "rails";
 pub const RAILS_MAX: usize = 16;
 /// Maximum length in bytes of a text.
 pub const TEXT_MAX: usize = 512;
+/// Maximum length in bytes of the body of a rails frame.
+pub const RAILS_BODY_MAX: usize = RailsHead::BYTES + RAILS_MAX * RailItem::BYTES + TEXT_MAX;
 /// Numbers of packets have 24 bits.
 const PACKET_MAX: u32 = 0x00ff_ffff;
 
