@@ -16,6 +16,7 @@ use crate::limits::LinkLimits;
 use crate::link::Link;
 use crate::link_error::LinkError;
 use crate::pending::HandshakeProgress;
+use crate::rdma::rdma_use::RdmaUse;
 use crate::resolve::{NameLookup, Resolver};
 use crate::shown::SharedRegions;
 use crate::socket::{Socket, SocketPending, connect};
@@ -63,6 +64,8 @@ pub struct SocketDial {
     pub shared_regions: SharedRegions,
     /// Resolves the address if it has a host name.
     pub resolver: Resolver,
+    /// The use of RDMA. Over a Unix socket there is none.
+    pub rdma: RdmaUse,
 }
 
 impl SocketDial {
@@ -77,13 +80,17 @@ impl SocketDial {
         let limits = LinkLimits::default();
         let entropy = Arc::new(SystemEntropy);
         let (shared_regions, resolver) = (SharedRegions::default(), Resolver::default());
-        SocketDial { address, offer, key, entropy, clock, limits, shared_regions, resolver }
+        let rdma = RdmaUse::Off;
+        SocketDial { address, offer, key, entropy, clock, limits, shared_regions, resolver, rdma }
     }
 
     /// Begin to connect to an address that has no host name.
     fn connect(&self, to: &Address, limits: LinkLimits) -> Result<SocketPending, LinkError> {
         let (key, clock) = (self.key.clone(), self.clock.clone());
-        connect(to, self.offer, key, &*self.entropy, clock, limits, &self.shared_regions.regions())
+        let (rdma, regions) = (self.rdma.at(to), self.shared_regions.regions());
+        let offer = rdma.offer(self.offer);
+        let pending = connect(to, offer, key, &*self.entropy, clock, limits, &regions)?;
+        Ok(pending.with_rdma(rdma))
     }
 }
 

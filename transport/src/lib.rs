@@ -16,7 +16,9 @@ pub mod handshake;
 pub mod limits;
 pub mod link;
 pub mod link_error;
+pub mod peer_address;
 pub mod pending;
+pub mod rdma;
 #[allow(
     clippy::disallowed_methods,
     reason = "the system resolver blocks, so it runs on its own thread"
@@ -32,4 +34,5 @@ mod heartbeat;
 mod inbound;
 mod link_permits;
 mod outbound;
+mod poll;
 mod push_cursor;

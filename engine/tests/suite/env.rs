@@ -143,6 +143,7 @@ impl TestEnv {
                     Transport::Sim => Store::sim(store, timeout, sim.clock.clone(), env.runtime),
                     Transport::Embedded
                     | Transport::Tcp
+                    | Transport::Rdma
                     | Transport::SharedRings
                     | Transport::SharedArena => Store::embedded(store),
                 })

@@ -23,8 +23,9 @@ use super::library::{Handle, check};
 ///
 /// # Safety
 ///
-/// - The range is mapped, readable and writable, and does not move, until the value is dropped.
-///   Both functions always return the same.
+/// - Both functions always return the same. The range stays mapped, readable and writable, until
+///   the value is dropped; or this process accesses it no other way than through a device, which
+///   keeps the pages that were mapped at the registration.
 /// - While a device may write bytes of the range, no reference to them exists: they are accessed
 ///   through raw pointers or atomics.
 pub unsafe trait DeviceMemory: Send + Sync + 'static {
@@ -82,6 +83,40 @@ unsafe impl DeviceMemory for HostMemory {
 
     fn bytes(&self) -> usize {
         self.0.len()
+    }
+}
+
+/// Memory of a caller, by address. Registration locks the pages that are mapped there, and fails
+/// without any. If other memory is mapped there later, devices still access the former pages, which
+/// nothing else uses.
+#[derive(Debug)]
+pub struct CallerMemory {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+impl CallerMemory {
+    /// `bytes` bytes from `base` on; `None` if the range is empty, begins at 0 or wraps around.
+    pub fn new(base: *const u8, bytes: usize) -> Option<CallerMemory> {
+        let base = NonNull::new(base.cast_mut())?;
+        let end = base.addr().get().checked_add(bytes);
+        (bytes > 0 && end.is_some()).then_some(CallerMemory { base, bytes })
+    }
+}
+
+// SAFETY: the address is only passed to devices and compared.
+unsafe impl Send for CallerMemory {}
+// SAFETY: as above.
+unsafe impl Sync for CallerMemory {}
+// SAFETY: a device accesses pages that registration found mapped and keeps. Their owner exposes
+// bytes to a link before a device writes them, and gives up its access meanwhile.
+unsafe impl DeviceMemory for CallerMemory {
+    fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    fn bytes(&self) -> usize {
+        self.bytes
     }
 }
 
@@ -155,6 +190,7 @@ pub struct MemoryRegion {
     remote_key: Option<u32>,
     memory: Arc<dyn DeviceMemory>,
     domain: Arc<ProtectionDomain>,
+    released: bool,
 }
 
 impl MemoryRegion {
@@ -193,6 +229,7 @@ impl MemoryRegion {
             remote_key: (access != RemoteAccess::NONE).then_some(remote_key),
             memory: memory.clone(),
             domain: domain.clone(),
+            released: false,
         })
     }
 
@@ -216,6 +253,28 @@ impl MemoryRegion {
         self.remote_key.map(|key| RemotePiece { address, key })
     }
 
+    /// Deregister the region. After this returns without an error, no device accesses the memory
+    /// through it. An error leaks the memory.
+    pub fn deregister(mut self) -> Result<()> {
+        self.release()
+    }
+
+    /// Deregister, once.
+    fn release(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.released, true) {
+            return Ok(());
+        }
+        let device = &self.domain.device;
+        // SAFETY: the region is registered, and is deregistered once.
+        let status = unsafe { (device.library.functions.ibv_dereg_mr)(self.mr.pointer()) };
+        let result = check(status, "ibv_dereg_mr", device.name());
+        if let Err(error) = &result {
+            tracing::error!(%error, bytes = self.bytes, "memory region stays registered, leaked");
+            std::mem::forget((self.memory.clone(), self.domain.clone()));
+        }
+        result
+    }
+
     fn address_of(&self, offset: usize, length: usize) -> Result<u64> {
         match offset.checked_add(length) {
             Some(end) if length > 0 && end <= self.bytes => Ok(self.address + offset as u64),
@@ -226,13 +285,8 @@ impl MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        let device = &self.domain.device;
-        // SAFETY: the region is registered, and is deregistered once.
-        let status = unsafe { (device.library.functions.ibv_dereg_mr)(self.mr.pointer()) };
-        if let Err(error) = check(status, "ibv_dereg_mr", device.name()) {
-            tracing::error!(%error, bytes = self.bytes, "memory region stays registered, leaked");
-            std::mem::forget((self.memory.clone(), self.domain.clone()));
-        }
+        // A failure is logged.
+        let _ = self.release();
     }
 }
 
@@ -246,18 +300,22 @@ impl fmt::Debug for MemoryRegion {
 /// ENOMEM.
 fn named_limit(error: VerbsError, device: &Device, bytes: usize) -> VerbsError {
     let VerbsError::CallFailed { errno, .. } = error else { return error };
-    let unlimited =
-        || capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
-    match getrlimit(Resource::Memlock).current {
-        Some(limit) if Errno::from_raw_os_error(errno) == Errno::NOMEM && !unlimited() => {
-            VerbsError::LockedMemory {
-                device: device.name().to_owned(),
-                bytes: bytes as u64,
-                limit,
-            }
+    match locked_memory_limit() {
+        Some(limit) if Errno::from_raw_os_error(errno) == Errno::NOMEM => {
+            let (device, bytes) = (device.name().to_owned(), bytes as u64);
+            VerbsError::LockedMemory { device, bytes, registered: 0, limit }
         }
         _ => error,
     }
+}
+
+/// The bytes that this process may lock in memory; `None` if it may lock any number. The kernel
+/// counts registered memory once for each device.
+pub fn locked_memory_limit() -> Option<u64> {
+    let limit = getrlimit(Resource::Memlock).current?;
+    let unlimited =
+        capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
+    (!unlimited).then_some(limit)
 }
 
 /// A range inside of a [`MemoryRegion`], for a scatter list.
@@ -303,8 +361,9 @@ impl RegisteredMemory {
             let length = chunk_bytes.min(bytes - offset);
             let whole = |error| match error {
                 // The limit counts all chunks.
-                VerbsError::LockedMemory { device, limit, .. } => {
-                    VerbsError::LockedMemory { device, bytes: bytes as u64, limit }
+                VerbsError::LockedMemory { device, registered, limit, .. } => {
+                    let bytes = bytes as u64;
+                    VerbsError::LockedMemory { device, bytes, registered, limit }
                 }
                 error => error,
             };
@@ -312,6 +371,17 @@ impl RegisteredMemory {
         };
         let chunks = (0..bytes).step_by(chunk_bytes).map(chunk).collect::<Result<_>>()?;
         Ok(RegisteredMemory { chunks, chunk_bytes, bytes })
+    }
+
+    /// The length in bytes of each chunk but the last, which may be shorter.
+    pub fn chunk_bytes(&self) -> usize {
+        self.chunk_bytes
+    }
+
+    /// Deregister all chunks. After this returns without an error, no device accesses the memory
+    /// through them. An error leaks the memory.
+    pub fn deregister(self) -> Result<()> {
+        self.chunks.into_iter().map(MemoryRegion::deregister).fold(Ok(()), Result::and)
     }
 
     /// The chunks, in the order of their addresses.

@@ -29,6 +29,7 @@ mod device_list;
 mod error;
 mod gid;
 mod gpu_index;
+mod gpu_list;
 #[cfg(test)]
 mod layout_test;
 mod library;
@@ -46,10 +47,11 @@ pub use device_list::DeviceList;
 pub use error::{Result, VerbsError};
 pub use gid::{Gid, GidEntry, GidKind, GidWish, ScoredGid};
 pub use gpu_index::{GpuOfProcess, PhysicalGpu};
+pub use gpu_list::{Gpu, NVIDIA_GPUS, gpus};
 pub use library::{LIBRARY, Library};
 pub use memory::{
-    DeviceMemory, HostMemory, LocalPiece, MemoryRegion, ProtectionDomain, RegisteredMemory,
-    RemoteAccess, RemotePiece,
+    CallerMemory, DeviceMemory, HostMemory, LocalPiece, MemoryRegion, ProtectionDomain,
+    RegisteredMemory, RemoteAccess, RemotePiece, locked_memory_limit,
 };
 pub use nic_choice::{NicCandidate, NicChoice, NicWish, ScoredNic, choose_nics};
 pub use port::{LinkLayer, Mtu, Port, PortState};

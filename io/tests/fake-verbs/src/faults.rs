@@ -23,6 +23,8 @@ pub struct Faults {
     pub notice_first: bool,
     /// `stuck=1`: requests never begin.
     pub stuck: bool,
+    /// `fail-requests=1`: requests fail, as if the peer did not acknowledge them.
+    pub fail_requests: bool,
     /// `never-drain=1`: requests are not flushed in the error state.
     pub never_drain: bool,
     /// `fail-destroy=N`: the first N attempts to destroy a queue pair fail.
@@ -49,6 +51,7 @@ impl Faults {
             swap_completion: 0,
             notice_first: false,
             stuck: false,
+            fail_requests: false,
             never_drain: false,
             fail_destroy: 0,
             fail_registration: 0,
@@ -76,6 +79,7 @@ impl Faults {
                 "swap-completion" => self.swap_completion = number()?,
                 "notice-first" => self.notice_first = number()? != 0,
                 "stuck" => self.stuck = number()? != 0,
+                "fail-requests" => self.fail_requests = number()? != 0,
                 "never-drain" => self.never_drain = number()? != 0,
                 "fail-destroy" => self.fail_destroy = number()?,
                 "fail-registration" => self.fail_registration = number()?,
