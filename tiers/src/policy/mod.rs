@@ -12,6 +12,7 @@
 //! The interfaces follow those of CacheLib Navy: a few methods, and everything except the order
 //! stays outside.
 
+pub mod admission;
 mod fifo;
 mod frame;
 mod ghost;
