@@ -24,10 +24,12 @@ mod on_disk;
 mod open_report;
 mod output;
 mod peers;
+mod progress;
 mod replay;
 mod rng;
 mod serve;
 mod settings;
+pub mod simulate;
 mod temp_dir;
 pub mod trace;
 mod verify;
@@ -52,6 +54,7 @@ struct Cli {
 #[derive(Subcommand, Debug)]
 enum Command {
     Replay(Box<replay::ReplayArgs>),
+    Simulate(simulate::SimulateArgs),
     Bench(bench::BenchArgs),
     Serve(Box<serve::ServeArgs>),
     Key(keys::KeyArgs),
@@ -84,6 +87,7 @@ pub fn main() -> ExitCode {
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     exit::code(match cli.command {
         Command::Replay(args) => replay::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Key(args) => keys::run(&args),

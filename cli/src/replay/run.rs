@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use indicatif::{ProgressBar, ProgressStyle};
 use pagelith::Store;
 use pagelith::config::ValidConfig;
 
@@ -16,6 +15,7 @@ use super::target::{OpenTarget, StoreCounters};
 use crate::meter::rss_peak_bytes;
 use crate::output::log;
 use crate::peers;
+use crate::progress::progress_bar;
 
 /// The sum of the counters of all stores of a replay. Each store counts from its open, so the
 /// counters of a store that was open before are subtracted.
@@ -46,7 +46,7 @@ pub(crate) fn replay(plan: &ReplayPlan, source: RequestSource) -> anyhow::Result
     let mut harness = RequestRunner::new(plan);
     let mut totals = Totals { before: target.counters(), sum: StoreCounters::default() };
     let mut reopen: Option<Duration> = None;
-    let bar = progress_bar();
+    let bar = progress_bar(1);
     let mut source = source;
     let mut requests = 0;
     while let Some(request) = source.next() {
@@ -113,15 +113,6 @@ fn open(plan: &ReplayPlan) -> anyhow::Result<OpenTarget> {
             Ok(OpenTarget::Attached(peers::attach(address, key.as_ref())?))
         }
     }
-}
-
-/// Drawn on stderr, only if that is a terminal.
-fn progress_bar() -> ProgressBar {
-    let bar = ProgressBar::new(1);
-    let style =
-        ProgressStyle::with_template("{elapsed_precise} {wide_bar} {percent:>3} % {eta} left");
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar
 }
 
 /// A failed device is a valid result of a replay: it is logged, and the replay ends normally.

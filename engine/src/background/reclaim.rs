@@ -25,6 +25,7 @@ use pagelith_layouts::footer::{self, FooterEntry};
 use pagelith_layouts::ids::{NamespaceId, SegmentId};
 use pagelith_layouts::segment::SegmentIdentity;
 use pagelith_mutants::{self as mutant, Mutant};
+use pagelith_tiers::policy::free_segments_min;
 use pagelith_tiers::ssd::segments::SegmentState;
 
 use self::contents::{Contents, Member};
@@ -142,7 +143,7 @@ impl Reclaimer {
         if cx.is_closing() || !cx.log.is_trusted() {
             return false;
         }
-        let low = low_water(cx);
+        let low = free_segments_min(cx.volume.geometry.segment_count as usize);
         let shared = cx.shared.clone();
         let mut core = shared.lock();
         let (entries, refused) = (core.index.len(), core.counters.puts_refused);
@@ -465,10 +466,4 @@ impl Reclaimer {
         self.deferred.insert(r.identity.segment, DeferredVictim { until, unreadable });
         cx.shared.lock().set_segment_state(r.identity.segment, SegmentState::Sealed);
     }
-}
-
-/// Free segments below which a victim is sought: one to be prepared and, in a store with many, one
-/// in reserve.
-fn low_water(cx: &LogContext) -> usize {
-    if cx.volume.geometry.segment_count >= 16 { 2 } else { 1 }
 }

@@ -53,7 +53,7 @@ pub(crate) fn lookup_at_one_moment<R>(
 ) -> R {
     let read_view = &shared.read_view;
     // A policy that counts every access needs the lock anyway.
-    for _ in 0..if read_view.counts_touches { 0 } else { LOCK_FREE_TRIES } {
+    for _ in 0..LOCK_FREE_TRIES {
         let pin = crossbeam_epoch::pin();
         let snapshot = read_view.read(&pin);
         let mut lookup = IndexLookup::new(shared, &snapshot, at);

@@ -60,8 +60,7 @@ pub(crate) fn locate<'a>(
     which: &[usize],
     at: Recency,
 ) -> Vec<(usize, Located<'a>)> {
-    // A policy that counts every access needs the lock anyway.
-    for _ in 0..if shared.read_view.counts_touches { 0 } else { LOCK_FREE_TRIES } {
+    for _ in 0..LOCK_FREE_TRIES {
         let pin = crossbeam_epoch::pin();
         let snapshot = shared.read_view.read(&pin);
         let mut attempt = LocateAttempt::new(shared, &snapshot, which.len());

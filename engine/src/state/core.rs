@@ -139,9 +139,6 @@ impl Core {
         let now = self.now_tick();
         if let Some(frame) = entry.frame.map(FrameId) {
             self.dram.frames.touches().raise(frame, at);
-            if self.dram.policy.counts_touches() {
-                self.dram.policy.touch(frame, at);
-            }
         }
         // Ticks wrap by design.
         let tick = (now % u64::from(TICK_MODULUS)) as u32;

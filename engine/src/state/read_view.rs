@@ -32,8 +32,6 @@ pub(crate) struct ReadView {
     pub frames: PinTable<FrameData>,
     /// Guards with which readers pin segments; `None` without an SSD tier.
     pub guards: Option<Arc<SegmentGuards>>,
-    /// Whether the eviction policy of DRAM must record every request, which needs the lock.
-    pub counts_touches: bool,
     /// The current tick.
     pub tick: AtomicU64,
     /// Epoch of the last request.
@@ -56,7 +54,6 @@ impl ReadView {
             touches: core.dram.frames.touches().clone(),
             frames: core.dram.frames.pin_table(),
             guards: core.ssd.as_ref().map(|ssd| ssd.guards.clone()),
-            counts_touches: core.dram.policy.counts_touches(),
             tick: AtomicU64::new(core.now_tick()),
             last_request: AtomicU64::new(0),
         };

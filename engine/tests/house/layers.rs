@@ -31,7 +31,12 @@ const ARROWS: [(&str, &str, &[&str]); 14] = [
             "pagelith-client",
         ],
     ),
-    ("pagelith-cli", "cli", &["pagelith-layouts", "pagelith-io", "pagelith-transport", "pagelith"]),
+    (
+        "pagelith-cli",
+        "cli",
+        // Of the tiers, `simulate` uses the policies.
+        &["pagelith-layouts", "pagelith-io", "pagelith-tiers", "pagelith-transport", "pagelith"],
+    ),
     (
         "pagelith-python",
         "python",

@@ -43,12 +43,6 @@ impl FramePolicy for Fifo {
         self.at.set(frame, at);
     }
 
-    fn touch(&mut self, _frame: FrameId, _at: Recency) {}
-
-    fn counts_touches(&self) -> bool {
-        false
-    }
-
     fn remove(&mut self, frame: FrameId) {
         if let Some(at) = self.at.take(frame) {
             self.order.remove(frame, at);
@@ -71,14 +65,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fifo_ignores_touches_and_evicts_chains_from_tail() {
+    fn fifo_evicts_chains_of_interleaved_requests_from_tail() {
         let mut fifo = Fifo::new();
         // Two requests whose pages arrive interleaved.
         for depth in 0..3 {
             fifo.insert(FrameId(depth), 1, 0, Recency { epoch: 1, depth });
             fifo.insert(FrameId(10 + depth), 1, 0, Recency { epoch: 2, depth });
         }
-        fifo.touch(FrameId(0), Recency { epoch: 9, depth: 0 });
         let order: Vec<u32> =
             std::iter::from_fn(|| fifo.victim(&mut |_| true)).map(|f| f.0).collect();
         assert_eq!(order, [2, 1, 0, 12, 11, 10]);

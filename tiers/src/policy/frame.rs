@@ -44,15 +44,9 @@ pub trait FramePolicy: Send {
     /// Reserve memory for at most `frames` frames, if that is better done at once.
     fn reserve(&mut self, _frames: usize) {}
     /// Add a frame of `bytes` that was filled for a request at `at`. `fingerprint` identifies its
-    /// page across evictions. A frame that is already known is replaced.
+    /// page across evictions. A frame that is already known is replaced. Later requests are
+    /// recorded in [`LastRequests`](super::LastRequests), without the store's lock.
     fn insert(&mut self, frame: FrameId, bytes: u64, fingerprint: u128, at: Recency);
-    /// Note a request for the frame. Unknown frames are ignored. Requests may arrive out of order:
-    /// an `at` older than the known one changes nothing.
-    fn touch(&mut self, frame: FrameId, at: Recency);
-    /// Whether every request must be reported with [`touch`](FramePolicy::touch). If not, only the
-    /// last request of a frame counts, which [`LastRequests`](super::LastRequests) records without
-    /// the store's lock.
-    fn counts_touches(&self) -> bool;
     /// Remove a frame that leaves without being a victim (removed, cleared, damaged). Unknown
     /// frames are ignored.
     fn remove(&mut self, frame: FrameId);

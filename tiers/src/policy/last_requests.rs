@@ -7,13 +7,18 @@ use pagelith_io::prefetch;
 
 use super::frame::{FrameId, Recency};
 
-/// Bits of a word for the depth: 16 million pages of a prefix. The other 40 bits are the epoch:
-/// 10^12 requests.
+/// Bits of a word for the depth: 16 million pages of a prefix. Two bits count later requests, and
+/// the other 38 are the epoch: 2.7 * 10^11 requests.
 const DEPTH_BITS: u32 = 24;
 const DEPTH_MAX: u64 = (1 << DEPTH_BITS) - 1;
-const EPOCH_MAX: u64 = u64::MAX >> DEPTH_BITS;
+const USES_BITS: u32 = 2;
+const EPOCH_MAX: u64 = u64::MAX >> (DEPTH_BITS + USES_BITS);
 
-/// One [`Recency`] per frame, in eight bytes. Depths saturate at 2^24 - 1 and epochs at 2^40 - 1.
+/// Maximum of a frame's count of requests.
+pub(super) const USES_MAX: u8 = (1 << USES_BITS) - 1;
+
+/// One [`Recency`] per frame, and the number of requests for it since it was filled, in eight
+/// bytes. Depths saturate at 2^24 - 1, epochs at 2^38 - 1, and counts at 3.
 ///
 /// A thread may record a request after the frame's number was reused for another page. That page
 /// then counts as requested, and the only effect is that it is evicted later.
@@ -33,7 +38,7 @@ impl LastRequests {
         self.words.get(frame.0 as usize).map(|word| unpack(word.load(Relaxed)))
     }
 
-    /// Set the recency of a frame that is being filled.
+    /// Set the recency of a frame that is being filled. It was not requested yet.
     pub fn set(&self, frame: FrameId, at: Recency) {
         if let Some(word) = self.words.get(frame.0 as usize) {
             word.store(pack(at), Relaxed);
@@ -41,16 +46,34 @@ impl LastRequests {
     }
 
     /// Record a request for a frame. Requests may arrive out of order: an older one changes
-    /// nothing.
+    /// nothing. A request that looks a frame up and then reads it counts once.
     #[inline]
     pub fn raise(&self, frame: FrameId, at: Recency) {
+        let Some(word) = self.words.get(frame.0 as usize) else { return };
         let at = pack(at);
+        let mut known = word.load(Relaxed);
         // Load first: other threads use most frames of a batch too, and an atomic update waits for
         // the cache line.
-        if let Some(word) = self.words.get(frame.0 as usize).filter(|word| word.load(Relaxed) < at)
-        {
-            word.fetch_max(at, Relaxed);
+        while known >> USES_BITS < at >> USES_BITS {
+            let is_later = epoch_of(known) < epoch_of(at);
+            let uses = (uses_of(known) + u8::from(is_later)).min(USES_MAX);
+            match word.compare_exchange_weak(known, at | u64::from(uses), Relaxed, Relaxed) {
+                Ok(_) => break,
+                Err(now) => known = now,
+            }
         }
+    }
+
+    /// Number of requests after that for which the frame was filled, at most 3.
+    pub(super) fn uses(&self, frame: FrameId) -> u8 {
+        self.words.get(frame.0 as usize).map_or(0, |word| uses_of(word.load(Relaxed)))
+    }
+
+    /// Subtract from the number of requests of a frame.
+    pub(super) fn spend_uses(&self, frame: FrameId, spent: u8) {
+        let Some(word) = self.words.get(frame.0 as usize) else { return };
+        let spend = |known| Some(known - u64::from(uses_of(known).min(spent)));
+        let _ = word.fetch_update(Relaxed, Relaxed, spend);
     }
 
     /// Prefetch the entries of these frames into the CPU cache. Changes nothing.
@@ -62,17 +85,27 @@ impl LastRequests {
 
 impl std::fmt::Debug for LastRequests {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Touches(frames={})", self.words.len())
+        write!(f, "LastRequests(frames={})", self.words.len())
     }
 }
 
-/// In the order of [`Recency`].
+/// In the order of [`Recency`], with a count of 0.
 fn pack(at: Recency) -> u64 {
-    at.epoch.min(EPOCH_MAX) << DEPTH_BITS | (DEPTH_MAX - u64::from(at.depth).min(DEPTH_MAX))
+    let depth = DEPTH_MAX - u64::from(at.depth).min(DEPTH_MAX);
+    (at.epoch.min(EPOCH_MAX) << DEPTH_BITS | depth) << USES_BITS
 }
 
 fn unpack(word: u64) -> Recency {
-    Recency { epoch: word >> DEPTH_BITS, depth: (DEPTH_MAX - (word & DEPTH_MAX)) as u32 }
+    let depth = DEPTH_MAX - (word >> USES_BITS & DEPTH_MAX);
+    Recency { epoch: epoch_of(word), depth: depth as u32 }
+}
+
+fn epoch_of(word: u64) -> u64 {
+    word >> (DEPTH_BITS + USES_BITS)
+}
+
+fn uses_of(word: u64) -> u8 {
+    word as u8 & USES_MAX
 }
 
 #[cfg(test)]
@@ -103,5 +136,26 @@ mod tests {
         assert_eq!(touches.get(FrameId(0)).map(|r| r.epoch), Some(0));
         touches.raise(FrameId(2), late);
         assert_eq!(touches.get(FrameId(2)), None, "beyond the table");
+    }
+    #[test]
+    fn later_requests_are_counted_once_each_and_can_be_spent() {
+        let touches = LastRequests::new(1).expect("memory");
+        let at = |epoch, depth| Recency { epoch, depth };
+        let frame = FrameId(0);
+        touches.set(frame, at(4, 3));
+        for (epoch, depth, uses) in [(4, 0, 0), (3, 0, 0), (5, 9, 1), (5, 2, 1), (6, 2, 2)] {
+            touches.raise(frame, at(epoch, depth));
+            assert_eq!(touches.uses(frame), uses, "epoch={epoch} depth={depth}");
+        }
+        touches.raise(frame, at(7, 0));
+        touches.raise(frame, at(8, 1));
+        assert_eq!(touches.uses(frame), USES_MAX);
+        touches.spend_uses(frame, 1);
+        assert_eq!((touches.uses(frame), touches.get(frame)), (2, Some(at(8, 1))));
+        touches.spend_uses(frame, USES_MAX);
+        assert_eq!(touches.uses(frame), 0);
+        touches.raise(frame, at(9, 1));
+        touches.set(frame, at(9, 1));
+        assert_eq!(touches.uses(frame), 0);
     }
 }

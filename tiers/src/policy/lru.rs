@@ -46,14 +46,6 @@ impl FramePolicy for Lru {
         self.touches.set(frame, at);
     }
 
-    fn touch(&mut self, frame: FrameId, at: Recency) {
-        self.touches.raise(frame, at);
-    }
-
-    fn counts_touches(&self) -> bool {
-        false
-    }
-
     fn remove(&mut self, frame: FrameId) {
         if let Some(placed) = self.placed.take(frame) {
             self.order.remove(frame, placed);
@@ -152,7 +144,7 @@ mod tests {
                         model.0.push((frame, at.epoch, at.depth));
                     }
                     Step::Touch(frame, at) => {
-                        lru.touch(FrameId(frame), at);
+                        lru.touches.raise(FrameId(frame), at);
                         for (known, epoch, depth) in &mut model.0 {
                             let newer = at.epoch > *epoch || (at.epoch == *epoch && at.depth < *depth);
                             if *known == frame && newer {
@@ -180,8 +172,8 @@ mod tests {
         for depth in 0..5 {
             lru.insert(FrameId(depth), 1, 0, Recency { epoch: 1, depth });
         }
-        lru.touch(FrameId(0), Recency { epoch: 2, depth: 0 });
-        lru.touch(FrameId(1), Recency { epoch: 2, depth: 1 });
+        lru.touches.raise(FrameId(0), Recency { epoch: 2, depth: 0 });
+        lru.touches.raise(FrameId(1), Recency { epoch: 2, depth: 1 });
         let order: Vec<u32> =
             std::iter::from_fn(|| lru.victim(&mut |_| true)).map(|f| f.0).collect();
         assert_eq!(order, [4, 3, 2, 1, 0]);
@@ -209,7 +201,8 @@ mod tests {
             lru.insert(FrameId(frame), 1, 0, Recency { epoch: u64::from(frame), depth: 0 });
         }
         for frame in 0..frames {
-            lru.touch(FrameId(frame), Recency { epoch: u64::from(2 * frames - frame), depth: 0 });
+            lru.touches
+                .raise(FrameId(frame), Recency { epoch: u64::from(2 * frames - frame), depth: 0 });
         }
         let mut left: BTreeSet<u32> = (0..frames).collect();
         while let Some(FrameId(frame)) = lru.victim(&mut |_| true) {

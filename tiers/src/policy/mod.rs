@@ -12,6 +12,7 @@
 //! The interfaces follow those of CacheLib Navy: a few methods, and everything except the order
 //! stays outside.
 
+pub mod admission;
 mod fifo;
 mod frame;
 mod ghost;
@@ -24,6 +25,7 @@ mod s3fifo;
 mod segment;
 mod segment_fifo;
 mod slab;
+mod tick_clock;
 
 #[cfg(test)]
 mod replay_test;
@@ -36,8 +38,11 @@ pub use last_requests::LastRequests;
 pub use lowest_mean_recency::LowestMeanRecency;
 pub use lru::Lru;
 pub use s3fifo::S3Fifo;
-pub use segment::{ExtentFacts, REINSERT_RATIO_MAX, SegmentFacts, SegmentPolicy};
+pub use segment::{
+    ExtentFacts, REINSERT_RATIO_MAX, SegmentFacts, SegmentPolicy, free_segments_min,
+};
 pub use segment_fifo::SegmentFifo;
+pub use tick_clock::TickClock;
 
 /// Names that [`frame_policy`] accepts, for configuration messages.
 pub const FRAME_POLICIES: [&str; 3] = ["lru", "fifo", "s3fifo"];
@@ -51,7 +56,7 @@ pub fn frame_policy(name: &str, touches: &Arc<LastRequests>) -> Option<Box<dyn F
     match name {
         "lru" => Some(Box::new(Lru::new(touches.clone()))),
         "fifo" => Some(Box::new(Fifo::new())),
-        "s3fifo" => Some(Box::new(S3Fifo::new())),
+        "s3fifo" => Some(Box::new(S3Fifo::new(touches.clone()))),
         _ => None,
     }
 }

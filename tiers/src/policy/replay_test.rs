@@ -74,6 +74,7 @@ fn simulate(queue: &mut VecDeque<u64>, request: &[(u64, u32)]) -> usize {
 
 struct Store {
     lru: Lru,
+    touches: Arc<LastRequests>,
     frame_of: BTreeMap<u64, FrameId>,
     page_of: BTreeMap<FrameId, u64>,
 }
@@ -81,7 +82,8 @@ struct Store {
 impl Store {
     fn new() -> Store {
         let touches = Arc::new(LastRequests::new(CAPACITY).expect("memory"));
-        Store { lru: Lru::new(touches), frame_of: BTreeMap::new(), page_of: BTreeMap::new() }
+        let lru = Lru::new(touches.clone());
+        Store { lru, touches, frame_of: BTreeMap::new(), page_of: BTreeMap::new() }
     }
 
     fn replay(&mut self, epoch: u64, request: &[(u64, u32)]) -> usize {
@@ -90,7 +92,7 @@ impl Store {
             let at = Recency { epoch, depth };
             if let Some(&frame) = self.frame_of.get(&page) {
                 hits += 1;
-                self.lru.touch(frame, at);
+                self.touches.raise(frame, at);
                 continue;
             }
             let frame = if self.lru.len() == CAPACITY {

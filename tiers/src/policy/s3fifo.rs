@@ -12,11 +12,15 @@
 //! - Within a request the deeper page leaves first, in both queues. Across requests S3-FIFO keeps
 //!   no chain order: an old parent that was requested once leaves before a new child.
 //! - A request counts once per frame; in a batched store, a request may look a frame up and then
-//!   read it.
+//!   read it. Threads count requests without the store's lock ([`LastRequests`]).
+//! - Frames that enter main shortly after each other are ordered by depth.
 //! - Second chances, and frames examined in one call, are bounded.
+
+use std::sync::Arc;
 
 use super::frame::{FrameId, FramePolicy, Recency};
 use super::ghost::Ghost;
+use super::last_requests::{LastRequests, USES_MAX};
 use super::order::{Order, Walk};
 use super::ordered_frames::OrderKey;
 use super::slab::Slab;
@@ -27,8 +31,11 @@ const SMALL_SHARE: u64 = 10;
 /// Number of requests after which a frame of the small queue moves to main (the paper's `freq >
 /// 1`).
 const USES_TO_MAIN: u8 = 2;
-/// Maximum of a frame's count of requests (2 bits).
-const USES_MAX: u8 = 3;
+/// Frames are counted in units of this many bytes, the arena's.
+const UNIT_BYTES: u64 = 4096;
+/// Frames that enter main share a turn until they are 1/256 of main. Each turn costs memory, and so
+/// would a turn for each frame.
+const TURN_SHARE: usize = 256;
 /// Most second chances and moves to main in one walk; later frames are treated as not requested
 /// again. This bounds the time under the store's lock if all frames are hot, when any victim is
 /// equally good.
@@ -42,41 +49,54 @@ enum Queue {
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
+    /// Its place in its queue: epoch or turn, and depth.
+    epoch: u64,
+    depth: u32,
+    units: u32,
+    /// Of the page's fingerprint.
+    hash: u32,
     queue: Queue,
-    place: Recency,
-    bytes: u64,
-    fingerprint: u128,
-    uses: u8,
-    counted_epoch: u64,
 }
 
-/// S3-FIFO eviction. Memory is about 110 bytes per frame and 60 per ghost; there are at most as
-/// many ghosts as frames.
+const _: () = assert!(size_of::<Option<Entry>>() == 24);
+
+impl Entry {
+    fn place(&self) -> Recency {
+        Recency { epoch: self.epoch, depth: self.depth }
+    }
+}
+
+/// S3-FIFO eviction. Memory is that of [`Lru`](super::Lru), and some 13 bytes per ghost; there are
+/// at most as many ghosts as frames.
 #[derive(Debug)]
 pub struct S3Fifo {
     entries: Slab<Entry>,
+    touches: Arc<LastRequests>,
     small: Order,
     main: Order,
     ghost: Ghost,
-    small_bytes: u64,
-    bytes: u64,
-    /// Logical clock of the main queue.
+    small_units: u64,
+    units: u64,
+    /// Logical clock of the main queue, and the frames that entered in its current turn.
     turn: u64,
+    turn_frames: usize,
     /// Epoch of the last request that entered main directly, and its turn there.
     entered: Option<(u64, u64)>,
 }
 
 impl S3Fifo {
-    /// An empty policy.
-    pub fn new() -> S3Fifo {
+    /// An empty policy, of frames whose last requests `touches` has.
+    pub fn new(touches: Arc<LastRequests>) -> S3Fifo {
         S3Fifo {
             entries: Slab::new(),
+            touches,
             small: Order::new(),
             main: Order::new(),
             ghost: Ghost::default(),
-            small_bytes: 0,
-            bytes: 0,
+            small_units: 0,
+            units: 0,
             turn: 0,
+            turn_frames: 0,
             entered: None,
         }
     }
@@ -87,28 +107,41 @@ impl S3Fifo {
         match self.entered {
             Some((known, turn)) if known == epoch => turn,
             _ => {
-                self.turn += 1;
+                self.next_turn();
                 self.entered = Some((epoch, self.turn));
                 self.turn
             }
         }
     }
 
-    /// Append a frame, which was just removed from a queue, to main.
-    fn append_to_main(&mut self, frame: FrameId, uses: u8) {
+    fn next_turn(&mut self) {
+        self.turn += 1;
+        self.turn_frames = 0;
+    }
+
+    /// Append a frame, which was just removed from a queue, to main, and subtract `spent` from its
+    /// count of requests.
+    fn append_to_main(&mut self, frame: FrameId, spent: u8) {
+        let Some(entry) = self.entries.get(frame) else { return };
+        // A frame of the current turn must move on too: the walk has passed its old place.
+        let moves_on = entry.queue == Queue::Small || entry.epoch < self.turn;
+        if !moves_on || self.turn_frames * TURN_SHARE >= self.main.len() {
+            self.next_turn();
+        }
+        self.turn_frames += 1;
         let Some(entry) = self.entries.get_mut(frame) else { return };
         if entry.queue == Queue::Small {
-            self.small_bytes -= entry.bytes;
+            self.small_units -= u64::from(entry.units);
         }
-        self.turn += 1;
         entry.queue = Queue::Main;
-        entry.place.epoch = self.turn;
-        entry.uses = uses;
-        self.main.insert(frame, entry.place);
+        entry.epoch = self.turn;
+        let place = entry.place();
+        self.touches.spend_uses(frame, spent);
+        self.main.insert(frame, place);
     }
 
     fn uses(&self, frame: FrameId) -> u8 {
-        self.entries.get(frame).map_or(0, |entry| entry.uses)
+        self.touches.uses(frame)
     }
 
     fn victim_of_small(&mut self, evictable: &mut dyn FnMut(FrameId) -> bool) -> Option<FrameId> {
@@ -118,16 +151,16 @@ impl S3Fifo {
             if chances > 0 && self.uses(frame) >= USES_TO_MAIN {
                 chances -= 1;
                 self.small.remove(frame, at);
-                self.append_to_main(frame, 0);
+                self.append_to_main(frame, USES_MAX);
             } else if evictable(frame) {
                 self.small.take(&walk, OrderKey { at, frame });
                 let entry = self.entries.take(frame)?;
-                self.small_bytes -= entry.bytes;
-                self.bytes -= entry.bytes;
+                self.small_units -= u64::from(entry.units);
+                self.units -= u64::from(entry.units);
                 // As many ghosts as main has frames; while main is still short, as many as it will
                 // have.
                 let ghosts = self.main.len().max(self.len() * 9 / 10);
-                self.ghost.remember(entry.fingerprint, ghosts);
+                self.ghost.remember(entry.hash, ghosts);
                 return Some(frame);
             }
         }
@@ -138,25 +171,18 @@ impl S3Fifo {
         let mut walk = Walk::default();
         let mut chances = CHANCES_MAX;
         while let Some(OrderKey { at, frame }) = self.main.examine_next(&mut walk) {
-            let uses = self.uses(frame);
-            if chances > 0 && uses > 0 {
+            if chances > 0 && self.uses(frame) > 0 {
                 chances -= 1;
                 self.main.remove(frame, at);
-                self.append_to_main(frame, uses - 1);
+                self.append_to_main(frame, 1);
             } else if evictable(frame) {
                 self.main.take(&walk, OrderKey { at, frame });
                 let entry = self.entries.take(frame)?;
-                self.bytes -= entry.bytes;
+                self.units -= u64::from(entry.units);
                 return Some(frame);
             }
         }
         None
-    }
-}
-
-impl Default for S3Fifo {
-    fn default() -> S3Fifo {
-        S3Fifo::new()
     }
 }
 
@@ -171,47 +197,37 @@ impl FramePolicy for S3Fifo {
 
     fn insert(&mut self, frame: FrameId, bytes: u64, fingerprint: u128, at: Recency) {
         self.remove(frame);
-        let (queue, place) = if self.ghost.recall(fingerprint) {
+        let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX);
+        let hash = hash_of(fingerprint);
+        let (queue, place) = if self.ghost.recall(hash) {
             (Queue::Main, Recency { epoch: self.turn_of(at.epoch), depth: at.depth })
         } else {
-            self.small_bytes += bytes;
+            self.small_units += u64::from(units);
             (Queue::Small, at)
         };
         match queue {
             Queue::Small => self.small.insert(frame, place),
             Queue::Main => self.main.insert(frame, place),
         }
-        self.bytes += bytes;
-        let entry = Entry { queue, place, bytes, fingerprint, uses: 0, counted_epoch: at.epoch };
-        self.entries.set(frame, entry);
-    }
-
-    fn touch(&mut self, frame: FrameId, at: Recency) {
-        let Some(entry) = self.entries.get_mut(frame) else { return };
-        if at.epoch > entry.counted_epoch {
-            entry.counted_epoch = at.epoch;
-            entry.uses = (entry.uses + 1).min(USES_MAX);
-        }
-    }
-
-    fn counts_touches(&self) -> bool {
-        true
+        self.units += u64::from(units);
+        let Recency { epoch, depth } = place;
+        self.entries.set(frame, Entry { epoch, depth, units, hash, queue });
     }
 
     fn remove(&mut self, frame: FrameId) {
         let Some(entry) = self.entries.take(frame) else { return };
-        self.bytes -= entry.bytes;
+        self.units -= u64::from(entry.units);
         match entry.queue {
             Queue::Small => {
-                self.small.remove(frame, entry.place);
-                self.small_bytes -= entry.bytes;
+                self.small.remove(frame, entry.place());
+                self.small_units -= u64::from(entry.units);
             }
-            Queue::Main => self.main.remove(frame, entry.place),
+            Queue::Main => self.main.remove(frame, entry.place()),
         }
     }
 
     fn victim(&mut self, evictable: &mut dyn FnMut(FrameId) -> bool) -> Option<FrameId> {
-        if self.small_bytes.saturating_mul(SMALL_SHARE) >= self.bytes {
+        if self.small_units.saturating_mul(SMALL_SHARE) >= self.units {
             self.victim_of_small(evictable).or_else(|| self.victim_of_main(evictable))
         } else {
             self.victim_of_main(evictable).or_else(|| self.victim_of_small(evictable))
@@ -223,6 +239,12 @@ impl FramePolicy for S3Fifo {
     }
 }
 
+/// A hash of a page's fingerprint, all bits of which scatter.
+fn hash_of(fingerprint: u128) -> u32 {
+    let folded = (fingerprint >> 64) as u64 ^ fingerprint as u64;
+    (folded.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -230,6 +252,16 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    fn policy() -> S3Fifo {
+        S3Fifo::new(Arc::new(LastRequests::new(5000).expect("memory")))
+    }
+
+    /// Insert a frame as the store does.
+    fn insert(policy: &mut S3Fifo, frame: u32, bytes: u64, fingerprint: u128, at: Recency) {
+        policy.touches.set(FrameId(frame), at);
+        policy.insert(FrameId(frame), bytes, fingerprint, at);
+    }
 
     /// A cache of `capacity` frames of 4096 bytes; each request is for one page.
     struct Cache {
@@ -243,7 +275,7 @@ mod tests {
     impl Cache {
         fn new(capacity: usize) -> Cache {
             let (frames, resident) = (BTreeMap::new(), BTreeMap::new());
-            Cache { policy: S3Fifo::new(), capacity, frames, resident, epoch: 0 }
+            Cache { policy: policy(), capacity, frames, resident, epoch: 0 }
         }
 
         /// Request a page; returns whether it was resident.
@@ -251,7 +283,7 @@ mod tests {
             self.epoch += 1;
             let at = Recency { epoch: self.epoch, depth: 0 };
             if let Some(frame) = self.resident.get(&page) {
-                self.policy.touch(FrameId(*frame), at);
+                self.policy.touches.raise(FrameId(*frame), at);
                 return true;
             }
             if self.resident.len() == self.capacity {
@@ -261,7 +293,7 @@ mod tests {
             }
             let frame =
                 (0..).find(|frame| !self.frames.contains_key(frame)).expect("a free number");
-            self.policy.insert(FrameId(frame), 4096, page, at);
+            insert(&mut self.policy, frame, 4096, page, at);
             self.frames.insert(frame, page);
             self.resident.insert(page, frame);
             false
@@ -316,7 +348,6 @@ mod tests {
         for page in 0..40 {
             cache.request(page);
         }
-        assert!(cache.policy.ghost.len() <= 9);
         cache.request(0);
         assert_eq!(cache.queue_of(0), Some(Queue::Small));
     }
@@ -328,24 +359,24 @@ mod tests {
         let frame = cache.resident.remove(&7).expect("resident");
         cache.frames.remove(&frame);
         cache.policy.remove(FrameId(frame));
-        assert_eq!((cache.policy.len(), cache.policy.bytes), (0, 0));
+        assert_eq!((cache.policy.len(), cache.policy.units), (0, 0));
         cache.request(7);
         assert_eq!(cache.queue_of(7), Some(Queue::Small));
     }
 
     #[test]
     fn main_queue_gives_one_second_chance_per_request() {
-        let mut policy = S3Fifo::new();
+        let mut policy = policy();
         for frame in 0..4u32 {
-            policy.ghost.remember(u128::from(frame), 4);
+            policy.ghost.remember(hash_of(u128::from(frame)), 4);
         }
         let at = |epoch| Recency { epoch, depth: 0 };
         for frame in 0..4u32 {
-            policy.insert(FrameId(frame), 4096, u128::from(frame), at(1 + u64::from(frame)));
+            insert(&mut policy, frame, 4096, u128::from(frame), at(1 + u64::from(frame)));
         }
         // Frame 0 is requested twice, frame 2 once, frame 1 more often than the count saturates at.
         for (frame, epochs) in [(0, 10..12), (2, 12..13), (1, 13..18)] {
-            epochs.for_each(|epoch| policy.touch(FrameId(frame), at(epoch)));
+            epochs.for_each(|epoch| policy.touches.raise(FrameId(frame), at(epoch)));
         }
         assert_eq!(policy.uses(FrameId(1)), USES_MAX);
         let order: Vec<u32> =
@@ -370,25 +401,25 @@ mod tests {
 
     #[test]
     fn request_counts_once_per_frame() {
-        let mut policy = S3Fifo::new();
+        let mut policy = policy();
         for frame in 0..2 {
-            policy.insert(FrameId(frame), 4096, u128::from(frame), Recency { epoch: 1, depth: 0 });
+            insert(&mut policy, frame, 4096, u128::from(frame), Recency { epoch: 1, depth: 0 });
         }
         for _ in 0..5 {
-            policy.touch(FrameId(0), Recency { epoch: 1, depth: 0 });
-            policy.touch(FrameId(0), Recency { epoch: 2, depth: 0 });
+            policy.touches.raise(FrameId(0), Recency { epoch: 1, depth: 0 });
+            policy.touches.raise(FrameId(0), Recency { epoch: 2, depth: 0 });
         }
         assert_eq!(policy.uses(FrameId(0)), 1);
-        policy.touch(FrameId(0), Recency { epoch: 3, depth: 0 });
+        policy.touches.raise(FrameId(0), Recency { epoch: 3, depth: 0 });
         assert_eq!(policy.uses(FrameId(0)), 2);
     }
 
     #[test]
     fn s3fifo_evicts_chain_from_tail_of_both_queues() {
-        let mut policy = S3Fifo::new();
+        let mut policy = policy();
         let insert_chain = |policy: &mut S3Fifo, epoch| {
             for depth in 0..4u32 {
-                policy.insert(FrameId(depth), 4096, u128::from(depth), Recency { epoch, depth });
+                insert(policy, depth, 4096, u128::from(depth), Recency { epoch, depth });
             }
         };
         let drain = |policy: &mut S3Fifo| -> Vec<u32> {
@@ -396,7 +427,7 @@ mod tests {
         };
         // Filler frames, so that the ghost queue is long enough for the chain.
         for frame in 10..30 {
-            policy.insert(FrameId(frame), 4096, u128::from(frame), Recency { epoch: 9, depth: 0 });
+            insert(&mut policy, frame, 4096, u128::from(frame), Recency { epoch: 9, depth: 0 });
         }
         insert_chain(&mut policy, 1);
         let left: Vec<u32> =
@@ -410,16 +441,12 @@ mod tests {
 
     #[test]
     fn victim_call_is_bounded_if_all_frames_are_hot() {
-        let mut policy = S3Fifo::new();
+        let mut policy = policy();
         for frame in 0..5000 {
-            policy.insert(
-                FrameId(frame),
-                4096,
-                u128::from(frame),
-                Recency { epoch: 1, depth: frame },
-            );
+            let at = Recency { epoch: 1, depth: frame };
+            insert(&mut policy, frame, 4096, u128::from(frame), at);
             for epoch in 2..6 {
-                policy.touch(FrameId(frame), Recency { epoch, depth: frame });
+                policy.touches.raise(FrameId(frame), Recency { epoch, depth: frame });
             }
         }
         assert_ne!(policy.victim(&mut |_| true), None);
@@ -433,16 +460,16 @@ mod tests {
         fn s3fifo_sums_are_exact_and_pinned_frames_stay(
             steps in prop::collection::vec((0u8..4, 0u32..40, 1u64..9000, 0u32..5), 1..300)
         ) {
-            let mut policy = S3Fifo::new();
+            let mut policy = policy();
             let mut known: BTreeMap<u32, u64> = BTreeMap::new();
             for (epoch, (kind, frame, bytes, depth)) in steps.into_iter().enumerate() {
                 let at = Recency { epoch: epoch as u64, depth };
                 match kind {
                     0 => {
-                        policy.insert(FrameId(frame), bytes, u128::from(frame % 16), at);
-                        known.insert(frame, bytes);
+                        insert(&mut policy, frame, bytes, u128::from(frame % 16), at);
+                        known.insert(frame, bytes.div_ceil(UNIT_BYTES));
                     }
-                    1 => policy.touch(FrameId(frame), at),
+                    1 => policy.touches.raise(FrameId(frame), at),
                     2 => {
                         policy.remove(FrameId(frame));
                         known.remove(&frame);
@@ -459,14 +486,13 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(policy.len(), known.len());
-                prop_assert_eq!(policy.bytes, known.values().sum::<u64>());
-                prop_assert!(policy.ghost.len() <= 40);
+                prop_assert_eq!(policy.units, known.values().sum::<u64>());
             }
             while let Some(victim) = policy.victim(&mut |_| true) {
                 known.remove(&victim.0);
             }
             prop_assert!(known.is_empty());
-            prop_assert_eq!((policy.bytes, policy.small_bytes), (0, 0));
+            prop_assert_eq!((policy.units, policy.small_units), (0, 0));
         }
     }
 }

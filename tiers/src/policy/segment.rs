@@ -7,6 +7,12 @@ use pagelith_layouts::ids::SegmentId;
 /// frees three quarters of the reclaimed bytes.
 pub const REINSERT_RATIO_MAX: f64 = 0.25;
 
+/// Segments that reclaim keeps free in a store of `segments` segments: one to be prepared and, in a
+/// store with many, one in reserve.
+pub fn free_segments_min(segments: usize) -> usize {
+    if segments >= 16 { 2 } else { 1 }
+}
+
 /// The facts about a sealed segment that a policy uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentFacts {

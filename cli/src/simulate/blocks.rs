@@ -1,0 +1,28 @@
+//! Where each block of a simulation is.
+
+use pagelith_layouts::ids::SegmentId;
+
+/// A position in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) segment: SegmentId,
+    pub(super) record: u32,
+}
+
+/// The state of a block: what the index of the store has.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct BlockState {
+    /// Its frame in DRAM.
+    pub(super) frame: Option<u32>,
+    /// Its place on SSD.
+    pub(super) place: Option<Place>,
+    /// Tick of its last request.
+    pub(super) tick: u64,
+}
+
+impl BlockState {
+    /// Whether it is in any tier.
+    pub(super) fn is_resident(&self) -> bool {
+        self.frame.is_some() || self.place.is_some()
+    }
+}

@@ -1,0 +1,374 @@
+//! Admission to SSD: which of the pages that a put stores in DRAM are written to the log.
+//!
+//! A page is written if pages like it are asked for again. "Like it" is a class, made of what is
+//! known at the time ([`class`]): how often the page was touched, the gap between its last two
+//! touches, its distance from the end of the request, and the turn of its chain. For a sample of the
+//! pages it is counted after what time they are touched again ([`samples`]). From that follow two
+//! figures for each class ([`worth`]): the share that is reused, and the expected hits for the time
+//! that a page occupies its place. A page is written if
+//!
+//! 1. at least `min_reuse` of its class is reused within two laps of the log, and
+//! 2. once the log has wrapped, its worth is at least `thrift` times the mean worth of the places
+//!    that reclaim has given up lately.
+//!
+//! Invariants:
+//! - Pages are decided from head to tail, and none after a refused page of its request is written:
+//!   without its prefix it would be of no use.
+//! - No clock and no randomness: time is counted in bytes that are asked for, and the sample and the
+//!   coins are hashes of the pages. The same calls give the same decisions.
+//! - Before anything was learned, every page is written. What was learned long ago is forgotten.
+//! - A decision changes what is written, and never what a get returns.
+
+mod bands;
+mod budget;
+mod class;
+mod history;
+mod samples;
+mod worth;
+
+use bands::band_of;
+use budget::WriteBudget;
+use class::PageClass;
+use history::History;
+use samples::Samples;
+use worth::Worth;
+
+/// Units of time in which as many bytes are asked for as the SSD has.
+const UNITS_PER_CAPACITY: u64 = 512;
+/// Requests of which the turn and a refusal are remembered: more than run at the same time.
+const REQUESTS: usize = 256;
+/// Laps of the log within which a page that is asked for again counts as reused.
+const REUSE_LAPS: f64 = 2.0;
+/// Parts of a lap over which its length is measured.
+const LAP_PARTS: u64 = 8;
+/// What is kept of all counts when half a lap has passed.
+const KEPT: f64 = 0.9;
+/// What the newest victim contributes to the mean worth of what reclaim gives up.
+const VICTIM_SHARE: f64 = 0.1;
+/// Places of a victim that are examined for that.
+pub const VICTIM_SAMPLES: usize = 32;
+
+/// Names that [`AdmissionRule::of_name`] accepts, for configuration messages.
+pub const ADMISSION_RULES: [&str; 3] = ["through", "worth", "second-touch"];
+
+/// Which pages are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdmissionRule {
+    /// All of them.
+    Through,
+    /// Those whose class is worth it.
+    Worth,
+    /// Those that were touched before.
+    SecondTouch,
+}
+
+impl AdmissionRule {
+    /// The rule with this name, `None` if it is unknown (see [`ADMISSION_RULES`]).
+    pub fn of_name(name: &str) -> Option<AdmissionRule> {
+        match name {
+            "through" => Some(AdmissionRule::Through),
+            "worth" => Some(AdmissionRule::Worth),
+            "second-touch" => Some(AdmissionRule::SecondTouch),
+            _ => None,
+        }
+    }
+}
+
+/// Settings of admission.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdmissionSettings {
+    /// Which pages are written.
+    pub rule: AdmissionRule,
+    /// Least share of a class that must be reused; 0 to 1.
+    pub min_reuse: f64,
+    /// Least worth, as a multiple of the mean worth of what reclaim gives up; 0 to 2.
+    pub thrift: f64,
+    /// Whether no more bytes are written than [`Admission::grant`] allows.
+    pub budget: bool,
+}
+
+impl AdmissionSettings {
+    /// The defaults for a rule.
+    pub fn of_rule(rule: AdmissionRule) -> AdmissionSettings {
+        AdmissionSettings { rule, min_reuse: 0.2, thrift: 0.3, budget: false }
+    }
+}
+
+/// A hash of a page's key, all 64 bits of which scatter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageHash(pub u64);
+
+/// A page of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct TouchedPage {
+    /// Hash of its key.
+    pub page: PageHash,
+    /// Bytes that it has, or would have, in the log.
+    pub bytes: u64,
+    /// Whether it has a place on SSD, or will have one.
+    pub on_ssd: bool,
+    /// Whether it is written in any case.
+    pub required: bool,
+}
+
+/// Whether the pages of a batch were found, or are new.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BatchKind {
+    /// Hits of a get.
+    Get,
+    /// Pages that a put stored.
+    Put,
+}
+
+/// Counts of decisions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AdmissionCounts {
+    /// Pages that were refused.
+    pub refused: u64,
+    /// Pages that were put again after they had been refused: misses that admission caused.
+    pub refused_put_again: u64,
+}
+
+/// What is known of a request while its batches come.
+#[derive(Clone, Copy, Debug, Default)]
+struct RequestNote {
+    epoch: u64,
+    /// Turn of the pages that it adds to its chain.
+    turn: u32,
+    /// A page was refused: no later page is written.
+    stopped: bool,
+}
+
+/// Decides which pages are written.
+pub struct Admission {
+    settings: AdmissionSettings,
+    history: History,
+    samples: Samples,
+    worth: Worth,
+    budget: WriteBudget,
+    requests: [RequestNote; REQUESTS],
+    clock: UnitClock,
+    laps: LapLength,
+    /// Unit at which the tables are computed again.
+    learn_at: u64,
+    /// Mean worth of what reclaim gives up; `None` while it has given up nothing.
+    victim_worth: Option<f64>,
+    counts: AdmissionCounts,
+}
+
+impl Admission {
+    /// For a log of `capacity` bytes, with a history of `pages` pages in and outside of the tiers.
+    pub fn new(settings: AdmissionSettings, capacity: u64, pages: u64) -> Admission {
+        Admission {
+            settings,
+            history: History::new(pages),
+            samples: Samples::new(),
+            worth: Worth::new(),
+            budget: WriteBudget::new(capacity),
+            requests: [RequestNote::default(); REQUESTS],
+            clock: UnitClock::new(capacity),
+            laps: LapLength::new(capacity),
+            learn_at: UNITS_PER_CAPACITY / 2,
+            victim_worth: None,
+            counts: AdmissionCounts::default(),
+        }
+    }
+
+    /// Bytes of memory that grow with `pages`. All other memory is some 3 MB.
+    pub fn memory_bytes(pages: u64) -> u64 {
+        history::bytes_for(pages)
+    }
+
+    /// Touch the pages of a batch, from head to tail, and append to `write` whether each is to be
+    /// written. `after` is the number of pages of the request's batch that follow these. Pages of
+    /// gets are decided too: one that was refused may be worth a write when it is touched again.
+    pub fn touch(
+        &mut self,
+        epoch: u64,
+        kind: BatchKind,
+        pages: &[TouchedPage],
+        after: usize,
+        write: &mut Vec<bool>,
+    ) {
+        let RequestNote { turn, mut stopped, .. } = *self.note(epoch);
+        let mut next_turn = turn;
+        // The first page of a put is the one at which its chain leaves what is known.
+        let chain = pages.first().map_or(PageHash(0), |page| page.page);
+        for (at, page) in pages.iter().enumerate() {
+            let from_end = pages.len() - 1 - at + after;
+            let class = self.touch_page(page, kind, from_end, turn);
+            if kind == BatchKind::Get {
+                next_turn = class.turn() + 1;
+            }
+            if page.on_ssd {
+                write.push(false);
+                continue;
+            }
+            stopped |= !self.admits(class, chain);
+            let is_written = !stopped || page.required;
+            self.counts.refused += u64::from(!is_written);
+            self.history.set_refused(page.page, !is_written);
+            write.push(is_written);
+        }
+        *self.note(epoch) = RequestNote { epoch, turn: next_turn, stopped };
+    }
+
+    /// The note of a request; a new one if it is not known.
+    fn note(&mut self, epoch: u64) -> &mut RequestNote {
+        let note = &mut self.requests[(epoch % REQUESTS as u64) as usize];
+        if note.epoch != epoch {
+            *note = RequestNote { epoch, ..RequestNote::default() };
+        }
+        note
+    }
+
+    fn touch_page(
+        &mut self,
+        page: &TouchedPage,
+        kind: BatchKind,
+        from_end: usize,
+        turn: u32,
+    ) -> PageClass {
+        for _ in 0..self.clock.advance(page.bytes) {
+            self.tick();
+        }
+        let now = self.clock.unit as u32;
+        let last = self.history.get(page.page, now);
+        let class = match last {
+            Some(last) => last.class.again(last.age, from_end),
+            None => PageClass::first(from_end, turn),
+        };
+        let is_put_again = kind == BatchKind::Put && last.is_some_and(|last| last.refused);
+        self.counts.refused_put_again += u64::from(is_put_again);
+        self.history.set(page.page, class, now);
+        self.samples.touch(page.page, class, self.clock.unit);
+        class
+    }
+
+    /// One unit of time has passed.
+    fn tick(&mut self) {
+        self.clock.unit += 1;
+        self.history.tick(self.clock.unit as u32);
+        self.samples.advance(self.clock.unit);
+        if self.clock.unit >= self.learn_at {
+            self.samples.decay(KEPT);
+            self.worth.learn(&self.samples, REUSE_LAPS * self.laps.units);
+            self.learn_at = self.clock.unit + (self.laps.units / 2.0).ceil().max(1.0) as u64;
+        }
+    }
+
+    fn admits(&self, class: PageClass, chain: PageHash) -> bool {
+        let touched_before = class.touches() > 0;
+        let by_rule = match self.settings.rule {
+            AdmissionRule::Through => true,
+            AdmissionRule::SecondTouch => touched_before,
+            AdmissionRule::Worth => self.is_worth_it(class),
+        };
+        let is_kept = by_rule || (self.settings.budget && touched_before);
+        is_kept && (!self.settings.budget || self.budget.allows(touched_before, chain))
+    }
+
+    fn is_worth_it(&self, class: PageClass) -> bool {
+        let least = self.victim_worth.map_or(0.0, |worth| self.settings.thrift * worth);
+        self.worth.reuse(class) >= self.settings.min_reuse && self.worth.worth(class, 0) >= least
+    }
+
+    /// Bytes were appended to the log, moved ones included.
+    pub fn appended(&mut self, bytes: u64) {
+        self.budget.spend(bytes);
+        self.laps.append(bytes, self.clock.unit);
+    }
+
+    /// Bytes more may be written.
+    pub fn grant(&mut self, bytes: u64) {
+        self.budget.grant(bytes);
+    }
+
+    /// Reclaim has chosen a victim: some of its places, spread evenly over it, at most
+    /// [`VICTIM_SAMPLES`]. `None` is a place whose page is no longer there.
+    pub fn reclaim(&mut self, places: impl IntoIterator<Item = Option<PageHash>>) {
+        let now = self.clock.unit as u32;
+        let (mut sum, mut count) = (0.0, 0.0);
+        for place in places {
+            count += 1.0;
+            if let Some(last) = place.and_then(|page| self.history.get(page, now)) {
+                sum += self.worth.worth(last.class, band_of(last.age));
+            }
+        }
+        if count > 0.0 {
+            let mean = sum / count;
+            let before = self.victim_worth.unwrap_or(mean);
+            self.victim_worth = Some(before + VICTIM_SHARE * (mean - before));
+        }
+    }
+
+    /// Forget a page that was removed.
+    pub fn forget(&mut self, page: PageHash) {
+        self.history.forget(page);
+    }
+
+    /// Counts since it was created.
+    pub fn counts(&self) -> AdmissionCounts {
+        self.counts
+    }
+}
+
+/// Time, in units of bytes asked for.
+struct UnitClock {
+    unit: u64,
+    unit_bytes: u64,
+    /// Bytes asked for since the unit began.
+    bytes: u64,
+}
+
+impl UnitClock {
+    fn new(capacity: u64) -> UnitClock {
+        UnitClock { unit: 0, unit_bytes: (capacity / UNITS_PER_CAPACITY).max(1), bytes: 0 }
+    }
+
+    /// Count bytes; returns the number of units that have passed, at most as many as matter.
+    fn advance(&mut self, bytes: u64) -> u64 {
+        self.bytes = self.bytes.saturating_add(bytes);
+        let units = self.bytes / self.unit_bytes;
+        self.bytes %= self.unit_bytes;
+        units.min(8 * UNITS_PER_CAPACITY)
+    }
+}
+
+/// Length of a lap of the log, measured over its last parts.
+struct LapLength {
+    /// Units of time that a lap takes.
+    units: f64,
+    part_bytes: u64,
+    /// Bytes appended in the current part, and the unit at which it began.
+    appended: u64,
+    since: u64,
+    is_measured: bool,
+}
+
+impl LapLength {
+    fn new(capacity: u64) -> LapLength {
+        LapLength {
+            units: UNITS_PER_CAPACITY as f64,
+            part_bytes: (capacity / LAP_PARTS).max(1),
+            appended: 0,
+            since: 0,
+            is_measured: false,
+        }
+    }
+
+    fn append(&mut self, bytes: u64, unit: u64) {
+        self.appended += bytes;
+        if self.appended < self.part_bytes {
+            return;
+        }
+        let laps = self.appended as f64 / (self.part_bytes * LAP_PARTS) as f64;
+        let units = (unit - self.since) as f64 / laps;
+        let share = if self.is_measured { 0.25 } else { 1.0 };
+        self.units = (self.units + share * (units - self.units)).max(1.0);
+        (self.appended, self.since, self.is_measured) = (0, unit, true);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,173 @@
+use super::*;
+
+const PAGE_BYTES: u64 = 1 << 16;
+/// Pages of the log.
+const CAPACITY_PAGES: u64 = 1000;
+
+fn admission(settings: AdmissionSettings) -> Admission {
+    Admission::new(settings, CAPACITY_PAGES * PAGE_BYTES, 4 * CAPACITY_PAGES)
+}
+
+fn worth() -> AdmissionSettings {
+    AdmissionSettings::of_rule(AdmissionRule::Worth)
+}
+
+/// A page with a hash that scatters.
+fn page(n: u64) -> TouchedPage {
+    let z = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    let page = PageHash(z ^ (z >> 31));
+    TouchedPage { page, bytes: PAGE_BYTES, on_ssd: false, required: false }
+}
+
+/// Decisions of one batch.
+fn touch(
+    admission: &mut Admission,
+    epoch: u64,
+    kind: BatchKind,
+    pages: &[TouchedPage],
+) -> Vec<bool> {
+    let mut write = Vec::new();
+    admission.touch(epoch, kind, pages, 0, &mut write);
+    let written = write.iter().filter(|write| **write).count() as u64;
+    admission.appended(written * PAGE_BYTES);
+    write
+}
+
+/// Pages of documents that are asked for again and again, and as many pages that never are. Each
+/// request is for a document of 5 pages and then for 5 new pages. Returns the decisions of the last
+/// tenth: of documents, and of the others.
+fn run(admission: &mut Admission, requests: u64) -> (Vec<bool>, Vec<bool>) {
+    let (mut documents, mut others) = (Vec::new(), Vec::new());
+    for request in 0..requests {
+        let document: Vec<_> = (0..5).map(|n| page(request % 40 * 5 + n)).collect();
+        let new: Vec<_> = (0..5).map(|n| page(1_000_000 + request * 5 + n)).collect();
+        let kept = touch(admission, 2 * request + 1, BatchKind::Put, &document);
+        let refused = touch(admission, 2 * request + 2, BatchKind::Put, &new);
+        if request * 10 >= requests * 9 {
+            documents.extend(kept);
+            others.extend(refused);
+        }
+    }
+    (documents, others)
+}
+
+#[test]
+fn everything_is_written_before_anything_is_learned() {
+    let mut admission = admission(worth());
+    for request in 0..CAPACITY_PAGES / 20 {
+        let pages: Vec<_> = (0..9).map(|n| page(request * 9 + n)).collect();
+        assert_eq!(touch(&mut admission, request + 1, BatchKind::Put, &pages), [true; 9]);
+    }
+}
+
+#[test]
+fn pages_that_return_are_written_and_others_are_refused() {
+    let mut admission = admission(worth());
+    let (documents, others) = run(&mut admission, 5000);
+    assert!(documents.iter().all(|write| *write), "all documents are written");
+    let written = others.iter().filter(|write| **write).count();
+    assert!(written * 20 < others.len(), "written={written} of {}", others.len());
+    assert!(admission.counts().refused > 0);
+}
+
+#[test]
+fn same_calls_give_the_same_decisions() {
+    let decisions = || run(&mut admission(worth()), 3000);
+    assert_eq!(decisions(), decisions());
+}
+
+#[test]
+fn workload_that_begins_to_return_is_written_again() {
+    let mut admission = admission(worth());
+    run(&mut admission, 5000);
+    // Now pages are asked for again once, 100 requests later.
+    let mut written = 0;
+    for request in 0..4000_u64 {
+        let new: Vec<_> = (0..5).map(|n| page(9_000_000 + request * 5 + n)).collect();
+        let kept = touch(&mut admission, 100_000 + request, BatchKind::Put, &new);
+        if let Some(before) = request.checked_sub(100) {
+            let old: Vec<_> = (0..5).map(|n| page(9_000_000 + before * 5 + n)).collect();
+            touch(&mut admission, 200_000 + request, BatchKind::Get, &old);
+        }
+        written += if request >= 3500 { kept.iter().filter(|kept| **kept).count() } else { 0 };
+    }
+    assert!(written > 500 * 5 * 9 / 10, "written={written}");
+}
+
+#[test]
+fn no_page_after_a_refused_one_is_written_unless_it_is_required() {
+    let mut admission = admission(AdmissionSettings::of_rule(AdmissionRule::SecondTouch));
+    let pages: Vec<_> = (0..4).map(page).collect();
+    assert_eq!(touch(&mut admission, 1, BatchKind::Put, &pages), [false; 4]);
+    let (new, required) = (page(9), TouchedPage { required: true, ..page(10) });
+    let mixed = [pages[0], pages[1], new, pages[2], required];
+    let write = touch(&mut admission, 2, BatchKind::Put, &mixed);
+    assert_eq!(write, [true, true, false, false, true]);
+    // The next batch of the same request, too; another request is not concerned.
+    assert_eq!(touch(&mut admission, 2, BatchKind::Put, &pages[3..]), [false]);
+    assert_eq!(touch(&mut admission, 3, BatchKind::Put, &pages[3..]), [true]);
+}
+
+#[test]
+fn page_on_ssd_is_touched_and_not_written() {
+    let mut admission = admission(AdmissionSettings::of_rule(AdmissionRule::SecondTouch));
+    let there = TouchedPage { on_ssd: true, ..page(1) };
+    assert_eq!(touch(&mut admission, 1, BatchKind::Get, &[there]), [false]);
+    assert_eq!(touch(&mut admission, 2, BatchKind::Put, &[page(1)]), [true]);
+}
+
+#[test]
+fn refused_page_that_is_put_again_is_counted() {
+    let mut admission = admission(AdmissionSettings::of_rule(AdmissionRule::SecondTouch));
+    touch(&mut admission, 1, BatchKind::Put, &[page(1), page(2)]);
+    assert_eq!(admission.counts(), AdmissionCounts { refused: 2, refused_put_again: 0 });
+    touch(&mut admission, 2, BatchKind::Put, &[page(1)]);
+    assert_eq!(admission.counts(), AdmissionCounts { refused: 2, refused_put_again: 1 });
+    touch(&mut admission, 3, BatchKind::Put, &[page(1)]);
+    assert_eq!(admission.counts().refused_put_again, 1, "it was written in the meantime");
+}
+
+#[test]
+fn removed_page_is_forgotten() {
+    let mut admission = admission(AdmissionSettings::of_rule(AdmissionRule::SecondTouch));
+    touch(&mut admission, 1, BatchKind::Put, &[page(1)]);
+    admission.forget(page(1).page);
+    assert_eq!(touch(&mut admission, 2, BatchKind::Put, &[page(1)]), [false]);
+}
+
+#[test]
+fn budget_is_held_within_five_percent_over_each_lap() {
+    for (rule, share) in
+        [(AdmissionRule::Worth, 30), (AdmissionRule::Through, 50), (AdmissionRule::SecondTouch, 60)]
+    {
+        let mut admission =
+            admission(AdmissionSettings { budget: true, ..AdmissionSettings::of_rule(rule) });
+        let (mut granted, mut written, mut since) = (0_u64, 0_u64, (0, 0));
+        let mut laps = 0;
+        for request in 0..20_000_u64 {
+            // Two of three requests are for pages that were touched before.
+            let first = if request % 3 == 0 { 1_000_000 + request * 4 } else { request % 700 * 4 };
+            let pages: Vec<_> = (0..4).map(|n| page(first + n)).collect();
+            let write = touch(&mut admission, request + 1, BatchKind::Put, &pages);
+            written += write.iter().filter(|write| **write).count() as u64;
+            granted += 4 * PAGE_BYTES * share / 100;
+            admission.grant(4 * PAGE_BYTES * share / 100);
+            if written - since.1 >= CAPACITY_PAGES {
+                let spent = (written - since.1) * PAGE_BYTES;
+                let allowed = granted - since.0;
+                assert!(spent * 100 <= allowed * 105, "{rule:?} spent={spent} allowed={allowed}");
+                (since, laps) = ((granted, written), laps + 1);
+            }
+        }
+        assert!(laps > 10, "{rule:?} laps={laps}");
+    }
+}
+
+#[test]
+fn rules_are_found_only_by_their_names() {
+    for name in ADMISSION_RULES {
+        assert!(AdmissionRule::of_name(name).is_some(), "{name}");
+    }
+    assert_eq!(AdmissionRule::of_name("all"), None);
+}
