@@ -35,7 +35,7 @@ use self::views::Views;
 use crate::clock::SimClock;
 use crate::entropy::{SimEntropy, SplitMix64};
 use crate::explore::{message, objects};
-use crate::link::{LinkFaults, PlantedBug};
+use crate::link::{LinkFaults, PlantedBug, RdmaFaults};
 use crate::runtime::SimRuntime;
 
 pub use report::Tally;
@@ -124,6 +124,17 @@ fn faults(rng: &mut SplitMix64) -> LinkFaults {
     }
 }
 
+fn rdma_faults(rng: &mut SplitMix64) -> RdmaFaults {
+    let pick = |rng: &mut SplitMix64, of: &[u32]| of[rng.below(of.len() as u64) as usize];
+    let micros = |us: u32| Duration::from_micros(us.into());
+    RdmaFaults {
+        landing_max: micros(pick(rng, &[20, 300, 3_000, 30_000])),
+        stall: pick(rng, &[0, 1_000, 20_000]),
+        flip: pick(rng, &[0, 0, 5_000, 50_000]),
+        take_down_max: micros(pick(rng, &[1_000, 20_000, 80_000, 229_000])),
+    }
+}
+
 /// Executes a plan and returns its counts.
 pub fn run(plan: &LinksPlan) -> Tally {
     let (oracle, tally) = (Mutex::new(Oracle::new()), Mutex::default());
@@ -163,10 +174,14 @@ fn run_plan(plan: &LinksPlan, shared: &Shared) {
             machine
         })
         .collect();
+    if shape.has_rdma() && !plan.calm {
+        let faults = rdma_faults(&mut rng);
+        machines.iter().for_each(|machine| machine.set_rdma_faults(faults));
+    }
     shape.connect_peers(&machines);
     // Their peers send notifications of removals after offers, and they must refuse the offers
     // themselves.
-    if shape == Topology::Fronts && rng.one_in(2) {
+    if matches!(shape, Topology::Fronts | Topology::RdmaFronts) && rng.one_in(2) {
         machines.iter().for_each(Machine::without_holds);
     }
     if shape == Topology::Mutual {
