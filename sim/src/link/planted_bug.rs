@@ -55,6 +55,23 @@ impl PlantedBug {
         PlantedBug::WrongRegionBase,
     ];
 
+    /// Whether it needs one-sided transfers.
+    pub fn is_of_rdma(self) -> bool {
+        match self {
+            PlantedBug::None
+            | PlantedBug::StaleOutcome
+            | PlantedBug::WriteAfterRetract
+            | PlantedBug::EarlyPushCompletion
+            | PlantedBug::Unverified => false,
+            PlantedBug::BackAtRetract
+            | PlantedBug::BackAtStreamEnd
+            | PlantedBug::BackAtServerFlush
+            | PlantedBug::NoticeBeforeData
+            | PlantedBug::TooFewReceives
+            | PlantedBug::WrongRegionBase => true,
+        }
+    }
+
     /// Whether it is a bug of a server's end; the others are of a client's.
     pub fn is_of_server(self) -> bool {
         matches!(self, PlantedBug::NoticeBeforeData | PlantedBug::WrongRegionBase)

@@ -89,6 +89,7 @@ impl Task for FaultTask {
         if let Some((moment, _)) = self.cut.take_if(|(_, at)| *at <= self.clock.now()) {
             self.shared.oracle().settle(moment);
         }
+        let begun = self.shared.begin();
         match self.rng.below(60) {
             _ if !machine.is_up() => machine.start(),
             0 => {
@@ -103,6 +104,7 @@ impl Task for FaultTask {
             }
             _ => machine.strike(&mut self.rng),
         }
+        self.shared.end_step(begun);
         Step::Idle(Duration::from_micros(self.rng.below(self.pace)))
     }
 }
@@ -139,8 +141,9 @@ fn rdma_faults(rng: &mut SplitMix64) -> RdmaFaults {
 pub fn run(plan: &LinksPlan) -> Tally {
     let (oracle, tally) = (Mutex::new(Oracle::new()), Mutex::default());
     let (asked_last, put_last, removing) = Default::default();
-    let shared =
-        Shared { oracle: Arc::new(oracle), tally: Arc::new(tally), asked_last, put_last, removing };
+    let (clock, stepped) = (SimClock::new(), Arc::default());
+    let (oracle, tally) = (Arc::new(oracle), Arc::new(tally));
+    let shared = Shared { oracle, tally, asked_last, put_last, removing, clock, stepped };
     let ended = catch_unwind(AssertUnwindSafe(|| run_plan(plan, &shared)));
     let mut tally = shared.tally().clone();
     tally.seeds = 1;
@@ -153,7 +156,7 @@ pub fn run(plan: &LinksPlan) -> Tally {
 
 fn run_plan(plan: &LinksPlan, shared: &Shared) {
     let mut rng = SplitMix64::new(plan.seed);
-    let clock = SimClock::new();
+    let clock = shared.clock.clone();
     let runtime = SimRuntime::new(clock.clone(), rng.next_u64());
     let ctx = RunContext {
         clock,

@@ -271,7 +271,10 @@ impl SimLink {
         }
         let retract = self.rdma_client.as_ref().and_then(|client| client.due(now));
         let arrives = self.net.wire().due(self.side);
-        arrives.into_iter().chain(self.next_send(now)).chain(retract).min()
+        // A push may wait for a completion, which comes from a device.
+        let is_busy = self.rdma_server.as_ref().is_some_and(RdmaServer::is_busy);
+        let leaves = self.next_send(now).filter(|_| !is_busy);
+        arrives.into_iter().chain(leaves).chain(retract).min()
     }
 
     /// Before the end is dropped: no device uses its memory any more.
@@ -284,6 +287,13 @@ impl SimLink {
             let due = self.due(self.now()).unwrap_or(DROP_MAX);
             self.runtime.pause(&signal, signal.value(), due.min(until.since(self.now())));
             self.poll(&mut events);
+        }
+        if self.ending.is_some()
+            && let Some(client) = &mut self.rdma_client
+        {
+            // Its queue pair is up: the memory is lost with it.
+            let leaked = client.leak();
+            self.net.wire().with_fabric(|fabric, _| fabric.stats.leaked += leaked);
         }
     }
 }

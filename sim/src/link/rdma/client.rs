@@ -147,6 +147,15 @@ impl RdmaClient {
         events.extend(all.into_values().flat_map(|back| back.ranges).map(retracted));
     }
 
+    /// Keeps the memory for ever; returns the number of ranges.
+    pub fn leak(&mut self) -> u64 {
+        let all = std::mem::take(&mut self.retracting);
+        let ranges: Vec<_> = all.into_values().flat_map(|back| back.ranges).collect();
+        let count = ranges.len() as u64;
+        std::mem::forget(ranges);
+        count
+    }
+
     /// Time until the queue pair must be taken down for memory that does not come back.
     pub fn due(&self, now: Mono) -> Option<Duration> {
         let since = self.retracting.values().map(|one| one.since).min()?;

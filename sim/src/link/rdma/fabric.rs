@@ -71,6 +71,8 @@ pub struct FabricStats {
     pub flipped: u64,
     /// Notices without a posted receive, until the device gave up. A violation.
     pub unreceived: u64,
+    /// Ranges of the client that were never handed back. A violation.
+    pub leaked: u64,
     /// Accesses outside of registered memory. A violation.
     pub outside: u64,
     /// WRITEs whose memory changed before their completion. A violation.
@@ -90,6 +92,7 @@ impl FabricStats {
             stopped: self.stopped + other.stopped,
             flipped: self.flipped + other.flipped,
             unreceived: self.unreceived + other.unreceived,
+            leaked: self.leaked + other.leaked,
             outside: self.outside + other.outside,
             changed: self.changed + other.changed,
         }
@@ -97,7 +100,7 @@ impl FabricStats {
 
     /// The number of violations.
     pub fn violations(&self) -> u64 {
-        self.unreceived + self.outside + self.changed
+        self.unreceived + self.leaked + self.outside + self.changed
     }
 }
 
