@@ -8,16 +8,17 @@
 //! delay everything.
 //!
 //! Ends on one host pass bytes by reference ([`SimLink::sharing`]), as a link through shared memory
-//! does.
+//! does. Ends with RDMA ([`SimNet::with_rdma`]) move bytes by one-sided transfers.
 //!
-//! Invariants: only an end's own `poll` writes its memory, and only while it is exposed there. The
-//! same seed and the same calls give the same trace.
+//! Invariants: without RDMA only an end's own `poll` writes its memory, and only while it is exposed
+//! there. The same seed and the same calls give the same trace.
 
 mod end;
 mod exposed;
 mod net;
 mod owed_outcomes;
 mod planted_bug;
+mod rdma;
 mod reference_check;
 mod sharing;
 mod wire;
@@ -34,11 +35,13 @@ use pagelith_layouts::wire::LinkRole;
 use pagelith_transport::limits::LinkLimits;
 
 use crate::clock::SimClock;
+use rdma::{DeviceTask, Fabric};
 use wire::Wire;
 
 pub use end::SimLink;
 pub use net::SimNet;
 pub use planted_bug::PlantedBug;
+pub use rdma::{FabricStats, GIVEN_UP_MAX, RdmaFaults, RegisteredRegion};
 pub use wire::{LinkFaults, NetStats, PACKET_BYTES};
 
 impl SimNet {
@@ -54,5 +57,27 @@ impl SimNet {
         let end = |side| SimLink::new(side, net.clone(), runtime.clone(), limits);
         let (client, server) = (end(LinkRole::Client), end(LinkRole::Server));
         (net, client, server)
+    }
+
+    /// As [`SimNet::new`], with one-sided transfers to and from memory that the client registered;
+    /// shorter memory than `least` bytes is not a target of them. The stream of such a connection
+    /// neither drops nor reorders packets, see [`LinkFaults::of_stream`].
+    ///
+    /// # Panics
+    /// If the process of `runtime` is dead.
+    pub fn with_rdma(
+        seed: u64,
+        clock: SimClock,
+        runtime: &Arc<dyn Runtime>,
+        limits: LinkLimits,
+        (regions, least, faults): (Vec<RegisteredRegion>, u64, RdmaFaults),
+    ) -> (SimNet, SimLink, SimLink) {
+        let (net, client, server) = SimNet::new(seed, clock, runtime, limits);
+        net.wire().fabric = Some(Fabric::new(regions, faults, seed));
+        let wake = net.wire().device.clone();
+        let device = Box::new(DeviceTask(net.clone()));
+        let spawned = runtime.spawn("device", device, wake);
+        drop(spawned.expect("a live process"));
+        (net, client.with_rdma(least), server.with_rdma(least))
     }
 }

@@ -1,8 +1,7 @@
 //! Sends of objects in DRAM, directly from their arena frames.
 //!
 //! Invariants:
-//! - A frame is pinned from the time a push of its bytes is queued until the link returns the push
-//!   or is dropped.
+//! - A frame is pinned from the time a push of its bytes is queued until the link returns the push.
 //! - The arena bytes in flight on a link are bounded: a peer that does not read prevents the
 //!   eviction of no more than that.
 
@@ -104,12 +103,6 @@ impl InFlightSends {
         }
         let mut core = shared.lock();
         frames.into_iter().for_each(|frame| core.release_frame(frame));
-    }
-
-    /// Unpins all frames: the link is gone, and nothing reads its pushes.
-    pub fn release_all(&mut self, shared: &Shared) {
-        let tokens: Vec<u64> = self.frames.keys().copied().collect();
-        self.release(shared, &tokens);
     }
 
     fn take(&mut self, token: u64) -> Option<FrameRef> {

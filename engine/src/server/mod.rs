@@ -91,6 +91,8 @@ use crate::store::session::Session;
 const OPS_MAX: usize = 1024;
 /// Maximum number of bytes of an object that are staged at a time: whole blocks.
 const CHUNK_BYTES: u64 = 128 * BLOCK_BYTES as u64;
+/// Maximum time that the drop of a server waits for its link to hand back memory.
+const DROP_MAX: Duration = Duration::from_secs(1);
 /// How long to wait for the disk before the link is polled again, while completions of both are
 /// pending.
 const DISK_STEP: Duration = Duration::from_millis(1);
@@ -117,6 +119,8 @@ pub struct Server {
     /// The highest of these numbers so far.
     newest_request: u64,
     closed: Option<LinkError>,
+    /// The link has handed back all memory.
+    ended: bool,
 }
 
 /// State shared by all operations of a link.
@@ -189,6 +193,7 @@ impl Server {
             requests: VecDeque::new(),
             newest_request: 0,
             closed: None,
+            ended: false,
         })
     }
 
@@ -285,6 +290,7 @@ impl Server {
             LinkEvent::Ended(why) => {
                 tracing::info!(peer = %self.link.facts().peer, %why, "link closed");
                 self.closed.get_or_insert(why);
+                self.ended = true;
                 self.ops.clear();
                 self.client_holds.release_all(self.ctx.shared());
                 self.invalidation_holds.release_all();
@@ -456,14 +462,33 @@ impl Server {
 }
 
 impl Drop for Server {
-    /// Releases the arena frames, pins, holds and groups of the link.
+    /// Releases the arena frames, pins, holds and groups of the link. A frame is released once the
+    /// link has returned the push of it: a device may read it until then.
     fn drop(&mut self) {
         self.link.close();
-        let mut events = Vec::new();
-        self.link.poll(&mut events);
-        drop(events);
-        let ServerCtx { in_flight_sends, session, .. } = &mut self.ctx;
-        in_flight_sends.release_all(&session.io.shared);
+        let until = self.ctx.shared().now().after(DROP_MAX);
+        while !self.ended && self.ctx.shared().now() < until {
+            let mut events = Vec::new();
+            self.link.wait(&mut events, DISK_STEP);
+            let mut returned = Vec::new();
+            for event in &events {
+                match event {
+                    LinkEvent::Pushed { token, .. } => returned.push(*token),
+                    LinkEvent::Ended(_) => self.ended = true,
+                    LinkEvent::Frame(_)
+                    | LinkEvent::Received { .. }
+                    | LinkEvent::ReceivedRef { .. }
+                    | LinkEvent::Retracted { .. } => {}
+                }
+            }
+            drop(events);
+            self.ctx.in_flight_sends.release(&self.ctx.session.io.shared, &returned);
+        }
+        if !self.ended {
+            let (peer, waited_ms) = (&self.link.facts().peer, DROP_MAX.as_millis());
+            tracing::warn!(%peer, waited_ms, "closed link does not return the pages that it sends; they stay in memory until the store is closed");
+        }
+        let ServerCtx { session, .. } = &mut self.ctx;
         self.client_holds.release_all(&session.io.shared);
         self.load.release_all(&session.io.shared.bytes.served);
         session.io.shared.lock().flushes.unlink(&self.process);

@@ -1,5 +1,7 @@
 //! One end of the simulated connection: the link interface over packets.
 
+mod one_sided;
+
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +24,7 @@ use super::exposed::ExposedMemory;
 use super::net::SimNet;
 use super::owed_outcomes::OwedOutcomes;
 use super::planted_bug::{ArrivedSums, PlantedBug};
+use super::rdma::{RdmaClient, RdmaServer, Target};
 use super::sharing::{SharingState, pushed_event, ref_bytes};
 use super::wire::{PACKET_BYTES, Packet};
 
@@ -48,13 +51,21 @@ pub struct SimLink {
     arrived_sums: ArrivedSums,
     sharing: SharingState,
     owed: OwedOutcomes,
+    /// One-sided transfers, at the end that has the role.
+    rdma_client: Option<RdmaClient>,
+    rdma_server: Option<RdmaServer>,
+    /// Packets that arrived and were not handled.
+    inbox: VecDeque<Packet>,
     open: bool,
+    /// Why the link ends, while its queue pair goes down.
+    ending: Option<LinkError>,
 }
 
 enum Queued {
     Frame(Frame),
     Push(Mono, Push),
     Taken(ItemRange),
+    Targets(OpId, Vec<Target>),
 }
 
 impl SimLink {
@@ -78,7 +89,7 @@ impl SimLink {
             key_name: None,
             rights: Rights::all(),
         };
-        let (counts, exposed, ready, outbox, finished) = Default::default();
+        let (counts, exposed, ready, outbox, finished, inbox) = Default::default();
         let (plant, newest, arrived_sums) = (PlantedBug::None, OpId(0), ArrivedSums::default());
         SimLink {
             side,
@@ -96,7 +107,11 @@ impl SimLink {
             arrived_sums,
             sharing: SharingState::default(),
             owed: OwedOutcomes::default(),
+            rdma_client: None,
+            rdma_server: None,
+            inbox,
             open: true,
+            ending: None,
         }
     }
 
@@ -111,6 +126,7 @@ impl SimLink {
     #[must_use]
     pub fn with(mut self, plant: PlantedBug) -> SimLink {
         self.plant = plant;
+        self.plant_in_rdma(plant);
         self
     }
 
@@ -124,10 +140,12 @@ impl SimLink {
     fn end(&mut self, why: LinkError, goodbye: bool, events: &mut Vec<LinkEvent>) {
         self.open = false;
         self.net.wire().close(self.side, goodbye);
+        self.hold_reachable();
         self.exposed.retract(None, events);
         self.return_unsent(None, events);
         self.sharing.give_up(&mut self.net.wire(), self.side, None, events);
-        events.push(LinkEvent::Ended(why));
+        self.ending = Some(why);
+        self.go_on_ending(events);
     }
 
     /// Returns pushes of `op`, or all, that did not leave.
@@ -162,6 +180,7 @@ impl SimLink {
         while let Some(out) = self.outbox.pop_front() {
             match out {
                 Queued::Frame(frame) => {
+                    self.frame_leaves(&frame);
                     self.counts.frames_out += 1;
                     self.sharing.passes(&mut self.net.wire(), &frame);
                     let mut wire = self.net.wire();
@@ -170,7 +189,15 @@ impl SimLink {
                     wire.send(self.side, Packet::Frame(frame));
                 }
                 Queued::Taken(stretch) => self.net.wire().send(self.side, Packet::Taken(stretch)),
+                Queued::Targets(op, targets) => {
+                    self.net.wire().send(self.side, Packet::Targets(op, targets));
+                }
                 Queued::Push(at, push) if at <= now => {
+                    let push = match self.push_one_sided(push) {
+                        Ok(None) => continue,
+                        Ok(Some(push)) => push,
+                        Err(push) => return self.outbox.push_front(Queued::Push(at, push)),
+                    };
                     if let Some(pieces) = self
                         .sharing
                         .pieces(&push)
@@ -205,7 +232,7 @@ impl SimLink {
     /// Time until the next queued item leaves.
     fn next_send(&self, now: Mono) -> Option<Duration> {
         match self.outbox.front()? {
-            Queued::Frame(_) | Queued::Taken(_) => Some(Duration::ZERO),
+            Queued::Frame(_) | Queued::Taken(_) | Queued::Targets(..) => Some(Duration::ZERO),
             Queued::Push(at, _) => Some(at.since(now)),
         }
     }
@@ -231,26 +258,25 @@ impl SimLink {
                 if self.side == LinkRole::Server {
                     self.owed.arrived(&frame, self.net.wire().clock.now());
                 }
+                let outcome = (frame.kind == FrameKind::Outcome).then_some(frame.op);
                 events.push(LinkEvent::Frame(frame));
+                if let (Some(op), Some(rdma)) = (outcome, &mut self.rdma_client) {
+                    rdma.outcome(op, events);
+                }
             }
             Packet::Data { op, item, offset, bytes } => {
-                match self.exposed.write(op, item, offset, &bytes) {
-                    Some(whole) => {
-                        self.counts.bytes_in += bytes.len() as u64;
-                        if let (
-                            PlantedBug::Unverified,
-                            Some(LinkEvent::Received { op, item, parts, .. }),
-                        ) = (self.plant, &whole)
-                        {
-                            self.arrived_sums.note(*op, *item, parts);
-                        }
-                        events.extend(whole);
-                    }
-                    None => {
-                        self.counts.bytes_late += bytes.len() as u64;
-                        self.net.wire().net_stats.late += 1;
-                    }
-                }
+                let written = self.exposed.write(op, item, offset, &bytes);
+                self.received(written, bytes.len() as u64, events);
+            }
+            Packet::Placed { op, item, offset, len, notice: _ } => {
+                let placed = self.exposed.placed(op, item, offset, len);
+                self.received(placed, len, events);
+            }
+            Packet::Targets(op, targets) => {
+                self.rdma_server.iter_mut().for_each(|rdma| rdma.add_targets(op, targets.clone()));
+            }
+            Packet::ShmRef { stretch, pieces } if self.rdma_server.is_some() => {
+                self.fetch(stretch, &pieces)?;
             }
             Packet::ShmRef { stretch, pieces } => {
                 let shown = self.sharing.arrived(stretch, pieces);
@@ -263,6 +289,27 @@ impl SimLink {
             Packet::End { goodbye: false } => return Err(LinkError::Disconnected),
         }
         Ok(())
+    }
+
+    /// Bytes arrived: in an exposed range, which may be complete, or in none.
+    fn received(
+        &mut self,
+        range: Option<Option<LinkEvent>>,
+        bytes: u64,
+        events: &mut Vec<LinkEvent>,
+    ) {
+        let Some(whole) = range else {
+            self.counts.bytes_late += bytes;
+            self.net.wire().net_stats.late += 1;
+            return;
+        };
+        self.counts.bytes_in += bytes;
+        if let (PlantedBug::Unverified, Some(LinkEvent::Received { op, item, parts, .. })) =
+            (self.plant, &whole)
+        {
+            self.arrived_sums.note(*op, *item, parts);
+        }
+        events.extend(whole);
     }
 
     /// The other end passes bytes by reference, to exposed memory if possible.
@@ -290,13 +337,16 @@ impl SimLink {
     }
 
     fn poll_once(&mut self, events: &mut Vec<LinkEvent>) -> Result<(), LinkError> {
+        self.poll_one_sided(events)?;
         self.send_due(events);
+        self.post_notice();
         let (arrived, silent, cut) = {
             let mut wire = self.net.wire();
             wire.net_stats.unowed += self.owed.overdue(wire.clock.now());
             (wire.receive(self.side), wire.silent(), wire.is_cut())
         };
-        for packet in arrived {
+        self.inbox.extend(arrived);
+        while let Some(packet) = self.next_packet() {
             self.receive(packet, events)?;
         }
         if cut {
@@ -326,7 +376,7 @@ impl Link for SimLink {
             frames: of(self.limits.frames_max),
             frame_bytes: of(self.limits.frame_bytes_max),
             pushes: of(self.limits.pushes_max),
-            exposures: of(self.limits.exposures_max.saturating_sub(self.exposed.len())),
+            exposures: of(self.limits.exposures_max.saturating_sub(self.exposures())),
             operations: of(if self.side == LinkRole::Client { u32::MAX as usize } else { 0 }),
         }
     }
@@ -345,6 +395,7 @@ impl Link for SimLink {
         }
         if frame.kind == FrameKind::Request {
             self.newest = frame.op;
+            self.queue_targets(frame.op);
         }
         self.queue(Queued::Frame(frame));
         Ok(())
@@ -416,7 +467,10 @@ impl Link for SimLink {
                 });
                 self.ready.extend(events);
             }
-            _ => self.exposed.retract(Some(op), &mut self.ready),
+            _ => {
+                self.retract_one_sided(op);
+                self.exposed.retract(Some(op), &mut self.ready);
+            }
         }
         let mut ready = std::mem::take(&mut self.ready);
         self.return_unsent(Some(op), &mut ready);
@@ -430,6 +484,8 @@ impl Link for SimLink {
             && let Err(why) = self.poll_once(events)
         {
             self.end(why, false, events);
+        } else {
+            self.go_on_ending(events);
         }
     }
 
@@ -445,16 +501,10 @@ impl Link for SimLink {
             };
             self.poll(events);
             let now = clock.now();
-            if events.len() > had || !self.open || now >= until {
+            if events.len() > had || self.is_closed() || now >= until {
                 return;
             }
-            let left = until.since(now);
-            let arrives = self.net.wire().due(self.side);
-            let due = arrives
-                .into_iter()
-                .chain(self.next_send(now))
-                .min()
-                .map_or(left, |due| due.min(left));
+            let due = self.due(now).map_or(until.since(now), |due| due.min(until.since(now)));
             self.runtime.pause(&signal, seen, due);
         }
     }
@@ -470,6 +520,7 @@ impl Link for SimLink {
 
 impl Drop for SimLink {
     fn drop(&mut self) {
+        self.wait_until_down();
         let mut wire = self.net.wire();
         wire.reference_check.forget_all(self.side);
         wire.close(self.side, false);

@@ -53,20 +53,57 @@ impl ExposedMemory {
         offset: u64,
         bytes: &[u8],
     ) -> Option<Option<LinkEvent>> {
+        let name = self.begin(op, item, offset, bytes.len() as u64)?;
+        let found = self.0.get_mut(&name)?;
+        write_at(&mut found.parts, offset - name.2, bytes);
+        Some(self.complete(name))
+    }
+
+    /// As [`ExposedMemory::write`], for bytes that the peer's device has placed in the memory.
+    pub fn placed(
+        &mut self,
+        op: OpId,
+        item: u32,
+        offset: u64,
+        len: u64,
+    ) -> Option<Option<LinkEvent>> {
+        let name = self.begin(op, item, offset, len)?;
+        Some(self.complete(name))
+    }
+
+    /// Counts bytes as arrived, and returns their range.
+    fn begin(&mut self, op: OpId, item: u32, offset: u64, len: u64) -> Option<RangeKey> {
         let (name, found) = self.0.range_mut((op, item, 0)..=(op, item, offset)).next_back()?;
-        let (name, at, len) = (*name, offset - name.2, bytes.len() as u64);
+        let at = offset - name.2;
         let overlaps =
             found.landed.range(..at + len).next_back().is_some_and(|(from, n)| from + n > at);
         if at + len > found.len || overlaps {
             return None;
         }
-        write(&mut found.parts, at, bytes);
         found.landed.insert(at, len);
+        Some(*name)
+    }
+
+    /// The range, if all of it has arrived.
+    fn complete(&mut self, name: RangeKey) -> Option<LinkEvent> {
+        let found = self.0.get(&name)?;
         if found.landed.values().sum::<u64>() < found.len {
-            return Some(None);
+            return None;
         }
+        let (op, item, offset) = name;
         let parts = self.0.remove(&name)?.parts;
-        Some(Some(LinkEvent::Received { op, item, offset: name.2, parts }))
+        Some(LinkEvent::Received { op, item, offset, parts })
+    }
+
+    /// The ranges exposed for `op`, with their memory.
+    pub fn ranges(&self, op: OpId) -> impl Iterator<Item = (RangeKey, &[Part])> {
+        let of_op = self.0.range((op, 0, 0)..=(op, u32::MAX, u64::MAX));
+        of_op.map(|(name, found)| (*name, found.parts.as_slice()))
+    }
+
+    /// Removes a range and returns its memory.
+    pub fn take(&mut self, name: RangeKey) -> Option<Vec<Part>> {
+        self.0.remove(&name).map(|found| found.parts)
     }
 
     /// The memory of a range of `len` bytes, if the range is exactly that long and no byte has
@@ -96,7 +133,8 @@ impl ExposedMemory {
     }
 }
 
-fn write(parts: &mut [Part], mut at: u64, mut bytes: &[u8]) {
+/// Writes bytes to `parts`, from `at` on.
+pub(super) fn write_at(parts: &mut [Part], mut at: u64, mut bytes: &[u8]) {
     for part in parts {
         let len = part.len() as u64;
         if at >= len {

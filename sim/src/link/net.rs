@@ -51,7 +51,19 @@ impl SimNet {
 
     /// Counters so far.
     pub fn net_stats(&self) -> NetStats {
-        self.wire().net_stats
+        let wire = self.wire();
+        let fabric = wire.fabric.as_ref().map(|fabric| fabric.stats).unwrap_or_default();
+        NetStats { fabric, ..wire.net_stats }
+    }
+
+    /// The server's process ends at once: nothing more is read from its memory.
+    pub fn crash_server(&self) {
+        self.wire().with_fabric(|fabric, _| fabric.crash_server());
+    }
+
+    /// Whether a queue pair is up, although both ends have closed.
+    pub fn holds_queue_pairs(&self) -> bool {
+        self.wire().fabric.as_ref().is_some_and(|fabric| !fabric.is_over())
     }
 
     /// Whether both ends are closed, or the connection is broken.
@@ -71,6 +83,7 @@ impl SimNet {
 
     /// A hash of every packet sent and received, with time and fate: equal runs have equal hashes.
     pub fn trace(&self) -> u64 {
-        self.wire().trace
+        let wire = self.wire();
+        wire.fabric.as_ref().map_or(wire.trace, |fabric| wire.trace ^ fabric.trace)
     }
 }

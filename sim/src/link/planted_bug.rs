@@ -11,7 +11,7 @@ use pagelith_layouts::wire::{Frame, FrameKind, List};
 
 use super::sharing::concat_bytes;
 
-/// A planted bug of a client's end.
+/// A planted bug of an end of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PlantedBug {
     /// No bug.
@@ -25,17 +25,57 @@ pub enum PlantedBug {
     EarlyPushCompletion,
     /// Checksums are recomputed from the bytes that arrived: a reader that does not verify.
     Unverified,
+    /// RDMA: the client gives memory back when its operation is retracted.
+    BackAtRetract,
+    /// RDMA: the client gives memory back when the stream ends.
+    BackAtStreamEnd,
+    /// RDMA: the client gives memory back when the server has flushed its queue.
+    BackAtServerFlush,
+    /// RDMA: the server posts a notice before the WRITEs that it is to follow.
+    NoticeBeforeData,
+    /// RDMA: the client posts too few receives for the notices.
+    TooFewReceives,
+    /// RDMA: the server adds the base of another region.
+    WrongRegionBase,
 }
 
 impl PlantedBug {
     /// Every bug, and `None`.
-    pub const ALL: [PlantedBug; 5] = [
+    pub const ALL: [PlantedBug; 11] = [
         PlantedBug::None,
         PlantedBug::StaleOutcome,
         PlantedBug::WriteAfterRetract,
         PlantedBug::EarlyPushCompletion,
         PlantedBug::Unverified,
+        PlantedBug::BackAtRetract,
+        PlantedBug::BackAtStreamEnd,
+        PlantedBug::BackAtServerFlush,
+        PlantedBug::NoticeBeforeData,
+        PlantedBug::TooFewReceives,
+        PlantedBug::WrongRegionBase,
     ];
+
+    /// Whether it needs one-sided transfers.
+    pub fn is_of_rdma(self) -> bool {
+        match self {
+            PlantedBug::None
+            | PlantedBug::StaleOutcome
+            | PlantedBug::WriteAfterRetract
+            | PlantedBug::EarlyPushCompletion
+            | PlantedBug::Unverified => false,
+            PlantedBug::BackAtRetract
+            | PlantedBug::BackAtStreamEnd
+            | PlantedBug::BackAtServerFlush
+            | PlantedBug::NoticeBeforeData
+            | PlantedBug::TooFewReceives
+            | PlantedBug::WrongRegionBase => true,
+        }
+    }
+
+    /// Whether it is a bug of a server's end; the others are of a client's.
+    pub fn is_of_server(self) -> bool {
+        matches!(self, PlantedBug::NoticeBeforeData | PlantedBug::WrongRegionBase)
+    }
 
     /// Its name on a command line: the name of the variant.
     pub fn name(self) -> String {

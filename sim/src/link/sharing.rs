@@ -39,6 +39,21 @@ pub(super) fn concat_bytes(parts: &[Part]) -> Vec<u8> {
     parts.iter().flat_map(|part| part.bytes().iter().copied()).collect()
 }
 
+/// The locations of all parts, as `place` finds each by its address and length; `None` if one of
+/// them is outside of the regions, or if none has a byte.
+pub(super) fn part_pieces(
+    parts: &[Part],
+    place: impl Fn(u64, u64) -> Option<(u32, u64)>,
+) -> Option<Vec<ShownPiece>> {
+    let piece = |part: &Part| {
+        let (region, at) = place(part.addr() as u64, part.len() as u64)?;
+        Some(ShownPiece::new(region, at, part.len() as u64))
+    };
+    let parts = parts.iter().filter(|part| !part.is_empty());
+    let pieces: Vec<ShownPiece> = parts.map(piece).collect::<Option<_>>()?;
+    (!pieces.is_empty()).then_some(pieces)
+}
+
 /// All bytes of a reference.
 pub(super) fn ref_bytes(shown: &ShmRef) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(shown.length()).unwrap_or(0)];
@@ -106,11 +121,7 @@ impl SharingState {
 
     /// This end reads the bytes of a reference.
     pub fn look(&self, wire: &mut Wire, side: LinkRole, shown: &ShmRef) {
-        match wire.reference_check.look(side.other(), shown.stretch(), sum(&ref_bytes(shown))) {
-            None => wire.net_stats.looked_late += 1,
-            Some(true) => {}
-            Some(false) => wire.net_stats.broken += 1,
-        }
+        wire.looked(side, shown.stretch(), &ref_bytes(shown));
     }
 
     /// A request arrived at this end, or an outcome leaves it.

@@ -12,7 +12,8 @@ use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::shm_ref::{ItemRange, ShownPiece};
 use pagelith_layouts::wire::{Frame, FrameKind, LinkRole};
 
-use super::reference_check::ReferenceCheck;
+use super::rdma::{Fabric, FabricStats, Target};
+use super::reference_check::{ReferenceCheck, sum};
 use crate::clock::SimClock;
 use crate::entropy::SplitMix64;
 
@@ -37,8 +38,16 @@ pub struct LinkFaults {
     pub flip: u32,
     /// Longest time between a push and the read of its memory. The link owns the memory until then,
     /// as with a device that reads it by DMA.
-    /// reads it by itself.
     pub hold_max: Duration,
+}
+
+impl LinkFaults {
+    /// The faults that a byte stream has too: it breaks and is late, but loses nothing and keeps the
+    /// order. One-sided transfers need that, since the stream tells what they move.
+    #[must_use]
+    pub fn of_stream(self) -> LinkFaults {
+        LinkFaults { drop: 0, duplicate: 0, reorder: 0, ..self }
+    }
 }
 
 /// Counters of packets and of violations.
@@ -69,6 +78,8 @@ pub struct NetStats {
     pub broken: u64,
     /// Cancelled requests without an outcome, and outcomes without a request.
     pub unowed: u64,
+    /// One-sided transfers.
+    pub fabric: FabricStats,
 }
 
 /// Most bulk bytes of a packet.
@@ -99,6 +110,17 @@ pub(super) enum Packet {
     },
     /// The sender no longer reads the bytes of a reference.
     Taken(ItemRange),
+    /// Memory of the sender to which the receiver may write bytes of an operation.
+    Targets(OpId, Vec<Target>),
+    /// The sender has posted a WRITE of these bytes. They are there once the receiver has polled
+    /// this many notices.
+    Placed {
+        op: OpId,
+        item: u32,
+        offset: u64,
+        len: u64,
+        notice: u64,
+    },
     /// The sender closed: with a goodbye, or because its process ended.
     End {
         goodbye: bool,
@@ -123,6 +145,10 @@ pub(super) struct Wire {
     pub trace: u64,
     pub reference_check: ReferenceCheck,
     pub request_counter: Option<Arc<AtomicU64>>,
+    /// The queue pairs, if the ends have RDMA.
+    pub fabric: Option<Fabric>,
+    /// Raised when the devices must look again.
+    pub device: Signal,
     rng: SplitMix64,
     in_transit: BTreeMap<(Mono, u64), (LinkRole, Packet)>,
     ends: [End; 2],
@@ -150,6 +176,8 @@ impl Wire {
             trace: 0,
             reference_check: ReferenceCheck::default(),
             request_counter: None,
+            fabric: None,
+            device: Signal::default(),
             rng: SplitMix64::new(seed),
             in_transit: BTreeMap::new(),
             ends: Default::default(),
@@ -168,6 +196,10 @@ impl Wire {
             }
             Packet::ShmRef { stretch, pieces } => format!("shown {stretch:?} {pieces:?}"),
             Packet::Taken(stretch) => format!("taken {stretch:?}"),
+            Packet::Targets(op, targets) => format!("targets {op} {}", targets.len()),
+            Packet::Placed { op, item, offset, len, notice } => {
+                format!("placed {op} {item} {offset} {len} {notice}")
+            }
             Packet::End { goodbye } => format!("end {goodbye}"),
         };
         let line = format!("{} {} {what} {side:?} {line}", self.trace, self.clock.now().0);
@@ -263,8 +295,15 @@ impl Wire {
             .iter()
             .find(|(_, (to, _))| *to == side)
             .map(|((at, _), _)| at.since(now));
+        let device = self.device_due();
         let dead = self.silent_since().map(|since| since.after(self.dead_after).since(now));
-        next.into_iter().chain(dead).min()
+        next.into_iter().chain(device).chain(dead).min()
+    }
+
+    /// Time until a device does something.
+    pub fn device_due(&self) -> Option<Duration> {
+        let next = self.fabric.as_ref()?.next()?;
+        Some(next.since(self.clock.now()))
     }
 
     /// Since when pings get no reply: a reply needs both directions.
@@ -289,9 +328,39 @@ impl Wire {
         self.ends[index(side)].arrived.clone()
     }
 
+    /// `side` has read these bytes of a reference of the other side.
+    pub fn looked(&mut self, side: LinkRole, stretch: ItemRange, bytes: &[u8]) {
+        match self.reference_check.look(side.other(), stretch, sum(bytes)) {
+            None => self.net_stats.looked_late += 1,
+            Some(true) => {}
+            Some(false) => self.net_stats.broken += 1,
+        }
+    }
+
+    /// Calls `use_it` with the queue pairs, if there are any, after everything happened that is
+    /// due.
+    pub fn with_fabric<R>(&mut self, use_it: impl FnOnce(&mut Fabric, Mono) -> R) -> Option<R> {
+        let fabric = self.fabric.as_mut()?;
+        let now = self.clock.now();
+        let before = fabric.next();
+        fabric.run(now);
+        let result = use_it(fabric, now);
+        if fabric.next().is_some_and(|next| before.is_none_or(|before| next < before)) {
+            self.device.raise();
+        }
+        let raised = std::mem::take(&mut fabric.raised);
+        for (end, raised) in self.ends.iter().zip(raised) {
+            if raised {
+                end.arrived.raise();
+            }
+        }
+        Some(result)
+    }
+
     /// Whether neither end can receive anything more.
     pub fn is_over(&self) -> bool {
-        self.cut || self.ends.iter().all(|end| end.closed)
+        let is_over = self.fabric.as_ref().is_none_or(Fabric::is_over);
+        is_over && (self.cut || self.ends.iter().all(|end| end.closed))
     }
 
     /// How long the next push's memory is held before it is read.
@@ -310,6 +379,7 @@ impl Wire {
     pub fn stop_receiving(&mut self, side: LinkRole) {
         let now = self.clock.now();
         self.ends[index(side)].deaf_since.get_or_insert(now);
+        self.stop_fabric(now.after(self.dead_after));
     }
 
     /// Packets in transit arrive when the partition ends, in their original order.
@@ -323,6 +393,14 @@ impl Wire {
             self.in_transit.insert((at.max(until), number), packet);
         }
         self.ends.iter_mut().for_each(|end| end.last = end.last.max(until));
+        self.stop_fabric(until);
+    }
+
+    /// Half of the partitions concern the stream only: RDMA has another path.
+    fn stop_fabric(&mut self, until: Mono) {
+        if let Some(fabric) = self.fabric.as_mut().filter(|_| self.rng.one_in(2)) {
+            fabric.partition(until);
+        }
     }
 
     /// Closes this side; notifies the other if possible.

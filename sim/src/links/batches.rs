@@ -1,6 +1,8 @@
 //! Several batches of a client at once: each keeps the promises of a single call, also when its
 //! session is dropped while it is in progress.
 
+use std::time::Duration;
+
 use pagelith::{CompletedBatch, Ticket};
 
 use super::batch_memory::{PendingGet, PendingPut};
@@ -50,7 +52,9 @@ impl SimClient {
             self.complete(&mut in_progress, ticket, done);
         }
         // From here on no link owns the callers' memory.
+        let begun = self.shared.begin();
         drop(session);
+        self.shared.end_call(begun, Duration::ZERO, "drop of a session");
         for (_, memory) in in_progress {
             match memory {
                 BatchMemory::Put(memory) => self.put_completed(memory, None),

@@ -10,7 +10,7 @@ use pagelith_layouts::key::ObjectKey;
 
 use super::object_keys::{PAGE, group, key, namespace};
 use super::oracle::{NAMESPACES, OBJECTS};
-use super::shared::Shared;
+use super::shared::{Begun, Shared};
 use super::store_handle::StoreHandle;
 use super::views::Views;
 use crate::entropy::SplitMix64;
@@ -49,6 +49,10 @@ impl SimClient {
     pub(super) fn options(&mut self) -> Options {
         let micros = [400, 1_000, 3_000, 20_000, 300_000][self.rng.below(5) as usize];
         Options { timeout: Some(Duration::from_micros(micros)), ..Options::default() }
+    }
+
+    fn end_call(&self, begun: Begun, options: Options, what: &str) {
+        self.shared.end_call(begun, options.timeout.unwrap_or_default(), what);
     }
 
     fn object(&mut self) -> usize {
@@ -106,7 +110,9 @@ impl SimClient {
         let groups = self.groups(some);
         self.put_last = groups.iter().map(|group| group[0]).collect();
         let (puts, lent) = self.prepare_put(&groups);
+        let begun = self.shared.begin();
         let done = self.handle.put(puts, options);
+        self.end_call(begun, options, "put");
         self.put_completed(lent, Some(done));
         self.shared.put_last.store(groups[0][0], Relaxed);
     }
@@ -118,11 +124,15 @@ impl SimClient {
         // An object that is removed while it arrives from a peer must not stay.
         let removes = matches!(self.handle, StoreHandle::Front(..)) && self.rng.one_in(8);
         let (shared, of, removing) = (&self.shared, self.handle.store(), options);
+        let begun = shared.begin();
         let done = self.handle.get(gets, options, |store| {
             if removes {
                 shared.removed(of, objects, |keys| store.remove(keys, removing));
             }
         });
+        if !removes {
+            self.end_call(begun, options, "get");
+        }
         self.get_completed(lent, Some(done));
     }
 
@@ -130,7 +140,10 @@ impl SimClient {
         let (some, options) = (self.objects(12), self.options());
         let keys: Vec<ObjectKey> = some.iter().map(|object| key(*object)).collect();
         let since = self.shared.oracle().moment();
-        let Ok(found) = self.handle.exists(&keys, options) else { return };
+        let begun = self.shared.begin();
+        let found = self.handle.exists(&keys, options);
+        self.end_call(begun, options, "exists");
+        let Ok(found) = found else { return };
         for (object, _) in some.into_iter().zip(found).filter(|(_, here)| *here) {
             let mut tally = self.shared.tally();
             tally.found_here += 1;
@@ -155,8 +168,9 @@ impl SimClient {
         }
         let options = self.options();
         self.shared.removing.store(some[0] + 1, Relaxed);
-        let handle = &self.handle;
+        let (handle, begun) = (&self.handle, self.shared.begin());
         self.shared.removed(handle.store(), some, |keys| handle.remove(keys, options));
+        self.end_call(begun, options, "remove");
         self.shared.removing.store(0, Relaxed);
     }
 
@@ -208,6 +222,16 @@ impl Task for SimClient {
         if self.left == 0 {
             return Step::Done;
         }
+        let begun = self.shared.begin();
+        let step = self.call();
+        self.shared.end_step(begun);
+        step
+    }
+}
+
+impl SimClient {
+    /// One call, or a pause.
+    fn call(&mut self) -> Step {
         self.left -= 1;
         if self.is_forwarding() {
             self.left = 0;

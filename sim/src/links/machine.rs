@@ -24,7 +24,9 @@ use crate::clock::SimClock;
 use crate::disk::{CrashMode, SimDisk};
 use crate::entropy::{SimEntropy, SplitMix64};
 use crate::explore::setup::Setup;
-use crate::link::{LinkFaults, NetStats, PlantedBug, SimNet};
+use crate::link::{
+    LinkFaults, NetStats, PlantedBug, RdmaFaults, RegisteredRegion, SimLink, SimNet,
+};
 use crate::runtime::SimRuntime;
 
 /// Staging bytes of a machine for transfers to and from the disk.
@@ -51,6 +53,7 @@ struct Inner {
     questions: Arc<AtomicU64>,
     rng: SplitMix64,
     faults: LinkFaults,
+    rdma_faults: RdmaFaults,
     plant: PlantedBug,
     /// Its links lack the feature `Holds`.
     without_holds: bool,
@@ -102,6 +105,7 @@ impl Machine {
             questions: ctx.questions.clone(),
             rng,
             faults,
+            rdma_faults: RdmaFaults::default(),
             plant: PlantedBug::None,
             without_holds: false,
             setup,
@@ -132,7 +136,21 @@ impl Machine {
         self.lock().peers = peers;
     }
 
-    /// Plants a bug in the clients' ends of its links.
+    /// Sets the delays of one-sided transfers on its links.
+    pub fn set_rdma_faults(&self, faults: RdmaFaults) {
+        self.lock().rdma_faults = faults;
+    }
+
+    /// The memory of its process that one-sided transfers may use: staging memory, and the arena
+    /// while it shares it.
+    fn regions(&self) -> Vec<RegisteredRegion> {
+        let inner = self.lock();
+        let arena = inner.up.as_ref().and_then(|up| up.store.shared_memory());
+        let all = std::iter::once(inner.transfer.clone()).chain(arena);
+        all.map(|region| RegisteredRegion::new(region, u64::MAX)).collect()
+    }
+
+    /// Plants a bug in its links.
     pub fn plant(&self, plant: PlantedBug) {
         self.lock().plant = plant;
     }
@@ -188,6 +206,7 @@ impl Machine {
             inner.disk.crash(mode, seed);
             up
         };
+        self.lock().nets.iter().for_each(SimNet::crash_server);
         process.kill();
         // The machine is down, and with it its ends of the links.
         self.lock().nets.iter().for_each(SimNet::cut);
@@ -217,9 +236,12 @@ impl Machine {
         self.lock().nets.iter().for_each(SimNet::cut);
     }
 
-    /// Whether its store keeps nothing for any client, once all links have ended; true if it is not
-    /// up.
+    /// Whether its store keeps nothing for any client, once all links have ended, and no queue pair
+    /// is up.
     pub fn holds_nothing(&self) -> bool {
+        if self.lock().nets.iter().any(SimNet::holds_queue_pairs) {
+            return false;
+        }
         let store = self.lock().up.as_ref().map(|up| up.store.clone());
         store.is_none_or(|store| store.stats().readers == 0)
     }
@@ -253,6 +275,41 @@ impl Machine {
 }
 
 impl Inner {
+    /// The two ends of a new link of a client on `host`; `memory` is what the store shares.
+    fn link(
+        &mut self,
+        host: ClientHost<'_>,
+        memory: &[(Arc<SharedRegion>, Arc<PeerMemory>)],
+    ) -> (SimNet, SimLink, SimLink) {
+        let limits = LinkLimits { dead_after: DEAD_AFTER, ..LinkLimits::default() };
+        let runtime: Arc<dyn Runtime> = Arc::new(self.runtime.clone());
+        let (seed, clock) = (self.rng.next_u64(), self.clock.clone());
+        let (net, client, server) = match &host {
+            ClientHost::Rdma(memory) => {
+                let least = [0, 0, 100, 4096][self.rng.below(4) as usize];
+                let setup = (memory.clone(), least, self.rdma_faults);
+                let made = SimNet::with_rdma(seed, clock, &runtime, limits, setup);
+                made.0.set_faults(self.faults.of_stream());
+                made
+            }
+            ClientHost::Other | ClientHost::Same(_) => {
+                let made = SimNet::new(seed, clock, &runtime, limits);
+                made.0.set_faults(self.faults);
+                made
+            }
+        };
+        let (client, server) = match host {
+            ClientHost::Same(own) => {
+                (client.sharing(regions(own, memory)), server.sharing(regions(memory, own)))
+            }
+            ClientHost::Other | ClientHost::Rdma(_) => (client, server),
+        };
+        match self.plant.is_of_server() {
+            true => (net, client, server.with(self.plant)),
+            false => (net, client.with(self.plant), server),
+        }
+    }
+
     /// Drops links that are over; keeps their counters.
     fn drop_finished_links(&mut self) {
         let (over, stand) = std::mem::take(&mut self.nets).into_iter().partition(SimNet::is_over);
@@ -273,7 +330,49 @@ fn with_view(region: Arc<SharedRegion>) -> (Arc<SharedRegion>, Arc<PeerMemory>) 
 
 impl Dial for Machine {
     fn begin(&self) -> Result<Box<dyn Dialing>, LinkError> {
-        self.connect(None)
+        self.connect(ClientHost::Other)
+    }
+}
+
+/// Where a client is.
+enum ClientHost<'a> {
+    /// On another host.
+    Other,
+    /// On the machine, with memory that it shares.
+    Same(&'a [(Arc<SharedRegion>, Arc<PeerMemory>)]),
+    /// On another host that has RDMA, with memory that it registered.
+    Rdma(Vec<RegisteredRegion>),
+}
+
+/// A process on another host that has RDMA.
+pub struct RdmaProcess {
+    pub machine: Machine,
+    pub memory: Vec<RegisteredRegion>,
+}
+
+impl Dial for RdmaProcess {
+    fn begin(&self) -> Result<Box<dyn Dialing>, LinkError> {
+        self.machine.connect(ClientHost::Rdma(self.memory.clone()))
+    }
+}
+
+/// A machine, as dialled over RDMA by a store whose peer it is: a machine's, or one of which the
+/// memory is given. One link in four is on the stream alone.
+pub struct RdmaPeerDial {
+    pub peer: PeerDial,
+    pub owner: Option<Machine>,
+    pub memory: Vec<RegisteredRegion>,
+}
+
+impl Dial for RdmaPeerDial {
+    fn begin(&self) -> Result<Box<dyn Dialing>, LinkError> {
+        let PeerDial(machine) = &self.peer;
+        if machine.lock().rng.one_in(4) {
+            return self.peer.begin();
+        }
+        let mut memory = self.memory.clone();
+        memory.extend(self.owner.iter().flat_map(Machine::regions));
+        self.peer.dial(ClientHost::Rdma(memory))
     }
 }
 
@@ -282,15 +381,23 @@ pub struct PeerDial(pub Machine);
 
 impl Dial for PeerDial {
     fn begin(&self) -> Result<Box<dyn Dialing>, LinkError> {
+        self.dial(ClientHost::Other)
+    }
+}
+
+impl PeerDial {
+    fn dial(&self, host: ClientHost<'_>) -> Result<Box<dyn Dialing>, LinkError> {
         let PeerDial(machine) = self;
-        let made = machine.connect(None)?;
+        let is_stream = matches!(host, ClientHost::Rdma(_));
+        let made = machine.connect(host)?;
         let mut inner = machine.lock();
         let is_slow = inner.faults != LinkFaults::default() && inner.rng.one_in(SLOW_ONE_IN);
         if let Some(net) = inner.nets.last() {
             net.count_requests(inner.questions.clone());
             if is_slow {
                 let [delay_min, delay_max] = SLOW;
-                net.set_faults(LinkFaults { delay_min, delay_max, ..inner.faults });
+                let faults = LinkFaults { delay_min, delay_max, ..inner.faults };
+                net.set_faults(if is_stream { faults.of_stream() } else { faults });
             }
         }
         drop(inner);
@@ -317,7 +424,7 @@ impl LocalProcess {
 
 impl Dial for LocalProcess {
     fn begin(&self) -> Result<Box<dyn Dialing>, LinkError> {
-        self.machine.connect(Some(&self.memory))
+        self.machine.connect(ClientHost::Same(&self.memory))
     }
 }
 
@@ -332,26 +439,14 @@ fn regions(
 }
 
 impl Machine {
-    /// Makes a link; `local_process` is the memory of a process on the same host.
-    fn connect(
-        &self,
-        local_process: Option<&[(Arc<SharedRegion>, Arc<PeerMemory>)]>,
-    ) -> Result<Box<dyn Dialing>, LinkError> {
+    /// Makes a link of a client on `host`.
+    fn connect(&self, host: ClientHost<'_>) -> Result<Box<dyn Dialing>, LinkError> {
         let mut inner = self.lock();
         let Some(RunningProcess { process, store, memory }) = inner.up.clone() else {
             return Err(LinkError::Disconnected);
         };
         inner.dialled += 1;
-        let limits = LinkLimits { dead_after: DEAD_AFTER, ..LinkLimits::default() };
-        let runtime: Arc<dyn Runtime> = Arc::new(inner.runtime.clone());
-        let (seed, clock) = (inner.rng.next_u64(), inner.clock.clone());
-        let (net, client, server) = SimNet::new(seed, clock, &runtime, limits);
-        net.set_faults(inner.faults);
-        let (mut of_client, mut of_server) = (LinkRegions::default(), LinkRegions::default());
-        if let Some(own) = local_process {
-            (of_client, of_server) = (regions(own, &memory), regions(&memory, own));
-        }
-        let (mut client, mut server) = (client.sharing(of_client), server.sharing(of_server));
+        let (net, mut client, mut server) = inner.link(host, &memory);
         if inner.without_holds {
             (client, server) = (client.without(Feature::Holds), server.without(Feature::Holds));
         }
@@ -360,7 +455,7 @@ impl Machine {
         let spawned = process.spawn("server", Box::new(serve), net.signal(LinkRole::Server));
         spawned.map_err(|_| LinkError::Disconnected)?;
         inner.nets.push(net);
-        Ok(Box::new(ReadyDial(Box::new(client.with(inner.plant)))))
+        Ok(Box::new(ReadyDial(Box::new(client))))
     }
 }
 

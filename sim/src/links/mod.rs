@@ -35,7 +35,7 @@ use self::views::Views;
 use crate::clock::SimClock;
 use crate::entropy::{SimEntropy, SplitMix64};
 use crate::explore::{message, objects};
-use crate::link::{LinkFaults, PlantedBug};
+use crate::link::{LinkFaults, PlantedBug, RdmaFaults};
 use crate::runtime::SimRuntime;
 
 pub use report::Tally;
@@ -89,6 +89,7 @@ impl Task for FaultTask {
         if let Some((moment, _)) = self.cut.take_if(|(_, at)| *at <= self.clock.now()) {
             self.shared.oracle().settle(moment);
         }
+        let begun = self.shared.begin();
         match self.rng.below(60) {
             _ if !machine.is_up() => machine.start(),
             0 => {
@@ -103,6 +104,7 @@ impl Task for FaultTask {
             }
             _ => machine.strike(&mut self.rng),
         }
+        self.shared.end_step(begun);
         Step::Idle(Duration::from_micros(self.rng.below(self.pace)))
     }
 }
@@ -124,12 +126,24 @@ fn faults(rng: &mut SplitMix64) -> LinkFaults {
     }
 }
 
+fn rdma_faults(rng: &mut SplitMix64) -> RdmaFaults {
+    let pick = |rng: &mut SplitMix64, of: &[u32]| of[rng.below(of.len() as u64) as usize];
+    let micros = |us: u32| Duration::from_micros(us.into());
+    RdmaFaults {
+        landing_max: micros(pick(rng, &[20, 300, 3_000, 30_000])),
+        stall: pick(rng, &[0, 1_000, 20_000]),
+        flip: pick(rng, &[0, 0, 5_000, 50_000]),
+        take_down_max: micros(pick(rng, &[1_000, 20_000, 80_000, 229_000])),
+    }
+}
+
 /// Executes a plan and returns its counts.
 pub fn run(plan: &LinksPlan) -> Tally {
     let (oracle, tally) = (Mutex::new(Oracle::new()), Mutex::default());
     let (asked_last, put_last, removing) = Default::default();
-    let shared =
-        Shared { oracle: Arc::new(oracle), tally: Arc::new(tally), asked_last, put_last, removing };
+    let (clock, stepped) = (SimClock::new(), Arc::default());
+    let (oracle, tally) = (Arc::new(oracle), Arc::new(tally));
+    let shared = Shared { oracle, tally, asked_last, put_last, removing, clock, stepped };
     let ended = catch_unwind(AssertUnwindSafe(|| run_plan(plan, &shared)));
     let mut tally = shared.tally().clone();
     tally.seeds = 1;
@@ -142,7 +156,7 @@ pub fn run(plan: &LinksPlan) -> Tally {
 
 fn run_plan(plan: &LinksPlan, shared: &Shared) {
     let mut rng = SplitMix64::new(plan.seed);
-    let clock = SimClock::new();
+    let clock = shared.clock.clone();
     let runtime = SimRuntime::new(clock.clone(), rng.next_u64());
     let ctx = RunContext {
         clock,
@@ -163,10 +177,14 @@ fn run_plan(plan: &LinksPlan, shared: &Shared) {
             machine
         })
         .collect();
+    if shape.has_rdma() && !plan.calm {
+        let faults = rdma_faults(&mut rng);
+        machines.iter().for_each(|machine| machine.set_rdma_faults(faults));
+    }
     shape.connect_peers(&machines);
     // Their peers send notifications of removals after offers, and they must refuse the offers
     // themselves.
-    if shape == Topology::Fronts && rng.one_in(2) {
+    if matches!(shape, Topology::Fronts | Topology::RdmaFronts) && rng.one_in(2) {
         machines.iter().for_each(Machine::without_holds);
     }
     if shape == Topology::Mutual {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::link::NetStats;
+use crate::link::{FabricStats, NetStats};
 
 /// Most findings kept as text.
 const FINDINGS_MAX: usize = 5;
@@ -24,6 +24,7 @@ impl NetStats {
             questions: self.questions + other.questions,
             broken: self.broken + other.broken,
             unowed: self.unowed + other.unowed,
+            fabric: self.fabric.and(other.fabric),
         }
     }
 }
@@ -95,6 +96,15 @@ pub struct Tally {
     /// Seeds in which stores forwarded their peers' requests.
     #[serde(default)]
     pub circles: u64,
+    /// One-sided transfers.
+    #[serde(default)]
+    pub fabric: FabricStats,
+    /// Calls that ended too long after their deadlines.
+    #[serde(default)]
+    pub overdue: u64,
+    /// The longest time in microseconds between a call's deadline and its end.
+    #[serde(default)]
+    pub longest_over_deadline_us: u64,
     /// Panics, and clients that did not end.
     pub panics: u64,
     /// A hash of all packets.
@@ -114,7 +124,7 @@ impl Tally {
     /// Whether there is no finding.
     pub fn is_clean(&self) -> bool {
         let held = self.touched_late + self.held_late + self.broken + self.left;
-        self.wrong + held + self.circles + self.panics == 0
+        self.wrong + held + self.circles + self.overdue + self.panics == 0
     }
 
     /// Adds the counters of packets.
@@ -129,7 +139,11 @@ impl Tally {
         self.shown += net_stats.shown;
         self.looked_late += net_stats.looked_late;
         self.questions += net_stats.questions;
-        self.broken += net_stats.broken + net_stats.unowed;
+        self.broken += net_stats.broken + net_stats.unowed + net_stats.fabric.violations();
+        self.fabric = self.fabric.and(net_stats.fabric);
+        if net_stats.fabric.violations() > 0 {
+            self.add_finding(format!("one-sided transfer broke a rule {:?}", net_stats.fabric));
+        }
         if net_stats.unowed > 0 {
             self.add_finding("cancelled request has no outcome, or outcome has no request".into());
         }
@@ -157,7 +171,12 @@ impl Tally {
             questions,
             broken,
             unowed: 0,
+            fabric: FabricStats::default(),
         });
+        self.fabric = self.fabric.and(other.fabric);
+        self.overdue += other.overdue;
+        self.longest_over_deadline_us =
+            self.longest_over_deadline_us.max(other.longest_over_deadline_us);
         self.viewed += other.viewed;
         self.left += other.left;
         self.circles += other.circles;

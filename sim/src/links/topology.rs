@@ -7,13 +7,17 @@ use pagelith::client::Client;
 use pagelith::rpc::Peer;
 use pagelith::transport::dial::Dial;
 use pagelith_io::runtime::Env;
+use pagelith_io::shm::SharedRegion;
 
-use super::machine::{self, LocalProcess, Machine, PeerDial, RunContext};
+use super::machine::{
+    self, LocalProcess, Machine, PeerDial, RdmaPeerDial, RdmaProcess, RunContext,
+};
 use super::oracle::OBJECTS;
 use super::store_handle::StoreHandle;
 use crate::entropy::SplitMix64;
 use crate::explore::memory::Memory;
 use crate::explore::setup::Setup;
+use crate::link::RegisteredRegion;
 
 /// Time limit of a client's call without its own timeout.
 const TIMEOUT: Duration = Duration::from_secs(1);
@@ -31,12 +35,26 @@ pub enum Topology {
     Shown,
     /// Two or three store processes that are each other's peers, and clients attached to each.
     Mutual,
+    /// Clients attached to a store process over RDMA; some over a stream alone, or on its host.
+    Rdma,
+    /// The same, and the store has a peer over RDMA itself.
+    RdmaBehind,
+    /// One or two stores with the same two peers over RDMA, and sessions of these stores.
+    RdmaFronts,
 }
 
 impl Topology {
     /// All arrangements.
-    pub const ALL: [Topology; 5] =
-        [Topology::Attached, Topology::Behind, Topology::Fronts, Topology::Shown, Topology::Mutual];
+    pub const ALL: [Topology; 8] = [
+        Topology::Attached,
+        Topology::Behind,
+        Topology::Fronts,
+        Topology::Shown,
+        Topology::Mutual,
+        Topology::Rdma,
+        Topology::RdmaBehind,
+        Topology::RdmaFronts,
+    ];
 
     /// A random arrangement.
     pub fn draw(rng: &mut SplitMix64) -> Topology {
@@ -45,13 +63,22 @@ impl Topology {
 
     /// Whether there is one store, and no other store offers it anything.
     pub fn is_alone(self) -> bool {
-        matches!(self, Topology::Attached | Topology::Shown)
+        matches!(self, Topology::Attached | Topology::Shown | Topology::Rdma)
+    }
+
+    /// Whether there are links over RDMA.
+    pub fn has_rdma(self) -> bool {
+        matches!(self, Topology::Rdma | Topology::RdmaBehind | Topology::RdmaFronts)
     }
 
     /// Whether clients have several batches in progress at once: not where removals are to overlap
     /// with other clients' calls.
     pub fn has_batches(self) -> bool {
-        matches!(self, Topology::Attached | Topology::Behind | Topology::Shown)
+        match self {
+            Topology::Attached | Topology::Behind | Topology::Shown => true,
+            Topology::Rdma | Topology::RdmaBehind => true,
+            Topology::Fronts | Topology::Mutual | Topology::RdmaFronts => false,
+        }
     }
 
     /// Most microseconds between faults. A removal is acked only if all peers are reachable, which
@@ -66,6 +93,7 @@ impl Topology {
     pub fn objects(self) -> usize {
         match self {
             Topology::Attached | Topology::Behind | Topology::Fronts => OBJECTS / 4,
+            Topology::Rdma | Topology::RdmaBehind | Topology::RdmaFronts => OBJECTS / 4,
             Topology::Shown => OBJECTS,
             Topology::Mutual => OBJECTS / 16,
         }
@@ -74,8 +102,9 @@ impl Topology {
     /// Number of store processes.
     pub fn machines(self, rng: &mut SplitMix64) -> usize {
         match self {
-            Topology::Attached | Topology::Shown => 1,
+            Topology::Attached | Topology::Shown | Topology::Rdma => 1,
             Topology::Behind | Topology::Fronts => 2,
+            Topology::RdmaBehind | Topology::RdmaFronts => 2,
             Topology::Mutual => 2 + usize::from(rng.one_in(2)),
         }
     }
@@ -93,6 +122,10 @@ impl Topology {
             setup.ssd_mib = if rng.one_in(3) { 0 } else { 5 };
             let most = if setup.ssd_mib > 0 { [0, 1024] } else { [256, 512] };
             setup.dram_kib = most[rng.below(2) as usize];
+        }
+        if self.has_rdma() {
+            // The arena can be registered, and shared with clients on the host.
+            setup.shared = true;
         }
         if self == Topology::Mutual && rng.one_in(2) {
             // A miss is requested from the peers and kept.
@@ -113,7 +146,12 @@ impl Topology {
             Topology::Mutual => {
                 (0..machines.len()).for_each(|at| machines[at].set_peers(others(at)))
             }
+            Topology::RdmaBehind => {
+                let peer = rdma_peer(1, &machines[1], Some(&machines[0]), &[]);
+                machines[0].set_peers(vec![peer]);
+            }
             Topology::Attached | Topology::Fronts | Topology::Shown => {}
+            Topology::Rdma | Topology::RdmaFronts => {}
         }
     }
 
@@ -144,11 +182,38 @@ impl Topology {
                     (attached(ctx, Arc::new(machines[at].clone()), machines, at), Memory::default())
                 })
                 .collect(),
-            Topology::Fronts => {
+            Topology::Rdma | Topology::RdmaBehind => (0..clients)
+                .map(|at| match if at == 0 { 0 } else { rng.below(4) } {
+                    0 | 1 => {
+                        let (memory, regions) = Memory::shown();
+                        let memory_of_client = registered(regions, rng);
+                        let machine = machines[0].clone();
+                        let dial = RdmaProcess { machine, memory: memory_of_client };
+                        (attached(ctx, Arc::new(dial), machines, 0), memory)
+                    }
+                    2 => {
+                        let (memory, regions) = Memory::shown();
+                        let dial = Arc::new(LocalProcess::new(&machines[0], regions));
+                        (attached(ctx, dial, machines, 0), memory)
+                    }
+                    _ => {
+                        let dial = Arc::new(machines[0].clone());
+                        (attached(ctx, dial, machines, 0), Memory::default())
+                    }
+                })
+                .collect(),
+            Topology::Fronts | Topology::RdmaFronts => {
                 let (fronts, dram_kib) =
                     (1 + rng.below(2) as usize, [128, 256, 512][rng.below(3) as usize]);
-                let all = (0..fronts).flat_map(|number| front(ctx, machines, number, dram_kib));
-                all.map(|handle| (handle, Memory::default())).collect()
+                let mut all = Vec::new();
+                for number in 0..fronts {
+                    let (memories, peers) = match self {
+                        Topology::RdmaFronts => rdma_peers(machines, rng),
+                        _ => (Default::default(), peers(machines)),
+                    };
+                    all.extend(front(ctx, peers, number, dram_kib).into_iter().zip(memories));
+                }
+                all
             }
         }
     }
@@ -160,7 +225,9 @@ impl std::str::FromStr for Topology {
     fn from_str(name: &str) -> Result<Topology, String> {
         let found = Topology::ALL.into_iter().find(|shape| format!("{shape:?}") == name);
         found.ok_or_else(|| {
-            format!("unknown shape: {name}; use Attached, Behind, Fronts, Shown or Mutual")
+            let names: Vec<String> =
+                Topology::ALL.into_iter().map(|shape| format!("{shape:?}")).collect();
+            format!("unknown shape: {name}; use one of {}", names.join(", "))
         })
     }
 }
@@ -181,16 +248,53 @@ fn peer(at: usize, machine: &Machine) -> Peer {
     Peer { name: format!("peer{at}"), weight: 1.0, preferred: false, dial }
 }
 
-/// A store whose peers are all machines, and clients of it with one session each.
-fn front(ctx: &RunContext, machines: &[Machine], number: usize, dram_kib: u32) -> Vec<StoreHandle> {
+/// A machine as a peer over RDMA of the store of `owner`, or of one with this memory.
+fn rdma_peer(
+    at: usize,
+    machine: &Machine,
+    owner: Option<&Machine>,
+    memory: &[RegisteredRegion],
+) -> Peer {
+    let peer = PeerDial(machine.clone());
+    let dial = RdmaPeerDial { peer, owner: owner.cloned(), memory: memory.to_vec() };
+    Peer { name: format!("peer{at}"), weight: 1.0, preferred: false, dial: Arc::new(dial) }
+}
+
+/// All machines as peers.
+fn peers(machines: &[Machine]) -> Vec<Peer> {
+    machines.iter().enumerate().map(|(at, machine)| peer(at, machine)).collect()
+}
+
+/// The memory of a store's two clients, and all machines as peers over RDMA of that store.
+fn rdma_peers(machines: &[Machine], rng: &mut SplitMix64) -> ([Memory; 2], Vec<Peer>) {
+    let mut all = Vec::new();
+    let memories = [(); 2].map(|()| {
+        let (memory, regions) = Memory::shown();
+        all.extend(registered(regions, rng));
+        memory
+    });
+    let peers = machines.iter().enumerate();
+    (memories, peers.map(|(at, machine)| rdma_peer(at, machine, None, &all)).collect())
+}
+
+/// These regions, registered: in half of the cases one of them only in part.
+fn registered(regions: Vec<Arc<SharedRegion>>, rng: &mut SplitMix64) -> Vec<RegisteredRegion> {
+    let part = rng.below(2 * regions.len() as u64) as usize;
+    let region = |(at, region): (usize, Arc<SharedRegion>)| {
+        let len = region.len() as u64;
+        RegisteredRegion::new(region, if at == part { 1 + rng.below(len) } else { len })
+    };
+    regions.into_iter().enumerate().map(region).collect()
+}
+
+/// A store with these peers, and clients of it with one session each.
+fn front(ctx: &RunContext, mut peers: Vec<Peer>, number: usize, dram_kib: u32) -> Vec<StoreHandle> {
     let env = Env {
         disk: None,
         clock: Arc::new(ctx.clock.clone()),
         entropy: ctx.entropy.clone(),
         runtime: Arc::new(ctx.runtime.fresh()),
     };
-    let mut peers: Vec<Peer> =
-        machines.iter().enumerate().map(|(at, machine)| peer(at, machine)).collect();
     // One peer is preferred in a third of the seeds.
     peers[0].preferred = dram_kib == 256;
     let store =

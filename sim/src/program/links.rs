@@ -33,14 +33,16 @@ pub struct LinksArgs {
     #[arg(long)]
     calm: bool,
     /// Only one arrangement of stores and clients: `Attached`, `Behind`, `Fronts`, `Shown`,
-    /// `Mutual`.
+    /// `Mutual`, `Rdma`, `RdmaBehind`, `RdmaFronts`.
     #[arg(long)]
     shape: Option<Topology>,
     /// Start no further seed after the first with a finding.
     #[arg(long)]
     hunt: bool,
-    /// The bug to plant in the clients' ends of links: `StaleOutcome`, `WriteAfterRetract`,
-    /// `EarlyPushCompletion` or `Unverified`.
+    /// The bug to plant in the ends of links, a variant of `link::PlantedBug`: `StaleOutcome`,
+    /// `WriteAfterRetract`, `EarlyPushCompletion` or `Unverified`, or, over RDMA,
+    /// `BackAtRetract`, `BackAtStreamEnd`, `BackAtServerFlush`, `NoticeBeforeData`,
+    /// `TooFewReceives` or `WrongRegionBase`.
     #[arg(long, default_value = "None")]
     plant: PlantedBug,
     /// Print the sums as a JSON object instead of a line.
@@ -107,11 +109,15 @@ pub fn links(args: &LinksArgs) -> ExitCode {
                             println!("seed {seed}: {what}");
                         }
                         println!(
-                            "replay: pagelith-sim links --seeds {seed}..{} --ops {}{}",
+                            "replay: pagelith-sim links --seeds {seed}..{} --ops {}{}{}",
                             seed + 1,
                             args.ops,
                             args.shape
-                                .map_or_else(String::new, |shape| format!(" --shape {shape:?}"))
+                                .map_or_else(String::new, |shape| format!(" --shape {shape:?}")),
+                            match args.plant {
+                                PlantedBug::None => String::new(),
+                                plant => format!(" --plant {}", plant.name()),
+                            }
                         );
                     }
                 }
@@ -138,9 +144,16 @@ pub fn links(args: &LinksArgs) -> ExitCode {
         } = tally;
         println!(
             "links: {seeds} seeds, {packets} packets, {reordered} reordered, {duplicated} duplicated, {late} late; {hits} hits \
-             compared, {wrong} wrong, {touched_late} touched late, {} held late, {} panics; {} shown, {} viewed, {} \
+             compared, {wrong} wrong, {touched_late} touched late, {} held late, {} overdue, {} panics; {} shown, {} viewed, {} placed, {} \
              broken, {} left; {seconds:.1} s",
-            tally.held_late, tally.panics, tally.shown, tally.viewed, tally.broken, tally.left
+            tally.held_late,
+            tally.overdue,
+            tally.panics,
+            tally.shown,
+            tally.viewed,
+            tally.fabric.placed,
+            tally.broken,
+            tally.left
         );
     }
     if tally.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

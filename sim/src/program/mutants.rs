@@ -19,6 +19,7 @@ use pagelith_mutants::Mutant;
 use serde::{Deserialize, Serialize};
 
 use crate::explore::{ExplorePlan, FaultChoice, FindingKind, explore};
+use crate::link::PlantedBug;
 use crate::links::Topology;
 
 /// The environment variable that selects the mutant of a process; see `pagelith_mutants`.
@@ -75,7 +76,7 @@ pub fn hunt(args: &HuntArgs) -> ExitCode {
 
 #[derive(Args)]
 pub struct MutantsArgs {
-    /// Only these mutants, by their names in `pagelith_mutants`.
+    /// Only these, by their names in `pagelith_mutants` or in `link::PlantedBug`.
     #[arg(long)]
     only: Vec<String>,
     /// Number of processes at a time.
@@ -105,6 +106,33 @@ pub struct Outcome {
     pub how: String,
 }
 
+/// What is planted in a process.
+#[derive(Clone, Copy)]
+enum Planted {
+    Nothing,
+    /// A bug of the shipped code.
+    Mutant(Mutant),
+    /// A bug of the ends of simulated links.
+    InLinks(PlantedBug),
+}
+
+impl Planted {
+    fn name(self) -> String {
+        match self {
+            Planted::Nothing => "none".to_owned(),
+            Planted::Mutant(mutant) => mutant.name(),
+            Planted::InLinks(bug) => bug.name(),
+        }
+    }
+
+    /// Nothing, and then every bug.
+    fn all() -> impl Iterator<Item = Planted> {
+        let bugs = PlantedBug::ALL.into_iter().filter(|bug| *bug != PlantedBug::None);
+        let mutants = Mutant::ALL.into_iter().map(Planted::Mutant);
+        std::iter::once(Planted::Nothing).chain(mutants).chain(bugs.map(Planted::InLinks))
+    }
+}
+
 /// The arrangement over simulated links that must catch it, if the bug is between a store and its
 /// peers or clients.
 fn shape_for(mutant: Mutant) -> Option<Topology> {
@@ -125,11 +153,11 @@ fn shape_for(mutant: Mutant) -> Option<Topology> {
 }
 
 /// Other lengths of seeds, where fewer of them show a planted bug.
-fn seeds_of(mutant: Option<Mutant>) -> &'static [&'static str] {
+fn seeds_of(mutant: Mutant) -> &'static [&'static str] {
     match mutant {
         // Groups must come and go on SSD while a checkpoint is taken, and a crash must follow: the
         // first 2,000 operations show it once in some 500 seeds.
-        Some(Mutant::WithdrawalsLost) => &["--ops", "4000"],
+        Mutant::WithdrawalsLost => &["--ops", "4000"],
         _ => &[],
     }
 }
@@ -193,41 +221,62 @@ fn fails(command: &mut Command, limit: Duration) -> std::io::Result<(bool, Strin
     Ok((failed, last))
 }
 
-fn try_one(args: &MutantsArgs, mutant: Option<Mutant>) -> std::io::Result<Option<Outcome>> {
-    let tests = mutant.and_then(tests_for);
-    let shape = mutant.and_then(shape_for);
-    let mut command = match tests {
-        Some(wanted) => match args.tests.iter().find(|(name, _)| name == wanted) {
-            Some((_, file)) => Command::new(file),
-            None => return Ok(None),
-        },
-        None => {
-            let mut hunt = Command::new(std::env::current_exe()?);
-            match shape.map(|shape| format!("{shape:?}")) {
-                Some(shape) => {
-                    let seeds = format!("0..{LINK_SEEDS}");
-                    hunt.args(["links", "--shape", &shape, "--seeds", &seeds, "--hunt"])
-                        .args(seeds_of(mutant))
-                }
-                None => hunt.arg("hunt").args(seeds_of(mutant)),
-            };
-            hunt
+/// The command that must fail, and the name of the checker; `None` if its program is not given.
+fn checker(args: &MutantsArgs, planted: Planted) -> std::io::Result<Option<(Command, String)>> {
+    let mut hunt = Command::new(std::env::current_exe()?);
+    hunt.env_remove(CHOICE);
+    let links = |hunt: &mut Command, shape: Option<Topology>| {
+        hunt.args(["links", "--seeds", &format!("0..{LINK_SEEDS}"), "--hunt"]);
+        if let Some(shape) = shape {
+            hunt.args(["--shape", &format!("{shape:?}")]);
         }
     };
-    match mutant {
-        Some(mutant) => command.env(CHOICE, mutant.name()),
-        None => command.env_remove(CHOICE),
+    let over_links = "stores over links".to_owned();
+    let mutant = match planted {
+        Planted::Nothing => {
+            hunt.arg("hunt");
+            return Ok(Some((hunt, "the explorer".to_owned())));
+        }
+        Planted::InLinks(bug) => {
+            links(&mut hunt, bug.is_of_rdma().then_some(Topology::Rdma));
+            hunt.args(["--plant", &bug.name()]);
+            return Ok(Some((hunt, over_links)));
+        }
+        Planted::Mutant(mutant) => mutant,
     };
+    if let Some(wanted) = tests_for(mutant) {
+        let Some((_, file)) = args.tests.iter().find(|(name, _)| name == wanted) else {
+            return Ok(None);
+        };
+        let mut tests = Command::new(file);
+        tests.env(CHOICE, mutant.name());
+        return Ok(Some((tests, format!("the tests of {wanted}"))));
+    }
+    hunt.env(CHOICE, mutant.name());
+    let by = match shape_for(mutant) {
+        Some(shape) => {
+            links(&mut hunt, Some(shape));
+            over_links
+        }
+        None => {
+            hunt.arg("hunt");
+            "the explorer".to_owned()
+        }
+    };
+    hunt.args(seeds_of(mutant));
+    Ok(Some((hunt, by)))
+}
+
+fn try_one(args: &MutantsArgs, planted: Planted) -> std::io::Result<Option<Outcome>> {
+    let Some((mut command, by)) = checker(args, planted)? else { return Ok(None) };
     let began = Instant::now();
     let (caught, how) = fails(&mut command, HANGS)?;
     // A test program's last line must not look like the result of this program's own tests.
-    let how = match how.split_once("FAILED. ").filter(|_| tests.is_some()) {
+    let how = match how.split_once("FAILED. ").filter(|_| by.starts_with("the tests of")) {
         Some((_, counts)) => counts.split("; 0 ignored").next().unwrap_or(counts).to_owned(),
         None => how,
     };
-    let explorer = if shape.is_some() { "stores over links" } else { "the explorer" };
-    let by = tests.map_or_else(|| explorer.to_owned(), |name| format!("the tests of {name}"));
-    let mutant = name_of(mutant);
+    let mutant = planted.name();
     Ok(Some(Outcome { mutant, caught, seconds: began.elapsed().as_secs_f64(), by, how }))
 }
 
@@ -236,20 +285,16 @@ fn note(file: &Path, outcome: &Outcome) -> std::io::Result<()> {
     OpenOptions::new().create(true).append(true).open(file)?.write_all(line.as_bytes())
 }
 
-fn name_of(mutant: Option<Mutant>) -> String {
-    mutant.map_or_else(|| "none".to_owned(), Mutant::name)
-}
-
 /// Whether a planted bug is caught, and nothing is found without one.
-fn is_right(args: &MutantsArgs, mutant: Option<Mutant>, skipped: &AtomicUsize) -> bool {
-    let name = name_of(mutant);
-    match try_one(args, mutant) {
+fn is_right(args: &MutantsArgs, planted: Planted, skipped: &AtomicUsize) -> bool {
+    let name = planted.name();
+    match try_one(args, planted) {
         Ok(Some(outcome)) => {
             let Outcome { caught, seconds, by, how, .. } = &outcome;
             let word = if *caught { "caught" } else { "not caught" };
             println!("{name}: {word} by {by} in {seconds:.1} s: {how}");
             let noted = args.results.as_deref().map_or(Ok(()), |file| note(file, &outcome));
-            noted.is_ok() && *caught == mutant.is_some()
+            noted.is_ok() && *caught != matches!(planted, Planted::Nothing)
         }
         Ok(None) => {
             println!("{name}: skipped: needs --tests");
@@ -272,23 +317,24 @@ pub fn mutants(args: &MutantsArgs) -> ExitCode {
         );
         return ExitCode::from(2);
     }
-    let wanted = |m: &Mutant| args.only.is_empty() || args.only.contains(&m.name());
-    let chosen: Vec<Option<Mutant>> =
-        std::iter::once(None).chain(Mutant::ALL.into_iter().filter(wanted).map(Some)).collect();
+    let wanted = |planted: &Planted| {
+        let named = args.only.is_empty() || args.only.contains(&planted.name());
+        named || matches!(planted, Planted::Nothing)
+    };
+    let chosen: Vec<Planted> = Planted::all().filter(wanted).collect();
     let (next, wrong, skipped) = (AtomicUsize::new(0), Mutex::new(Vec::new()), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         for _ in 0..args.jobs.max(1) {
             scope.spawn(|| {
-                while let Some(mutant) = chosen.get(next.fetch_add(1, Ordering::SeqCst)) {
-                    if !is_right(args, *mutant, &skipped) {
-                        wrong.lock().unwrap_or_else(PoisonError::into_inner).push(*mutant);
+                while let Some(planted) = chosen.get(next.fetch_add(1, Ordering::SeqCst)) {
+                    if !is_right(args, *planted, &skipped) {
+                        wrong.lock().unwrap_or_else(PoisonError::into_inner).push(planted.name());
                     }
                 }
             });
         }
     });
     let wrong = wrong.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let wrong: Vec<String> = wrong.into_iter().map(name_of).collect();
     let skipped = skipped.into_inner();
     println!("planted={} skipped={skipped} missed={wrong:?}", chosen.len() - 1);
     if wrong.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -1,0 +1,197 @@
+//! A store on a link that returns memory late, as a link whose device still reads it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use pagelith::server::Server;
+use pagelith::{MachineLimits, PutSlice, Store};
+use pagelith_io::buffer::Part;
+use pagelith_io::clock::Clock;
+use pagelith_io::runtime::Env;
+use pagelith_io::staging::StagingPool;
+use pagelith_layouts::ids::{NamespaceId, OpId, PrefixHash};
+use pagelith_layouts::key::{ObjectKey, Role};
+use pagelith_layouts::shard::Shard;
+use pagelith_layouts::wire::request::{self, GetItem, RequestBody, RequestOptions};
+use pagelith_layouts::wire::{Frame, FrameKind, LinkRole, List};
+use pagelith_sim::clock::SimClock;
+use pagelith_sim::entropy::SimEntropy;
+use pagelith_sim::runtime::SimRuntime;
+use pagelith_transport::link::{Link, LinkCapacity, LinkCounters, LinkEvent, LinkParams, Push};
+use pagelith_transport::link_error::LinkError;
+use pagelith_transport::rights::Rights;
+use pagelith_transport::shown::ShmRef;
+
+const LEN: usize = 10_000;
+
+/// A client that requests one object. The link returns the push of its bytes only after the link
+/// was closed, and some time after that, or never.
+struct LateLink {
+    clock: SimClock,
+    store: Arc<Store>,
+    params: LinkParams,
+    request: Option<Frame>,
+    pushed: Arc<Mutex<Vec<Push>>>,
+    closed: Arc<AtomicBool>,
+    /// Time between the close and the return.
+    returns_after: Option<Duration>,
+    /// Pinned frames at the moment of the return.
+    pinned: Arc<AtomicU64>,
+}
+
+impl Link for LateLink {
+    fn facts(&self) -> &LinkParams {
+        &self.params
+    }
+
+    fn counts(&self) -> LinkCounters {
+        LinkCounters::default()
+    }
+
+    fn room(&self) -> LinkCapacity {
+        let most = if self.closed.load(Relaxed) { 0 } else { 1 << 20 };
+        LinkCapacity {
+            frames: most,
+            frame_bytes: most,
+            pushes: most,
+            exposures: most,
+            operations: 0,
+        }
+    }
+
+    fn send(&mut self, _frame: Frame) -> Result<(), Frame> {
+        Ok(())
+    }
+
+    fn sends_by_ref(&self, _parts: &[Part]) -> bool {
+        false
+    }
+
+    fn push(&mut self, push: Push) -> Result<(), Push> {
+        self.pushed.lock().expect("one thread").push(push);
+        Ok(())
+    }
+
+    fn expose(
+        &mut self,
+        _op: OpId,
+        _item: u32,
+        _offset: u64,
+        parts: Vec<Part>,
+    ) -> Result<(), Vec<Part>> {
+        Err(parts)
+    }
+
+    fn release_ref(&mut self, _shown: ShmRef) {}
+
+    fn retract(&mut self, _op: OpId) {}
+
+    fn poll(&mut self, events: &mut Vec<LinkEvent>) {
+        events.extend(self.request.take().map(LinkEvent::Frame));
+    }
+
+    fn wait(&mut self, events: &mut Vec<LinkEvent>, timeout: Duration) {
+        self.poll(events);
+        self.clock.advance(timeout);
+        let Some(left) = self.returns_after.filter(|_| self.closed.load(Relaxed)) else { return };
+        self.returns_after = Some(left.saturating_sub(timeout));
+        if !left.is_zero() {
+            return;
+        }
+        self.pinned.store(self.store.stats().readers, Relaxed);
+        let returned = std::mem::take(&mut *self.pushed.lock().expect("one thread"));
+        events.extend(returned.into_iter().map(|push| {
+            let Push { op, token, parts, .. } = push;
+            LinkEvent::Pushed { op, token, sent: false, parts }
+        }));
+        events.push(LinkEvent::Ended(LinkError::ClosedLocally));
+    }
+
+    fn close(&mut self) {
+        self.closed.store(true, Relaxed);
+    }
+}
+
+/// A server that has pushed an object to such a client.
+struct LateServer {
+    clock: SimClock,
+    store: Arc<Store>,
+    server: Server,
+    pushed: Arc<Mutex<Vec<Push>>>,
+    pinned: Arc<AtomicU64>,
+}
+
+fn late_server(returns_after: Option<Duration>) -> LateServer {
+    let clock = SimClock::new();
+    let env = Env {
+        disk: None,
+        clock: Arc::new(clock.clone()),
+        entropy: Arc::new(SimEntropy::new(1)),
+        runtime: Arc::new(SimRuntime::new(clock.clone(), 1)),
+    };
+    let mut config = pagelith::Config::default();
+    config.dram.bytes = pagelith::Size::mib(4);
+    config.index.max_objects = Some(1024);
+    let facts = MachineLimits { memory_bytes: 1 << 40, memory_source: "simulated".into() };
+    let config = config.validate(&facts).expect("a valid configuration");
+    let store = Store::open_in_with_peers(config, env, Vec::new()).expect("opens");
+    let hash = PrefixHash([2; 32]);
+    let key = ObjectKey::new(NamespaceId([1; 16]), hash, Role::Target, "kv", "k", Shard::Whole);
+    let key = key.expect("a key");
+    let object = PutSlice { key, pieces: &[&[7; LEN]] };
+    store.put_batch(&[object], pagelith::Options::default())[0].as_ref().expect("stored");
+    let (store, pushed, closed, pinned) =
+        (Arc::new(store), Arc::default(), Arc::default(), Arc::default());
+    let item = GetItem::new(key, None, LEN as u64);
+    let terms =
+        RequestOptions { deadline_ms: 60_000, depth: 0, request: 0, from_store: false };
+    let request = request::encode(terms, &RequestBody::Get(List::of(&[item])));
+    let link = LateLink {
+        clock: clock.clone(),
+        store: store.clone(),
+        params: LinkParams {
+            side: LinkRole::Server,
+            peer: "late".into(),
+            peer_instance: [3; 16],
+            version: 1,
+            features: 0,
+            missing: Vec::new(),
+            alignment: 4096,
+            control_bytes_max: 1 << 20,
+            operations_max: 100,
+            object_bytes_max: 1 << 30,
+            key_name: None,
+            rights: Rights::all(),
+        },
+        request: Some(Frame::new(FrameKind::Request, OpId(1), request)),
+        pushed: Arc::clone(&pushed),
+        closed,
+        returns_after,
+        pinned: Arc::clone(&pinned),
+    };
+    let staging = StagingPool::new(16 << 20).expect("memory");
+    let mut server = Server::new(&store, Box::new(link), staging).expect("a server");
+    while pushed.lock().expect("one thread").is_empty() {
+        server.poll();
+    }
+    LateServer { clock, store, server, pushed, pinned }
+}
+
+#[test]
+fn dropped_server_keeps_pushed_pages_until_its_link_returns_them() {
+    let LateServer { store, server, pinned, .. } = late_server(Some(Duration::from_millis(100)));
+    assert_eq!(store.stats().readers, 1, "pinned while it is pushed");
+    drop(server);
+    assert_eq!((pinned.load(Relaxed), store.stats().readers), (1, 0));
+}
+
+#[test]
+fn pages_that_a_link_never_returns_stay_pinned_and_do_not_delay_the_drop() {
+    let LateServer { clock, store, server, pushed, .. } = late_server(None);
+    let began = clock.now();
+    drop(server);
+    assert!(clock.now().since(began) <= Duration::from_secs(2));
+    assert_eq!(pushed.lock().expect("one thread").len(), 1, "the device has the memory");
+    assert_eq!(store.stats().readers, 1, "so its page is not reused");
+}
