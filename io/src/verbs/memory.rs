@@ -155,6 +155,7 @@ pub struct MemoryRegion {
     remote_key: Option<u32>,
     memory: Arc<dyn DeviceMemory>,
     domain: Arc<ProtectionDomain>,
+    released: bool,
 }
 
 impl MemoryRegion {
@@ -193,6 +194,7 @@ impl MemoryRegion {
             remote_key: (access != RemoteAccess::NONE).then_some(remote_key),
             memory: memory.clone(),
             domain: domain.clone(),
+            released: false,
         })
     }
 
@@ -216,6 +218,28 @@ impl MemoryRegion {
         self.remote_key.map(|key| RemotePiece { address, key })
     }
 
+    /// Deregister the region. After this returns without an error, no device accesses the memory
+    /// through it. An error leaks the memory.
+    pub fn deregister(mut self) -> Result<()> {
+        self.release()
+    }
+
+    /// Deregister, once.
+    fn release(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.released, true) {
+            return Ok(());
+        }
+        let device = &self.domain.device;
+        // SAFETY: the region is registered, and is deregistered once.
+        let status = unsafe { (device.library.functions.ibv_dereg_mr)(self.mr.pointer()) };
+        let result = check(status, "ibv_dereg_mr", device.name());
+        if let Err(error) = &result {
+            tracing::error!(%error, bytes = self.bytes, "memory region stays registered, leaked");
+            std::mem::forget((self.memory.clone(), self.domain.clone()));
+        }
+        result
+    }
+
     fn address_of(&self, offset: usize, length: usize) -> Result<u64> {
         match offset.checked_add(length) {
             Some(end) if length > 0 && end <= self.bytes => Ok(self.address + offset as u64),
@@ -226,13 +250,8 @@ impl MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        let device = &self.domain.device;
-        // SAFETY: the region is registered, and is deregistered once.
-        let status = unsafe { (device.library.functions.ibv_dereg_mr)(self.mr.pointer()) };
-        if let Err(error) = check(status, "ibv_dereg_mr", device.name()) {
-            tracing::error!(%error, bytes = self.bytes, "memory region stays registered, leaked");
-            std::mem::forget((self.memory.clone(), self.domain.clone()));
-        }
+        // A failure is logged.
+        let _ = self.release();
     }
 }
 
