@@ -39,9 +39,10 @@ enum Part {
 
 /// Transfer bytes over each active RDMA port, and check when the device gives memory back.
 ///
-/// Each port is connected with itself, for about ten seconds. Bytes of WRITEs and READs are compared
-/// and their rate is printed. Then transfers are ended in each way that a link uses, and no byte may
-/// arrive afterwards. Exit status: 0 without a problem, 1 with one or without a usable port.
+/// Each port is connected with itself, for about ten seconds. Bytes of WRITEs and READs are
+/// compared and their rate is printed. Then transfers are ended in each way that a link uses, and
+/// no byte may arrive afterwards. Exit status: 0 without a problem, 1 with one or without a usable
+/// port.
 #[derive(Args, Debug)]
 struct RdmaArgs {
     /// Print a JSON list of checks

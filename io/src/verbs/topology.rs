@@ -42,8 +42,8 @@ impl Place {
         path.map(|path| Place::of_path(&path)).map_err(|_| unknown())
     }
 
-    /// The PCI addresses and places of the GPUs and accelerators of this host, in the order of their
-    /// addresses, from `bus/pci/devices` below `sysfs`. No driver has to be loaded for them.
+    /// The PCI addresses and places of the GPUs and accelerators of this host, in the order of
+    /// their addresses, from `bus/pci/devices` below `sysfs`. No driver has to be loaded for them.
     #[allow(clippy::disallowed_methods, reason = "reads sysfs, no file of a store")]
     pub fn of_gpus(sysfs: &Path) -> Vec<(String, Place)> {
         let Ok(entries) = std::fs::read_dir(sysfs.join("bus/pci/devices")) else {
