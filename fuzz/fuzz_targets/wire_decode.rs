@@ -6,8 +6,10 @@ use pagelith_layouts::checksum::{checksum64, key_hash};
 use pagelith_layouts::wire::auth::{ChallengeBody, ProofBody};
 use pagelith_layouts::wire::greeting::{Greeting, Refusal};
 use pagelith_layouts::wire::outcome::{self, DecodedOutcome, EventItem, ViewItem, OutcomeToSend};
+use pagelith_layouts::wire::placement::{self, PlacedBody};
+use pagelith_layouts::wire::rails::Rails;
 use pagelith_layouts::wire::request::{self, RequestBody, Verb};
-use pagelith_layouts::wire::{FrameHead, FrameKind, head, pull, shm_ref};
+use pagelith_layouts::wire::{FrameHead, FrameKind, head, pull, rdma_regions, shm_ref};
 
 fuzz_target!(|data: &[u8]| {
     check(data);
@@ -59,6 +61,38 @@ fn check(bytes: &[u8]) {
         FrameKind::Taken => {
             if let Ok(stretches) = shm_ref::decode_released(body) {
                 assert_eq!(shm_ref::encode_released(&stretches.collect::<Vec<_>>()), body);
+            }
+        }
+        FrameKind::Rails => {
+            if let Ok(rails) = Rails::decode(body) {
+                assert_eq!(rails.encode(), body);
+                assert!(rails.rails.iter().all(|rail| !rail.device().is_empty()));
+            }
+        }
+        FrameKind::Regions => {
+            if let Ok(regions) = rdma_regions::decode(body) {
+                let (mut items, mut keys) = (Vec::new(), Vec::new());
+                for (item, of_item) in regions.iter() {
+                    assert_eq!(item.chunks(), of_item.len() as u64);
+                    items.push(item);
+                    keys.extend(of_item.iter());
+                }
+                assert_eq!(rdma_regions::encode(&items, &keys), body);
+            }
+        }
+        FrameKind::Targets => {
+            if let Ok(items) = placement::decode_targets(body) {
+                assert_eq!(placement::encode_targets(&items.iter().collect::<Vec<_>>()), body);
+            }
+        }
+        FrameKind::Placed => {
+            if let Ok(placed) = PlacedBody::decode(body) {
+                assert_eq!(placed.encode(), body);
+            }
+        }
+        FrameKind::Noticed => {
+            if let Ok(items) = placement::decode_noticed(body) {
+                assert_eq!(placement::encode_noticed(&items.iter().collect::<Vec<_>>()), body);
             }
         }
         FrameKind::Request => request(body),

@@ -5,6 +5,8 @@
 #![allow(missing_docs, reason = "a test crate")]
 #![allow(clippy::print_stdout, reason = "tests say what they skip")]
 
+#[path = "verbs/fake.rs"]
+mod fake;
 #[path = "verbs/support.rs"]
 mod support;
 

@@ -2,8 +2,9 @@
 //!
 //! The server drives transfers in both directions. A client sends control frames, and sends object
 //! bytes only if a [`pull`] requested them. The server sends object bytes only for a get in flight.
-//! No frame contains a memory address: bytes in shared memory are named by a region, which was
-//! passed over the connection, and an offset ([`shm_ref`]).
+//! Bytes in shared memory are named by a region, which was passed over the connection, and an offset
+//! ([`shm_ref`]). Memory addresses are only in the frames by which a client names memory for RDMA
+//! ([`rdma_regions`]); the store's own addresses never leave it.
 //!
 //! A frame is a [`FrameHead`] and a body. The body of a data frame is object bytes, which are read
 //! into the memory that the reader provided for them. Every other body is a control body: its
@@ -15,9 +16,12 @@ pub mod auth;
 pub mod greeting;
 pub mod head;
 pub mod outcome;
+pub mod placement;
 pub mod printable;
 pub mod pull;
 pub mod put;
+pub mod rails;
+pub mod rdma_regions;
 pub mod request;
 pub mod shm_ref;
 
@@ -82,6 +86,16 @@ pub enum FrameKind {
     Shown = 14,
     /// The sender no longer reads bytes that were passed to it by reference.
     Taken = 15,
+    /// The sender's queue pairs for RDMA, or why it has none.
+    Rails = 16,
+    /// Memory of the client that the server may access by RDMA.
+    Regions = 17,
+    /// Where the client wants the bytes of an operation.
+    Targets = 18,
+    /// Bytes that the server wrote there, in place of a data frame.
+    Placed = 19,
+    /// Notices that the client has polled.
+    Noticed = 20,
 }
 
 /// End of a link.
@@ -105,7 +119,7 @@ impl LinkRole {
 
 impl FrameKind {
     /// All kinds.
-    pub const ALL: [FrameKind; 15] = [
+    pub const ALL: [FrameKind; 20] = [
         FrameKind::Hello,
         FrameKind::Welcome,
         FrameKind::Refusal,
@@ -121,6 +135,11 @@ impl FrameKind {
         FrameKind::Bye,
         FrameKind::Shown,
         FrameKind::Taken,
+        FrameKind::Rails,
+        FrameKind::Regions,
+        FrameKind::Targets,
+        FrameKind::Placed,
+        FrameKind::Noticed,
     ];
 
     /// The kind with this tag; no kind has tag 0.
@@ -144,6 +163,11 @@ impl FrameKind {
             | FrameKind::Shown
             | FrameKind::Taken => false,
             FrameKind::Cancel | FrameKind::Ping | FrameKind::Pong | FrameKind::Bye => false,
+            FrameKind::Rails
+            | FrameKind::Regions
+            | FrameKind::Targets
+            | FrameKind::Placed
+            | FrameKind::Noticed => false,
         }
     }
 
@@ -161,7 +185,11 @@ impl FrameKind {
             | FrameKind::Ping
             | FrameKind::Pong
             | FrameKind::Bye => true,
-            FrameKind::Shown | FrameKind::Taken => true,
+            FrameKind::Shown | FrameKind::Taken | FrameKind::Rails => true,
+            FrameKind::Regions | FrameKind::Targets | FrameKind::Noticed => {
+                side == LinkRole::Client
+            }
+            FrameKind::Placed => side == LinkRole::Server,
         }
     }
 
@@ -180,6 +208,11 @@ impl FrameKind {
             | FrameKind::Outcome
             | FrameKind::Shown
             | FrameKind::Taken => false,
+            FrameKind::Rails
+            | FrameKind::Regions
+            | FrameKind::Targets
+            | FrameKind::Placed
+            | FrameKind::Noticed => false,
         }
     }
 }
@@ -214,7 +247,7 @@ mod tests {
     #[test]
     fn every_frame_kind_has_unique_nonzero_tag() {
         assert_eq!(FrameKind::from_tag(0), None);
-        assert_eq!(FrameKind::from_tag(16), None);
+        assert_eq!(FrameKind::from_tag(21), None);
         for kind in FrameKind::ALL {
             assert_eq!(FrameKind::from_tag(kind as u8), Some(kind));
             assert!(

@@ -57,6 +57,11 @@ impl Capabilities {
         Capabilities { features: self.features & !feature.bit(), ..self }
     }
 
+    /// A copy with `feature`.
+    pub(crate) fn with(self, feature: Feature) -> Capabilities {
+        Capabilities { features: self.features | feature.bit(), ..self }
+    }
+
     /// The offer of an end at `address`: shared memory, and references to it, only within a host.
     pub(crate) fn at(self, address: &Address, can_share: bool) -> Capabilities {
         match address {

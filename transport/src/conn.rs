@@ -1,12 +1,13 @@
 //! A link over a byte stream: its sending and receiving halves, exposed memory and the heartbeat.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use pagelith_io::buffer::Part;
-use pagelith_io::clock::Clock;
+use pagelith_io::clock::{Clock, Mono};
 use pagelith_layouts::ids::OpId;
-use pagelith_layouts::wire::shm_ref::{ItemRange, ShownPiece};
+use pagelith_layouts::wire::shm_ref::{ItemRange, Released, ShownPiece};
 use pagelith_layouts::wire::{Frame, FrameKind, LinkRole};
 
 use crate::capability::Capabilities;
@@ -19,8 +20,10 @@ use crate::link::{Link, LinkCapacity, LinkCounters, LinkEvent, LinkParams, Push}
 use crate::link_error::LinkError;
 use crate::link_permits::LinkPermit;
 use crate::outbound::{FrameWriter, Outbound};
+use crate::poll::wait_for_any;
+use crate::rdma::{DataPlane, ReadDone, TakeDown, TakenDown};
 use crate::shown::{LinkRegions, ShmRef};
-use crate::stream::Stream;
+use crate::stream::{Awaited, Stream};
 
 /// One end of a connection over `S`.
 pub struct Conn<S> {
@@ -37,11 +40,24 @@ pub struct Conn<S> {
     queued_events: Vec<LinkEvent>,
     /// Requests without an outcome.
     operations: u32,
+    /// RDMA, if both ends have it.
+    data: Option<Box<DataPlane>>,
+    /// The link is closed, and waits until no device accesses its memory.
+    ending: Option<Ending>,
     heartbeat: Heartbeat,
     /// Held at a server that bounds its links.
     _permit: Option<LinkPermit>,
     /// [`Outbound::written`] after the last step.
     written: u64,
+}
+
+/// Maximum time for which the drop of a link waits for a device. After that its memory is leaked.
+const DROP_WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// The end of a link with an RDMA data plane.
+struct Ending {
+    why: LinkError,
+    take_down: TakeDown,
 }
 
 impl<S: Stream> Conn<S> {
@@ -53,6 +69,7 @@ impl<S: Stream> Conn<S> {
         own: &Capabilities,
         agreed: HandshakeOutcome,
         first: Vec<u8>,
+        data: Option<DataPlane>,
         (clock, limits): (Arc<dyn Clock>, LinkLimits),
     ) -> Conn<S> {
         let HandshakeOutcome { common, rights, key_name, macs, permit } = agreed;
@@ -97,6 +114,8 @@ impl<S: Stream> Conn<S> {
             counts: LinkCounters::default(),
             queued_events: Vec::new(),
             operations: 0,
+            data: data.map(Box::new),
+            ending: None,
             heartbeat: Heartbeat::new(clock),
             _permit: permit,
             written: 0,
@@ -115,7 +134,72 @@ impl<S: Stream> Conn<S> {
 
     /// Time until [`Link::poll`] must be called even if nothing arrives.
     pub fn due(&self) -> Duration {
-        self.heartbeat.due(self.heartbeat.clock.now(), &self.limits)
+        if let Some(ending) = &self.ending {
+            return ending.take_down.due();
+        }
+        let now = self.heartbeat.clock.now();
+        let retract = self.data.as_ref().and_then(|data| self.retract_due(data, now));
+        let due = self.heartbeat.due(now, &self.limits);
+        retract.map_or(due, |retract| retract.min(due))
+    }
+
+    /// Time until a retracted operation has waited too long for the devices.
+    fn retract_due(&self, data: &DataPlane, now: Mono) -> Option<Duration> {
+        data.retract_due(now, self.limits.revoke_timeout)
+    }
+
+    /// What to wait for besides the stream: completions, and the end of queue pairs.
+    pub(crate) fn wakes(&self) -> Vec<BorrowedFd<'_>> {
+        wakes(self.data.as_deref(), self.ending.as_ref())
+    }
+
+    /// Make [`Conn::wakes`] readable at the next completion. True if there is one already.
+    pub(crate) fn arm_wakes(&self) -> bool {
+        let ended = |ending: &Ending| ending.take_down.result().is_some();
+        self.data.as_ref().is_some_and(|data| data.arm()) || self.ending.as_ref().is_some_and(ended)
+    }
+
+    /// What the stream must be ready for.
+    pub(crate) fn awaited(&self) -> Awaited {
+        let read = self.inbound.wants_read() && !self.is_congested();
+        Awaited { read, write: self.wants_write() }
+    }
+
+    /// Handle the completions of the data plane.
+    fn poll_data(&mut self, now: Mono, events: &mut Vec<LinkEvent>) -> Result<(), LinkError> {
+        let is_late =
+            |data: &DataPlane| self.retract_due(data, now).is_some_and(|due| due.is_zero());
+        let is_late = self.data.as_ref().is_some_and(|data| is_late(data));
+        match self.data.as_deref_mut() {
+            None => return Ok(()),
+            Some(DataPlane::Client(client)) => {
+                let report = client.poll(now)?;
+                self.outbound.send_own(report.into_iter().collect());
+            }
+            Some(DataPlane::Server(server)) => {
+                let completed = server.poll(now)?;
+                self.outbound.complete_writes(&completed.writes, events, &mut self.counts);
+                self.end_reads(completed.reads, events);
+            }
+        }
+        match (is_late, self.data.as_ref().is_some_and(|data| data.has_stream_ended())) {
+            (true, true) => Err(LinkError::Disconnected),
+            (true, false) => {
+                let limit = self.limits.revoke_timeout.as_millis();
+                Err(LinkError::Revoked { limit_ms: u64::try_from(limit).unwrap_or(u64::MAX) })
+            }
+            (false, _) => Ok(()),
+        }
+    }
+
+    /// Hand over what was read from the client's memory.
+    fn end_reads(&mut self, reads: Vec<ReadDone>, events: &mut Vec<LinkEvent>) {
+        for ReadDone { key, range, bytes } in reads {
+            self.counts.bytes_in += bytes;
+            self.counts.bytes_by_rdma += bytes;
+            events.extend(self.exposures.end_read(key));
+            self.outbound.queue_release(Released { range, unread: false });
+        }
     }
 
     /// Requests that this end may still send.
@@ -128,19 +212,24 @@ impl<S: Stream> Conn<S> {
 
     /// Whether this server pauses reading from its client. The client does not read its responses,
     /// and more requests would add to them. If the stream takes no byte for
-    /// [`LinkLimits::dead_after`], the client is taken for dead, as if it were silent.
+    /// [`LinkLimits::dead_after`], the client is taken for dead, as if it were silent. A push that
+    /// waits for its device may need what the client reports, so the server reads then.
     fn is_congested(&self) -> bool {
-        self.facts.side == LinkRole::Server && self.outbound.is_congested()
+        self.facts.side == LinkRole::Server
+            && self.outbound.is_congested()
+            && !self.outbound.is_blocked()
     }
 
     /// Move bytes both ways once.
     fn step(&mut self, events: &mut Vec<LinkEvent>) -> Result<(), LinkError> {
+        let now = self.heartbeat.clock.now();
+        let moved = self.poll_data(now, events);
         let paused = self.is_congested();
         let Some(stream) = self.stream.as_mut() else { return Ok(()) };
-        let now = self.heartbeat.clock.now();
-        let wrote = self.outbound.pump(stream, events, &mut self.counts);
-        let (mut own, mut released, mut to_release) = (Vec::new(), Vec::new(), Vec::new());
         let had = events.len();
+        let plane = self.data.as_deref_mut().and_then(DataPlane::server);
+        let wrote = self.outbound.pump(stream, plane, events, &mut self.counts);
+        let (mut own, mut released, mut to_release) = (Vec::new(), Vec::new(), Vec::new());
         let mut sink = FrameSink {
             exposures: &mut self.exposures,
             events: &mut *events,
@@ -148,10 +237,12 @@ impl<S: Stream> Conn<S> {
             regions: &self.regions,
             released: &mut released,
             to_release: &mut to_release,
+            data: self.data.as_deref_mut(),
             counts: &mut self.counts,
         };
         let read = if paused { Ok(0) } else { self.inbound.pump(stream, &mut sink) };
-        self.outbound.complete_refs(&released, events, &mut self.counts);
+        let by_rdma = self.data.is_some();
+        self.outbound.complete_refs(&released, by_rdma, events, &mut self.counts);
         to_release.into_iter().for_each(|stretch| self.outbound.queue_release(stretch));
         self.operations = in_flight(self.operations, &events[had..]);
         if self.facts.side == LinkRole::Server && self.operations > self.facts.operations_max {
@@ -162,6 +253,11 @@ impl<S: Stream> Conn<S> {
         let goodbye = own.iter().any(|frame| frame.kind == FrameKind::Bye);
         if goodbye {
             return Err(LinkError::Goodbye);
+        }
+        moved?;
+        // Its last bytes are read when those before them have landed, if they ever do.
+        if self.inbound.has_ended() {
+            self.data.iter_mut().for_each(|data| data.note_stream_ended(now));
         }
         let made_progress = paused && self.outbound.written() > self.written;
         self.written = self.outbound.written();
@@ -180,16 +276,83 @@ impl<S: Stream> Conn<S> {
         if let Some(ping) = self.heartbeat.beat(now, &self.limits)? {
             self.outbound.send_urgent(ping);
         }
-        self.outbound.pump(stream, events, &mut self.counts)
+        let plane = self.data.as_deref_mut().and_then(DataPlane::server);
+        self.outbound.pump(stream, plane, events, &mut self.counts)
     }
 
-    /// Drop the stream and hand back all memory.
+    fn wait_for_stream(&mut self, most: Duration) -> bool {
+        let (write, paused) = (self.wants_write(), self.is_congested());
+        let Some(stream) = self.stream.as_mut() else { return true };
+        match paused {
+            true => stream.ready_to_write(most),
+            false => stream.ready(write, most),
+        }
+    }
+
+    /// Wait for the stream, for completions, and for the end of queue pairs.
+    fn wait_for_all(&mut self, most: Duration) -> bool {
+        // A completion before this is found by it, and one after it wakes.
+        if self.arm_wakes() {
+            return true;
+        }
+        let awaited = self.awaited();
+        let others = wakes(self.data.as_deref(), self.ending.as_ref());
+        match self.stream.as_mut() {
+            Some(stream) => stream.ready_with(awaited, &others, most),
+            None => wait_for_any(others.iter().map(|fd| (*fd, Awaited::READ)), most),
+        }
+    }
+
+    /// Drop the stream, and hand back all memory once no device accesses it.
     fn end(&mut self, why: LinkError, events: &mut Vec<LinkEvent>) {
         self.stream = None;
-        self.exposures.retract(None, events);
-        self.outbound.retract(None, events);
+        let Some(data) = self.data.take() else { return self.hand_back(false, why, events) };
+        let waits = data.is_any_live();
+        let take_down = data.take_down();
+        match waits {
+            true => self.ending = Some(Ending { why, take_down }),
+            false => self.hand_back(false, why, events),
+        }
+    }
+
+    /// Hand back all memory. If the devices did not release it (`are_leaked`), it is leaked.
+    fn hand_back(&mut self, are_leaked: bool, why: LinkError, events: &mut Vec<LinkEvent>) {
+        self.exposures.retract_all(are_leaked, events);
+        self.outbound.retract_all(are_leaked, events);
         events.push(LinkEvent::Ended(why));
     }
+
+    /// End the link if it waits for devices and they have released its memory.
+    fn poll_ending(&mut self, events: &mut Vec<LinkEvent>) {
+        let result = self.ending.as_ref().and_then(|ending| ending.take_down.result());
+        if let Some(result) = result
+            && let Some(ending) = self.ending.take()
+        {
+            self.counts.pairs_down += 1;
+            self.hand_back(result == TakenDown::Leaked, ending.why, events);
+        }
+    }
+}
+
+impl<S> Drop for Conn<S> {
+    /// Wait for the devices, so that nothing writes to the memory that is dropped with the link.
+    fn drop(&mut self) {
+        let data = self.data.take().filter(|data| data.is_any_live());
+        let ending = self.ending.take().map(|ending| ending.take_down);
+        let Some(take_down) = ending.or_else(|| Some(data?.take_down())) else { return };
+        if take_down.wait(DROP_WAIT_MAX) != Some(TakenDown::Down) {
+            tracing::error!(peer = self.facts.peer, "memory of a link is leaked: a device uses it");
+            let mut events = Vec::new();
+            self.exposures.retract_all(true, &mut events);
+            self.outbound.retract_all(true, &mut events);
+        }
+    }
+}
+
+/// Descriptors of completions, and of the end of queue pairs.
+fn wakes<'a>(data: Option<&'a DataPlane>, ending: Option<&'a Ending>) -> Vec<BorrowedFd<'a>> {
+    let ending = ending.and_then(|ending| ending.take_down.wake());
+    data.into_iter().flat_map(DataPlane::wakes).chain(ending).collect()
 }
 
 /// Operations in flight after these events.
@@ -224,6 +387,12 @@ impl<S: Stream> Link for Conn<S> {
         if self.stream.is_none() || (kind == FrameKind::Request && self.operations_left() == 0) {
             return Err(frame);
         }
+        if kind == FrameKind::Request
+            && self.outbound.takes(&frame)
+            && let Some(client) = self.data.as_deref_mut().and_then(DataPlane::client)
+        {
+            self.outbound.send_own(client.frames_of_request(frame.op));
+        }
         self.outbound.send(frame)?;
         match kind {
             FrameKind::Request => self.operations += 1,
@@ -257,7 +426,12 @@ impl<S: Stream> Link for Conn<S> {
         if self.stream.is_none() {
             return Err(push);
         }
-        self.outbound.push(push, &self.regions)
+        let Some(client) = self.data.as_deref_mut().and_then(DataPlane::client) else {
+            return self.outbound.push(push, |parts| self.regions.pieces(parts));
+        };
+        let shown = client.shown(&push.parts);
+        self.outbound.send_own(client.take_frames());
+        self.outbound.push(push, |_| shown)
     }
 
     fn expose(
@@ -270,7 +444,17 @@ impl<S: Stream> Link for Conn<S> {
         if self.stream.is_none() {
             return Err(parts);
         }
-        self.exposures.expose((op, item, offset), parts)
+        let key = (op, item, offset);
+        let Some(client) = self.data.as_deref_mut().and_then(DataPlane::client) else {
+            return self.exposures.expose(key, parts);
+        };
+        let targets = client.targets_of(op, item, offset, &parts);
+        self.exposures.expose(key, parts)?;
+        if !targets.is_empty() {
+            client.add_targets(op, targets);
+            self.exposures.note_target(key);
+        }
+        Ok(())
     }
 
     fn wake_peer(&mut self) {
@@ -280,22 +464,36 @@ impl<S: Stream> Link for Conn<S> {
     fn flush_queue(&mut self) {
         if let Some(stream) = self.stream.as_mut() {
             // The next poll finds and reports the same failure of the stream.
-            let _ = self.outbound.pump(stream, &mut self.queued_events, &mut self.counts);
+            let plane = self.data.as_deref_mut().and_then(DataPlane::server);
+            let _ = self.outbound.pump(stream, plane, &mut self.queued_events, &mut self.counts);
         }
     }
 
     fn release_ref(&mut self, shown: ShmRef) {
-        self.outbound.queue_release(shown.stretch());
+        self.outbound.queue_release(Released { range: shown.stretch(), unread: false });
     }
 
     fn retract(&mut self, op: OpId) {
-        self.exposures.retract(Some(op), &mut self.queued_events);
+        let now = self.heartbeat.clock.now();
+        let mut events = std::mem::take(&mut self.queued_events);
+        match self.data.as_deref_mut() {
+            None => {}
+            Some(DataPlane::Client(client)) => client.retract(op, now),
+            Some(DataPlane::Server(server)) => {
+                let ended = server.retract(op, now);
+                self.end_reads(ended, &mut events);
+            }
+        }
+        let is_live = self.data.as_ref().is_some_and(|data| data.is_live(op));
+        self.exposures.retract(op, is_live, &mut events);
+        self.queued_events = events;
         self.inbound.discard(op);
         self.outbound.retract(Some(op), &mut self.queued_events);
     }
 
     fn poll(&mut self, events: &mut Vec<LinkEvent>) {
         events.append(&mut self.queued_events);
+        self.poll_ending(events);
         if let Err(why) = self.step(events) {
             self.end(why, events);
         }
@@ -309,16 +507,14 @@ impl<S: Stream> Link for Conn<S> {
             if events.len() != had {
                 return;
             }
-            let (now, write, paused) =
-                (self.heartbeat.clock.now(), self.wants_write(), self.is_congested());
-            if now >= until {
+            let now = self.heartbeat.clock.now();
+            if now >= until || self.stream.is_none() && self.ending.is_none() {
                 return;
             }
-            let Some(stream) = self.stream.as_mut() else { return };
-            let most = until.since(now).min(self.heartbeat.due(now, &self.limits));
-            let ready = match paused {
-                true => stream.ready_to_write(most),
-                false => stream.ready(write, most),
+            let most = until.since(now).min(self.due());
+            let ready = match self.data.is_some() || self.ending.is_some() {
+                true => self.wait_for_all(most),
+                false => self.wait_for_stream(most),
             };
             // A simulated clock does not advance during the wait: the timeout counts as passed.
             if !ready && self.heartbeat.clock.now() == now {
@@ -333,7 +529,8 @@ impl<S: Stream> Link for Conn<S> {
         let mut events = std::mem::take(&mut self.queued_events);
         self.outbound.send_urgent(Frame::bare(FrameKind::Bye, OpId(0)));
         // If the goodbye cannot be sent at once, the peer sees the end of the connection.
-        let _ = self.outbound.pump(stream, &mut events, &mut self.counts);
+        let plane = self.data.as_deref_mut().and_then(DataPlane::server);
+        let _ = self.outbound.pump(stream, plane, &mut events, &mut self.counts);
         self.end(LinkError::ClosedLocally, &mut events);
         self.queued_events = events;
     }

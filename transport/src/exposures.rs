@@ -1,8 +1,10 @@
 //! The exposed memory of a link, by operation, item, and the offset at which the range begins.
 //!
-//! Invariant: each byte of an exposed range is received once, in order, so `landed <= len` and the
-//! range is complete when `landed == len`. The memory leaves this table in the same step: bytes
-//! that arrive later match no range.
+//! Invariants:
+//! - Each byte of an exposed range is received once, in order, so `landed <= len` and the range is
+//!   complete when `landed == len` and no READ into it is in flight. The memory leaves this table in
+//!   the same step: bytes that arrive later match no range.
+//! - A range of a retracted operation stays in this table while a device may write to it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSliceMut;
@@ -29,9 +31,18 @@ struct Exposure {
     /// Position of the next byte: the part, and the offset in it.
     part: usize,
     part_offset: usize,
+    /// The peer's device may write to it.
+    is_target: bool,
+    /// READs into it that are in flight.
+    reads: u32,
 }
 
 impl Exposure {
+    fn new((_, item, from): ExposureKey, parts: Vec<Part>, len: u64) -> Exposure {
+        let (landed, part, part_offset) = (0, 0, 0);
+        Exposure { item, from, parts, len, landed, part, part_offset, is_target: false, reads: 0 }
+    }
+
     fn start(&self) -> (u32, u64) {
         (self.item, self.from)
     }
@@ -42,13 +53,16 @@ pub(crate) struct Exposures {
     /// The ranges of each operation, sorted by [`Exposure::start`]. Most are added at the back and
     /// removed from the front. No list is empty.
     ops: BTreeMap<OpId, VecDeque<Exposure>>,
+    /// Ranges of retracted operations to which a device may still write.
+    held: BTreeMap<OpId, Vec<Exposure>>,
+    /// Ranges in both.
     count: usize,
     capacity: usize,
 }
 
 impl Exposures {
     pub fn new(capacity: usize) -> Exposures {
-        Exposures { ops: BTreeMap::new(), count: 0, capacity }
+        Exposures { ops: BTreeMap::new(), held: BTreeMap::new(), count: 0, capacity }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -71,7 +85,7 @@ impl Exposures {
         let (op, item, from) = key;
         let of_op = self.ops.entry(op).or_default();
         let at = of_op.partition_point(|other| other.start() < (item, from));
-        of_op.insert(at, Exposure { item, from, parts, len, landed: 0, part: 0, part_offset: 0 });
+        of_op.insert(at, Exposure::new(key, parts, len));
         self.count += 1;
         Ok(())
     }
@@ -207,28 +221,103 @@ impl Exposures {
 
     /// Hand a range back if all of it was received.
     pub fn take_complete(&mut self, key: ExposureKey) -> Option<LinkEvent> {
-        let whole = self.find(key).is_some_and(|found| found.landed == found.len);
+        let whole = |found: &Exposure| found.landed == found.len && found.reads == 0;
+        let whole = self.find(key).is_some_and(|found| whole(found));
         let found = if whole { self.remove(key) } else { None };
         let (op, item, offset) = key;
         found.map(|found| LinkEvent::Received { op, item, offset, parts: found.parts })
     }
 
-    /// Hand back the ranges of `op`, or of all operations.
-    pub fn retract(&mut self, op: Option<OpId>, events: &mut Vec<LinkEvent>) {
-        let gone = match op {
-            Some(op) => self.ops.remove_entry(&op).into_iter().collect(),
-            None => std::mem::take(&mut self.ops),
-        };
-        for (op, of_op) in gone {
-            self.count -= of_op.len();
-            let back = |Exposure { item, from, parts, .. }| LinkEvent::Retracted {
-                op,
-                item,
-                offset: from,
-                parts,
-            };
-            events.extend(of_op.into_iter().map(back));
+    /// Note that the peer's device may write to a range.
+    pub fn note_target(&mut self, key: ExposureKey) {
+        self.find(key).into_iter().for_each(|found| found.is_target = true);
+    }
+
+    /// Addresses and lengths of the next `bytes` bytes of a range.
+    pub fn next_places(&mut self, key: ExposureKey, bytes: u64) -> Vec<(usize, usize)> {
+        let Some(range) = self.find(key) else { return Vec::new() };
+        let (mut left, mut skip) = (bytes, range.part_offset);
+        let mut found = Vec::new();
+        for part in range.parts.iter().skip(range.part) {
+            let from = std::mem::take(&mut skip);
+            let rest = part.len().saturating_sub(from);
+            let len = rest.min(usize::try_from(left).unwrap_or(usize::MAX));
+            left -= len as u64;
+            if len > 0 {
+                found.push((part.addr() + from, len));
+            }
         }
+        found
+    }
+
+    /// Begin a READ of `bytes` bytes into a range. [`Exposures::end_read`] follows.
+    pub fn begin_read(&mut self, key: ExposureKey, bytes: u64) {
+        self.advance(key, usize::try_from(bytes).unwrap_or(usize::MAX));
+        self.find(key).into_iter().for_each(|found| found.reads += 1);
+    }
+
+    /// End a READ. Hands the range back if it is complete, or if its operation was retracted and no
+    /// READ into it is left.
+    pub fn end_read(&mut self, key: ExposureKey) -> Option<LinkEvent> {
+        if let Some(found) = self.find(key) {
+            found.reads = found.reads.saturating_sub(1);
+            return self.take_complete(key);
+        }
+        let (op, item, from) = key;
+        let of_op = self.held.get_mut(&op)?;
+        let at = of_op.iter().position(|found| found.start() == (item, from))?;
+        of_op[at].reads = of_op[at].reads.saturating_sub(1);
+        if of_op[at].reads > 0 {
+            return None;
+        }
+        let found = of_op.swap_remove(at);
+        if of_op.is_empty() {
+            self.held.remove(&op);
+        }
+        self.count -= 1;
+        Some(found.retracted(op))
+    }
+
+    /// Hand back the ranges of `op`. With `is_live`, those to which a device may write stay.
+    pub fn retract(&mut self, op: OpId, is_live: bool, events: &mut Vec<LinkEvent>) {
+        for found in self.ops.remove(&op).unwrap_or_default() {
+            if is_live && (found.is_target || found.reads > 0) {
+                self.held.entry(op).or_default().push(found);
+                continue;
+            }
+            self.count -= 1;
+            events.push(found.retracted(op));
+        }
+    }
+
+    /// Hand back the ranges of a retracted operation: no device writes to them any more.
+    pub fn release(&mut self, op: OpId, events: &mut Vec<LinkEvent>) {
+        for found in self.held.remove(&op).unwrap_or_default() {
+            self.count -= 1;
+            events.push(found.retracted(op));
+        }
+    }
+
+    /// Hand back all ranges. If `are_leaked`, those to which a device may write are leaked, and
+    /// handed back without memory.
+    pub fn retract_all(&mut self, are_leaked: bool, events: &mut Vec<LinkEvent>) {
+        let ops = std::mem::take(&mut self.ops).into_iter();
+        let ops = ops.map(|(op, of_op)| (op, Vec::from(of_op)));
+        for (op, of_op) in ops.chain(std::mem::take(&mut self.held)) {
+            for mut found in of_op {
+                if are_leaked && (found.is_target || found.reads > 0) {
+                    std::mem::forget(std::mem::take(&mut found.parts));
+                }
+                events.push(found.retracted(op));
+            }
+        }
+        self.count = 0;
+    }
+}
+
+impl Exposure {
+    fn retracted(self, op: OpId) -> LinkEvent {
+        LinkEvent::Retracted { op, item: self.item, offset: self.from, parts: self.parts }
     }
 }
 
@@ -329,7 +418,7 @@ mod tests {
             exposures.expose(key, scatter(&[1])).expect("room");
         }
         let mut events = Vec::new();
-        exposures.retract(Some(OpId(1)), &mut events);
+        exposures.retract(OpId(1), false, &mut events);
         let names = |events: &[LinkEvent]| {
             let key = |event: &LinkEvent| match event {
                 LinkEvent::Retracted { op, item, .. } => (op.0, *item),
@@ -339,7 +428,7 @@ mod tests {
         };
         assert_eq!(names(&events), [(1, 0), (1, u32::MAX)]);
         events.clear();
-        exposures.retract(None, &mut events);
+        exposures.retract_all(false, &mut events);
         assert_eq!((names(&events), exposures.is_empty()), (vec![(0, 5), (2, 0)], true));
     }
 }

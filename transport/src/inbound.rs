@@ -6,19 +6,25 @@
 //! peer passes bulk bytes by reference, a read may exceed the next head by
 //! [`READ_AHEAD_SHARED_BYTES`]. While no range is exposed, a read fills the whole read-ahead
 //! buffer.
+//!
+//! If the link has an RDMA data plane, bytes may land in exposed memory without the stream. Parsing
+//! stops at the placed frame that takes their place, until they have landed. So events keep the
+//! order of the frames.
 
 use std::borrow::Cow;
 use std::io::IoSliceMut;
 
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::head::{self, HeadFacts, Mac};
-use pagelith_layouts::wire::shm_ref::{self, ItemRange};
+use pagelith_layouts::wire::placement::PlacedBody;
+use pagelith_layouts::wire::shm_ref::{self, ItemRange, Released, ShmRefBody};
 use pagelith_layouts::wire::{Frame, FrameHead, FrameKind, LinkRole};
 
 use crate::auth::FrameMac;
 use crate::exposures::{ExposureKey, Exposures};
 use crate::link::{LinkCounters, LinkEvent};
 use crate::link_error::LinkError;
+use crate::rdma::{DataPlane, ServerPlane};
 use crate::shown::LinkRegions;
 use crate::stream::{Stream, StreamResult};
 
@@ -27,6 +33,8 @@ pub(crate) const READ_AHEAD_BYTES: usize = 64 << 10;
 /// Read-ahead while memory is exposed and the peer passes most bulk bytes by reference. Bulk bytes
 /// that the peer sends instead may land in this buffer, and are then copied once more.
 const READ_AHEAD_SHARED_BYTES: usize = 2 << 10;
+/// Read-ahead while the link waits until bytes have landed.
+const READ_AHEAD_STOPPED_BYTES: usize = 4 << 10;
 /// Maximum bytes read in one poll, plus one read.
 const POLL_BYTES_MAX: u64 = 8 << 20;
 /// The same for control frames, which the link holds until its user polls them.
@@ -41,6 +49,8 @@ enum ReadState {
     Data { key: ExposureKey, left: u64 },
     /// Discarding `left` more bytes.
     Discard { left: u64 },
+    /// Waiting until these bytes have landed.
+    Placed { facts: HeadFacts, placed: PlacedBody },
 }
 
 /// Checks and dispatches frames: the peer's role, and the negotiated limits.
@@ -61,9 +71,10 @@ pub(crate) struct FrameSink<'a> {
     pub own: &'a mut Vec<Frame>,
     pub regions: &'a LinkRegions,
     /// Ranges that this end passed by reference and the peer has released.
-    pub released: &'a mut Vec<ItemRange>,
+    pub released: &'a mut Vec<Released>,
     /// Ranges that the peer passed by reference and this end no longer reads.
-    pub to_release: &'a mut Vec<ItemRange>,
+    pub to_release: &'a mut Vec<Released>,
+    pub data: Option<&'a mut DataPlane>,
     pub counts: &'a mut LinkCounters,
 }
 
@@ -76,12 +87,22 @@ pub(crate) struct Inbound {
     end: usize,
     /// Bytes of control frames in this poll.
     control: usize,
+    /// The stream has ended; what was read of it may not be parsed yet.
+    has_ended: bool,
 }
 
 impl Inbound {
     pub fn new(reader: FrameReader) -> Inbound {
         let ahead = vec![0; READ_AHEAD_BYTES].into_boxed_slice();
-        Inbound { reader, state: ReadState::Head, ahead, start: 0, end: 0, control: 0 }
+        Inbound {
+            reader,
+            state: ReadState::Head,
+            ahead,
+            start: 0,
+            end: 0,
+            control: 0,
+            has_ended: false,
+        }
     }
 
     /// Read as much as possible now. Returns the number of bytes read.
@@ -94,6 +115,9 @@ impl Inbound {
         self.control = 0;
         loop {
             self.parse(sink)?;
+            if self.is_stopped() {
+                return Ok(total + self.read_ahead(stream, sink)?);
+            }
             if total >= POLL_BYTES_MAX || self.control >= POLL_CONTROL_BYTES_MAX {
                 return Ok(total);
             }
@@ -112,6 +136,51 @@ impl Inbound {
                 (StreamResult::Failed { operation, errno }, _) => {
                     return Err(LinkError::SystemCall { operation, errno });
                 }
+            }
+        }
+    }
+
+    /// Whether nothing is parsed until bytes have landed that the peer's device writes.
+    fn is_stopped(&self) -> bool {
+        matches!(self.state, ReadState::Placed { .. })
+    }
+
+    /// Whether bytes are read if there are any.
+    pub fn wants_read(&self) -> bool {
+        let has_room = self.end - self.start < READ_AHEAD_STOPPED_BYTES;
+        !self.is_stopped() || has_room && !self.has_ended
+    }
+
+    /// Whether the stream has ended, although what was read of it is not parsed.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
+    /// Read a little while nothing is parsed, so that the end of the stream is noticed.
+    fn read_ahead(
+        &mut self,
+        stream: &mut dyn Stream,
+        sink: &mut FrameSink<'_>,
+    ) -> Result<u64, LinkError> {
+        if !self.wants_read() {
+            return Ok(0);
+        }
+        self.ahead.copy_within(self.start..self.end, 0);
+        (self.start, self.end) = (0, self.end - self.start);
+        let room = &mut self.ahead[self.end..READ_AHEAD_STOPPED_BYTES];
+        sink.counts.calls += 1;
+        match stream.read(&mut [IoSliceMut::new(room)]) {
+            StreamResult::Bytes(n) => {
+                self.end += n;
+                Ok(n as u64)
+            }
+            StreamResult::Blocked => Ok(0),
+            StreamResult::Ended => {
+                self.has_ended = true;
+                Ok(0)
+            }
+            StreamResult::Failed { operation, errno } => {
+                Err(LinkError::SystemCall { operation, errno })
             }
         }
     }
@@ -137,11 +206,12 @@ impl Inbound {
             ReadState::Discard { left } => {
                 usize::try_from(*left).unwrap_or(usize::MAX).min(READ_AHEAD_BYTES)
             }
-            ReadState::Data { .. } => 0,
+            ReadState::Data { .. } | ReadState::Placed { .. } => 0,
         };
         let next_head = if matches!(self.state, ReadState::Head) { 0 } else { FrameHead::BYTES };
-        // References arrive as small frames in quick succession.
-        let few = if sink.regions.theirs.is_empty() { 0 } else { READ_AHEAD_SHARED_BYTES };
+        // References and placed frames are small, and arrive in quick succession.
+        let are_sent = sink.regions.theirs.is_empty() && sink.data.is_none();
+        let few = if are_sent { 0 } else { READ_AHEAD_SHARED_BYTES };
         let wanted =
             if sink.exposures.is_empty() { READ_AHEAD_BYTES } else { few.max(missing + next_head) };
         if self.start > 0 && self.end + wanted > self.ahead.len() {
@@ -204,8 +274,8 @@ impl Inbound {
                         }
                     };
                     self.control += FrameHead::BYTES + facts.body_bytes as usize;
-                    self.reader.deliver(head, facts, mac, whole, sink)?;
-                    self.state = ReadState::Head;
+                    let next = self.reader.deliver(head, facts, mac, whole, sink)?;
+                    self.state = next;
                     now
                 }
                 ReadState::Data { key, left } => {
@@ -232,6 +302,13 @@ impl Inbound {
                     self.state = ReadState::Head;
                     now
                 }
+                ReadState::Placed { facts, placed } => {
+                    if !sink.receive_placed(facts, placed)? {
+                        return Ok(());
+                    }
+                    self.state = ReadState::Head;
+                    0
+                }
             };
             self.start += taken;
         }
@@ -243,6 +320,18 @@ impl FrameSink<'_> {
     fn receive_ref(&mut self, op: OpId, body: &[u8]) -> Result<(), LinkError> {
         let body = shm_ref::decode(body)?;
         let stretch = (op, body.item, body.offset);
+        if let Some(server) = self.data.as_deref_mut().and_then(DataPlane::server) {
+            let taken = read_shown(server, self.exposures, stretch, &body)?;
+            if taken.is_none() {
+                self.counts.bytes_late += body.length;
+            }
+            self.to_release.extend(match taken {
+                Some(true) => None,
+                Some(false) => Some(Released { range: stretch, unread: true }),
+                None => Some(Released { range: stretch, unread: false }),
+            });
+            return Ok(());
+        }
         let found = self.regions.shown(stretch, body.pieces.iter());
         let found =
             found.ok_or_else(|| LinkError::broken("shown", "nothing that was handed over"))?;
@@ -250,7 +339,7 @@ impl FrameSink<'_> {
             u32::try_from(body.length).map_err(|_| LinkError::broken("shown", body.length))?;
         let Some(key) = self.exposures.locate(op, body.item, body.offset, length)? else {
             self.counts.bytes_late += body.length;
-            self.to_release.push(stretch);
+            self.to_release.push(Released { range: stretch, unread: false });
             return Ok(());
         };
         self.counts.bytes_in += body.length;
@@ -264,8 +353,76 @@ impl FrameSink<'_> {
         // Only a piece of an exposed range: it is copied as if it had been sent.
         self.exposures.fill(key, body.length, |from, to| found.copy_out(from, to));
         self.events.extend(self.exposures.take_complete(key));
-        self.to_release.push(stretch);
+        self.to_release.push(Released { range: stretch, unread: false });
         Ok(())
+    }
+}
+
+/// Begin to read what the client shows into the memory exposed for it. `None` if none is, and false
+/// if that memory is not registered.
+fn read_shown(
+    server: &mut ServerPlane,
+    exposures: &mut Exposures,
+    range: ItemRange,
+    shown: &ShmRefBody<'_>,
+) -> Result<Option<bool>, LinkError> {
+    let (op, item, offset) = range;
+    let length =
+        u32::try_from(shown.length).map_err(|_| LinkError::broken("shown", shown.length))?;
+    let Some(key) = exposures.locate(op, item, offset, length)? else { return Ok(None) };
+    let memory = exposures.next_places(key, shown.length);
+    let begun = server.begin_read(key, range, shown, &memory)?;
+    if begun {
+        exposures.begin_read(key, shown.length);
+        server.post_reads()?;
+    }
+    Ok(Some(begun))
+}
+
+impl FrameSink<'_> {
+    /// Receive bytes that the peer's device has written; false if they have not landed yet.
+    fn receive_placed(
+        &mut self,
+        facts: &HeadFacts,
+        placed: &PlacedBody,
+    ) -> Result<bool, LinkError> {
+        let client = self.data.as_deref_mut().and_then(DataPlane::client);
+        let client = client.ok_or_else(|| LinkError::broken("kind", "no RDMA was agreed"))?;
+        if !client.has_landed(facts.op, placed)? {
+            return Ok(false);
+        }
+        let length = u64::from(placed.length);
+        let found = self.exposures.locate(facts.op, facts.item, facts.offset, placed.length)?;
+        let Some(key) = found else {
+            // The operation was retracted: the memory waits for its outcome.
+            self.counts.bytes_late += length;
+            return Ok(true);
+        };
+        client.note_placed(length);
+        self.counts.bytes_in += length;
+        self.counts.bytes_by_rdma += length;
+        self.exposures.advance(key, placed.length as usize);
+        self.events.extend(self.exposures.take_complete(key));
+        Ok(true)
+    }
+
+    /// Receive a frame for the data plane of a server.
+    fn receive_for_server(&mut self, facts: &HeadFacts, body: &[u8]) -> Result<(), LinkError> {
+        let server = self.data.as_deref_mut().and_then(DataPlane::server);
+        let server = server.ok_or_else(|| LinkError::broken("kind", "no RDMA was agreed"))?;
+        match facts.kind {
+            FrameKind::Regions => server.receive_regions(body),
+            FrameKind::Targets => server.receive_targets(facts.op, body),
+            _ => server.receive_noticed(body),
+        }
+    }
+
+    /// An outcome has arrived: the peer's device writes nothing more for its operation.
+    fn settle(&mut self, op: OpId) {
+        if let Some(client) = self.data.as_deref_mut().and_then(DataPlane::client) {
+            client.settle(op);
+            self.exposures.release(op, self.events);
+        }
     }
 }
 
@@ -316,22 +473,33 @@ impl FrameReader {
         mac: &Mac,
         body: Cow<'_, [u8]>,
         sink: &mut FrameSink<'_>,
-    ) -> Result<(), LinkError> {
+    ) -> Result<ReadState, LinkError> {
         facts.check_body(&body)?;
         self.check_mac(head, &body, mac)?;
         let frame = |body: Cow<'_, [u8]>| Frame::new(facts.kind, facts.op, body.into_owned());
         match facts.kind {
             FrameKind::Ping | FrameKind::Pong | FrameKind::Bye => sink.own.push(frame(body)),
             FrameKind::Shown => sink.receive_ref(facts.op, &body)?,
-            FrameKind::Taken if !sink.regions.own.is_empty() => {
+            FrameKind::Taken if !sink.regions.own.is_empty() || sink.data.is_some() => {
                 sink.released.extend(shm_ref::decode_released(&body)?);
             }
             FrameKind::Taken => return Err(LinkError::broken("kind", "nothing is shown")),
+            FrameKind::Rails => return Err(LinkError::broken("kind", "rails are agreed already")),
+            FrameKind::Regions | FrameKind::Targets | FrameKind::Noticed => {
+                sink.receive_for_server(facts, &body)?;
+            }
+            FrameKind::Placed => {
+                let placed = PlacedBody::decode(&body)?;
+                return Ok(ReadState::Placed { facts: *facts, placed });
+            }
             _ => {
+                if facts.kind == FrameKind::Outcome {
+                    sink.settle(facts.op);
+                }
                 sink.counts.frames_in += 1;
                 sink.events.push(LinkEvent::Frame(frame(body)));
             }
         }
-        Ok(())
+        Ok(ReadState::Head)
     }
 }

@@ -17,6 +17,7 @@ pub mod limits;
 pub mod link;
 pub mod link_error;
 pub mod pending;
+pub mod rdma;
 #[allow(
     clippy::disallowed_methods,
     reason = "the system resolver blocks, so it runs on its own thread"
@@ -32,4 +33,5 @@ mod heartbeat;
 mod inbound;
 mod link_permits;
 mod outbound;
+mod poll;
 mod push_cursor;

@@ -33,6 +33,9 @@ pub struct LinkLimits {
     pub ping_after: Duration,
     /// Silence after which the peer is taken for dead. Default 6 s.
     pub dead_after: Duration,
+    /// Time after which a link is closed whose retracted memory the peer's device may still access.
+    /// Default 100 ms.
+    pub revoke_timeout: Duration,
     /// Maximum duration of connecting, greeting and proof together. Default 5 s.
     pub handshake: Duration,
     /// Maximum duration of the part of it that ends with the peer's greeting. Default 1 s.
@@ -60,6 +63,7 @@ impl Default for LinkLimits {
             exposures_max: 65_536,
             ping_after: Duration::from_secs(2),
             dead_after: Duration::from_secs(6),
+            revoke_timeout: Duration::from_millis(100),
             handshake: Duration::from_secs(5),
             greeting: Duration::from_secs(1),
             unauthenticated_max: 64,

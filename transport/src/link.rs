@@ -4,9 +4,13 @@
 //! - A [`Part`] moved into [`Link::push`] or [`Link::expose`] belongs to the link until an
 //!   [`LinkEvent`] hands it back. Nothing else touches that memory in between. The link, its peer
 //!   and its device never touch it afterwards.
+//! - If both ends have RDMA, a device of the peer may write to exposed memory on its own. Then
+//!   retracted memory comes back only after the peer has confirmed the end of the operation, or
+//!   after this end has taken its queue pairs down, which closes the link.
 //! - Each part is handed back exactly once, in [`LinkEvent::Pushed`], [`LinkEvent::Received`],
 //!   [`LinkEvent::ReceivedRef`] or [`LinkEvent::Retracted`]. A link that closes hands all parts
-//!   back before [`LinkEvent::Ended`], its last event.
+//!   back before [`LinkEvent::Ended`], its last event. Memory that a device does not release is
+//!   leaked; its event then has no parts.
 //! - Bytes are written only to memory exposed for exactly their operation, item and offset: each
 //!   byte once, in order, and only up to the exposed length. Bytes that match no exposed range are
 //!   read, discarded and counted.
@@ -174,6 +178,10 @@ pub struct LinkCounters {
     pub bytes_late: u64,
     /// System calls that moved bytes.
     pub calls: u64,
+    /// Bulk bytes received or sent by RDMA, which `bytes_in` and `bytes_out` contain too.
+    pub bytes_by_rdma: u64,
+    /// Times that queue pairs were taken down because a device might access memory of the link.
+    pub pairs_down: u64,
 }
 
 /// One end of a connection. Used by one thread at a time. Dropping it closes the connection and
@@ -235,8 +243,10 @@ pub trait Link: Send {
     fn release_ref(&mut self, shown: ShmRef);
 
     /// Cancel an operation: the next poll returns each of its exposed ranges in
-    /// [`LinkEvent::Retracted`] and each of its pushes in [`LinkEvent::Pushed`]. Bytes that still
-    /// arrive for it are discarded.
+    /// [`LinkEvent::Retracted`] and each of its pushes in [`LinkEvent::Pushed`], except those that
+    /// a device still accesses. They come when it no longer does, or with the end of the link, which
+    /// is closed after [`LinkLimits::revoke_timeout`](crate::limits::LinkLimits::revoke_timeout).
+    /// Bytes that still arrive for the operation are discarded.
     fn retract(&mut self, op: OpId);
 
     /// Move as many bytes as possible now, and append the events to `events`. Never waits.
@@ -245,7 +255,8 @@ pub trait Link: Send {
     /// As `poll`, but wait until an event occurred, the link is closed, or `timeout` passed.
     fn wait(&mut self, events: &mut Vec<LinkEvent>, timeout: Duration);
 
-    /// Close. The next poll hands back all memory. The peer gets a goodbye if it can be sent at
+    /// Close. The next poll hands back all memory, or a later one if a device still accesses it. The
+    /// peer gets a goodbye if it can be sent at
     /// once.
     fn close(&mut self);
 }

@@ -49,6 +49,21 @@ pub enum LinkError {
         /// The kernel's errno.
         errno: i32,
     },
+    /// A queue pair of the link failed.
+    #[error("RDMA failed: {detail} rail={rail}")]
+    Rdma {
+        /// Device and port.
+        rail: String,
+        /// The error.
+        detail: String,
+    },
+    /// The peer did not confirm the end of a retracted operation, so this end has revoked its access
+    /// to memory by closing the link.
+    #[error("a retracted operation did not end in time limit_ms={limit_ms}")]
+    Revoked {
+        /// The limit in milliseconds.
+        limit_ms: u64,
+    },
     /// The peer sent an invalid frame, or one that is not allowed at that point.
     #[error("the peer broke the protocol: {0}")]
     ProtocolViolation(FormatError),
@@ -77,6 +92,7 @@ impl LinkError {
             | LinkError::PeerTimeout { .. }
             | LinkError::HandshakeTimeout { .. } => true,
             LinkError::SystemCall { .. } | LinkError::NameNotResolved { .. } => true,
+            LinkError::Rdma { .. } | LinkError::Revoked { .. } => true,
             LinkError::Refused(refusal) => {
                 refusal.reason == RefusalReason::Busy || refusal.reason == RefusalReason::Late
             }

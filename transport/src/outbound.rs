@@ -2,13 +2,17 @@
 //!
 //! Control frames, and the heads of data frames, are copied into one buffer (`staged`). Bulk bytes
 //! are written from the pushed memory without a copy.
+//!
+//! If the link has an RDMA data plane, bytes that have a target at the client are not written to the
+//! stream: a device writes them, and a placed frame takes the place of their data frame.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
 
+use pagelith_io::buffer::Part;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::head::{self, HeadFacts};
-use pagelith_layouts::wire::shm_ref::{self, ItemRange, ShownPiece};
+use pagelith_layouts::wire::shm_ref::{self, ItemRange, Released, ShownPiece};
 use pagelith_layouts::wire::{Frame, FrameHead, FrameKind, LinkRole};
 
 use crate::auth::FrameMac;
@@ -16,7 +20,7 @@ use crate::limits::{LinkLimits, WRITTEN_BYTES_MAX};
 use crate::link::{LinkCapacity, LinkCounters, LinkEvent, Push};
 use crate::link_error::LinkError;
 use crate::push_cursor::PushCursor;
-use crate::shown::LinkRegions;
+use crate::rdma::{Placement, STRIPE_BYTES, ServerPlane, WrittenBytes};
 use crate::stream::{Stream, StreamResult};
 
 /// Maximum iovecs in one system call.
@@ -32,6 +36,8 @@ const URGENT_MAX: usize = 16;
 
 enum Queued {
     Frame(Frame),
+    /// A frame of the link's own, which counts for no limit.
+    Own(Frame),
     Push(PushCursor),
     /// A push that is passed by reference, and the location of its bytes.
     Reference(Push, Vec<ShownPiece>),
@@ -54,8 +60,13 @@ pub(crate) struct Outbound {
     urgent: VecDeque<Frame>,
     /// Pushes passed by reference and not released by the peer; `None` while still in the queue.
     references: BTreeMap<ItemRange, Option<Push>>,
+    /// Pushes whose last bytes are being written by a device.
+    writing: BTreeMap<u64, PushCursor>,
+    last_push: u64,
+    /// The first push waits for its device.
+    is_blocked: bool,
     /// Ranges of the peer that this end has released, not yet sent in a `Taken` frame.
-    releases: Vec<ItemRange>,
+    releases: Vec<Released>,
     /// Only `Taken` frames are staged: they need not wake the peer.
     quiet: bool,
     /// Whole frames and the head of a data frame. `staged[..at]` is written.
@@ -80,6 +91,9 @@ impl Outbound {
             queue: VecDeque::new(),
             urgent: VecDeque::new(),
             references: BTreeMap::new(),
+            writing: BTreeMap::new(),
+            last_push: 0,
+            is_blocked: false,
             releases: Vec::new(),
             quiet: false,
             staged: first,
@@ -110,6 +124,11 @@ impl Outbound {
             || self.releases.len() >= RELEASES_QUEUED_MAX
     }
 
+    /// Whether the first push waits for its device.
+    pub fn is_blocked(&self) -> bool {
+        self.is_blocked
+    }
+
     /// Releases that are not sent yet.
     pub fn queued_releases(&self) -> usize {
         self.releases.len()
@@ -124,12 +143,13 @@ impl Outbound {
     pub fn is_busy(&self) -> bool {
         self.at < self.staged.len()
             || self.body_left > 0
-            || !self.queue.is_empty()
+            || !self.queue.is_empty() && !self.is_blocked
             || !self.urgent.is_empty()
             || !self.releases.is_empty()
     }
 
-    pub fn send(&mut self, frame: Frame) -> Result<(), Frame> {
+    /// Whether [`Outbound::send`] takes a frame.
+    pub fn takes(&self, frame: &Frame) -> bool {
         let room = self.room(0, 0);
         let kind = frame.kind;
         let ours = kind.is_sent_by(self.writer.side) && !kind.is_greeting();
@@ -141,7 +161,11 @@ impl Outbound {
         let fits = frame.body.len() <= self.writer.control_bytes_max as usize
             && frame.body.is_empty() == kind.is_bare()
             && frame.op.0 != 0;
-        if !users || !fits || room.frames == 0 || room.frame_bytes < frame.body.len() {
+        users && fits && room.frames > 0 && room.frame_bytes >= frame.body.len()
+    }
+
+    pub fn send(&mut self, frame: Frame) -> Result<(), Frame> {
+        if !self.takes(&frame) {
             return Err(frame);
         }
         self.frames += 1;
@@ -150,7 +174,12 @@ impl Outbound {
         Ok(())
     }
 
-    /// Queue a ping, pong or goodbye before all other frames; false if too many are queued.
+    /// Queue frames of the link's own, which are no answer to the peer's.
+    pub fn send_own(&mut self, frames: Vec<Frame>) {
+        self.queue.extend(frames.into_iter().map(Queued::Own));
+    }
+
+    /// Queue a ping, pong, goodbye or report of notices before all other frames; false if too many are queued.
     pub fn send_urgent(&mut self, frame: Frame) -> bool {
         let room = self.urgent.len() < URGENT_MAX;
         if room {
@@ -159,8 +188,12 @@ impl Outbound {
         room
     }
 
-    /// Queue a push. It is passed by reference if all of it is in `regions`.
-    pub fn push(&mut self, push: Push, regions: &LinkRegions) -> Result<(), Push> {
+    /// Queue a push. It is passed by reference if `find` finds where all of it is.
+    pub fn push(
+        &mut self,
+        push: Push,
+        find: impl FnOnce(&[Part]) -> Option<Vec<ShownPiece>>,
+    ) -> Result<(), Push> {
         let len: u64 = push.parts.iter().map(|part| part.len() as u64).sum();
         let named = push.op.0 != 0 && push.offset.checked_add(len).is_some();
         if len == 0 || !named || self.pushes >= self.limits.pushes_max {
@@ -168,41 +201,106 @@ impl Outbound {
         }
         self.pushes += 1;
         let by_ref = push.allow_ref && !self.references.contains_key(&item_range_of(&push));
-        let pieces = if by_ref { regions.pieces(&push.parts) } else { None };
+        let pieces = if by_ref { find(&push.parts) } else { None };
         if let Some(pieces) = pieces {
             self.references.insert(item_range_of(&push), None);
             self.queue.push_back(Queued::Reference(push, pieces));
             return Ok(());
         }
-        self.queue.push_back(Queued::Push(PushCursor::new(push, len)));
+        self.queue_bytes(push, len);
         Ok(())
     }
 
-    /// Queue the release of a range that the peer passed by reference.
-    pub fn queue_release(&mut self, stretch: ItemRange) {
-        self.releases.push(stretch);
+    /// Queue a push whose bytes are sent.
+    fn queue_bytes(&mut self, push: Push, len: u64) {
+        self.last_push += 1;
+        self.queue.push_back(Queued::Push(PushCursor::new(self.last_push, push, len)));
     }
 
-    /// Hand back the pushes that the peer has released.
+    /// Queue the release of a range that the peer passed by reference.
+    pub fn queue_release(&mut self, released: Released) {
+        self.releases.push(released);
+    }
+
+    /// Hand back the pushes that the peer has released, and send the bytes of those that it has not
+    /// read. `by_rdma` tells how it reads.
     pub fn complete_refs(
         &mut self,
-        stretches: &[ItemRange],
+        released: &[Released],
+        by_rdma: bool,
         events: &mut Vec<LinkEvent>,
         counts: &mut LinkCounters,
     ) {
-        for stretch in stretches {
-            let Some(push) = self.references.get_mut(stretch).and_then(Option::take) else {
+        for Released { range, unread } in released {
+            let Some(push) = self.references.get_mut(range).and_then(Option::take) else {
                 continue;
             };
-            self.references.remove(stretch);
+            self.references.remove(range);
+            if *unread {
+                let len = push.parts.iter().map(|part| part.len() as u64).sum();
+                self.queue_bytes(push, len);
+                continue;
+            }
             self.pushes -= 1;
-            counts.bytes_out += push.parts.iter().map(|part| part.len() as u64).sum::<u64>();
+            let bytes = push.parts.iter().map(|part| part.len() as u64).sum::<u64>();
+            counts.bytes_out += bytes;
+            counts.bytes_by_rdma += if by_rdma { bytes } else { 0 };
             events.push(pushed(push, true));
         }
     }
 
-    /// Hand back the pushes of `op`, or of all operations. A partly written frame is completed from
-    /// a copy, so that the stream keeps its framing and the memory is free at once.
+    /// Hand back the pushes that a device has written.
+    pub fn complete_writes(
+        &mut self,
+        written: &[WrittenBytes],
+        events: &mut Vec<LinkEvent>,
+        counts: &mut LinkCounters,
+    ) {
+        for WrittenBytes { push: id, bytes, .. } in written {
+            counts.bytes_out += bytes;
+            counts.bytes_by_rdma += bytes;
+            if let Some(Queued::Push(front)) = self.queue.front_mut()
+                && front.id == *id
+            {
+                front.writing -= bytes;
+                continue;
+            }
+            let Some(cursor) = self.writing.get_mut(id) else { continue };
+            cursor.writing -= bytes;
+            if cursor.writing == 0
+                && let Some(cursor) = self.writing.remove(id)
+            {
+                self.end_push(cursor, events);
+            }
+        }
+    }
+
+    /// A push of which nothing is left to send: hand it back, or wait for its device.
+    fn end_push(&mut self, cursor: PushCursor, events: &mut Vec<LinkEvent>) {
+        if cursor.writing > 0 {
+            self.writing.insert(cursor.id, cursor);
+            return;
+        }
+        self.pushes -= 1;
+        events.push(pushed(cursor.push, !cursor.is_retracted));
+    }
+
+    /// Hand back all pushes. If `are_leaked`, those that a device may read are leaked, and handed
+    /// back without memory.
+    pub fn retract_all(&mut self, are_leaked: bool, events: &mut Vec<LinkEvent>) {
+        self.retract(None, events);
+        for mut cursor in std::mem::take(&mut self.writing).into_values() {
+            self.pushes -= 1;
+            if are_leaked {
+                std::mem::forget(std::mem::take(&mut cursor.push.parts));
+            }
+            events.push(pushed(cursor.push, false));
+        }
+    }
+
+    /// Hand back the pushes of `op`, or of all operations, but for those that a device reads. A
+    /// partly written frame is completed from a copy, so that the stream keeps its framing and the
+    /// memory is free at once.
     pub fn retract(&mut self, op: Option<OpId>, events: &mut Vec<LinkEvent>) {
         let is_retracted = |cursor: &PushCursor| op.is_none_or(|op| cursor.push.op == op);
         if self.body_left > 0
@@ -216,9 +314,9 @@ impl Outbound {
         }
         for queued in std::mem::take(&mut self.queue) {
             match queued {
-                Queued::Push(cursor) if is_retracted(&cursor) => {
-                    self.pushes -= 1;
-                    events.push(pushed(cursor.push, false));
+                Queued::Push(mut cursor) if is_retracted(&cursor) => {
+                    cursor.is_retracted = true;
+                    self.end_push(cursor, events);
                 }
                 Queued::Reference(push, _) if op.is_none_or(|op| push.op == op) => {
                     self.pushes -= 1;
@@ -227,6 +325,8 @@ impl Outbound {
                 other => self.queue.push_back(other),
             }
         }
+        let writing = self.writing.values_mut().filter(|cursor| is_retracted(cursor));
+        writing.for_each(|cursor| cursor.is_retracted = true);
         let is_retracted = |stretch: &ItemRange| op.is_none_or(|op| stretch.0 == op);
         // Pushes that were still in the queue are handed back already.
         let retracted: Vec<ItemRange> =
@@ -241,13 +341,14 @@ impl Outbound {
     pub fn pump(
         &mut self,
         stream: &mut dyn Stream,
+        mut plane: Option<&mut ServerPlane>,
         events: &mut Vec<LinkEvent>,
         counts: &mut LinkCounters,
     ) -> Result<(), LinkError> {
         let mut total = 0;
         while total < POLL_BYTES_MAX {
             if self.at == self.staged.len() && self.body_left == 0 {
-                self.stage(counts);
+                self.stage(plane.as_deref_mut(), events, counts)?;
                 if self.staged.is_empty() {
                     return Ok(());
                 }
@@ -301,14 +402,18 @@ impl Outbound {
                 && front.framed == front.len
                 && let Some(Queued::Push(whole)) = self.queue.pop_front()
             {
-                self.pushes -= 1;
-                events.push(pushed(whole.push, true));
+                self.end_push(whole, events);
             }
         }
     }
 
     /// Stage the next bytes to write: control frames, up to and including the head of a data frame.
-    fn stage(&mut self, counts: &mut LinkCounters) {
+    fn stage(
+        &mut self,
+        mut plane: Option<&mut ServerPlane>,
+        events: &mut Vec<LinkEvent>,
+        counts: &mut LinkCounters,
+    ) -> Result<(), LinkError> {
         self.staged.clear();
         self.at = 0;
         self.quiet = self.urgent.is_empty() && self.queue.is_empty();
@@ -317,40 +422,88 @@ impl Outbound {
         }
         while !self.releases.is_empty() {
             let count = self.releases.len().min(RELEASES_PER_FRAME_MAX);
-            let now: Vec<ItemRange> = self.releases.drain(..count).collect();
+            let now: Vec<Released> = self.releases.drain(..count).collect();
             let frame = Frame::new(FrameKind::Taken, OpId(0), shm_ref::encode_released(&now));
             self.writer.control(&frame, &mut self.staged);
         }
+        self.is_blocked = false;
         while self.staged.len() < WRITTEN_BYTES_MAX {
-            match self.queue.front_mut() {
-                None => return,
-                Some(Queued::Reference(..)) => {
-                    let Some(Queued::Reference(push, pieces)) = self.queue.pop_front() else {
-                        return;
-                    };
-                    let body = shm_ref::encode(push.item, push.offset, &pieces);
-                    self.writer
-                        .control(&Frame::new(FrameKind::Shown, push.op, body), &mut self.staged);
-                    self.references.insert(item_range_of(&push), Some(push));
+            let more = match self.queue.front() {
+                None => false,
+                Some(Queued::Push(_)) => self.stage_push(plane.as_deref_mut(), events)?,
+                Some(_) => {
+                    self.stage_frame(plane.as_deref_mut(), counts);
+                    true
                 }
-                Some(Queued::Push(front)) => {
-                    let most = u64::from(self.writer.data_bytes_max);
-                    let bytes = (front.len - front.framed).min(most) as u32;
-                    let offset = front.push.offset + front.framed;
-                    self.writer.data(&front.push, offset, bytes, &mut self.staged);
-                    front.framed += u64::from(bytes);
-                    self.body_left = bytes.into();
-                    return;
+            };
+            if !more {
+                break;
+            }
+        }
+        plane.map_or(Ok(()), ServerPlane::post_notices)
+    }
+
+    /// Stage the frame that is first in the queue.
+    fn stage_frame(&mut self, plane: Option<&mut ServerPlane>, counts: &mut LinkCounters) {
+        match self.queue.pop_front() {
+            Some(Queued::Reference(push, pieces)) => {
+                let body = shm_ref::encode(push.item, push.offset, &pieces);
+                self.writer.control(&Frame::new(FrameKind::Shown, push.op, body), &mut self.staged);
+                self.references.insert(item_range_of(&push), Some(push));
+            }
+            Some(Queued::Frame(frame)) => {
+                self.frames -= 1;
+                self.frame_bytes -= frame.body.len();
+                counts.frames_out += 1;
+                self.writer.control(&frame, &mut self.staged);
+                if frame.kind == FrameKind::Outcome {
+                    plane.into_iter().for_each(|plane| plane.note_outcome(frame.op));
                 }
-                Some(Queued::Frame(_)) => {
-                    let Some(Queued::Frame(frame)) = self.queue.pop_front() else { return };
-                    self.frames -= 1;
-                    self.frame_bytes -= frame.body.len();
-                    counts.frames_out += 1;
-                    self.writer.control(&frame, &mut self.staged);
+            }
+            Some(Queued::Own(frame)) => self.writer.control(&frame, &mut self.staged),
+            Some(Queued::Push(_)) | None => {}
+        }
+    }
+
+    /// Stage the head of the next bytes of the push that is first in the queue, or let a device
+    /// write them. False if nothing can be staged after them.
+    fn stage_push(
+        &mut self,
+        plane: Option<&mut ServerPlane>,
+        events: &mut Vec<LinkEvent>,
+    ) -> Result<bool, LinkError> {
+        let Some(Queued::Push(front)) = self.queue.front_mut() else { return Ok(false) };
+        let (left, offset) = (front.len - front.framed, front.push.offset + front.framed);
+        let mut most = u64::from(self.writer.data_bytes_max).min(left);
+        if let Some(plane) = plane {
+            let bytes = front.next_slices(left.min(STRIPE_BYTES), usize::MAX);
+            match plane.place(&front.push, front.id, offset, &bytes)? {
+                Placement::OnStream(length) => most = most.min(length),
+                Placement::Blocked => {
+                    self.is_blocked = true;
+                    return Ok(false);
+                }
+                Placement::Placed(body) => {
+                    let length = u64::from(body.length);
+                    self.writer.placed(&front.push, offset, &body.encode(), &mut self.staged);
+                    front.advance(body.length as usize);
+                    front.framed += length;
+                    front.writing += length;
+                    if front.framed == front.len
+                        && let Some(Queued::Push(whole)) = self.queue.pop_front()
+                    {
+                        self.end_push(whole, events);
+                    }
+                    return Ok(true);
                 }
             }
         }
+        // At most `data_bytes_max`, which has 32 bits.
+        let bytes = most as u32;
+        self.writer.data(&front.push, offset, bytes, &mut self.staged);
+        front.framed += most;
+        self.body_left = most;
+        Ok(false)
     }
 }
 
@@ -364,6 +517,12 @@ impl FrameWriter {
     fn data(&mut self, push: &Push, offset: u64, bytes: u32, out: &mut Vec<u8>) {
         let facts = HeadFacts::data(self.version, push.op, push.item, offset, bytes);
         out.extend_from_slice(&self.head(&facts, &[]));
+    }
+
+    fn placed(&mut self, push: &Push, offset: u64, body: &[u8], out: &mut Vec<u8>) {
+        let facts = HeadFacts::placed(self.version, push.op, push.item, offset, body);
+        out.extend_from_slice(&self.head(&facts, body));
+        out.extend_from_slice(body);
     }
 
     fn head(&mut self, facts: &HeadFacts, body: &[u8]) -> [u8; FrameHead::BYTES] {

@@ -6,13 +6,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pagelith_io::clock::{Clock, Mono};
-use pagelith_layouts::wire::LinkRole;
+use pagelith_layouts::wire::greeting::Feature;
+use pagelith_layouts::wire::rails::RAILS_BODY_MAX;
+use pagelith_layouts::wire::{FrameHead, FrameKind, LinkRole};
 
 use crate::capability::Capabilities;
 use crate::conn::Conn;
 use crate::handshake::{Handshake, HandshakeOutcome};
 use crate::limits::LinkLimits;
 use crate::link_error::LinkError;
+use crate::rdma::counters::NoRdmaReason;
+use crate::rdma::host::RdmaHost;
+use crate::rdma::{DataPlane, PendingRails, RailsExchange};
 use crate::stream::{Stream, StreamResult};
 
 /// A connection in its handshake.
@@ -27,8 +32,14 @@ pub struct PendingHandshake<S> {
     clock: Arc<dyn Clock>,
     limits: LinkLimits,
     begun: Mono,
-    /// The agreement, while the stream moves to its faster carrier.
+    /// The agreement, while the stream moves to its faster carrier, or rails are exchanged.
     agreed: Option<HandshakeOutcome>,
+    /// Devices for RDMA.
+    rdma: Option<Arc<RdmaHost>>,
+    /// The exchange of rails, if RDMA is agreed.
+    rails: Option<PendingRails>,
+    /// The data plane that it has led to.
+    data: Option<DataPlane>,
 }
 
 /// Progress of a handshake.
@@ -64,7 +75,15 @@ impl<S: Stream> PendingHandshake<S> {
             limits,
             begun,
             agreed: None,
+            rdma: None,
+            rails: None,
+            data: None,
         }
+    }
+
+    /// The same, with devices for RDMA, which its offer has.
+    pub(crate) fn with_rdma(self, rdma: Option<Arc<RdmaHost>>) -> PendingHandshake<S> {
+        PendingHandshake { rdma, ..self }
     }
 
     /// The peer's name for messages.
@@ -109,7 +128,7 @@ impl<S: Stream> PendingHandshake<S> {
         match self.advance() {
             Ok(Some(agreed)) => {
                 let first = std::mem::take(self.handshake.out());
-                let PendingHandshake { stream, side, peer, offer, clock, limits, .. } = self;
+                let PendingHandshake { stream, side, peer, offer, clock, limits, data, .. } = self;
                 HandshakeProgress::Ready(Box::new(Conn::new(
                     stream,
                     side,
@@ -117,6 +136,7 @@ impl<S: Stream> PendingHandshake<S> {
                     &offer,
                     agreed,
                     first,
+                    data,
                     (clock, limits),
                 )))
             }
@@ -155,12 +175,16 @@ impl<S: Stream> PendingHandshake<S> {
     fn advance(&mut self) -> Result<Option<HandshakeOutcome>, LinkError> {
         if self.agreed.is_none() {
             let Some(agreed) = self.exchange_frames()? else { return Ok(None) };
-            if !self.stream.will_upgrade(agreed.common.features) {
+            let agreed = self.begin_rails(agreed);
+            if self.rails.is_none() && !self.stream.will_upgrade(agreed.common.features) {
                 // The rest of the last frame is sent before the link's own frames.
                 let _ = self.flush();
                 return Ok(Some(agreed));
             }
             self.agreed = Some(agreed);
+        }
+        if self.rails.is_some() {
+            return self.exchange_rails();
         }
         self.flush()?;
         let features = self.agreed.as_ref().map_or(0, |agreed| agreed.common.features);
@@ -184,6 +208,15 @@ impl<S: Stream> PendingHandshake<S> {
                 }
                 continue;
             }
+            if !self.read_to(need)? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Read until `need` bytes of the current frame are received; false if they have not arrived.
+    fn read_to(&mut self, need: usize) -> Result<bool, LinkError> {
+        while self.received.len() < need {
             let from = self.received.len();
             self.received.reserve_exact(need - from);
             self.received.resize(need, 0);
@@ -192,13 +225,55 @@ impl<S: Stream> PendingHandshake<S> {
             self.received.truncate(from + read);
             match moved {
                 StreamResult::Bytes(_) => {}
-                StreamResult::Blocked => return Ok(None),
+                StreamResult::Blocked => return Ok(false),
                 StreamResult::Ended => return Err(LinkError::Disconnected),
                 StreamResult::Failed { operation, errno } => {
                     return Err(LinkError::SystemCall { operation, errno });
                 }
             }
         }
+        Ok(true)
+    }
+
+    /// Begin to exchange rails if RDMA is agreed: a client queues its frame.
+    fn begin_rails(&mut self, mut agreed: HandshakeOutcome) -> HandshakeOutcome {
+        let Some(host) = self.rdma.take() else { return agreed };
+        if agreed.common.features & Feature::Rdma.bit() == 0 {
+            host.counters().note_no_rdma(NoRdmaReason::Peer);
+            return agreed;
+        }
+        let exchange = RailsExchange::new(host, self.clock.now(), self.offer.instance);
+        let mut rails = PendingRails::new(exchange, self.side, self.peer.clone());
+        if let Some(first) = rails.first() {
+            agreed.append_frame(FrameKind::Rails, &first.encode(), self.handshake.out());
+        }
+        self.rails = Some(rails);
+        agreed
+    }
+
+    /// Exchange rails as far as possible now.
+    fn exchange_rails(&mut self) -> Result<Option<HandshakeOutcome>, LinkError> {
+        self.flush()?;
+        if !self.read_to(FrameHead::BYTES)? {
+            return Ok(None);
+        }
+        let Some(agreed) = self.agreed.as_mut() else { return Ok(None) };
+        let need = agreed.frame_bytes(&self.received, FrameKind::Rails, RAILS_BODY_MAX)?;
+        if !self.read_to(need)? {
+            return Ok(None);
+        }
+        let Some((mut agreed, rails)) = self.agreed.take().zip(self.rails.take()) else {
+            return Ok(None);
+        };
+        let received = std::mem::take(&mut self.received);
+        let (answer, data) = rails.receive(agreed.frame_body(&received)?)?;
+        if let Some(answer) = answer {
+            agreed.append_frame(FrameKind::Rails, &answer.encode(), self.handshake.out());
+        }
+        self.data = data;
+        // The rest of the answer is sent before the link's own frames.
+        let _ = self.flush();
+        Ok(Some(agreed))
     }
 
     /// Send as many of the queued bytes as the stream takes.

@@ -4,18 +4,25 @@ use crate::link::Push;
 
 /// A push in transmission. `framed` is at most `len`.
 pub(crate) struct PushCursor {
+    /// Identifies the push on its link.
+    pub id: u64,
     pub push: Push,
     pub len: u64,
     /// Bytes covered by frame heads that are already staged.
     pub framed: u64,
+    /// Bytes that a device writes to the peer's memory.
+    pub writing: u64,
+    /// Its operation was retracted.
+    pub is_retracted: bool,
     /// Position of the next byte to write: the part, and the offset in it.
     part: usize,
     part_offset: usize,
 }
 
 impl PushCursor {
-    pub fn new(push: Push, len: u64) -> PushCursor {
-        PushCursor { push, len, framed: 0, part: 0, part_offset: 0 }
+    pub fn new(id: u64, push: Push, len: u64) -> PushCursor {
+        let (framed, writing, part, part_offset) = (0, 0, 0, 0);
+        PushCursor { id, push, len, framed, writing, is_retracted: false, part, part_offset }
     }
 
     /// The next `bytes_max` bytes to write, in at most `slices_max` slices.

@@ -21,7 +21,6 @@ mod handshake_thread;
 mod listen_config;
 mod listener;
 mod pending_peers;
-mod poll;
 mod rings;
 mod source;
 

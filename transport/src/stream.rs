@@ -1,6 +1,7 @@
 //! The byte stream under a link: a socket, or a pipe in memory in tests.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use pagelith_layouts::wire::LinkRole;
@@ -24,6 +25,25 @@ pub enum StreamResult {
         /// The kernel's errno.
         errno: i32,
     },
+}
+
+/// What a stream must be ready for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Awaited {
+    /// Bytes can be read.
+    pub read: bool,
+    /// Bytes can be sent.
+    pub write: bool,
+}
+
+impl Awaited {
+    /// Bytes can be read.
+    pub const READ: Awaited = Awaited { read: true, write: false };
+
+    /// Bytes can be read, or sent if that is asked for.
+    pub fn reading(write: bool) -> Awaited {
+        Awaited { read: true, write }
+    }
 }
 
 /// A bidirectional stream of bytes. Bytes arrive in order or not at all.
@@ -64,5 +84,19 @@ pub trait Stream: Send {
     /// As `ready`, but wait only until bytes can be sent; received bytes stay unread.
     fn ready_to_write(&mut self, timeout: Duration) -> bool {
         self.ready(true, timeout)
+    }
+
+    /// As `ready` and `ready_to_write`, but also return true when one of `others` can be read. Only
+    /// streams under an RDMA data plane need it; this one does not look at them.
+    fn ready_with(
+        &mut self,
+        awaited: Awaited,
+        _others: &[BorrowedFd<'_>],
+        timeout: Duration,
+    ) -> bool {
+        match awaited.read {
+            true => self.ready(awaited.write, timeout),
+            false => self.ready_to_write(timeout),
+        }
     }
 }

@@ -148,7 +148,9 @@ impl RpcClient {
     ) -> std::result::Result<(), (Error, Vec<ItemRequest>)> {
         let items: Vec<GetItem> = requests.iter().map(ItemRequest::wire_item).collect();
         let capacity = self.link.room();
-        if capacity.exposures < requests.len() || capacity.frames == 0 {
+        let has_room =
+            capacity.exposures >= requests.len() && capacity.frames > 0 && capacity.operations > 0;
+        if !has_room {
             return Err((self.capacity_error(), requests));
         }
         let body = request::encode(self.with_origin(terms), &RequestBody::Get(List::of(&items)));
@@ -158,21 +160,22 @@ impl RpcClient {
             return Err((self.capacity_error(), requests));
         }
         let (op, request_bytes) = (self.next_op(), body.len());
-        if self.link.send(Frame::new(FrameKind::Request, op, body)).is_err() {
-            return Err((self.capacity_error(), requests));
-        }
-        // The peer looks up the objects while this side exposes their memory; events are handled
-        // afterwards.
-        self.link.flush_queue();
         let mut call = PendingCall {
             request_bytes,
             ..PendingCall::get(token, deadline, items.iter().copied())
         };
+        // Over RDMA the peer is told where to write before it gets the request.
         for (i, request) in requests.into_iter().enumerate() {
             if let Err(parts) = self.link.expose(op, i as u32, 0, request.parts) {
                 call.return_memory(i as u32, parts, false);
             }
         }
+        if self.link.send(Frame::new(FrameKind::Request, op, body)).is_err() {
+            call.fail(&self.capacity_error());
+            self.link.retract(op);
+        }
+        // Events are handled when the caller polls.
+        self.link.flush_queue();
         self.calls.insert(op, call);
         Ok(())
     }

@@ -166,6 +166,12 @@ pub enum VerbsError {
         /// The peer's host and port.
         peer: String,
     },
+    /// The device reported that it failed.
+    #[error("the device failed; reload its driver, then restart this process device={device}")]
+    DeviceFailed {
+        /// The device.
+        device: String,
+    },
     /// The provider lacks a function of the data path.
     #[error("the device's provider lacks {function}; update rdma-core device={device}")]
     ProviderUnusable {
@@ -215,13 +221,15 @@ pub enum VerbsError {
     /// Registration would lock more memory than the process may lock.
     #[error(
         "registration exceeds the locked-memory limit; raise it (`ulimit -l`, LimitMEMLOCK=) or \
-         register less device={device} bytes={bytes} limit={limit}"
+         register less device={device} bytes={bytes} registered={registered} limit={limit}"
     )]
     LockedMemory {
         /// The device.
         device: String,
         /// Bytes of the registration that failed, all chunks of it.
         bytes: u64,
+        /// Bytes that are known to be registered, counted once for each device.
+        registered: u64,
         /// The value of RLIMIT_MEMLOCK.
         limit: u64,
     },

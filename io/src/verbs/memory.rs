@@ -265,18 +265,22 @@ impl fmt::Debug for MemoryRegion {
 /// ENOMEM.
 fn named_limit(error: VerbsError, device: &Device, bytes: usize) -> VerbsError {
     let VerbsError::CallFailed { errno, .. } = error else { return error };
-    let unlimited =
-        || capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
-    match getrlimit(Resource::Memlock).current {
-        Some(limit) if Errno::from_raw_os_error(errno) == Errno::NOMEM && !unlimited() => {
-            VerbsError::LockedMemory {
-                device: device.name().to_owned(),
-                bytes: bytes as u64,
-                limit,
-            }
+    match locked_memory_limit() {
+        Some(limit) if Errno::from_raw_os_error(errno) == Errno::NOMEM => {
+            let (device, bytes) = (device.name().to_owned(), bytes as u64);
+            VerbsError::LockedMemory { device, bytes, registered: 0, limit }
         }
         _ => error,
     }
+}
+
+/// The bytes that this process may lock in memory; `None` if it may lock any number. The kernel
+/// counts registered memory once for each device.
+pub fn locked_memory_limit() -> Option<u64> {
+    let limit = getrlimit(Resource::Memlock).current?;
+    let unlimited =
+        capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
+    (!unlimited).then_some(limit)
 }
 
 /// A range inside of a [`MemoryRegion`], for a scatter list.
@@ -322,8 +326,9 @@ impl RegisteredMemory {
             let length = chunk_bytes.min(bytes - offset);
             let whole = |error| match error {
                 // The limit counts all chunks.
-                VerbsError::LockedMemory { device, limit, .. } => {
-                    VerbsError::LockedMemory { device, bytes: bytes as u64, limit }
+                VerbsError::LockedMemory { device, registered, limit, .. } => {
+                    let bytes = bytes as u64;
+                    VerbsError::LockedMemory { device, bytes, registered, limit }
                 }
                 error => error,
             };
@@ -331,6 +336,17 @@ impl RegisteredMemory {
         };
         let chunks = (0..bytes).step_by(chunk_bytes).map(chunk).collect::<Result<_>>()?;
         Ok(RegisteredMemory { chunks, chunk_bytes, bytes })
+    }
+
+    /// The length in bytes of each chunk but the last, which may be shorter.
+    pub fn chunk_bytes(&self) -> usize {
+        self.chunk_bytes
+    }
+
+    /// Deregister all chunks. After this returns without an error, no device accesses the memory
+    /// through them. An error leaks the memory.
+    pub fn deregister(self) -> Result<()> {
+        self.chunks.into_iter().map(MemoryRegion::deregister).fold(Ok(()), Result::and)
     }
 
     /// The chunks, in the order of their addresses.

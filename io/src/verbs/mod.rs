@@ -49,7 +49,7 @@ pub use gpu_index::{GpuOfProcess, PhysicalGpu};
 pub use library::{LIBRARY, Library};
 pub use memory::{
     DeviceMemory, HostMemory, LocalPiece, MemoryRegion, ProtectionDomain, RegisteredMemory,
-    RemoteAccess, RemotePiece,
+    RemoteAccess, RemotePiece, locked_memory_limit,
 };
 pub use nic_choice::{NicCandidate, NicChoice, NicWish, ScoredNic, choose_nics};
 pub use port::{LinkLayer, Mtu, Port, PortState};

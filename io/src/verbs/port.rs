@@ -24,6 +24,9 @@ pub enum LinkLayer {
 pub struct Mtu(u32);
 
 impl Mtu {
+    /// 256 bytes, which every port has.
+    pub const SMALLEST: Mtu = Mtu(1);
+
     /// The MTU of this code of the InfiniBand specification, 1 to 5.
     pub fn of_code(code: u32) -> Option<Mtu> {
         (1..=5).contains(&code).then_some(Mtu(code))

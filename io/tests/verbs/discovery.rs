@@ -1,6 +1,5 @@
 //! Libraries, devices, ports and GIDs that are found, missing or changing.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use pagelith_io::verbs::{
@@ -9,15 +8,7 @@ use pagelith_io::verbs::{
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::support::{Fake, LONG, devices, fake, fake_path, is_real, library, load, open_fake};
-
-/// Another copy of the fake library, with a state of its own.
-fn copied() -> (tempfile::TempDir, PathBuf) {
-    let dir = tempfile::tempdir().expect("a directory");
-    let path = dir.path().join("libibverbs.so.1");
-    std::fs::copy(fake_path(), &path).expect("a copy");
-    (dir, path)
-}
+use crate::support::{Fake, LONG, copied, devices, fake, is_real, library, load, open_fake};
 
 fn refused(library: &Arc<Library>, name: &str) -> String {
     Device::open(library, name).expect_err("no such device").to_string()

@@ -121,7 +121,8 @@ fn locked_memory_limit_is_named_with_bytes_and_limit() {
     });
     let (error, limit, name) = thread.join().expect("the thread");
     setrlimit(Resource::Memlock, before).expect("the limit of before");
-    let expected = VerbsError::LockedMemory { device: name, bytes: 64 * MIB as u64, limit };
+    let bytes = 64 * MIB as u64;
+    let expected = VerbsError::LockedMemory { device: name, bytes, registered: 0, limit };
     assert_eq!(error, expected);
     assert!(error.to_string().contains("`ulimit -l`"), "{error}");
 }

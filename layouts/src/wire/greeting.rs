@@ -122,6 +122,9 @@ pub enum Feature {
     /// While a store announces a removal to its peers, the peers store no objects received from
     /// other stores.
     Holds = 1 << 19,
+    /// Bulk bytes travel by RDMA, between queue pairs that both ends agree on after the handshake.
+    /// Only an end with a device offers it.
+    Rdma = 1 << 22,
 }
 
 impl Feature {
@@ -130,7 +133,7 @@ impl Feature {
     const RESERVED: [Feature; 1] = [Feature::Files];
 
     /// All features, by bit.
-    pub const ALL: [Feature; 20] = [
+    pub const ALL: [Feature; 21] = [
         Feature::Ranges,
         Feature::Groups,
         Feature::Attached,
@@ -151,11 +154,14 @@ impl Feature {
         Feature::Peers,
         Feature::Bases,
         Feature::Holds,
+        Feature::Rdma,
     ];
 
-    /// The bits of the features that this build has.
+    /// The bits of the features that every process of this build has: all except RDMA, which needs
+    /// a device.
     pub fn of_this_build() -> u64 {
-        let has = |feature: &Feature| !Feature::RESERVED.contains(feature);
+        let has =
+            |feature: &Feature| !Feature::RESERVED.contains(feature) && *feature != Feature::Rdma;
         Feature::ALL.into_iter().filter(has).fold(0, |bits, feature| bits | feature.bit())
     }
 
@@ -187,6 +193,7 @@ impl Feature {
             Feature::Peers => "peers",
             Feature::Bases => "bases",
             Feature::Holds => "holds",
+            Feature::Rdma => "rdma",
         }
     }
 

@@ -16,19 +16,19 @@ structure! {
         /// negotiation.
         version: u16,
         /// Kind of frame: 1 hello, 2 welcome, 3 refusal, 4 challenge, 5 proof, 6 request, 7 pull, 8
-        /// data, 9 outcome, 10 cancel, 11 ping, 12 pong, 13 bye, 14 shown, 15 taken; 0 is never
-        /// valid.
+        /// data, 9 outcome, 10 cancel, 11 ping, 12 pong, 13 bye, 14 shown, 15 taken, 16 rails,
+        /// 17 regions, 18 targets, 19 placed, 20 noticed; 0 is never valid.
         kind: u8,
         /// Zero.
         flags: u8,
         /// Operation, numbered by the client from 1; in a ping any value, in a pong that of the
         /// ping; else zero.
         op: u64,
-        /// In data: number of the item in its request, from 0; else zero.
+        /// In data and placed: number of the item in its request, from 0; else zero.
         item: u32,
         /// Length of the body in bytes.
         body_bytes: u32,
-        /// In data: position of the body's first byte, in bytes from the start of the requested
+        /// In data and placed: position of the first byte, in bytes from the start of the requested
         /// range; else zero.
         offset: u64,
         /// XXH3-64 of the body; zero in data, whose bytes have the block checksums of their outcome
@@ -59,9 +59,9 @@ pub struct HeadFacts {
     pub kind: FrameKind,
     /// Operation.
     pub op: OpId,
-    /// Number of the item; 0 except in data.
+    /// Number of the item; 0 except in data and placed.
     pub item: u32,
-    /// Position of the data in bytes; 0 except in data.
+    /// Position of the bytes in the item; 0 except in data and placed.
     pub offset: u64,
     /// Length of the body in bytes.
     pub body_bytes: u32,
@@ -87,6 +87,12 @@ impl HeadFacts {
     /// The header of a data frame.
     pub fn data(version: u16, op: OpId, item: u32, offset: u64, body_bytes: u32) -> HeadFacts {
         HeadFacts { version, kind: FrameKind::Data, op, item, offset, body_bytes, body_checksum: 0 }
+    }
+
+    /// The header of a placed frame with this body.
+    pub fn placed(version: u16, op: OpId, item: u32, offset: u64, body: &[u8]) -> HeadFacts {
+        let facts = HeadFacts::control(version, FrameKind::Placed, op, body);
+        HeadFacts { item, offset, ..facts }
     }
 
     /// Check a control frame's body against its head.
@@ -165,7 +171,9 @@ fn check(h: &HeadFacts) -> Result<(), FormatError> {
         | FrameKind::Data
         | FrameKind::Outcome
         | FrameKind::Cancel
-        | FrameKind::Shown => h.op.0 != 0,
+        | FrameKind::Shown
+        | FrameKind::Targets
+        | FrameKind::Placed => h.op.0 != 0,
         FrameKind::Ping | FrameKind::Pong => true,
         FrameKind::Hello
         | FrameKind::Welcome
@@ -173,7 +181,9 @@ fn check(h: &HeadFacts) -> Result<(), FormatError> {
         | FrameKind::Challenge
         | FrameKind::Proof
         | FrameKind::Bye => h.op.0 == 0,
-        FrameKind::Taken => h.op.0 == 0,
+        FrameKind::Taken | FrameKind::Rails | FrameKind::Regions | FrameKind::Noticed => {
+            h.op.0 == 0
+        }
     };
     if !op_ok {
         return Err(FormatError::field(WHAT, "op", h.op.0));
@@ -188,7 +198,7 @@ fn check(h: &HeadFacts) -> Result<(), FormatError> {
             .map(|_| ())
             .ok_or_else(|| FormatError::field(WHAT, "offset", h.offset));
     }
-    if (h.item, h.offset) != (0, 0) {
+    if h.kind != FrameKind::Placed && (h.item, h.offset) != (0, 0) {
         return Err(FormatError::field(WHAT, "item", h.item));
     }
     Ok(())

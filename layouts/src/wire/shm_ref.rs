@@ -43,8 +43,9 @@ structure! {
         op: u64,
         /// Number of the item, as in the shown frame.
         item: u32,
-        /// Zero.
-        reserved: u32,
+        /// Bit 0, only over RDMA: the bytes were not read and are to be sent as data. Other bits
+        /// are zero.
+        flags: u32,
         /// Position of the range in the item, as in the shown frame.
         offset: u64,
     }
@@ -111,32 +112,45 @@ pub fn decode(body: &[u8]) -> Result<ShmRefBody<'_>, FormatError> {
     Ok(ShmRefBody { item: head.item, offset: head.offset, length, pieces })
 }
 
+/// A range that the receiver no longer reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Released {
+    /// The range.
+    pub range: ItemRange,
+    /// The bytes were not read: the sender sends them as data. Only over RDMA.
+    pub unread: bool,
+}
+
+/// Bit of [`TakenItem`]'s flags: the bytes were not read.
+const UNREAD: u32 = 1;
+
 /// Encode the body of a frame that lists ranges no longer read.
-pub fn encode_released(stretches: &[ItemRange]) -> Vec<u8> {
-    let item = |(op, item, offset): &ItemRange| TakenItem {
-        op: op.0,
-        item: *item,
-        reserved: 0,
-        offset: *offset,
+pub fn encode_released(ranges: &[Released]) -> Vec<u8> {
+    let item = |released: &Released| {
+        let (op, item, offset) = released.range;
+        TakenItem { op: op.0, item, flags: if released.unread { UNREAD } else { 0 }, offset }
     };
-    bytemuck::cast_slice(&stretches.iter().map(item).collect::<Vec<_>>()).to_vec()
+    bytemuck::cast_slice(&ranges.iter().map(item).collect::<Vec<_>>()).to_vec()
 }
 
 /// Read the body of a frame that lists ranges no longer read. The receiver must ignore ranges that
 /// it never passed.
-pub fn decode_released(body: &[u8]) -> Result<impl Iterator<Item = ItemRange>, FormatError> {
+pub fn decode_released(body: &[u8]) -> Result<impl Iterator<Item = Released>, FormatError> {
     let count = (body.len() / TakenItem::BYTES) as u32;
     let mut rest = body;
     let items = List::<TakenItem>::take(&mut rest, count)
         .filter(|items| rest.is_empty() && !items.is_empty());
     let items = items.ok_or_else(|| FormatError::field(TAKEN, "length", body.len()))?;
     for item in items.iter() {
-        if item.reserved != 0 {
-            return Err(FormatError::field(TAKEN, "reserved", item.reserved));
+        if item.flags & !UNREAD != 0 {
+            return Err(FormatError::field(TAKEN, "flags", item.flags));
         }
         if item.op == 0 {
             return Err(FormatError::field(TAKEN, "op", item.op));
         }
     }
-    Ok(items.iter().map(|item| (OpId(item.op), item.item, item.offset)))
+    Ok(items.iter().map(|item| Released {
+        range: (OpId(item.op), item.item, item.offset),
+        unread: item.flags & UNREAD != 0,
+    }))
 }

@@ -11,10 +11,13 @@ use pagelith_layouts::wire::outcome::{
     BaseRef, CauseTag, ErrorTag, EventItem, Failure, Flushed, Item, ItemOutcome, OutcomeToSend,
     RegionExtent, TierTag, ViewItem, WireEvent, digest,
 };
+use pagelith_layouts::wire::placement::{self, NoticedItem, PlacedBody, TargetItem};
 use pagelith_layouts::wire::pull::{self, PullItem};
 use pagelith_layouts::wire::put::PutBuilder;
+use pagelith_layouts::wire::rails::{self, RailItem, Rails};
+use pagelith_layouts::wire::rdma_regions::{self, RegionItem};
 use pagelith_layouts::wire::request::{self, GetItem, RequestBody, RequestOptions, Verb};
-use pagelith_layouts::wire::shm_ref::{self, ShownPiece};
+use pagelith_layouts::wire::shm_ref::{self, Released, ShownPiece};
 use pagelith_layouts::wire::{Frame, FrameKind, List, VERSION_GREETING, outcome};
 
 use super::common::{NAMESPACE, bytes, checksums, key};
@@ -264,6 +267,75 @@ pub(crate) fn pieces() -> [ShownPiece; 2] {
     [ShownPiece::new(0, 1 << 30, 32_768), ShownPiece::new(1, 4096, 100)]
 }
 
+/// Ranges that the receiver no longer reads; the bytes of the last were not read.
+pub(crate) fn released() -> [Released; 3] {
+    let released = |range, unread| Released { range, unread };
+    [
+        released((OP, 1, 4096), false),
+        released((OpId(3), 0, 0), false),
+        released((OP, 2, 8192), true),
+    ]
+}
+
+/// A client's two rails.
+pub(crate) fn rails() -> Rails {
+    let rail = |name, pair| {
+        let mut item = RailItem::of_device(name);
+        item.gid = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 1];
+        (item.queue_pair, item.packet, item.pair) = (0x1234 + pair, 0x00ab_cdef, pair);
+        (item.port, item.link_layer, item.mtu, item.reads) = (1, rails::ETHERNET, 5, 16);
+        item
+    };
+    Rails { rails: vec![rail("mlx5_0", 0), rail("mlx5_1", 1)], notices: 256, text: String::new() }
+}
+
+/// A region of two chunks on two rails, and one that is removed.
+pub(crate) fn regions() -> (Vec<RegionItem>, Vec<u32>) {
+    let region = |rail| RegionItem {
+        number: 1,
+        rail,
+        base: 0x7f00_0000_0000,
+        length: 70_000,
+        chunk_bytes: 65_536,
+    };
+    let removed = RegionItem { number: 0, rail: 0, base: 0, length: 0, chunk_bytes: 0 };
+    (vec![region(0), region(1), removed], vec![0x100, 0x101, 0x200, 0x201])
+}
+
+pub(crate) fn targets() -> [TargetItem; 2] {
+    [
+        TargetItem { item: 0, region: 1, offset: 0, at: 4096, length: 60_000 },
+        TargetItem { item: 1, region: 1, offset: 100, at: 69_999, length: 1 },
+    ]
+}
+
+pub(crate) const PLACED: PlacedBody = PlacedBody { notice: 5, length: 60_000, rail: 1 };
+
+pub(crate) fn noticed() -> [NoticedItem; 2] {
+    [NoticedItem::new(0, 7), NoticedItem::new(1, 1 << 40)]
+}
+
+/// The frames of links over RDMA.
+pub(crate) fn rdma() -> Vec<Named> {
+    let frame = |kind, op, body| control(&Frame::new(kind, op, body));
+    let (items, keys) = regions();
+    let body = PLACED.encode();
+    let placed = HeadFacts::placed(VERSION, OP, 1, 4096, &body);
+    let no_rails = Rails::none("no active port device=mlx5_0");
+    vec![
+        ("rails", frame(FrameKind::Rails, OpId(0), rails().encode())),
+        ("rails_none", frame(FrameKind::Rails, OpId(0), no_rails.encode())),
+        ("regions", frame(FrameKind::Regions, OpId(0), rdma_regions::encode(&items, &keys))),
+        ("targets", frame(FrameKind::Targets, OP, placement::encode_targets(&targets()))),
+        ("placed", [&head::encode(&placed, MAC)[..], &body].concat()),
+        ("noticed", frame(FrameKind::Noticed, OpId(0), placement::encode_noticed(&noticed()))),
+        (
+            "taken_unread",
+            frame(FrameKind::Taken, OpId(0), shm_ref::encode_released(&released()[2..])),
+        ),
+    ]
+}
+
 /// A frame of every kind, in an order that a connection may see.
 pub(crate) fn frames() -> Vec<Named> {
     let greet = |kind, body: Vec<u8>| control(&Frame::new(kind, OpId(0), body));
@@ -290,10 +362,11 @@ pub(crate) fn frames() -> Vec<Named> {
             control(&Frame::new(
                 FrameKind::Taken,
                 OpId(0),
-                shm_ref::encode_released(&[(OP, 1, 4096), (OpId(3), 0, 0)]),
+                shm_ref::encode_released(&released()[..2]),
             )),
         ),
     ];
+    frames.extend(rdma());
     frames.extend(requests());
     frames.extend(outcomes());
     frames

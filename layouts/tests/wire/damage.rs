@@ -5,9 +5,11 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::auth::{ChallengeBody, ProofBody};
 use pagelith_layouts::wire::greeting::{Greeting, Refusal};
 use pagelith_layouts::wire::outcome::{self, DecodedOutcome, EventItem, OutcomeToSend, ViewItem};
+use pagelith_layouts::wire::placement::{self, PlacedBody};
 use pagelith_layouts::wire::put::PutGroupKind;
+use pagelith_layouts::wire::rails::Rails;
 use pagelith_layouts::wire::request::{self, RequestBody, RequestOptions};
-use pagelith_layouts::wire::{FrameKind, List, head, pull, shm_ref};
+use pagelith_layouts::wire::{FrameKind, List, head, pull, rdma_regions, shm_ref};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -58,6 +60,13 @@ fn read_all(kind: FrameKind, body: &[u8]) -> bool {
         FrameKind::Taken => {
             shm_ref::decode_released(body).is_ok_and(|stretches| stretches.count() > 0)
         }
+        FrameKind::Rails => Rails::decode(body).is_ok(),
+        FrameKind::Regions => rdma_regions::decode(body).is_ok_and(|regions| {
+            regions.iter().all(|(item, keys)| item.chunks() == keys.len() as u64)
+        }),
+        FrameKind::Targets => placement::decode_targets(body).is_ok_and(|items| !items.is_empty()),
+        FrameKind::Placed => PlacedBody::decode(body).is_ok(),
+        FrameKind::Noticed => placement::decode_noticed(body).is_ok_and(|items| !items.is_empty()),
         FrameKind::Data
         | FrameKind::Cancel
         | FrameKind::Ping
@@ -210,8 +219,13 @@ fn every_golden_body_is_read_by_its_decoder() {
         assert_eq!(read_all(facts.kind, &longer), grows, "{name}");
         for len in 0..body.len() {
             // These bodies have no count: fewer ranges are a valid body too.
-            let counts = [FrameKind::Pull, FrameKind::Taken].contains(&facts.kind);
-            let whole = facts.kind == FrameKind::Data || (counts && len > 0 && len % 24 == 0);
+            let unit = match facts.kind {
+                FrameKind::Pull | FrameKind::Taken => 24,
+                FrameKind::Targets => 32,
+                FrameKind::Noticed => 16,
+                _ => body.len(),
+            };
+            let whole = facts.kind == FrameKind::Data || (len > 0 && len % unit == 0);
             assert_eq!(read_all(facts.kind, &body[..len]), whole, "{name} len={len}");
         }
     }

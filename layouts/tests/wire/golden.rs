@@ -9,15 +9,16 @@
 use std::path::PathBuf;
 
 use pagelith_layouts::checksum::{BLOCK_BYTES, key_hash};
-use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::greeting::{Greeting, Refusal};
 use pagelith_layouts::wire::outcome::{
     self, DecodedOutcome, RegionExtent, TierTag, WireEvent, digest,
 };
+use pagelith_layouts::wire::placement::{self, PlacedBody};
 use pagelith_layouts::wire::pull::{self, PullItem};
 use pagelith_layouts::wire::put::PutGroupKind;
+use pagelith_layouts::wire::rails::Rails;
 use pagelith_layouts::wire::request::{self, GetItem, RequestBody, RequestOptions, Verb};
-use pagelith_layouts::wire::{FrameKind, List, head, shm_ref};
+use pagelith_layouts::wire::{FrameKind, List, head, rdma_regions, shm_ref};
 
 use super::build::*;
 use super::common::{NAMESPACE, bytes, checksums};
@@ -186,7 +187,34 @@ fn golden_shown_and_taken_frames_are_read() {
     assert_eq!(said.pieces.iter().collect::<Vec<_>>(), pieces());
     let taken = body("taken.bin").1;
     let taken: Vec<_> = shm_ref::decode_released(&taken).expect("taken").collect();
-    assert_eq!(taken, [(OP, 1, 4096), (OpId(3), 0, 0)]);
+    assert_eq!(taken, released()[..2]);
+    let unread = body("taken_unread.bin").1;
+    let unread: Vec<_> = shm_ref::decode_released(&unread).expect("taken").collect();
+    assert_eq!(unread, released()[2..]);
+}
+
+#[test]
+fn golden_frames_of_rdma_are_read() {
+    assert_eq!(Rails::decode(&body("rails.bin").1), Ok(rails()));
+    assert_eq!(rails().rails[1].device(), "mlx5_1");
+    let none = Rails::decode(&body("rails_none.bin").1).expect("rails");
+    assert_eq!(none, Rails::none("no active port device=mlx5_0"));
+    let (items, keys) = regions();
+    let read = body("regions.bin").1;
+    let read: Vec<_> = rdma_regions::decode(&read)
+        .expect("regions")
+        .iter()
+        .map(|(item, keys)| (item, keys.iter().collect::<Vec<_>>()))
+        .collect();
+    let expected = [(items[0], &keys[..2]), (items[1], &keys[2..]), (items[2], &[][..])];
+    assert_eq!(read, expected.map(|(item, keys)| (item, keys.to_vec())));
+    let read = body("targets.bin").1;
+    let read = placement::decode_targets(&read).expect("targets");
+    assert_eq!(read.iter().collect::<Vec<_>>(), targets());
+    assert_eq!(PlacedBody::decode(&body("placed.bin").1), Ok(PLACED));
+    let read = body("noticed.bin").1;
+    let read = placement::decode_noticed(&read).expect("noticed");
+    assert_eq!(read.iter().collect::<Vec<_>>(), noticed());
 }
 
 #[test]

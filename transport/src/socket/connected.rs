@@ -16,14 +16,14 @@ use rustix::io::{Errno, readv, retry_on_intr};
 use rustix::net::sockopt::{set_socket_keepalive, set_tcp_nodelay};
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
-use super::poll::wait_for;
 use super::rings::Rings;
 use crate::conn::Conn;
 use crate::limits::LinkLimits;
 use crate::link_error::{LinkError, system_error};
 use crate::pending::PendingHandshake;
+use crate::poll::{wait_for, wait_for_any};
 use crate::shown::{LinkRegions, REGIONS_MAX};
-use crate::stream::{Stream, StreamResult};
+use crate::stream::{Awaited, Stream, StreamResult};
 
 /// Time that an end polls its socket before it sleeps: bytes in flight arrive sooner than the
 /// kernel puts a core to sleep and wakes it again (benches/results/link-waits.md has gets with 0,
@@ -212,6 +212,27 @@ impl Stream for Socket {
                 !matches!(poll(&mut socket, timeout.as_ref()), Ok(0) | Err(Errno::INTR))
             }
         }
+    }
+
+    fn ready_with(
+        &mut self,
+        awaited: Awaited,
+        others: &[BorrowedFd<'_>],
+        timeout: Duration,
+    ) -> bool {
+        let all = || {
+            let others = others.iter().map(|fd| (*fd, Awaited::READ));
+            std::iter::once((self.fd.as_fd(), awaited)).chain(others)
+        };
+        // As in `ready`: completions too come sooner than a core sleeps and wakes.
+        let clock = SystemClock::new();
+        let mut is_ready = false;
+        while !is_ready && !self.idle && clock.now().since(Mono::default()) < SPIN {
+            is_ready = wait_for_any(all(), Duration::ZERO);
+        }
+        let is_ready = is_ready || wait_for_any(all(), timeout);
+        self.idle = !is_ready;
+        is_ready
     }
 
     fn will_upgrade(&self, features: u64) -> bool {

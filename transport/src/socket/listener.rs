@@ -8,6 +8,7 @@ use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::entropy::Entropy;
 use pagelith_io::shm::SharedRegion;
 use pagelith_layouts::wire::LinkRole;
+use pagelith_layouts::wire::greeting::Feature;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::accept::{Accepted, Acceptor};
@@ -15,7 +16,6 @@ use super::connected::{Socket, SocketLink, SocketPending, is_trusted};
 use super::handshake_thread::{HandshakeThread, HandshakeThreads, close_on_thread};
 use super::listen_config::{ListenConfig, ListenError};
 use super::pending_peers::{AdmissionResult, Handshaking, PendingPeers};
-use super::poll::wait_for;
 use super::source::ConnectionSource;
 use crate::address::Address;
 use crate::capability::Capabilities;
@@ -24,8 +24,11 @@ use crate::limits::LinkLimits;
 use crate::link_error::LinkError;
 use crate::link_permits::LinkPermits;
 use crate::pending::{HandshakeProgress, PendingHandshake};
+use crate::poll::wait_for_any;
+use crate::rdma::host::RdmaHost;
 use crate::resolve::Resolver;
 use crate::rights::Namespaces;
+use crate::stream::Awaited;
 
 /// Maximum connections accepted in one poll.
 const ACCEPTS_MAX: usize = 64;
@@ -52,6 +55,7 @@ pub struct Listener {
     clock: Arc<dyn Clock>,
     limits: LinkLimits,
     shared_regions: Vec<Arc<SharedRegion>>,
+    rdma: Option<Arc<RdmaHost>>,
     /// No connection is accepted before this time.
     paused_until: Option<Mono>,
 }
@@ -114,6 +118,7 @@ impl Listener {
             clock,
             limits,
             shared_regions: Vec::new(),
+            rdma: None,
             paused_until: None,
         })
     }
@@ -124,6 +129,16 @@ impl Listener {
     pub fn with_shared_regions(self, regions: Vec<Arc<SharedRegion>>) -> Listener {
         let shared_regions = if self.may_share() { regions } else { Vec::new() };
         Listener { shared_regions, ..self }
+    }
+
+    /// Offer RDMA to clients over TCP. Memory that is registered with the host need not be copied.
+    pub fn with_rdma(self, host: Arc<RdmaHost>) -> Listener {
+        match &self.address {
+            Address::Tcp(_) => {
+                Listener { offer: self.offer.with(Feature::Rdma), rdma: Some(host), ..self }
+            }
+            Address::Unix(_) => self,
+        }
     }
 
     /// Whether all clients may read every namespace.
@@ -256,6 +271,7 @@ impl Listener {
         let outside = (self.clock.clone(), self.limits);
         let handshake = handshake.with_permits(self.permits.clone());
         PendingHandshake::new(socket, peer, LinkRole::Server, self.offer, handshake, outside)
+            .with_rdma(self.rdma.clone())
     }
 }
 
@@ -268,16 +284,20 @@ pub fn wait(
     timeout: Duration,
 ) -> bool {
     // Without a short circuit: each link must announce that this end is about to sleep.
-    let arm =
-        |any, link: &&SocketLink| any | link.stream().is_some_and(|s| s.arm(link.wants_write()));
+    let arm = |any, link: &&SocketLink| {
+        any | link.arm_wakes() | link.stream().is_some_and(|s| s.arm(link.wants_write()))
+    };
     if links.iter().fold(false, arm) {
         return true;
     }
-    let open = links.iter().filter_map(|link| Some((link.stream()?.as_fd(), link.wants_write())));
-    let mut sockets: Vec<_> = open.collect();
-    sockets.extend(listener.into_iter().flat_map(Listener::sockets));
-    sockets.extend(others.iter().map(|fd| (*fd, false)));
+    let open = links.iter().filter_map(|link| Some((link.stream()?.as_fd(), link.awaited())));
+    let reading = |fd| (fd, Awaited::READ);
+    let accepting = listener.into_iter().flat_map(Listener::sockets);
+    let sockets = open
+        .chain(accepting.map(|(fd, write)| (fd, Awaited::reading(write))))
+        .chain(links.iter().flat_map(|link| link.wakes()).map(reading))
+        .chain(others.iter().copied().map(reading));
     let due = links.iter().map(|link| link.due()).chain(listener.and_then(Listener::due)).min();
     let timeout = due.map_or(timeout, |due| due.min(timeout));
-    wait_for(&sockets, timeout) || due.is_some_and(|due| due <= timeout)
+    wait_for_any(sockets, timeout) || due.is_some_and(|due| due <= timeout)
 }

@@ -22,8 +22,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::fd_passing;
-use super::poll::wait_for;
 use crate::link_error::LinkError;
+use crate::poll::wait_for;
 use crate::stream::StreamResult;
 
 /// Time that an end polls the rings before it sleeps: longer than a small request takes, and than

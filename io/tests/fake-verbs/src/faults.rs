@@ -31,6 +31,8 @@ pub struct Faults {
     pub lands_after_deregister: bool,
     /// `stuck=1`: requests never begin.
     pub stuck: bool,
+    /// `fail-requests=1`: requests fail, as if the peer did not acknowledge them.
+    pub fail_requests: bool,
     /// `never-drain=1`: requests are not flushed in the error state.
     pub never_drain: bool,
     /// `fail-destroy=N`: the first N attempts to destroy a queue pair fail.
@@ -61,6 +63,7 @@ impl Faults {
             lands_after_destroy: false,
             lands_after_deregister: false,
             stuck: false,
+            fail_requests: false,
             never_drain: false,
             fail_destroy: 0,
             fail_registration: 0,
@@ -92,6 +95,7 @@ impl Faults {
                 "lands-after-destroy" => self.lands_after_destroy = number()? != 0,
                 "lands-after-deregister" => self.lands_after_deregister = number()? != 0,
                 "stuck" => self.stuck = number()? != 0,
+                "fail-requests" => self.fail_requests = number()? != 0,
                 "never-drain" => self.never_drain = number()? != 0,
                 "fail-destroy" => self.fail_destroy = number()?,
                 "fail-registration" => self.fail_registration = number()?,

@@ -2,8 +2,8 @@
 //!
 //! A device follows the rules of reliable connections, except for the faults of its script
 //! (`faults`). Time passes in steps: each poll, arming and post of any queue is one. Tests create a
-//! device with `fake_verbs_device`, change it with `fake_verbs_change`, and count its objects with
-//! `fake_verbs_count`; all else has the names and types of infiniband/verbs.h.
+//! device with `fake_verbs_device`, change it with `fake_verbs_change`, count its objects with
+//! `fake_verbs_count`, and let time pass with `fake_verbs_step`; all else has the names and types of infiniband/verbs.h.
 
 // Shared with pagelith-io; what is not needed here is unused.
 #[allow(dead_code, missing_docs, reason = "the module is of another crate")]
@@ -75,6 +75,10 @@ exported! {
 
     fn fake_verbs_no_kernel() {
         world().has_kernel = false;
+    }
+
+    fn fake_verbs_step() {
+        world().step();
     }
 
     fn ibv_get_device_list(count: *mut c_int) -> *mut *mut DeviceEntry {

@@ -54,6 +54,7 @@ pub struct Device {
     events: VecDeque<AsyncEvent>,
     registrations: u32,
     completions: u32,
+    bytes_written: u64,
 }
 
 struct Region {
@@ -190,6 +191,7 @@ impl World {
             events: VecDeque::new(),
             registrations: 0,
             completions: 0,
+            bytes_written: 0,
         });
         Ok(number)
     }
@@ -223,6 +225,7 @@ impl World {
             "channels" => self.channels.values().filter(|channel| of(&channel.device)).count(),
             "queues" => self.queues.values().filter(|queue| of(&queue.device)).count(),
             "pairs" => self.pairs.values().filter(|pair| of(&pair.device)).count(),
+            "bytes-written" => return self.device(device).bytes_written,
             "registrations" => return u64::from(self.device(device).registrations),
             _ => return u64::MAX,
         };

@@ -162,6 +162,9 @@ impl World {
         let pair = &self.pairs[&number];
         let (device, domain, peer_number) = (pair.device, pair.domain, pair.peer);
         let faults = self.device(device).faults.clone();
+        if faults.fail_requests {
+            return Err(status::RETRY_EXC);
+        }
         let local = if request.opcode == opcode::READ { access::LOCAL_WRITE } else { 0 };
         if !self.permits_all(domain, &request.pieces, local) {
             return Err(status::LOC_PROT);
@@ -195,6 +198,7 @@ impl World {
             memory::scatter(&request.pieces, &bytes);
             return Ok(());
         }
+        self.device(device).bytes_written += length;
         let target = Sge { addr: address, length: length as u32, lkey: request.key };
         let mut arrival = Arrival {
             wait: faults.late_bytes,

@@ -1,0 +1,98 @@
+//! The memory of a client that a server may access: addresses and keys, as the client named them.
+//!
+//! Bounded: a client that names more regions or keys ends its link.
+
+use std::collections::BTreeMap;
+
+use pagelith_io::verbs::RemotePiece;
+use pagelith_layouts::wire::rdma_regions::{self, RegionItem};
+
+use super::requests::RemoteRange;
+use crate::link_error::LinkError;
+
+/// Maximum regions of a client, each on each of its rails.
+pub(crate) const REGIONS_MAX: usize = 4096;
+/// Maximum keys of a client.
+const KEYS_MAX: usize = 1 << 20;
+
+/// The regions of one client.
+pub(crate) struct PeerRegions {
+    rails: usize,
+    /// By number and rail.
+    regions: BTreeMap<(u32, u32), PeerRegion>,
+    keys: usize,
+}
+
+struct PeerRegion {
+    base: u64,
+    length: u64,
+    chunk_bytes: u64,
+    keys: Vec<u32>,
+}
+
+impl PeerRegions {
+    /// No region yet, of a client with so many rails.
+    pub fn new(rails: usize) -> PeerRegions {
+        PeerRegions { rails, regions: BTreeMap::new(), keys: 0 }
+    }
+
+    /// Add or remove the regions of a frame.
+    pub fn receive(&mut self, body: &[u8]) -> Result<(), LinkError> {
+        for (item, keys) in rdma_regions::decode(body)?.iter() {
+            if item.rail as usize >= self.rails {
+                return Err(LinkError::broken("rail", item.rail));
+            }
+            let RegionItem { number, rail, base, length, chunk_bytes } = item;
+            if length == 0 {
+                let removed = self.regions.remove(&(number, rail));
+                self.keys -= removed.map_or(0, |region| region.keys.len());
+                continue;
+            }
+            self.keys += keys.len();
+            let room = self.regions.len() < REGIONS_MAX * self.rails && self.keys <= KEYS_MAX;
+            if !room || self.regions.contains_key(&(number, rail)) {
+                return Err(LinkError::broken("regions", number));
+            }
+            let keys = keys.iter().collect();
+            self.regions.insert((number, rail), PeerRegion { base, length, chunk_bytes, keys });
+        }
+        Ok(())
+    }
+
+    /// Whether a range lies in a region, on every rail.
+    pub fn has(&self, number: u32, at: u64, length: u64) -> bool {
+        let end = at.checked_add(length);
+        (0..self.rails as u32).all(|rail| {
+            let region = self.regions.get(&(number, rail));
+            region.is_some_and(|region| end.is_some_and(|end| end <= region.length))
+        })
+    }
+
+    /// Append a range as the peer's device knows it on a rail, cut at the edges of chunks; false if
+    /// it does not lie in a region.
+    pub fn remote(
+        &self,
+        rail: usize,
+        (number, at, length): (u32, u64, u64),
+        to: &mut Vec<RemoteRange>,
+    ) -> bool {
+        let key = (number, u32::try_from(rail).unwrap_or(u32::MAX));
+        let Some(region) = self.regions.get(&key) else { return false };
+        let Some(end) = at.checked_add(length).filter(|end| *end <= region.length) else {
+            return false;
+        };
+        let mut at = at;
+        while at < end {
+            let chunk = at / region.chunk_bytes;
+            let next = end.min((chunk + 1).saturating_mul(region.chunk_bytes));
+            let Some(key) = usize::try_from(chunk).ok().and_then(|chunk| region.keys.get(chunk))
+            else {
+                return false;
+            };
+            let place = RemotePiece { address: region.base + at, key: *key };
+            to.push(RemoteRange { place, length: next - at });
+            at = next;
+        }
+        true
+    }
+}

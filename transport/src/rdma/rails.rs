@@ -1,0 +1,118 @@
+//! The rails of one link, and the registered memory that their requests use.
+
+use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pagelith_io::clock::Mono;
+use pagelith_layouts::ids::OpId;
+
+use super::host::RdmaHost;
+use super::own_regions::OwnRegions;
+use super::rail_queue::{RailError, RailQueue, Work};
+use super::take_down::TakeDown;
+use crate::link_error::LinkError;
+
+/// What the data planes of both ends have in common.
+pub(crate) struct Rails {
+    pub(super) host: Arc<RdmaHost>,
+    /// In the order of the server's rails frame.
+    pub(super) queues: Vec<RailQueue>,
+    pub(super) own: OwnRegions,
+    /// Operations that were retracted while a device may access memory for them, and since when.
+    retracted: BTreeMap<OpId, Mono>,
+    /// When the byte stream of the link was seen to have ended while bytes were awaited that the
+    /// peer's device writes.
+    stream_ended: Option<Mono>,
+    /// The time of the last poll.
+    now: Mono,
+}
+
+impl Rails {
+    pub fn new(host: Arc<RdmaHost>, queues: Vec<RailQueue>) -> Rails {
+        Rails {
+            host,
+            queues,
+            own: OwnRegions::new(),
+            retracted: BTreeMap::new(),
+            stream_ended: None,
+            now: Mono::default(),
+        }
+    }
+
+    /// Handle completions.
+    pub fn poll(&mut self, now: Mono) -> Result<Vec<Work>, LinkError> {
+        self.now = now;
+        let mut done = Vec::new();
+        for at in 0..self.queues.len() {
+            if let Err(error) = self.queues[at].poll(&mut done) {
+                return Err(self.failed(at, &error));
+            }
+        }
+        Ok(done)
+    }
+
+    /// The error of a link whose rail failed.
+    pub fn failed(&self, rail: usize, error: &RailError) -> LinkError {
+        let queue = &self.queues[rail];
+        if error.is_of_rail()
+            && let Some(rest) = self.host.rails()[queue.host_rail].note_failure(self.now)
+        {
+            tracing::warn!(
+                rail = %queue, rest_s = rest.as_secs(),
+                "rail failed several times; new links do without it for a while"
+            );
+        }
+        LinkError::Rdma { rail: queue.to_string(), detail: error.to_string() }
+    }
+
+    /// Note that an operation was retracted while a device may access memory for it.
+    pub fn note_retracted(&mut self, op: OpId, now: Mono) {
+        self.retracted.entry(op).or_insert(now);
+    }
+
+    /// Note that no device accesses memory for an operation any more.
+    pub fn note_settled(&mut self, op: OpId) {
+        self.retracted.remove(&op);
+    }
+
+    /// Note that the byte stream has ended, while bytes are awaited.
+    pub fn note_stream_ended(&mut self, now: Mono) {
+        self.stream_ended.get_or_insert(now);
+    }
+
+    /// Whether the byte stream has ended, while bytes were awaited.
+    pub fn has_stream_ended(&self) -> bool {
+        self.stream_ended.is_some()
+    }
+
+    /// Time until the oldest retracted operation, or the last bytes of an ended stream, have been
+    /// awaited for `most`; `None` if there are none.
+    pub fn retract_due(&self, now: Mono, most: Duration) -> Option<Duration> {
+        let oldest = self.retracted.values().chain(&self.stream_ended).min()?;
+        Some(most.saturating_sub(now.since(*oldest)))
+    }
+
+    /// Make the next completion wake one of [`Rails::wakes`]. True if there is one already, or if a
+    /// device failed, which the next poll reports.
+    pub fn arm(&self) -> bool {
+        // Without a short circuit: each rail must be armed.
+        self.queues.iter().fold(false, |any, queue| any | queue.arm().unwrap_or(true))
+    }
+
+    /// The descriptors of the completion queues.
+    pub fn wakes(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.queues.iter().map(RailQueue::wake)
+    }
+
+    /// Whether a device may access memory for requests of this end.
+    pub fn is_busy(&self) -> bool {
+        self.queues.iter().any(RailQueue::is_busy)
+    }
+
+    /// Take the queue pairs down; `revokes` tells whether memory waits for it.
+    pub fn take_down(self, revokes: bool) -> TakeDown {
+        TakeDown::begin(self.host, self.queues, revokes)
+    }
+}

@@ -1,0 +1,285 @@
+//! The exchange of rails after a handshake: the first frame of each end, the client's first.
+//!
+//! The server pairs the rails of both ends: those of the same device name and port, then the others
+//! in order, as far as they have the same link layer. An end without a usable rail says why, and
+//! the link has no data plane.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use pagelith_io::clock::Mono;
+use pagelith_io::verbs::{Endpoint, Gid, LinkLayer, Mtu, Port, RemoteAccess, VerbsError};
+use pagelith_layouts::wire::LinkRole;
+use pagelith_layouts::wire::printable::Printable;
+use pagelith_layouts::wire::rails::{ETHERNET, INFINIBAND, RAILS_MAX, RailItem, Rails};
+
+use super::client_plane::ClientPlane;
+use super::counters::NoRdmaReason;
+use super::data_plane::DataPlane;
+use super::host::RdmaHost;
+use super::rail::Rail;
+use super::rail_queue::RailQueue;
+use super::server_plane::ServerPlane;
+use crate::link_error::LinkError;
+
+/// The exchange of one end.
+pub(crate) struct RailsExchange {
+    host: Arc<RdmaHost>,
+    now: Mono,
+    instance: [u8; 16],
+    /// The client's queue pairs, in the order of its frame.
+    offered: Vec<RailQueue>,
+}
+
+impl RailsExchange {
+    /// The exchange of an end with this host; `instance` is random, of this process.
+    pub fn new(host: Arc<RdmaHost>, now: Mono, instance: [u8; 16]) -> RailsExchange {
+        RailsExchange { host, now, instance, offered: Vec::new() }
+    }
+
+    /// The client's frame.
+    pub fn offer(&mut self) -> Rails {
+        let host = self.host.clone();
+        let (mut rails, mut reasons) = (Vec::new(), Vec::new());
+        for (number, rail) in host.rails_up(self.now).take(RAILS_MAX) {
+            match RailQueue::new(&host, number, self.packet(), RemoteAccess::READ_WRITE) {
+                Ok(queue) => {
+                    rails.push(item(rail, &queue, rails.len() as u32));
+                    self.offered.push(queue);
+                }
+                Err(error) => reasons.push(error.to_string()),
+            }
+        }
+        match self.offered.iter().map(RailQueue::receives).min() {
+            Some(notices) => Rails { rails, notices, text: String::new() },
+            None => Rails::none(&no_rail(&reasons)),
+        }
+    }
+
+    /// The server's frame, and its data plane.
+    pub fn answer(self, theirs: &Rails) -> (Rails, Option<DataPlane>) {
+        if theirs.rails.is_empty() {
+            return (self.refuse("the client has no rail"), None);
+        }
+        let (mut rails, mut queues, mut reasons) = (Vec::new(), Vec::new(), Vec::new());
+        for (own, pair) in self.pairs(&theirs.rails) {
+            match self.connected(own, &theirs.rails[pair], theirs.notices) {
+                Ok(queue) => {
+                    rails.push(item(&self.host.rails()[own], &queue, pair as u32));
+                    queues.push(queue);
+                }
+                Err(error) => reasons.push(error.to_string()),
+            }
+        }
+        if queues.is_empty() {
+            let reason = no_rail(&reasons);
+            return (self.refuse(&reason), None);
+        }
+        self.host.counters().links.fetch_add(1, Ordering::Relaxed);
+        let plane = DataPlane::Server(ServerPlane::new(self.host, queues));
+        (Rails { rails, notices: 0, text: String::new() }, Some(plane))
+    }
+
+    fn refuse(&self, reason: &str) -> Rails {
+        self.host.counters().note_no_rdma(NoRdmaReason::Rails);
+        Rails::none(reason)
+    }
+
+    /// The client's data plane after the server's frame.
+    pub fn finish(self, theirs: &Rails, peer: &str) -> Result<Option<DataPlane>, LinkError> {
+        if theirs.rails.is_empty() {
+            tracing::warn!(
+                peer, reason = %Printable(&theirs.text),
+                "link has no RDMA: bytes travel on the stream"
+            );
+            self.host.counters().note_no_rdma(NoRdmaReason::Rails);
+            return Ok(None);
+        }
+        let mut offered: Vec<Option<RailQueue>> = self.offered.into_iter().map(Some).collect();
+        let mut queues = Vec::new();
+        for theirs in &theirs.rails {
+            let queue = offered.get_mut(theirs.pair as usize).and_then(Option::take);
+            let Some(mut queue) = queue else {
+                return Err(LinkError::broken("pair", theirs.pair));
+            };
+            if let Err(error) = queue.connect(&endpoint(theirs), 0) {
+                // The server has these rails, and would use all of them: so none is used.
+                tracing::warn!(peer, %error, "link has no RDMA: bytes travel on the stream");
+                self.host.counters().note_no_rdma(NoRdmaReason::Rails);
+                return Ok(None);
+            }
+            queues.push(queue);
+        }
+        self.host.counters().links.fetch_add(1, Ordering::Relaxed);
+        Ok(Some(DataPlane::Client(ClientPlane::new(self.host, queues))))
+    }
+
+    /// Rails of this host, each with the position of the client's rail that it is paired with.
+    fn pairs(&self, theirs: &[RailItem]) -> Vec<(usize, usize)> {
+        let own: Vec<(usize, RailEnd)> = self
+            .host
+            .rails_up(self.now)
+            .filter_map(|(number, rail)| Some((number, RailEnd::of(&rail.attachment().ok()?.port))))
+            .collect();
+        let peers: Vec<RailEnd> = theirs.iter().map(RailEnd::of_item).collect();
+        let ends: Vec<RailEnd> = own.iter().map(|(_, end)| end.clone()).collect();
+        pair_up(&ends, &peers).into_iter().map(|(at, pair)| (own[at].0, pair)).collect()
+    }
+
+    fn connected(
+        &self,
+        own: usize,
+        theirs: &RailItem,
+        notices: u32,
+    ) -> Result<RailQueue, VerbsError> {
+        let mut queue = RailQueue::new(&self.host, own, self.packet(), RemoteAccess::NONE)?;
+        queue.connect(&endpoint(theirs), notices)?;
+        Ok(queue)
+    }
+
+    /// The number of a first packet, which differs from those of earlier queue pairs.
+    fn packet(&self) -> u32 {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let random = u32::from_le_bytes([0, 1, 2, 3].map(|at: usize| self.instance[at]));
+        random.wrapping_add(count.wrapping_mul(0x9e37_79b1)) & 0x00ff_ffff
+    }
+}
+
+/// Why no rail is usable.
+fn no_rail(reasons: &[String]) -> String {
+    match reasons {
+        [] => "every rail rests after failures, or none fits the peer's".to_owned(),
+        reasons => reasons.join("; "),
+    }
+}
+
+/// What decides which rails are paired.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct RailEnd {
+    device: String,
+    port: u8,
+    link_layer: u8,
+}
+
+impl RailEnd {
+    fn of(port: &Port) -> RailEnd {
+        let link_layer = number_of(port.link_layer);
+        RailEnd { device: port.device.clone(), port: port.number, link_layer }
+    }
+
+    fn of_item(item: &RailItem) -> RailEnd {
+        RailEnd { device: item.device(), port: item.port, link_layer: item.link_layer }
+    }
+}
+
+/// Pairs of own and peer's rails, by position. Each is in one pair at most.
+fn pair_up(own: &[RailEnd], peers: &[RailEnd]) -> Vec<(usize, usize)> {
+    let mut pairs: Vec<(usize, usize)> = Vec::new();
+    for same_name in [true, false] {
+        for (at, end) in own.iter().enumerate() {
+            let is_free = |pair: &usize| !pairs.iter().any(|(_, used)| used == pair);
+            let fits = |pair: &usize| match same_name {
+                true => peers[*pair] == *end,
+                false => peers[*pair].link_layer == end.link_layer,
+            };
+            if pairs.iter().any(|(used, _)| *used == at) {
+                continue;
+            }
+            if let Some(pair) = (0..peers.len()).find(|pair| is_free(pair) && fits(pair)) {
+                pairs.push((at, pair));
+            }
+        }
+    }
+    pairs.sort_unstable();
+    pairs
+}
+
+fn item(rail: &Rail, queue: &RailQueue, pair: u32) -> RailItem {
+    let endpoint = queue.pair.endpoint();
+    let mut item = RailItem::of_device(rail.device().name());
+    item.gid = endpoint.gid.0;
+    (item.queue_pair, item.packet, item.pair) = (endpoint.queue_pair, endpoint.packet, pair);
+    (item.lid, item.port, item.reads) = (endpoint.lid, rail.port(), endpoint.reads);
+    item.link_layer = number_of(queue.link_layer());
+    // Codes are 1 to 5.
+    item.mtu = endpoint.mtu.code() as u8;
+    item
+}
+
+fn number_of(link_layer: LinkLayer) -> u8 {
+    match link_layer {
+        LinkLayer::InfiniBand => INFINIBAND,
+        LinkLayer::Ethernet | LinkLayer::Other(_) => ETHERNET,
+    }
+}
+
+fn endpoint(item: &RailItem) -> Endpoint {
+    Endpoint {
+        queue_pair: item.queue_pair,
+        packet: item.packet,
+        gid: Gid(item.gid),
+        lid: item.lid,
+        // The decoder has checked the code.
+        mtu: Mtu::of_code(item.mtu.into()).unwrap_or(Mtu::SMALLEST),
+        reads: item.reads,
+    }
+}
+
+/// The exchange as frames of the stream: what a connection reads and writes between its handshake
+/// and its first request.
+pub(crate) struct PendingRails {
+    exchange: RailsExchange,
+    side: LinkRole,
+    peer: String,
+}
+
+impl PendingRails {
+    pub fn new(exchange: RailsExchange, side: LinkRole, peer: String) -> PendingRails {
+        PendingRails { exchange, side, peer }
+    }
+
+    /// The frame to send first, of a client.
+    pub fn first(&mut self) -> Option<Rails> {
+        (self.side == LinkRole::Client).then(|| self.exchange.offer())
+    }
+
+    /// Process the peer's frame. Returns the frame to send, and the data plane.
+    pub fn receive(self, body: &[u8]) -> Result<(Option<Rails>, Option<DataPlane>), LinkError> {
+        let theirs = Rails::decode(body)?;
+        match self.side {
+            LinkRole::Client => Ok((None, self.exchange.finish(&theirs, &self.peer)?)),
+            LinkRole::Server => {
+                let (answer, plane) = self.exchange.answer(&theirs);
+                Ok((Some(answer), plane))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end(device: &str, port: u8, link_layer: u8) -> RailEnd {
+        RailEnd { device: device.into(), port, link_layer }
+    }
+
+    #[test]
+    fn rails_are_paired_by_name_then_in_order() {
+        let own = [end("a", 1, ETHERNET), end("b", 1, ETHERNET), end("c", 1, ETHERNET)];
+        let peers = [end("b", 1, ETHERNET), end("x", 1, ETHERNET)];
+        assert_eq!(pair_up(&own, &peers), [(0, 1), (1, 0)]);
+        assert_eq!(pair_up(&peers, &own), [(0, 1), (1, 0)]);
+        let second = [end("b", 2, ETHERNET)];
+        assert_eq!(pair_up(&own, &second), [(0, 0)], "another port of that name");
+        assert_eq!(pair_up(&own, &[]), []);
+    }
+
+    #[test]
+    fn rails_of_different_link_layers_are_not_paired() {
+        let own = [end("a", 1, INFINIBAND), end("b", 1, ETHERNET)];
+        assert_eq!(pair_up(&own, &[end("a", 1, ETHERNET)]), [(1, 0)]);
+        assert_eq!(pair_up(&own[..1], &[end("a", 1, ETHERNET)]), []);
+    }
+}
