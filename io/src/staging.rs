@@ -14,6 +14,7 @@ use crate::page_allocator::{PAGE, Runs};
 use crate::shm;
 use crate::signal::Signal;
 use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use crate::verbs::DeviceMemory;
 
 /// A bounded pool of staging memory; clones share it.
 #[derive(Clone)]
@@ -135,6 +136,18 @@ impl StagingPool {
     /// Raised each time a part is dropped.
     pub fn released(&self) -> &Signal {
         &self.state.released
+    }
+}
+
+// SAFETY: the pool keeps its mapping, and both functions return its constants. Bytes are accessed
+// through parts alone; an exclusive part belongs to the link while a device may write them.
+unsafe impl DeviceMemory for StagingPool {
+    fn base(&self) -> NonNull<u8> {
+        self.state.base
+    }
+
+    fn bytes(&self) -> usize {
+        self.state.bytes
     }
 }
 

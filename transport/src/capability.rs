@@ -58,7 +58,7 @@ impl Capabilities {
     }
 
     /// A copy with `feature`.
-    pub(crate) fn with(self, feature: Feature) -> Capabilities {
+    pub fn with(self, feature: Feature) -> Capabilities {
         Capabilities { features: self.features | feature.bit(), ..self }
     }
 

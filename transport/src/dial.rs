@@ -8,7 +8,6 @@ use std::time::Duration;
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::entropy::Entropy;
 use pagelith_io::system::SystemEntropy;
-use pagelith_layouts::wire::greeting::Feature;
 
 use crate::address::{Address, Endpoint};
 use crate::auth::Key;
@@ -17,7 +16,7 @@ use crate::limits::LinkLimits;
 use crate::link::Link;
 use crate::link_error::LinkError;
 use crate::pending::HandshakeProgress;
-use crate::rdma::host::RdmaHost;
+use crate::rdma::rdma_use::RdmaUse;
 use crate::resolve::{NameLookup, Resolver};
 use crate::shown::SharedRegions;
 use crate::socket::{Socket, SocketPending, connect};
@@ -63,10 +62,10 @@ pub struct SocketDial {
     pub limits: LinkLimits,
     /// Memory of this process that a peer on this host may read.
     pub shared_regions: SharedRegions,
-    /// Devices for RDMA with peers over TCP that have it too.
-    pub rdma: Option<Arc<RdmaHost>>,
     /// Resolves the address if it has a host name.
     pub resolver: Resolver,
+    /// The use of RDMA. Over a Unix socket there is none.
+    pub rdma: RdmaUse,
 }
 
 impl SocketDial {
@@ -81,16 +80,15 @@ impl SocketDial {
         let limits = LinkLimits::default();
         let entropy = Arc::new(SystemEntropy);
         let (shared_regions, resolver) = (SharedRegions::default(), Resolver::default());
-        let rdma = None;
-        SocketDial { address, offer, key, entropy, clock, limits, shared_regions, rdma, resolver }
+        let rdma = RdmaUse::Off;
+        SocketDial { address, offer, key, entropy, clock, limits, shared_regions, resolver, rdma }
     }
 
     /// Begin to connect to an address that has no host name.
     fn connect(&self, to: &Address, limits: LinkLimits) -> Result<SocketPending, LinkError> {
         let (key, clock) = (self.key.clone(), self.clock.clone());
-        let regions = self.shared_regions.regions();
-        let rdma = self.rdma.clone().filter(|_| matches!(to, Address::Tcp(_)));
-        let offer = if rdma.is_some() { self.offer.with(Feature::Rdma) } else { self.offer };
+        let (rdma, regions) = (self.rdma.at(to), self.shared_regions.regions());
+        let offer = rdma.offer(self.offer);
         let pending = connect(to, offer, key, &*self.entropy, clock, limits, &regions)?;
         Ok(pending.with_rdma(rdma))
     }

@@ -16,6 +16,7 @@ pub mod handshake;
 pub mod limits;
 pub mod link;
 pub mod link_error;
+pub mod peer_address;
 pub mod pending;
 pub mod rdma;
 #[allow(

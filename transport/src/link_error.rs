@@ -80,6 +80,16 @@ pub enum LinkError {
     /// The peers have no usable version, feature or authentication in common.
     #[error("incompatible peers: {}", Printable(.0))]
     Incompatible(String),
+    /// RDMA is demanded, and the link cannot have it.
+    #[error(
+        "no RDMA, which this end demands: {}; start the peer with --rdma, or set the transport to \
+         auto or tcp",
+        Printable(reason)
+    )]
+    NoRdma {
+        /// Why the link has none.
+        reason: String,
+    },
 }
 
 impl LinkError {
@@ -99,7 +109,8 @@ impl LinkError {
             LinkError::ClosedLocally
             | LinkError::ProtocolViolation(_)
             | LinkError::AuthenticationFailed { .. }
-            | LinkError::Incompatible(_) => false,
+            | LinkError::Incompatible(_)
+            | LinkError::NoRdma { .. } => false,
         }
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_layouts::wire::greeting::Feature;
+use pagelith_layouts::wire::printable::Printable;
 use pagelith_layouts::wire::rails::RAILS_BODY_MAX;
 use pagelith_layouts::wire::{FrameHead, FrameKind, LinkRole};
 
@@ -15,9 +16,8 @@ use crate::conn::Conn;
 use crate::handshake::{Handshake, HandshakeOutcome};
 use crate::limits::LinkLimits;
 use crate::link_error::LinkError;
-use crate::rdma::counters::NoRdmaReason;
-use crate::rdma::host::RdmaHost;
-use crate::rdma::{DataPlane, PendingRails, RailsExchange};
+use crate::rdma::rdma_use::RdmaUse;
+use crate::rdma::{DataPlane, Exchanged, PendingRails, RailsExchange};
 use crate::stream::{Stream, StreamResult};
 
 /// A connection in its handshake.
@@ -34,8 +34,7 @@ pub struct PendingHandshake<S> {
     begun: Mono,
     /// The agreement, while the stream moves to its faster carrier, or rails are exchanged.
     agreed: Option<HandshakeOutcome>,
-    /// Devices for RDMA.
-    rdma: Option<Arc<RdmaHost>>,
+    rdma: RdmaUse,
     /// The exchange of rails, if RDMA is agreed.
     rails: Option<PendingRails>,
     /// The data plane that it has led to.
@@ -75,14 +74,15 @@ impl<S: Stream> PendingHandshake<S> {
             limits,
             begun,
             agreed: None,
-            rdma: None,
+            rdma: RdmaUse::Off,
             rails: None,
             data: None,
         }
     }
 
-    /// The same, with devices for RDMA, which its offer has.
-    pub(crate) fn with_rdma(self, rdma: Option<Arc<RdmaHost>>) -> PendingHandshake<S> {
+    /// The same, for a link that may have RDMA if the peer offers it too. The offer has
+    /// [`Feature::Rdma`] then.
+    pub fn with_rdma(self, rdma: RdmaUse) -> PendingHandshake<S> {
         PendingHandshake { rdma, ..self }
     }
 
@@ -175,7 +175,7 @@ impl<S: Stream> PendingHandshake<S> {
     fn advance(&mut self) -> Result<Option<HandshakeOutcome>, LinkError> {
         if self.agreed.is_none() {
             let Some(agreed) = self.exchange_frames()? else { return Ok(None) };
-            let agreed = self.begin_rails(agreed);
+            let agreed = self.begin_rails(agreed)?;
             if self.rails.is_none() && !self.stream.will_upgrade(agreed.common.features) {
                 // The rest of the last frame is sent before the link's own frames.
                 let _ = self.flush();
@@ -236,19 +236,19 @@ impl<S: Stream> PendingHandshake<S> {
     }
 
     /// Begin to exchange rails if RDMA is agreed: a client queues its frame.
-    fn begin_rails(&mut self, mut agreed: HandshakeOutcome) -> HandshakeOutcome {
-        let Some(host) = self.rdma.take() else { return agreed };
-        if agreed.common.features & Feature::Rdma.bit() == 0 {
-            host.counters().note_no_rdma(NoRdmaReason::Peer);
-            return agreed;
-        }
-        let exchange = RailsExchange::new(host, self.clock.now(), self.offer.instance);
-        let mut rails = PendingRails::new(exchange, self.side, self.peer.clone());
+    fn begin_rails(&mut self, mut agreed: HandshakeOutcome) -> Result<HandshakeOutcome, LinkError> {
+        let features = agreed.common.features;
+        self.rdma.check(features)?;
+        let Some(host) = self.rdma.host().filter(|_| features & Feature::Rdma.bit() != 0) else {
+            return Ok(agreed);
+        };
+        let exchange = RailsExchange::new(host.clone(), self.clock.now(), self.offer.instance);
+        let mut rails = PendingRails::new(exchange, self.side);
         if let Some(first) = rails.first() {
             agreed.append_frame(FrameKind::Rails, &first.encode(), self.handshake.out());
         }
         self.rails = Some(rails);
-        agreed
+        Ok(agreed)
     }
 
     /// Exchange rails as far as possible now.
@@ -266,13 +266,21 @@ impl<S: Stream> PendingHandshake<S> {
             return Ok(None);
         };
         let received = std::mem::take(&mut self.received);
-        let (answer, data) = rails.receive(agreed.frame_body(&received)?)?;
+        let Exchanged { answer, plane } = rails.receive(agreed.frame_body(&received)?)?;
         if let Some(answer) = answer {
             agreed.append_frame(FrameKind::Rails, &answer.encode(), self.handshake.out());
         }
-        self.data = data;
         // The rest of the answer is sent before the link's own frames.
         let _ = self.flush();
+        self.data = match plane {
+            Ok(plane) => Some(plane),
+            Err(reason) if self.rdma.is_demanded() => return Err(LinkError::NoRdma { reason }),
+            Err(reason) => {
+                let (peer, reason) = (Printable(&self.peer), Printable(&reason));
+                tracing::warn!(%peer, %reason, "link has no RDMA: bytes travel on the stream");
+                None
+            }
+        };
         Ok(Some(agreed))
     }
 

@@ -19,6 +19,7 @@ mod group;
 mod lease_connection;
 mod pin;
 mod put;
+mod rdma_memory;
 mod session;
 mod unflushed_puts;
 mod view;
@@ -42,11 +43,14 @@ use pagelith_transport::capability::Capabilities;
 use pagelith_transport::dial::{Dial, DialProgress, SocketDial};
 use pagelith_transport::link::Link;
 use pagelith_transport::link_error::LinkError;
+use pagelith_transport::rdma::host::RdmaHost;
+use pagelith_transport::rdma::registration::RdmaRegistration;
 use pagelith_transport::shown::{REGIONS_MAX, SharedRegions};
 
 use self::batch::{RemotePutBatch, begin_get};
 use self::events::EventCursor;
 use self::lease_connection::LeaseConnection;
+use self::rdma_memory::RdmaMemory;
 use self::unflushed_puts::UnflushedPuts;
 use crate::api::borrowed::{self, BorrowedGroup};
 use crate::api::error::{Error, ErrorKind, Result};
@@ -59,6 +63,7 @@ use crate::rpc::{ControlReply, Peer, Peers};
 
 pub use self::group::{Group, GroupId};
 pub use self::pin::Pin;
+pub use self::rdma_memory::register_memory;
 pub use self::session::Session;
 pub use self::view::View;
 
@@ -91,6 +96,7 @@ pub struct Client {
     leases: Arc<LeaseConnection>,
     /// As `leases`, for open groups, whose payload may occupy the link for long.
     group_leases: Arc<LeaseConnection>,
+    rdma: RdmaMemory,
 }
 
 impl Client {
@@ -137,32 +143,42 @@ impl Client {
             shared_regions,
             leases,
             group_leases,
+            rdma: RdmaMemory::default(),
         })
     }
 
     /// Attach to the store process at `address`, which identifies this process by `key`. As
     /// [`Client::attach`]. A host name is resolved again for each link.
     pub fn to(address: &Address, key: Option<&Key>, timeout: Duration) -> Result<Client> {
-        Client::connect(address, key, timeout, false)
+        Client::over(Client::dial(address, key), timeout)
     }
 
     /// As [`Client::to`], but succeeds also if no process responds there yet: calls fail as
     /// `Unavailable` until it can be reached, and each call tries to connect, as after a restart.
     /// If a process responds and rejects this one, that is an error here too.
     pub fn expecting(address: &Address, key: Option<&Key>, timeout: Duration) -> Result<Client> {
-        Client::connect(address, key, timeout, true)
+        Client::expecting_over(Client::dial(address, key), timeout)
     }
 
-    fn connect(
-        address: &Address,
-        key: Option<&Key>,
-        timeout: Duration,
-        may_be_down: bool,
-    ) -> Result<Client> {
-        let clock = Arc::new(SystemClock::new());
+    /// What [`Client::to`] dials with: no RDMA, and the system's clock, which the calls use too.
+    pub fn dial(address: &Address, key: Option<&Key>) -> SocketDial {
         let offer = Capabilities::of_this_build(SystemEntropy.bytes16());
-        let dial = SocketDial::new(address.clone(), key.cloned(), offer, clock.clone());
-        let shared_regions = dial.shared_regions.clone();
+        SocketDial::new(address.clone(), key.cloned(), offer, Arc::new(SystemClock::new()))
+    }
+
+    /// As [`Client::to`], over links of `dial`, whose clock the calls use too.
+    pub fn over(dial: SocketDial, timeout: Duration) -> Result<Client> {
+        Client::connect(dial, timeout, false)
+    }
+
+    /// As [`Client::expecting`], over links of `dial`.
+    pub fn expecting_over(dial: SocketDial, timeout: Duration) -> Result<Client> {
+        Client::connect(dial, timeout, true)
+    }
+
+    fn connect(dial: SocketDial, timeout: Duration, may_be_down: bool) -> Result<Client> {
+        let (address, clock) = (dial.address.clone(), dial.clock.clone());
+        let (shared_regions, rdma) = (dial.shared_regions.clone(), dial.rdma.host().cloned());
         let link = match first_link(&dial, &*clock, timeout).map_err(|why| attach_error(&why)) {
             Ok(link) => Some(link),
             Err(error) if may_be_down && error.kind == ErrorKind::Unavailable => {
@@ -176,7 +192,7 @@ impl Client {
         };
         let attached =
             Client::with_link(Arc::new(dial), address.to_string(), clock, timeout, link)?;
-        let attached = Client { shared_regions, ..attached };
+        let attached = Client { shared_regions, rdma: RdmaMemory::new(rdma), ..attached };
         Ok(attached.with_runtime(Arc::new(Threads)))
     }
 
@@ -192,11 +208,13 @@ impl Client {
 
     /// Share `region` with a store process on this host, so that puts from it are copied once and
     /// not sent. Share only memory that lives as long as this client: a link of the store maps it
-    /// until the link ends.
+    /// until the link ends. Over RDMA it is registered, as by [`Client::register_memory`].
     ///
     /// # Errors
-    /// `Invalid` if more than [`REGIONS_MAX`] regions are shared.
+    /// `Invalid` if more than [`REGIONS_MAX`] regions are shared. As
+    /// [`Client::register_memory`], over RDMA.
     pub fn share(&self, region: Arc<SharedRegion>) -> Result<()> {
+        self.rdma.share(&region)?;
         if !self.shared_regions.add(region) {
             return Err(Error::invalid(format!(
                 "too many shared memory regions max={REGIONS_MAX}"
@@ -207,6 +225,28 @@ impl Client {
         idle.share_count += 1;
         idle.connections.clear();
         Ok(())
+    }
+
+    /// Register memory that gets fill and puts read repeatedly, such as a host pool: `len` bytes
+    /// from `base`. Over RDMA the store process then moves bytes straight into and out of it.
+    /// `None`, without any effect, over other links.
+    ///
+    /// The memory stays locked until the registration is dropped, once for each device. After that
+    /// no device accesses it; drop the registration only when no call uses the memory, since such a
+    /// call would lose its link. The store process is told the addresses and keys: a defect of it
+    /// could change any byte of the memory.
+    ///
+    /// # Errors
+    /// `Busy` if the process may not lock so much memory (`RLIMIT_MEMLOCK`), `Invalid` if the
+    /// memory is not mapped or a device refuses it; nothing is registered then, and calls work as
+    /// without a registration.
+    pub fn register_memory(&self, base: *const u8, len: usize) -> Result<Option<RdmaRegistration>> {
+        self.rdma.register(base, len)
+    }
+
+    /// The RDMA devices of this client, if it has any.
+    pub fn rdma(&self) -> Option<&Arc<RdmaHost>> {
+        self.rdma.host()
     }
 
     /// As `Store::begin_request`.
@@ -493,7 +533,7 @@ fn attach_error(why: &LinkError) -> Error {
     use pagelith_layouts::wire::greeting::RefusalReason;
     let kind = match why {
         LinkError::AuthenticationFailed { .. } => ErrorKind::Denied,
-        LinkError::Incompatible(_) => ErrorKind::Incompatible,
+        LinkError::Incompatible(_) | LinkError::NoRdma { .. } => ErrorKind::Incompatible,
         LinkError::Refused(refusal) => match refusal.reason {
             RefusalReason::Denied => ErrorKind::Denied,
             RefusalReason::Version | RefusalReason::Feature => ErrorKind::Incompatible,

@@ -23,8 +23,9 @@ use super::library::{Handle, check};
 ///
 /// # Safety
 ///
-/// - The range is mapped, readable and writable, and does not move, until the value is dropped.
-///   Both functions always return the same.
+/// - Both functions always return the same. The range stays mapped, readable and writable, until the
+///   value is dropped; or this process accesses it no other way than through a device, which keeps
+///   the pages that were mapped at the registration.
 /// - While a device may write bytes of the range, no reference to them exists: they are accessed
 ///   through raw pointers or atomics.
 pub unsafe trait DeviceMemory: Send + Sync + 'static {
@@ -82,6 +83,40 @@ unsafe impl DeviceMemory for HostMemory {
 
     fn bytes(&self) -> usize {
         self.0.len()
+    }
+}
+
+/// Memory of a caller, by address. Registration locks the pages that are mapped there, and fails
+/// without any. If other memory is mapped there later, devices still access the former pages, which
+/// nothing else uses.
+#[derive(Debug)]
+pub struct CallerMemory {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+impl CallerMemory {
+    /// `bytes` bytes from `base` on; `None` if the range is empty, begins at 0 or wraps around.
+    pub fn new(base: *const u8, bytes: usize) -> Option<CallerMemory> {
+        let base = NonNull::new(base.cast_mut())?;
+        let end = base.addr().get().checked_add(bytes);
+        (bytes > 0 && end.is_some()).then_some(CallerMemory { base, bytes })
+    }
+}
+
+// SAFETY: the address is only passed to devices and compared.
+unsafe impl Send for CallerMemory {}
+// SAFETY: as above.
+unsafe impl Sync for CallerMemory {}
+// SAFETY: a device accesses pages that registration found mapped and keeps. Their owner exposes
+// bytes to a link before a device writes them, and gives up its access meanwhile.
+unsafe impl DeviceMemory for CallerMemory {
+    fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    fn bytes(&self) -> usize {
+        self.bytes
     }
 }
 

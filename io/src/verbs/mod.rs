@@ -48,8 +48,8 @@ pub use gid::{Gid, GidEntry, GidKind, GidWish, ScoredGid};
 pub use gpu_index::{GpuOfProcess, PhysicalGpu};
 pub use library::{LIBRARY, Library};
 pub use memory::{
-    DeviceMemory, HostMemory, LocalPiece, MemoryRegion, ProtectionDomain, RegisteredMemory,
-    RemoteAccess, RemotePiece, locked_memory_limit,
+    CallerMemory, DeviceMemory, HostMemory, LocalPiece, MemoryRegion, ProtectionDomain,
+    RegisteredMemory, RemoteAccess, RemotePiece, locked_memory_limit,
 };
 pub use nic_choice::{NicCandidate, NicChoice, NicWish, ScoredNic, choose_nics};
 pub use port::{LinkLayer, Mtu, Port, PortState};

@@ -19,6 +19,7 @@ use memmap2::{Advice, MmapMut, MmapRaw};
 use pagelith_io::buffer::{KeepAlive, Part};
 use pagelith_io::hashed_copy::{Copier, CopyMode, SourcePiece};
 use pagelith_io::shm::SharedRegion;
+use pagelith_io::verbs::DeviceMemory;
 use pagelith_layouts::align::{ALIGN, is_aligned};
 use pagelith_layouts::checksum::{Checksum, Checksums, block_count, block_lengths};
 
@@ -249,6 +250,19 @@ impl ArenaMemory {
         // SAFETY: the offset was just checked to be inside the mapping, and a mapping never starts
         // at null.
         unsafe { NonNull::new_unchecked(self.base().add(extent.offset() as usize)) }
+    }
+}
+
+// SAFETY: both functions return constants of the mapping, which lives as long as the value. A device
+// writes only extents that an exclusive part covers, and nothing else accesses those.
+unsafe impl DeviceMemory for ArenaMemory {
+    fn base(&self) -> NonNull<u8> {
+        NonNull::new(self.base()).expect("no mapping begins at address 0")
+    }
+
+    fn bytes(&self) -> usize {
+        // A mapping's length fits.
+        self.capacity_bytes() as usize
     }
 }
 

@@ -9,7 +9,9 @@ pub mod counters;
 pub mod host;
 pub mod rail;
 pub mod rail_health;
+pub mod rdma_use;
 pub mod region;
+pub mod registration;
 
 mod client_plane;
 mod data_plane;
@@ -25,6 +27,6 @@ mod targets;
 
 pub(crate) use data_plane::DataPlane;
 pub(crate) use rail_queue::WrittenBytes;
-pub(crate) use rails_exchange::{PendingRails, RailsExchange};
+pub(crate) use rails_exchange::{Exchanged, PendingRails, RailsExchange};
 pub(crate) use server_plane::{Placement, ReadDone, STRIPE_BYTES, ServerPlane};
 pub(crate) use take_down::{TakeDown, TakenDown};

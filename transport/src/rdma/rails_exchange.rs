@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use pagelith_io::clock::Mono;
 use pagelith_io::verbs::{Endpoint, Gid, LinkLayer, Mtu, Port, RemoteAccess, VerbsError};
 use pagelith_layouts::wire::LinkRole;
-use pagelith_layouts::wire::printable::Printable;
 use pagelith_layouts::wire::rails::{ETHERNET, INFINIBAND, RAILS_MAX, RailItem, Rails};
 
 use super::client_plane::ClientPlane;
@@ -29,16 +28,18 @@ pub(crate) struct RailsExchange {
     instance: [u8; 16],
     /// The client's queue pairs, in the order of its frame.
     offered: Vec<RailQueue>,
+    /// Why the client offers none.
+    reason: Option<String>,
 }
 
 impl RailsExchange {
     /// The exchange of an end with this host; `instance` is random, of this process.
     pub fn new(host: Arc<RdmaHost>, now: Mono, instance: [u8; 16]) -> RailsExchange {
-        RailsExchange { host, now, instance, offered: Vec::new() }
+        RailsExchange { host, now, instance, offered: Vec::new(), reason: None }
     }
 
     /// The client's frame.
-    pub fn offer(&mut self) -> Rails {
+    fn offer(&mut self) -> Rails {
         let host = self.host.clone();
         let (mut rails, mut reasons) = (Vec::new(), Vec::new());
         for (number, rail) in host.rails_up(self.now).take(RAILS_MAX) {
@@ -52,14 +53,14 @@ impl RailsExchange {
         }
         match self.offered.iter().map(RailQueue::receives).min() {
             Some(notices) => Rails { rails, notices, text: String::new() },
-            None => Rails::none(&no_rail(&reasons)),
+            None => Rails::none(self.reason.insert(no_rail(&reasons))),
         }
     }
 
     /// The server's frame, and its data plane.
-    pub fn answer(self, theirs: &Rails) -> (Rails, Option<DataPlane>) {
+    fn answer(self, theirs: &Rails) -> Exchanged {
         if theirs.rails.is_empty() {
-            return (self.refuse("the client has no rail"), None);
+            return self.refuse(no_rail_of_peer(theirs));
         }
         let (mut rails, mut queues, mut reasons) = (Vec::new(), Vec::new(), Vec::new());
         for (own, pair) in self.pairs(&theirs.rails) {
@@ -72,28 +73,28 @@ impl RailsExchange {
             }
         }
         if queues.is_empty() {
-            let reason = no_rail(&reasons);
-            return (self.refuse(&reason), None);
+            return self.refuse(no_rail(&reasons));
         }
         self.host.counters().links.fetch_add(1, Ordering::Relaxed);
         let plane = DataPlane::Server(ServerPlane::new(self.host, queues));
-        (Rails { rails, notices: 0, text: String::new() }, Some(plane))
+        let answer = Rails { rails, notices: 0, text: String::new() };
+        Exchanged { answer: Some(answer), plane: Ok(plane) }
     }
 
-    fn refuse(&self, reason: &str) -> Rails {
+    fn refuse(self, reason: String) -> Exchanged {
         self.host.counters().note_no_rdma(NoRdmaReason::Rails);
-        Rails::none(reason)
+        Exchanged { answer: Some(Rails::none(&reason)), plane: Err(reason) }
     }
 
     /// The client's data plane after the server's frame.
-    pub fn finish(self, theirs: &Rails, peer: &str) -> Result<Option<DataPlane>, LinkError> {
+    fn finish(self, theirs: &Rails) -> Result<Exchanged, LinkError> {
+        let counters = self.host.clone();
+        let without = |reason| {
+            counters.counters().note_no_rdma(NoRdmaReason::Rails);
+            Ok(Exchanged { answer: None, plane: Err(reason) })
+        };
         if theirs.rails.is_empty() {
-            tracing::warn!(
-                peer, reason = %Printable(&theirs.text),
-                "link has no RDMA: bytes travel on the stream"
-            );
-            self.host.counters().note_no_rdma(NoRdmaReason::Rails);
-            return Ok(None);
+            return without(self.reason.unwrap_or_else(|| no_rail_of_peer(theirs)));
         }
         let mut offered: Vec<Option<RailQueue>> = self.offered.into_iter().map(Some).collect();
         let mut queues = Vec::new();
@@ -104,14 +105,13 @@ impl RailsExchange {
             };
             if let Err(error) = queue.connect(&endpoint(theirs), 0) {
                 // The server has these rails, and would use all of them: so none is used.
-                tracing::warn!(peer, %error, "link has no RDMA: bytes travel on the stream");
-                self.host.counters().note_no_rdma(NoRdmaReason::Rails);
-                return Ok(None);
+                return without(error.to_string());
             }
             queues.push(queue);
         }
         self.host.counters().links.fetch_add(1, Ordering::Relaxed);
-        Ok(Some(DataPlane::Client(ClientPlane::new(self.host, queues))))
+        let plane = DataPlane::Client(ClientPlane::new(self.host, queues));
+        Ok(Exchanged { answer: None, plane: Ok(plane) })
     }
 
     /// Rails of this host, each with the position of the client's rail that it is paired with.
@@ -144,6 +144,11 @@ impl RailsExchange {
         let random = u32::from_le_bytes([0, 1, 2, 3].map(|at: usize| self.instance[at]));
         random.wrapping_add(count.wrapping_mul(0x9e37_79b1)) & 0x00ff_ffff
     }
+}
+
+/// Why the peer has no rail.
+fn no_rail_of_peer(theirs: &Rails) -> String {
+    format!("the peer has no usable rail: {}", theirs.text)
 }
 
 /// Why no rail is usable.
@@ -231,12 +236,19 @@ fn endpoint(item: &RailItem) -> Endpoint {
 pub(crate) struct PendingRails {
     exchange: RailsExchange,
     side: LinkRole,
-    peer: String,
+}
+
+/// The result of an exchange.
+pub(crate) struct Exchanged {
+    /// The frame to send, of a server.
+    pub answer: Option<Rails>,
+    /// The data plane, or why there is none; the reason may be a peer's text.
+    pub plane: Result<DataPlane, String>,
 }
 
 impl PendingRails {
-    pub fn new(exchange: RailsExchange, side: LinkRole, peer: String) -> PendingRails {
-        PendingRails { exchange, side, peer }
+    pub fn new(exchange: RailsExchange, side: LinkRole) -> PendingRails {
+        PendingRails { exchange, side }
     }
 
     /// The frame to send first, of a client.
@@ -244,15 +256,12 @@ impl PendingRails {
         (self.side == LinkRole::Client).then(|| self.exchange.offer())
     }
 
-    /// Process the peer's frame. Returns the frame to send, and the data plane.
-    pub fn receive(self, body: &[u8]) -> Result<(Option<Rails>, Option<DataPlane>), LinkError> {
+    /// Process the peer's frame.
+    pub fn receive(self, body: &[u8]) -> Result<Exchanged, LinkError> {
         let theirs = Rails::decode(body)?;
         match self.side {
-            LinkRole::Client => Ok((None, self.exchange.finish(&theirs, &self.peer)?)),
-            LinkRole::Server => {
-                let (answer, plane) = self.exchange.answer(&theirs);
-                Ok((Some(answer), plane))
-            }
+            LinkRole::Client => self.exchange.finish(&theirs),
+            LinkRole::Server => Ok(self.exchange.answer(&theirs)),
         }
     }
 }

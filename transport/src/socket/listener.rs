@@ -8,7 +8,6 @@ use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::entropy::Entropy;
 use pagelith_io::shm::SharedRegion;
 use pagelith_layouts::wire::LinkRole;
-use pagelith_layouts::wire::greeting::Feature;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::accept::{Accepted, Acceptor};
@@ -26,6 +25,7 @@ use crate::link_permits::LinkPermits;
 use crate::pending::{HandshakeProgress, PendingHandshake};
 use crate::poll::wait_for_any;
 use crate::rdma::host::RdmaHost;
+use crate::rdma::rdma_use::RdmaUse;
 use crate::resolve::Resolver;
 use crate::rights::Namespaces;
 use crate::stream::Awaited;
@@ -55,7 +55,7 @@ pub struct Listener {
     clock: Arc<dyn Clock>,
     limits: LinkLimits,
     shared_regions: Vec<Arc<SharedRegion>>,
-    rdma: Option<Arc<RdmaHost>>,
+    rdma: RdmaUse,
     /// No connection is accepted before this time.
     paused_until: Option<Mono>,
 }
@@ -118,7 +118,7 @@ impl Listener {
             clock,
             limits,
             shared_regions: Vec::new(),
-            rdma: None,
+            rdma: RdmaUse::Off,
             paused_until: None,
         })
     }
@@ -131,14 +131,10 @@ impl Listener {
         Listener { shared_regions, ..self }
     }
 
-    /// Offer RDMA to clients over TCP. Memory that is registered with the host need not be copied.
+    /// Offer RDMA to clients, over TCP. Peers learn neither addresses nor keys of memory of this end.
     pub fn with_rdma(self, host: Arc<RdmaHost>) -> Listener {
-        match &self.address {
-            Address::Tcp(_) => {
-                Listener { offer: self.offer.with(Feature::Rdma), rdma: Some(host), ..self }
-            }
-            Address::Unix(_) => self,
-        }
+        let rdma = RdmaUse::Offered(host).at(&self.address);
+        Listener { offer: rdma.offer(self.offer), rdma, ..self }
     }
 
     /// Whether all clients may read every namespace.

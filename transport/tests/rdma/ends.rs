@@ -14,6 +14,7 @@ use pagelith_transport::limits::LinkLimits;
 use pagelith_transport::link::{Link, LinkEvent, Push};
 use pagelith_transport::rdma::counters::RdmaCounts;
 use pagelith_transport::rdma::host::{RdmaHost, RdmaSettings};
+use pagelith_transport::rdma::rdma_use::RdmaUse;
 use pagelith_transport::rdma::region::RdmaRegion;
 use pagelith_transport::socket::{AdmissionResult, ListenConfig, Listener, SocketLink};
 use rustix::net::{Shutdown, shutdown};
@@ -239,7 +240,7 @@ pub fn linked(
         None => listener,
     };
     let mut dial = SocketDial::new(listener.address().clone(), Some(key(1)), offer, clock);
-    dial.rdma = at_client.cloned();
+    dial.rdma = at_client.map_or(RdmaUse::Off, |host| RdmaUse::Offered(host.clone()));
     let mut dialing = dial.begin().expect("begun");
     let (mut client, mut arrivals) = (None, Vec::new());
     for _ in 0..POLLS_MAX {
