@@ -22,7 +22,8 @@ fn show(name: &str, transport: Transport, kind: IoKind, constant: bool, behaviou
         let rows = EMBEDDED_ONLY.iter().filter(|_| transport != Transport::Embedded);
         rows.filter(|(prefix, _)| name.starts_with(prefix)).map(|(_, why)| (*why).to_owned()).next()
     };
-    let no_devices = || if between == Transport::Rdma { suite::rdma::unavailable() } else { None };
+    let no_devices =
+        || if transport == Transport::Rdma { suite::rdma::unavailable() } else { None };
     match unavailable(kind).or_else(embedded_only).or_else(no_devices) {
         Some(why) => {
             SKIPPED.fetch_add(1, Ordering::Relaxed);

@@ -150,7 +150,10 @@ impl TestEnv {
             }
             (
                 Place::Real(_),
-                transport @ (Transport::Tcp | Transport::SharedRings | Transport::SharedArena),
+                transport @ (Transport::Tcp
+                | Transport::Rdma
+                | Transport::SharedRings
+                | Transport::SharedArena),
             ) => Ok(Store::socket(pagelith::Store::open(valid)?, timeout, transport)),
             (Place::Real(_), Transport::Embedded | Transport::Sim) => {
                 pagelith::Store::open(valid).map(Store::embedded)

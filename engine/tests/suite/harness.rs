@@ -38,13 +38,15 @@ use tempfile::TempDir;
 
 use super::rdma;
 
-/// What lies between a behaviour and its store.
+/// The transport between a behaviour and its store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// Nothing.
     Embedded,
     /// TCP over loopback.
     Tcp,
+    /// RDMA, for registered memory, and TCP over loopback for the rest.
+    Rdma,
     /// Memory that both sides share, with a Unix socket.
     SharedRings,
     /// The same, and the store shares its arena and staging memory.
