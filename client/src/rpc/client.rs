@@ -148,9 +148,7 @@ impl RpcClient {
     ) -> std::result::Result<(), (Error, Vec<ItemRequest>)> {
         let items: Vec<GetItem> = requests.iter().map(ItemRequest::wire_item).collect();
         let capacity = self.link.room();
-        let has_room =
-            capacity.exposures >= requests.len() && capacity.frames > 0 && capacity.operations > 0;
-        if !has_room {
+        if capacity.exposures < requests.len() || capacity.frames == 0 {
             return Err((self.capacity_error(), requests));
         }
         let body = request::encode(self.with_origin(terms), &RequestBody::Get(List::of(&items)));
