@@ -144,8 +144,7 @@ fn late_server(returns_after: Option<Duration>) -> LateServer {
     let (store, pushed, closed, pinned) =
         (Arc::new(store), Arc::default(), Arc::default(), Arc::default());
     let item = GetItem::new(key, None, LEN as u64);
-    let terms =
-        RequestOptions { deadline_ms: 60_000, depth: 0, request: 0, from_store: false };
+    let terms = RequestOptions { deadline_ms: 60_000, depth: 0, request: 0, from_store: false };
     let request = request::encode(terms, &RequestBody::Get(List::of(&[item])));
     let link = LateLink {
         clock: clock.clone(),
