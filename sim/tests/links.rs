@@ -67,6 +67,28 @@ fn mutual_peers_never_return_removed_objects() {
 }
 
 #[test]
+fn one_sided_transfers_touch_no_memory_after_it_was_given_back() {
+    let shapes = [Topology::Rdma, Topology::RdmaBehind, Topology::RdmaFronts];
+    for (shape, least) in shapes.into_iter().zip([1000, 500, 100]) {
+        let sums = of_shape(0..10, Some(shape), PlantedBug::None, false);
+        assert!(sums.is_clean(), "{shape:?} {sums:?}");
+        let fabric = sums.fabric;
+        assert!(fabric.placed > least && fabric.landed_late > least, "{shape:?} {fabric:?}");
+        assert!(fabric.forced > 20, "{shape:?}: no queue pair was taken down {fabric:?}");
+        assert!(sums.hits > 1000 && sums.kills > 20, "{shape:?} {sums:?}");
+        // Offers of stores to their peers are not in registered memory there.
+        assert!(fabric.fetched > least || shape == Topology::RdmaFronts, "{shape:?} {fabric:?}");
+    }
+}
+
+#[test]
+fn links_over_rdma_same_seed_gives_same_run() {
+    let of = |seed| of_shape(seed..seed + 1, Some(Topology::Rdma), PlantedBug::None, false);
+    assert_eq!(of(1), of(1));
+    assert_ne!(of(1).trace, of(2).trace);
+}
+
+#[test]
 fn calm_links_lose_nothing() {
     let sums = of(0..4, PlantedBug::None, true);
     assert!(sums.is_clean() && sums.dropped + sums.cuts + sums.kills == 0, "{sums:?}");
@@ -110,4 +132,33 @@ fn planted_early_push_completion_is_detected() {
 #[test]
 fn planted_unverified_reader_is_detected() {
     detects(PlantedBug::Unverified, |sums| sums.wrong > 0);
+}
+
+/// A planted bug of one-sided transfers is detected by one of these seeds.
+fn detects_over_rdma(plant: PlantedBug, noticed: fn(&Tally) -> bool) {
+    let of = |seed| of_shape(seed..seed + 1, Some(Topology::Rdma), plant, false);
+    assert!((0..100).map(of).any(|sums| noticed(&sums)), "{plant:?} was not noticed");
+}
+
+#[test]
+fn planted_early_returns_of_memory_are_detected() {
+    for plant in [
+        PlantedBug::BackAtRetract,
+        PlantedBug::BackAtStreamEnd,
+        PlantedBug::BackAtServerFlush,
+        PlantedBug::NoticeBeforeData,
+    ] {
+        detects_over_rdma(plant, |sums| sums.touched_late > 0);
+    }
+}
+
+#[test]
+fn planted_lack_of_receives_is_detected() {
+    detects_over_rdma(PlantedBug::TooFewReceives, |sums| sums.fabric.unreceived > 0);
+}
+
+#[test]
+fn planted_wrong_region_base_is_detected() {
+    detects_over_rdma(PlantedBug::WrongRegionBase, |sums| sums.fabric.strayed > 0);
+    detects_over_rdma(PlantedBug::WrongRegionBase, |sums| sums.fabric.outside > 0);
 }

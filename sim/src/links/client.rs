@@ -37,6 +37,22 @@ pub struct SimClient {
     pub put_last: Vec<usize>,
     /// The last call found the store unavailable.
     pub store_unavailable: bool,
+    /// The last field: its drop is the end of the client's.
+    pub drop_end: DropEnd,
+}
+
+/// Counts the drop of a client as a step: a session and a store wait in their drops.
+pub struct DropEnd {
+    pub shared: Shared,
+    pub begun: Option<Begun>,
+}
+
+impl Drop for DropEnd {
+    fn drop(&mut self) {
+        if let Some(begun) = self.begun {
+            self.shared.end_step(begun);
+        }
+    }
 }
 
 /// Requests of stores to their peers that one object of a client's get or put, or one call, may
@@ -279,6 +295,7 @@ impl SimClient {
 impl Drop for SimClient {
     /// Checks the retained memory once more.
     fn drop(&mut self) {
+        self.drop_end.begun = Some(self.shared.begin());
         if !self.memory.check_all() {
             let mut tally = self.shared.tally();
             tally.touched_late += 1;

@@ -27,7 +27,7 @@ use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::runtime::{Runtime, Step, Task};
 use pagelith_io::signal::Signal;
 
-use self::client::SimClient;
+use self::client::{DropEnd, SimClient};
 use self::machine::{Machine, RunContext};
 use self::oracle::{NAMESPACES, Oracle};
 use self::shared::Shared;
@@ -198,6 +198,7 @@ fn run_plan(plan: &LinksPlan, shared: &Shared) {
         let (own, shared, views) =
             (SplitMix64::new(rng.next_u64()), shared.clone(), Views::default());
         let questions = ctx.questions.clone();
+        let drop_end = DropEnd { shared: shared.clone(), begun: None };
         let client = SimClient {
             handle,
             shared,
@@ -212,6 +213,7 @@ fn run_plan(plan: &LinksPlan, shared: &Shared) {
             stores: if shape == Topology::Mutual { machines.len() } else { 1 },
             put_last: Vec::new(),
             store_unavailable: false,
+            drop_end,
         };
         joins
             .push(ctx.runtime.spawn("client", Box::new(client), Signal::default()).expect("alive"));

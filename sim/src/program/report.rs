@@ -146,7 +146,7 @@ fn links(out: &mut String, done: &[StoredRun]) {
         let shape = shape.as_ref().map_or_else(String::new, |shape| format!(" --shape {shape}"));
         let _ = writeln!(
             out,
-            "| {seeds_from}..{seeds_to}, `--ops {ops}{shape}` | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+            "| {seeds_from}..{seeds_to}, `--ops {ops}{shape}` | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
             s.packets,
             s.reordered,
             s.duplicated,
@@ -157,7 +157,10 @@ fn links(out: &mut String, done: &[StoredRun]) {
             s.kills,
             s.hits,
             s.shown,
-            s.broken + s.left + s.circles,
+            s.fabric.placed + s.fabric.fetched,
+            s.fabric.landed_late,
+            s.fabric.forced,
+            s.broken + s.left + s.circles + s.overdue,
             s.wrong,
             s.touched_late,
             s.held_late
@@ -167,17 +170,21 @@ fn links(out: &mut String, done: &[StoredRun]) {
 }
 
 const LINKS: &str = "\n## Links\n
-`pagelith-sim links --seeds A..B --ops N --jobs 2 --json`: stores and clients over simulated links. Each fifth of the seeds has
+`pagelith-sim links --seeds A..B --ops N --jobs 2 --json`: stores and clients over simulated links. Each eighth of the seeds has
 one arrangement (`--shape NAME` runs only one): clients attached to a store; the same with a store that has a peer itself; one
 or two stores with the same two peers; clients on the store's host, with bytes passed by reference in both
-directions; two or three stores that are each other's peers, with clients each. Clients of a single store sometimes have
+directions; two or three stores that are each other's peers, with clients each; and the first three again with one-sided
+transfers (RDMA), mixed with clients on a stream and on the store's host. Clients of a single store sometimes have
 several batches in flight ([0013](decisions/0013-attached-clients.md)).
 
 | column | meaning |
 | --- | --- |
 | late packets | packets that arrived for a finished operation |
 | passed by reference | ranges passed by reference to memory (decisions 0011, 0013) |
-| violations | referenced ranges that changed or did not match the outcome, resources kept for clients that are gone, requests that peers forwarded, and (since the last row) cancelled operations without an outcome, or with one too many |
+| one-sided | ranges that a server wrote to, or read from, memory that its client registered |
+| landed late | pieces of WRITEs that landed after their completion at the server, or after its flush or crash |
+| taken down | queue pairs that clients took down because memory was exposed when the link ended, or did not come back |
+| violations | one-sided transfers outside of registered or exposed memory, notices without a posted receive, calls that ended more than 400 ms after their deadlines, referenced ranges that changed or did not match the outcome, resources kept for clients that are gone, requests that peers forwarded, and (since the last row) cancelled operations without an outcome, or with one too many |
 | written after the end | memory written after its operation had ended |
 | owned after the end | memory still owned by a link when its operation had ended |
 
@@ -191,11 +198,12 @@ Hits and look-ups are compared with puts, removals and clears:
 - A range passed by reference stays unchanged until it is released or withdrawn, and matches the checksums of its outcome. No
   resource is kept for it once its client is gone.
 - A store does not forward a peer's request ([0014](decisions/0014-peers.md)).
+- After a link handed memory back, no one-sided transfer touches it, whatever server, stream and queue pairs do.
 
-The first row is from before the last two arrangements, the last row is of all of them.
+Rows without a shape are of all arrangements of their time: the first of three, the last of eight, the others of five.
 
-| seeds | packets | reordered | duplicated | late packets | dropped | flipped | links cut | stores killed | hits | passed by reference | violations | wrong | written after the end | owned after the end |
-| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+| seeds | packets | reordered | duplicated | late packets | dropped | flipped | links cut | stores killed | hits | passed by reference | one-sided | landed late | taken down | violations | wrong | written after the end | owned after the end |
+| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
 ";
 
 const RACES: &str = "
@@ -227,7 +235,7 @@ Not run: loom and shuttle at these two commits, and the whole table after the ch
 ";
 
 const PLANTS: &str = "
-Bugs of a client's end of these links, planted by `--plant NAME` in any build; `sim/tests/links.rs` detects each within 400 seeds:
+Bugs of an end of these links, planted by `--plant NAME` in any build; `sim/tests/links.rs` detects each within 400 seeds:
 
 | bug | what it does | detected as |
 | --- | --- | --- |
@@ -235,6 +243,12 @@ Bugs of a client's end of these links, planted by `--plant NAME` in any build; `
 | `WriteAfterRetract` | retracted memory is still written | memory written and owned after the end |
 | `EarlyPushCompletion` | a push is reported as complete before its memory was read | memory owned after the end |
 | `Unverified` | checksums are recomputed from the bytes that arrived | bytes that no put wrote |
+| `BackAtRetract` | RDMA: the client gives memory back when its operation is retracted | memory written after the end |
+| `BackAtStreamEnd` | RDMA: the client gives memory back when the stream ends | memory written after the end |
+| `BackAtServerFlush` | RDMA: the client gives memory back when the server has flushed its queue | memory written after the end |
+| `NoticeBeforeData` | RDMA: the server posts a notice before the WRITEs that it is to follow | memory written after the end |
+| `TooFewReceives` | RDMA: the client posts too few receives for the notices | a notice without a posted receive |
+| `WrongRegionBase` | RDMA: the server adds the base of another region | a transfer outside of registered or exposed memory |
 ";
 
 fn matrix(out: &mut String, sums: &RunTotals, lanes: &[Lane]) {
@@ -309,7 +323,8 @@ fn kernel(out: &mut String, lanes: &[Lane]) {
 
 fn planted(out: &mut String, mutants: &[Outcome]) {
     *out += "\n## Planted bugs\n\nA planted bug (mutant) is a defect that is built in on purpose, to show that the checks detect it.\n\
-             `sim/mutants.sh`: one build, one bug per process (`sim/mutants/src/lib.rs` describes each).\n\n";
+             `sim/mutants.sh`: one build, one bug per process. `sim/mutants/src/lib.rs` describes those of the shipped code, the table\n\
+             above those of simulated links.\n\n";
     *out += "| planted | caught | seconds | by | first observation |\n| --- | --- | ---: | --- | --- |\n";
     for m in mutants {
         let caught = serde_json::from_str::<FirstFinding>(&m.how);

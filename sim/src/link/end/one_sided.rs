@@ -56,8 +56,7 @@ impl SimLink {
     pub(super) fn queue_targets(&mut self, op: OpId) {
         let Some(client) = &mut self.rdma_client else { return };
         let exposed = &self.exposed;
-        let targets =
-            self.net.wire().with_fabric(|fabric, _| client.targets(fabric, exposed, op));
+        let targets = self.net.wire().with_fabric(|fabric, _| client.targets(fabric, exposed, op));
         if let Some(targets) = targets.filter(|targets| !targets.is_empty()) {
             self.queue(Queued::Targets(op, targets));
         }
@@ -87,9 +86,8 @@ impl SimLink {
         let Some(server) = &mut self.rdma_server else { return Ok(Some(push)) };
         let mut wire = self.net.wire();
         let mut left = Some(push);
-        let placement = wire.with_fabric(|fabric, now| {
-            left.take().map(|push| server.place(fabric, now, push))
-        });
+        let placement =
+            wire.with_fabric(|fabric, now| left.take().map(|push| server.place(fabric, now, push)));
         let (op, item, segments, notice) = match placement.flatten() {
             None => return Ok(left),
             Some(Placement::Stream(push)) => return Ok(Some(push)),
@@ -117,9 +115,7 @@ impl SimLink {
     /// The client's push from registered memory becomes a reference, which the server reads.
     fn refer(&mut self, push: Push) -> Option<Push> {
         let mut wire = self.net.wire();
-        let place = |addr, len| {
-            wire.fabric.as_ref().and_then(|fabric| fabric.place(addr, len))
-        };
+        let place = |addr, len| wire.fabric.as_ref().and_then(|fabric| fabric.place(addr, len));
         let Some(pieces) = part_pieces(&push.parts, place).filter(|_| push.allow_ref) else {
             return Some(push);
         };
@@ -141,9 +137,10 @@ impl SimLink {
             return Ok(());
         };
         let Some(server) = &mut self.rdma_server else { return Ok(()) };
-        let read = self.net.wire().with_fabric(|fabric, now| {
-            server.read(fabric, now, stretch, pieces, parts)
-        });
+        let read = self
+            .net
+            .wire()
+            .with_fabric(|fabric, now| server.read(fabric, now, stretch, pieces, parts));
         read.flatten().ok_or(LinkError::Disconnected)
     }
 
@@ -205,6 +202,21 @@ impl SimLink {
             return None;
         }
         self.inbox.pop_front()
+    }
+
+    /// Events hand memory of the client back: nothing may land in it from now on.
+    pub(super) fn note_handed_back(&self, events: &[LinkEvent]) {
+        if self.rdma_client.is_none() {
+            return;
+        }
+        let mut wire = self.net.wire();
+        for event in events {
+            if let LinkEvent::Received { parts, .. } | LinkEvent::Retracted { parts, .. } = event {
+                wire.with_fabric(|fabric, _| {
+                    parts.iter().for_each(|part| fabric.hand_back(part.addr() as u64));
+                });
+            }
+        }
     }
 
     /// Memory of the operation that a device may still use stays with the link.

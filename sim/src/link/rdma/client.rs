@@ -70,6 +70,7 @@ impl RdmaClient {
                 let len = part.len() as u64;
                 if let Some((region, at)) = self.target(fabric, part) {
                     targets.push(Target { item, offset, region, at, len });
+                    fabric.expose(part.addr() as u64, len);
                 }
                 offset += len;
             }
@@ -103,13 +104,7 @@ impl RdmaClient {
     }
 
     /// Moves the memory of an operation to which something may still land out of `exposed`.
-    pub fn retract(
-        &mut self,
-        fabric: &Fabric,
-        exposed: &mut ExposedMemory,
-        op: OpId,
-        since: Mono,
-    ) {
+    pub fn retract(&mut self, fabric: &Fabric, exposed: &mut ExposedMemory, op: OpId, since: Mono) {
         if !self.in_flight.contains(&op) {
             return;
         }

@@ -14,11 +14,11 @@ use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
 use pagelith_layouts::checksum::checksum64;
 use pagelith_layouts::wire::LinkRole;
-use serde::{Deserialize, Serialize};
 
 use super::memory::RegisteredRegion;
-use crate::link::exposed::write_at;
+use super::stats::{FabricStats, RdmaFaults};
 use crate::entropy::SplitMix64;
+use crate::link::exposed::write_at;
 
 /// Most pieces in which the bytes of one work request move.
 const PIECES_MAX: u64 = 4;
@@ -31,78 +31,6 @@ const RECEIVE_RETRIES: u32 = 7;
 const RETRIES_MS: [u64; 2] = [300, 950];
 /// Time that flushing the server's queue takes, in microseconds.
 const FLUSH_US: [u64; 2] = [600, 14_000];
-
-/// Delays of one-sided transfers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RdmaFaults {
-    /// Longest time between a piece's leaving the server and its landing.
-    pub landing_max: Duration,
-    /// Pieces of a million that land up to half a second later.
-    pub stall: u32,
-    /// Pieces of a million in which one bit is flipped.
-    pub flip: u32,
-    /// Longest time that the client's queue pair takes to go down.
-    pub take_down_max: Duration,
-}
-
-impl Default for RdmaFaults {
-    fn default() -> RdmaFaults {
-        let (landing_max, take_down_max) = (Duration::from_micros(50), Duration::from_millis(2));
-        RdmaFaults { landing_max, stall: 0, flip: 0, take_down_max }
-    }
-}
-
-/// Counters of one-sided transfers and of violations.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FabricStats {
-    /// Ranges that the server wrote to memory of the client.
-    pub placed: u64,
-    /// Ranges that the server read from memory of the client.
-    pub fetched: u64,
-    /// Notices that arrived.
-    pub notices: u64,
-    /// Client queue pairs that were taken down while memory was exposed.
-    pub forced: u64,
-    /// Pieces that landed after their completion at the server, or after its flush or crash.
-    pub landed_late: u64,
-    /// Pieces that were in transit when the client's queue pair went down.
-    pub stopped: u64,
-    /// Pieces with a flipped bit.
-    pub flipped: u64,
-    /// Notices without a posted receive, until the device gave up. A violation.
-    pub unreceived: u64,
-    /// Ranges of the client that were never handed back. A violation.
-    pub leaked: u64,
-    /// Accesses outside of registered memory. A violation.
-    pub outside: u64,
-    /// WRITEs whose memory changed before their completion. A violation.
-    pub changed: u64,
-}
-
-impl FabricStats {
-    /// The sum of both.
-    #[must_use]
-    pub fn and(self, other: FabricStats) -> FabricStats {
-        FabricStats {
-            placed: self.placed + other.placed,
-            fetched: self.fetched + other.fetched,
-            notices: self.notices + other.notices,
-            forced: self.forced + other.forced,
-            landed_late: self.landed_late + other.landed_late,
-            stopped: self.stopped + other.stopped,
-            flipped: self.flipped + other.flipped,
-            unreceived: self.unreceived + other.unreceived,
-            leaked: self.leaked + other.leaked,
-            outside: self.outside + other.outside,
-            changed: self.changed + other.changed,
-        }
-    }
-
-    /// The number of violations.
-    pub fn violations(&self) -> u64 {
-        self.unreceived + self.leaked + self.outside + self.changed
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum QueuePair {
@@ -158,6 +86,8 @@ pub(in crate::link) struct Completion {
 /// Both queue pairs and all that is in transit.
 pub(in crate::link) struct Fabric {
     regions: Vec<RegisteredRegion>,
+    /// Memory that the client has exposed: address and length. Only for the check of landings.
+    exposed: BTreeMap<u64, u64>,
     faults: RdmaFaults,
     rng: SplitMix64,
     queue_pairs: [QueuePair; 2],
@@ -191,10 +121,11 @@ fn index(side: LinkRole) -> usize {
 
 impl Fabric {
     pub fn new(regions: Vec<RegisteredRegion>, faults: RdmaFaults, seed: u64) -> Fabric {
-        let (events, transfers, completions) = Default::default();
+        let (exposed, events, transfers, completions) = Default::default();
         let (sends_until, lands_until, notices_until, completes_until) = Default::default();
         Fabric {
             regions,
+            exposed,
             faults,
             rng: SplitMix64::new(seed),
             queue_pairs: [QueuePair::Up; 2],
@@ -247,6 +178,21 @@ impl Fabric {
             Some((number, region.place(address, len)?))
         };
         regions.filter_map(placed).next()
+    }
+
+    /// The client exposes memory.
+    pub fn expose(&mut self, address: u64, len: u64) {
+        self.exposed.insert(address, len);
+    }
+
+    /// The client's link hands exposed memory back.
+    pub fn hand_back(&mut self, address: u64) {
+        self.exposed.remove(&address);
+    }
+
+    fn is_exposed(&self, address: u64, len: u64) -> bool {
+        let before = self.exposed.range(..=address).next_back();
+        before.is_some_and(|(from, exposed)| address + len <= from + exposed)
     }
 
     fn at(&mut self, time: Mono, event: Event) {
@@ -447,10 +393,10 @@ impl Fabric {
         }
         self.note(&format!("land {time:?} {id} {}", checksum64(bytes)));
         self.stats.landed_late += u64::from(!self.transfers.contains_key(&id));
-        match self.place(address, bytes.len() as u64) {
-            Some((region, at)) => self.regions[region as usize].write(at, bytes),
-            None => self.refuse(time),
-        }
+        let len = bytes.len() as u64;
+        let Some((region, at)) = self.place(address, len) else { return self.refuse(time) };
+        self.stats.strayed += u64::from(!self.is_exposed(address, len));
+        self.regions[region as usize].write(at, bytes);
     }
 
     fn fetch(&mut self, time: Mono, id: u64, piece: usize) {

@@ -72,8 +72,7 @@ impl RegisteredRegion {
         assert!(at + to.len() as u64 <= self.len, "beyond the registered memory");
         // SAFETY: as in `write`.
         unsafe {
-            to.as_mut_ptr()
-                .copy_from_nonoverlapping(self.memory.base().add(at as usize), to.len());
+            to.as_mut_ptr().copy_from_nonoverlapping(self.memory.base().add(at as usize), to.len());
         }
     }
 }

@@ -16,6 +16,7 @@ mod device;
 mod fabric;
 mod memory;
 mod server;
+mod stats;
 
 #[cfg(test)]
 mod tests;
@@ -24,7 +25,7 @@ pub use client::GIVEN_UP_MAX;
 pub(super) use client::RdmaClient;
 pub(super) use device::DeviceTask;
 pub(super) use fabric::Fabric;
-pub use fabric::{FabricStats, RdmaFaults};
 pub use memory::RegisteredRegion;
 pub(super) use memory::Target;
 pub(super) use server::{Finished, Placement, RdmaServer, Segment};
+pub use stats::{FabricStats, RdmaFaults};

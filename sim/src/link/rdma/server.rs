@@ -62,7 +62,7 @@ pub(in crate::link) struct RdmaServer {
     /// Notices posted so far.
     notices: u64,
     owes_notice: bool,
-    /// Planted bug: every region begins where the first does.
+    /// Planted bug: the base of another region is added.
     pub has_wrong_base: bool,
     /// Planted bug: a notice is posted before the WRITEs that it is to follow.
     pub has_early_notice: bool,
@@ -103,9 +103,10 @@ impl RdmaServer {
         let of_item = |target: &&Target| target.item == push.item;
         let targets = self.targets.get(&push.op).into_iter().flatten().filter(of_item);
         let place = |target: &Target| {
-            let (from, to) = (target.offset.max(push.offset), (target.offset + target.len).min(end));
-            let region = if self.has_wrong_base { 0 } else { target.region };
-            let base = self.bases.get(region as usize)?;
+            let (from, to) =
+                (target.offset.max(push.offset), (target.offset + target.len).min(end));
+            let region = target.region as usize + usize::from(self.has_wrong_base);
+            let base = self.bases.get(region % self.bases.len())?;
             let address = base + target.at + from.checked_sub(target.offset)?;
             (from < to).then(|| (from - push.offset, address, to - from))
         };
