@@ -32,7 +32,7 @@ use self::response::Response;
 use self::server::Server;
 
 /// The fields of [`Stats`] that are gauges; all others are counters.
-const GAUGES: [&str; 14] = [
+const GAUGES: [&str; 17] = [
     "objects",
     "dram_objects",
     "dram_bytes",
@@ -47,6 +47,9 @@ const GAUGES: [&str; 14] = [
     "objects_pinned",
     "objects_leased",
     "readers",
+    "rdma_rails",
+    "rdma_rails_up",
+    "rdma_registered_bytes",
 ];
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 

@@ -8,9 +8,10 @@ use pagelith::client::Client;
 use pagelith::config::{Config, PeerConfig, ValidConfig};
 use pagelith::io::entropy::Entropy;
 use pagelith::io::system::SystemEntropy;
-use pagelith::transport::address::Address;
+use pagelith::rdma;
 use pagelith::transport::auth::Key;
 use pagelith::transport::capability::Capabilities;
+use pagelith::transport::peer_address::PeerAddress;
 
 /// The capabilities that this process offers on every link.
 pub(crate) fn offer() -> Capabilities {
@@ -25,13 +26,14 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) struct PeerFlags {
     /// Address of a peer store process, as `pagelith serve` printed it; repeat for each further.
     /// Its store is a tier below this one, and puts go to the peer that owns the page. Replaces
-    /// remote.peers of the configuration, which may have names and weights
-    #[arg(long, value_name = "tcp:HOST:PORT|unix:PATH")]
-    pub(crate) remote: Vec<Address>,
+    /// remote.peers of the configuration, which may have names and weights. With rdma: the payload
+    /// travels by RDMA
+    #[arg(long, value_name = "tcp:HOST:PORT|rdma:HOST:PORT|unix:PATH")]
+    pub(crate) remote: Vec<PeerAddress>,
     /// One of these peers: all puts go to it while it can be reached, and gets ask it before the
     /// owner of the page
-    #[arg(long, value_name = "tcp:HOST:PORT|unix:PATH")]
-    prefer: Option<Address>,
+    #[arg(long, value_name = "tcp:HOST:PORT|rdma:HOST:PORT|unix:PATH")]
+    prefer: Option<PeerAddress>,
     /// Key file of this process, for peers that require a key: one entry, as `pagelith key` prints
     /// it
     #[arg(long, value_name = "FILE")]
@@ -45,7 +47,8 @@ impl PeerFlags {
             remote.peers = self.remote.iter().cloned().map(PeerConfig::from).collect();
         }
         if let Some(prefer) = &self.prefer {
-            remote.peers.iter_mut().for_each(|peer| peer.preferred = peer.address == *prefer);
+            let is_it = |peer: &PeerConfig| peer.address == prefer.address;
+            remote.peers.iter_mut().for_each(|peer| peer.preferred = is_it(peer));
         }
         if self.key.is_some() {
             remote.key.clone_from(&self.key);
@@ -63,7 +66,9 @@ impl PeerFlags {
     }
 }
 
-/// Attach to the store process at `address`, authenticated by `key`.
-pub(crate) fn attach(address: &Address, key: Option<&Key>) -> anyhow::Result<Client> {
-    Ok(Client::to(address, key, TIMEOUT)?)
+/// Attach to the store process at `address`, authenticated by `key`. RDMA devices are those of the
+/// environment.
+pub(crate) fn attach(address: &PeerAddress, key: Option<&Key>) -> anyhow::Result<Client> {
+    let dial = rdma::dial(address, key, &rdma::config_of_environment()?)?;
+    Ok(Client::over(dial, TIMEOUT)?)
 }

@@ -16,8 +16,10 @@ use pagelith::io::shm::SharedRegion;
 use pagelith::io::staging::StagingPool;
 use pagelith::io::system::{SystemClock, SystemEntropy};
 use pagelith::io::threads::thread_start_fault;
+use pagelith::io::verbs::RemoteAccess;
 use pagelith::key_file;
 use pagelith::layouts::align::align_down;
+use pagelith::rdma;
 use pagelith::server::Server;
 use pagelith::transport::address::{Address, Endpoint};
 use pagelith::transport::auth::KeyRing;
@@ -25,6 +27,7 @@ use pagelith::transport::handshake::ClientAuth;
 use pagelith::transport::limits::LinkLimits;
 use pagelith::transport::link::Link;
 use pagelith::transport::link_error::LinkError;
+use pagelith::transport::rdma::host::RdmaHost;
 use pagelith::transport::rights::Rights;
 use pagelith::transport::socket::{AdmissionResult, ListenConfig, Listener, Socket, SocketLink};
 use pagelith::{FlushReport, Options, Store};
@@ -69,6 +72,10 @@ pub(crate) struct ServeArgs {
     /// Allow an address that other hosts can reach; the connection is not encrypted
     #[arg(long, requires = "keys")]
     allow_remote: bool,
+    /// Let clients use RDMA: sets rdma.serve. Fails without a usable device; rdma.devices and
+    /// rdma.gid_index choose. Clients without RDMA are served over TCP
+    #[arg(long)]
+    rdma: bool,
     /// Address of the HTTP server for `/metrics` and `/healthz`, on loopback; port 0 for any free
     /// port
     #[arg(long, value_name = "HOST:PORT")]
@@ -105,7 +112,13 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<RunStatus> {
     // Memory is shared only if every client has all rights. With keys, clients read only their
     // namespaces.
     let shared = matches!(args.listen, Address::Unix(_)) && args.keys.is_none();
-    let with_peers = |config: &mut Config| args.peers.apply(config);
+    if args.rdma && matches!(args.listen, Address::Unix(_)) {
+        bail!("--rdma needs an address tcp:HOST:PORT, clients at a Unix socket share memory");
+    }
+    let with_peers = |config: &mut Config| {
+        args.peers.apply(config);
+        config.rdma.serve |= args.rdma;
+    };
     let config =
         args.store.resolve(defaults(shared.then_some(args.transfer)), None, &with_peers)?;
     args.peers.check(&config)?;
@@ -118,7 +131,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<RunStatus> {
     // clients are refused.
     drop(listener(&listen, args.clients.limits(&args.listen, descriptors)?)?);
     args.metrics.as_ref().map(Http::check).transpose()?;
-    let deadline = config.deadline();
+    let (deadline, serves_rdma) = (config.deadline(), config.rdma().serve);
     let opened = Store::open_until(config, &stop);
     if opened.is_err() && stop.load(Ordering::Relaxed) {
         log!("received a signal to end before the store was open");
@@ -131,6 +144,12 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<RunStatus> {
     let limits = args.clients.limits(&args.listen, descriptors)?;
     client_limits::log_bounds(&limits, &args.listen, descriptors, &memory);
     let mut listener = listener(&listen, limits)?.with_shared_regions(regions);
+    if let Some(host) = store.rdma().filter(|_| serves_rdma) {
+        let transfer = Arc::new(serving.staging.clone());
+        rdma::register(host, "--transfer", transfer, RemoteAccess::NONE)?;
+        log!("rdma rails={}", rails(host));
+        listener = listener.with_rdma(host.clone());
+    }
     let mut http = args.metrics.as_ref().map(Http::listen).transpose()?;
     let mut lines = http
         .iter()
@@ -312,6 +331,11 @@ fn spawn<'scope>(
     };
     let builder = std::thread::Builder::new().name(format!("pagelith-{name}"));
     builder.spawn_scoped(scope, guarded).map(drop).map_err(|error| thread_start_fault(name, &error))
+}
+
+/// The rails' names, separated by commas.
+fn rails(host: &RdmaHost) -> String {
+    host.rails().iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
 fn listener(listen: &ListenConfig, limits: LinkLimits) -> anyhow::Result<Listener> {

@@ -59,7 +59,6 @@ pub use pagelith_client::{
 };
 pub use pagelith_io as io;
 pub use pagelith_io::buffer::AlignedBuf;
-pub use pagelith_io::registered::Registration;
 pub use pagelith_layouts as layouts;
 pub use pagelith_transport as transport;
 pub use read::pin::Pin;
@@ -69,6 +68,8 @@ pub use store::embedded::Store;
 pub use store::group::Group;
 pub use store::key_file;
 pub use store::open::OpenReport;
+pub use store::rdma;
+pub use store::registered_memory::Registration;
 pub use store::session::Session;
 pub use write::open_group::GroupId;
 

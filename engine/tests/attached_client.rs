@@ -23,6 +23,7 @@ use pagelith::transport::capability::Capabilities;
 use pagelith::transport::dial::SocketDial;
 use pagelith::transport::handshake::ClientAuth;
 use pagelith::transport::limits::LinkLimits;
+use pagelith::transport::rdma::rdma_use::RdmaUse;
 use pagelith::transport::resolve::Resolver;
 use pagelith::transport::rights::{Namespaces, Rights};
 use pagelith::transport::shown::SharedRegions;
@@ -124,6 +125,7 @@ impl Process {
             limits: LinkLimits::default(),
             shared_regions: SharedRegions::default(),
             resolver: Resolver::default(),
+            rdma: RdmaUse::Off,
         };
         Client::attach(Arc::new(dial), clock, timeout).expect("attached")
     }

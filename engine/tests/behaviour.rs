@@ -22,7 +22,8 @@ fn show(name: &str, between: Transport, kind: IoKind, constant: bool, behaviour:
         let rows = EMBEDDED_ONLY.iter().filter(|_| between != Transport::Embedded);
         rows.filter(|(prefix, _)| name.starts_with(prefix)).map(|(_, why)| (*why).to_owned()).next()
     };
-    match unavailable(kind).or_else(embedded_only) {
+    let no_devices = || if between == Transport::Rdma { suite::rdma::unavailable() } else { None };
+    match unavailable(kind).or_else(embedded_only).or_else(no_devices) {
         Some(why) => {
             SKIPPED.fetch_add(1, Ordering::Relaxed);
             say(format!("skipped: {name} over {kind:?} behind {between:?}: {why}"));
@@ -32,6 +33,8 @@ fn show(name: &str, between: Transport, kind: IoKind, constant: bool, behaviour:
     if SHOWN.fetch_add(1, Ordering::Relaxed) + 1 == suite::ALL.len() * SIDES {
         let skipped = SKIPPED.load(Ordering::Relaxed);
         say(format!("behaviours: shown={} skipped={skipped}", suite::ALL.len() * SIDES - skipped));
+        let (placed, read) = suite::rdma::counts();
+        say(format!("bytes by RDMA: placed={placed} read={read}"));
     }
 }
 
@@ -59,6 +62,7 @@ for_all_behaviours!(tests, sim, Embedded, Sim, false);
 for_all_behaviours!(tests, uring_constant_fingerprint, Embedded, Uring, true);
 for_all_behaviours!(tests, sim_constant_fingerprint, Embedded, Sim, true);
 for_all_behaviours!(tests, tcp, Tcp, Blocking, false);
+for_all_behaviours!(tests, rdma, Rdma, Blocking, false);
 for_all_behaviours!(tests, shared_memory, SharedRings, Blocking, false);
 for_all_behaviours!(tests, shown, SharedArena, Blocking, false);
 for_all_behaviours!(tests, sim_link, Sim, Sim, false);

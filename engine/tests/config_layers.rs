@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pagelith::config::{
-    Config, ConfigFormat, DramPolicy, MachineLimits, MemoryPlan, PeerConfig, Promote, Size, SsdIo,
-    SsdPolicy, fields,
+    Config, ConfigFormat, DramPolicy, MachineLimits, MemoryPlan, PeerConfig, Promote, RdmaConfig,
+    Size, SsdIo, SsdPolicy, fields,
 };
 use pagelith::transport::address::Address;
+use pagelith::transport::peer_address::BulkTransport;
 use proptest::prelude::*;
 
 fn facts(memory_bytes: u64) -> MachineLimits {
@@ -245,6 +246,7 @@ fn every_setting_of_a_file_is_applied() {
         scrub_bytes_per_s = "5MiB"
         [remote]
         key = "/key"
+        local_hostname = "node-7.example"
         [[remote.peers]]
         address = "tcp:10.0.0.1:7411"
         name = "a"
@@ -252,6 +254,16 @@ fn every_setting_of_a_file_is_applied() {
         [[remote.peers]]
         address = "unix:/b"
         preferred = true
+        [[remote.peers]]
+        address = "rdma:c:7411"
+        [[remote.peers]]
+        address = "tcp:d:7411"
+        transport = "auto"
+        [rdma]
+        serve = true
+        devices = "mlx5_0, mlx5_1"
+        gpu = 1
+        gid_index = 3
         [staging]
         bytes = "8MiB"
         ratio = 0.5
@@ -291,7 +303,14 @@ fn every_setting_of_a_file_is_applied() {
     assert_eq!((valid.quarantine_after(), valid.scrub_bytes_per_s()), (9, 5 << 20));
     let of = |address: &str| PeerConfig::from(address.parse::<Address>().unwrap());
     let first = PeerConfig { name: "a".to_owned(), weight: 2.5, ..of("tcp:10.0.0.1:7411") };
-    assert_eq!(valid.peers(), [first, PeerConfig { preferred: true, ..of("unix:/b") }]);
+    let second = PeerConfig { preferred: true, ..of("unix:/b") };
+    let rdma = PeerConfig { transport: BulkTransport::Rdma, ..of("tcp:c:7411") };
+    let auto = PeerConfig { transport: BulkTransport::Auto, ..of("tcp:d:7411") };
+    assert_eq!(valid.peers(), [first, second, rdma, auto]);
+    assert_eq!(valid.local_hostname(), Some("node-7.example"));
+    let RdmaConfig { serve, devices, gpu, gid_index } = valid.rdma();
+    assert_eq!((*serve, devices.as_deref()), (true, Some("mlx5_0, mlx5_1")));
+    assert_eq!((*gpu, *gid_index), (Some(1), Some(3)));
     assert_eq!((valid.peers()[1].name.as_str(), valid.peers()[1].weight), ("unix:/b", 1.0));
     assert_eq!(valid.peers_key(), Some(Path::new("/key")));
     assert_eq!((valid.staging_bytes(), valid.staging_budget()), (8 << 20, 4 << 20));
@@ -332,7 +351,7 @@ fn defaults_open_and_print_and_read_back() {
     assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
     assert_eq!(Config::from_toml_str(""), Ok(config.clone()));
     assert_eq!(Config::from_json_str("{\"dram\": {}}"), Ok(config));
-    assert_eq!(fields().len(), 35);
+    assert_eq!(fields().len(), 40);
 }
 
 /// (ssd.bytes, dram.bytes) -> (segment, arena, max_objects)

@@ -5,12 +5,18 @@
 #[path = "suite/env.rs"]
 #[allow(dead_code, reason = "each test program uses its own part")]
 mod env;
+#[allow(dead_code)]
+#[path = "../../io/tests/verbs/fake.rs"]
+mod fake;
 #[path = "suite/harness.rs"]
 #[allow(dead_code, reason = "each test program uses its own part")]
 mod harness;
 #[path = "suite/helpers.rs"]
 #[allow(dead_code, reason = "each test program uses its own part")]
 mod helpers;
+#[allow(dead_code)]
+#[path = "suite/rdma.rs"]
+mod rdma;
 #[path = "reshard/servers.rs"]
 mod servers;
 #[path = "reshard/table.rs"]

@@ -31,6 +31,7 @@ use pagelith::transport::capability::Capabilities;
 use pagelith::transport::dial::SocketDial;
 use pagelith::transport::handshake::ClientAuth;
 use pagelith::transport::limits::LinkLimits;
+use pagelith::transport::rdma::rdma_use::RdmaUse;
 use pagelith::transport::resolve::Resolver;
 use pagelith::transport::rights::{Namespaces, Rights};
 use pagelith::transport::shown::SharedRegions;
@@ -127,6 +128,7 @@ impl Process {
             limits: LinkLimits::default(),
             shared_regions,
             resolver: Resolver::default(),
+            rdma: RdmaUse::Off,
         };
         let seen = Arc::new(LinkCounts::default());
         let dial = CountingDial { dial, seen: seen.clone() };

@@ -51,8 +51,12 @@ class StoreSettings:
 
     # Settings of an embedded store, as in docs/operations.md.
     store: dict[str, Any] | None = of_type(dict, "a dictionary", None)
-    # Instead of `store`: a store process, `unix:PATH`, `tcp:HOST:PORT`, or the path of a socket.
+    # Instead of `store`: a store process, `unix:PATH`, `tcp:HOST:PORT`, `rdma:HOST:PORT`, or the path
+    # of a socket.
     attach: str | None = path("a string, or the path of a socket", "unix:")
+    # How payload travels over `tcp:`: "tcp", "rdma" (as the address `rdma:`: the store process must have
+    # it too), or "auto" (RDMA where both have it). The devices are those of PAGELITH_RDMA__DEVICES.
+    transport: str | None = of_type(str, "a string", None)
     # The key's name and the file with its secret, where the store process requires authentication.
     key_name: str | None = of_type(str, "a string", None)
     key_file: str | None = path("a string or a path")
@@ -89,6 +93,8 @@ class StoreSettings:
             problems.append("pass 'store' (a store in this process) or 'attach' (a store process), one of the two")
         if (self.key_name is None) != (self.key_file is None) or (self.key_name and not self.attach):
             problems.append("'key_name' and 'key_file' go together, and require 'attach'")
+        if self.transport is not None and not self.attach:
+            problems.append("'transport' requires 'attach'")
         if self.start_without_store and not self.attach:
             problems.append("'start_without_store' requires 'attach': a store in this process opens or fails at the start")
         return problems
@@ -109,7 +115,7 @@ class StoreSettings:
 
     def _attached(self, address: str) -> Store:
         try:
-            return Store.attach(address, key=self._key(), may_be_down=self.start_without_store)
+            return Store.attach(address, key=self._key(), may_be_down=self.start_without_store, transport=self.transport)
         except UnavailableError as error:
             remedy = "start it (`pagelith serve`), or set 'start_without_store': true to serve without it until it is up"
             raise UnavailableError(f"{error}: the store process is unavailable: {remedy}") from error
@@ -131,16 +137,17 @@ class StoreSettings:
 class PoolSettings(StoreSettings):
     """The same, for adapters that get the engine's host memory from the engine."""
 
-    # Look up and pin the pages of that memory once, if an embedded store reads into it from SSD.
+    # Look up and pin the pages of that memory once, if an embedded store reads into it from SSD, or a
+    # store process by RDMA.
     register_memory: bool = of_type(bool, "true or false", True)
 
     def register(self, store: Store, spans: Iterable[tuple[int, int]]) -> list[Registration]:
-        """Register host memory, by address and length: an embedded store pins its pages, a store
-        process maps those parts that it can.
+        """Register host memory, by address and length: an embedded store and RDMA pin its pages, a
+        store process on this host maps those parts that it can.
 
         Memory that cannot be registered is logged; reads into it work all the same.
         """
-        if self.attach is not None:
+        if self.attach is not None and self.attach.startswith("unix:"):
             share(store, spans)
             return []
         held = []

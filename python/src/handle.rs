@@ -7,8 +7,7 @@ use pagelith::client::{self, Client};
 use pagelith::io::shm::SharedRegion;
 use pagelith::layouts::ids::{Generation, NamespaceId};
 use pagelith::layouts::key::ObjectKey;
-use pagelith::transport::address::Address;
-use pagelith::transport::auth::Key;
+use pagelith::transport::dial::SocketDial;
 use pagelith::{
     CloseReport, Error, ErrorKind, Events, FlushReport, GetOutcome, GetSlice, Options, PagesFound,
     PagesQuery, Pin, PutOutcome, PutSlice, Registration, RequestEpoch, Result, Store, View,
@@ -75,9 +74,9 @@ pub enum StoreHandle {
 
 impl StoreHandle {
     /// Attach to a store process; with `may_be_down` also to one that is not running yet.
-    pub fn attach(address: &Address, key: Option<&Key>, may_be_down: bool) -> Result<StoreHandle> {
-        let attach = if may_be_down { Client::expecting } else { Client::to };
-        attach(address, key, TIMEOUT).map(|attached| StoreHandle::Attached(Box::new(attached)))
+    pub fn attach(dial: SocketDial, may_be_down: bool) -> Result<StoreHandle> {
+        let attach = if may_be_down { Client::expecting_over } else { Client::over };
+        attach(dial, TIMEOUT).map(|attached| StoreHandle::Attached(Box::new(attached)))
     }
 
     /// Map this process's memory into the store process; an embedded store needs no mapping.
@@ -88,12 +87,14 @@ impl StoreHandle {
         }
     }
 
-    /// Register memory with an embedded store's device, which saves page look-ups in reads. A store
-    /// process does not read into this process's memory.
+    /// Register memory with an embedded store's device, which saves page look-ups in reads; or with
+    /// the RDMA devices of a client, so that the store process writes into it.
     pub fn register(&self, base: *const u8, len: usize) -> Result<Registration> {
         match self {
             StoreHandle::Embedded(store) => store.register_memory(base, len),
-            StoreHandle::Attached(_) => Ok(Registration::none()),
+            StoreHandle::Attached(store) => {
+                store.register_memory(base, len).map(Registration::from)
+            }
         }
     }
 

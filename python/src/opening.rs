@@ -7,9 +7,9 @@ use pagelith::config::{ConfigFormat, MachineLimits};
 use pagelith::io::disk::IoBackend;
 use pagelith::io::regular_file::{self, read_text};
 use pagelith::layouts::{manifest, names};
-use pagelith::transport::address::Address;
 use pagelith::transport::auth::Key;
-use pagelith::{Config, ValidConfig};
+use pagelith::transport::peer_address::{BulkTransport, PeerAddress};
+use pagelith::{Config, ValidConfig, rdma};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyMapping, PyString, PyTuple};
@@ -49,17 +49,29 @@ pub fn attach(
     address: &Bound<'_, PyAny>,
     key: Option<&Bound<'_, PyAny>>,
     may_be_down: bool,
+    transport: Option<&str>,
 ) -> PyResult<(StoreHandle, String)> {
     let wrong = |error: &dyn std::fmt::Display| InvalidError::new_err(error.to_string());
     let address = address_text(address)?;
-    let address: Address =
+    let mut address: PeerAddress =
         address.parse().map_err(|error| wrong(&format_args!("{error} address={address:?}")))?;
+    if let Some(name) = transport {
+        let transport = BulkTransport::of_name(name).ok_or_else(|| {
+            let names = BulkTransport::NAMES.join(", ");
+            wrong(&format_args!("transport must be one of {names}, got={name:?}"))
+        })?;
+        address = address.with_transport(transport).map_err(|error| wrong(&error))?;
+    }
     let key =
         key.map(secret).transpose()?.map(|(name, secret)| Key::new(&name, &secret)).transpose();
     let key = key.map_err(|error| wrong(&error))?;
     let name = format!("attached=\"{address}\"");
     log::begin(py)?;
-    let attached = py.detach(|| StoreHandle::attach(&address, key.as_ref(), may_be_down));
+    let devices = rdma::config_of_environment().map_err(|error| refused(&error))?;
+    let attached = py.detach(|| {
+        let dial = rdma::dial(&address, key.as_ref(), &devices)?;
+        StoreHandle::attach(dial, may_be_down)
+    });
     log::deliver(py)?;
     attached.map(|store| (store, name)).map_err(|error| raised(&error))
 }
@@ -69,7 +81,7 @@ fn address_text(arg: &Bound<'_, PyAny>) -> PyResult<String> {
     if arg.is_instance_of::<PyString>() {
         return arg.extract();
     }
-    let must_be = "unix:PATH, tcp:HOST:PORT, or the path of a socket";
+    let must_be = "unix:PATH, tcp:HOST:PORT, rdma:HOST:PORT, or the path of a socket";
     let path = arguments::path("address", must_be, arg)?;
     let path =
         path.to_str().ok_or_else(|| InvalidError::new_err("address must be a path in UTF-8"))?;

@@ -76,18 +76,22 @@ impl Store {
         opening::bytes_in(&directory)
     }
 
-    /// Attach to a store process at `unix:PATH` (or a path) or `tcp:HOST:PORT`, authenticated by
-    /// `key` (a name and a secret) where it requires that. With `may_be_down` it need not be
-    /// running yet: calls fail with UnavailableError until it is up.
+    /// Attach to a store process at `unix:PATH` (or a path), `tcp:HOST:PORT` or `rdma:HOST:PORT`,
+    /// authenticated by `key` (a name and a secret) where it requires that. `rdma:` is TCP with the
+    /// transport "rdma": registered memory is moved by RDMA, and a store without it is an error;
+    /// with the transport "auto" it is used where both ends have it. With `may_be_down` it need not
+    /// be running yet: calls fail with UnavailableError until it is up.
     #[staticmethod]
-    #[pyo3(signature = (address, *, key=None, may_be_down=false))]
+    #[pyo3(signature = (address, *, key=None, may_be_down=false, transport=None))]
     fn attach(
         py: Python<'_>,
         address: Bound<'_, PyAny>,
         key: Option<Bound<'_, PyAny>>,
         #[pyo3(from_py_with = arguments::may_be_down)] may_be_down: bool,
+        transport: Option<&str>,
     ) -> PyResult<Store> {
-        let (reached, name) = opening::attach(py, &address, key.as_ref(), may_be_down)?;
+        let (reached, name) =
+            opening::attach(py, &address, key.as_ref(), may_be_down, transport)?;
         Store::of(py, reached, name, None)
     }
 
@@ -106,8 +110,9 @@ impl Store {
         self.with(py, |store| store.share(region))?.map_err(|error| raised(&error))
     }
 
-    /// Register a buffer, tensor or (address, length) for repeated gets: their reads from SSD save
-    /// page look-ups. It must stay mapped unchanged until the registration is released.
+    /// Register a buffer, tensor or (address, length) for repeated calls: reads from SSD save page
+    /// look-ups, and a store attached over RDMA reads and writes it directly. It must stay mapped
+    /// unchanged until the registration is released, which no call that uses it may outlast.
     fn register(this: &Bound<'_, Store>, memory: &Bound<'_, PyAny>) -> PyResult<Registration> {
         Registration::of(this.get(), memory, this.get().process)
     }

@@ -69,7 +69,6 @@ impl<S: Stream> Conn<S> {
         own: &Capabilities,
         agreed: HandshakeOutcome,
         first: Vec<u8>,
-        data: Option<DataPlane>,
         (clock, limits): (Arc<dyn Clock>, LinkLimits),
     ) -> Conn<S> {
         let HandshakeOutcome { common, rights, key_name, macs, permit } = agreed;
@@ -114,12 +113,18 @@ impl<S: Stream> Conn<S> {
             counts: LinkCounters::default(),
             queued_events: Vec::new(),
             operations: 0,
-            data: data.map(Box::new),
+            data: None,
             ending: None,
             heartbeat: Heartbeat::new(clock),
             _permit: permit,
             written: 0,
         }
+    }
+
+    /// The same, with a data plane.
+    pub(crate) fn with_data_plane(mut self, data: Option<DataPlane>) -> Conn<S> {
+        self.data = data.map(Box::new);
+        self
     }
 
     /// The stream, for callers that wait for several links at once; `None` once the link is closed.
@@ -429,7 +434,7 @@ impl<S: Stream> Link for Conn<S> {
         let Some(client) = self.data.as_deref_mut().and_then(DataPlane::client) else {
             return self.outbound.push(push, |parts| self.regions.pieces(parts));
         };
-        let shown = client.shown(&push.parts);
+        let shown = if push.allow_ref { client.shown(&push.parts) } else { None };
         self.outbound.send_own(client.take_frames());
         self.outbound.push(push, |_| shown)
     }
@@ -474,21 +479,19 @@ impl<S: Stream> Link for Conn<S> {
     }
 
     fn retract(&mut self, op: OpId) {
-        let now = self.heartbeat.clock.now();
         let mut events = std::mem::take(&mut self.queued_events);
-        match self.data.as_deref_mut() {
-            None => {}
-            Some(DataPlane::Client(client)) => client.retract(op, now),
-            Some(DataPlane::Server(server)) => {
-                let ended = server.retract(op, now);
-                self.end_reads(ended, &mut events);
-            }
-        }
+        let ended = self.data.as_deref_mut().map(|data| data.retract(op)).unwrap_or_default();
         let is_live = self.data.as_ref().is_some_and(|data| data.is_live(op));
         self.exposures.retract(op, is_live, &mut events);
-        self.queued_events = events;
+        self.end_reads(ended, &mut events);
         self.inbound.discard(op);
-        self.outbound.retract(Some(op), &mut self.queued_events);
+        self.outbound.retract(Some(op), &mut events);
+        self.queued_events = events;
+        // Memory that a device may access comes back later, or the link ends.
+        if self.exposures.holds(op) || self.outbound.is_writing(op) {
+            let now = self.heartbeat.clock.now();
+            self.data.iter_mut().for_each(|data| data.note_retracted(op, now));
+        }
     }
 
     fn poll(&mut self, events: &mut Vec<LinkEvent>) {

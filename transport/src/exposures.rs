@@ -290,6 +290,11 @@ impl Exposures {
         }
     }
 
+    /// Whether ranges of a retracted operation stay.
+    pub fn holds(&self, op: OpId) -> bool {
+        self.held.contains_key(&op)
+    }
+
     /// Hand back the ranges of a retracted operation: no device writes to them any more.
     pub fn release(&mut self, op: OpId, events: &mut Vec<LinkEvent>) {
         for found in self.held.remove(&op).unwrap_or_default() {

@@ -129,6 +129,11 @@ impl Outbound {
         self.is_blocked
     }
 
+    /// Whether a device reads pushes of an operation of which nothing is left to send.
+    pub fn is_writing(&self, op: OpId) -> bool {
+        self.writing.values().any(|cursor| cursor.push.op == op)
+    }
+
     /// Releases that are not sent yet.
     pub fn queued_releases(&self) -> usize {
         self.releases.len()

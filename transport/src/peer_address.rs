@@ -64,7 +64,7 @@ pub enum PeerAddressError {
 /// Why a transport does not fit an address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "transport {} needs an address tcp:HOST:PORT or rdma:HOST:PORT address={address}",
+    "transport {} needs an address tcp:HOST:PORT address={address}",
     transport.name()
 )]
 pub struct TransportMismatch {

@@ -129,16 +129,9 @@ impl<S: Stream> PendingHandshake<S> {
             Ok(Some(agreed)) => {
                 let first = std::mem::take(self.handshake.out());
                 let PendingHandshake { stream, side, peer, offer, clock, limits, data, .. } = self;
-                HandshakeProgress::Ready(Box::new(Conn::new(
-                    stream,
-                    side,
-                    peer,
-                    &offer,
-                    agreed,
-                    first,
-                    data,
-                    (clock, limits),
-                )))
+                let outside = (clock, limits);
+                let link = Conn::new(stream, side, peer, &offer, agreed, first, outside);
+                HandshakeProgress::Ready(Box::new(link.with_data_plane(data)))
             }
             Ok(None) if self.due().is_zero() => {
                 let limit_ms = u64::try_from(self.limit().as_millis()).unwrap_or(u64::MAX);

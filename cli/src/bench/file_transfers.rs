@@ -7,16 +7,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use pagelith::AlignedBuf;
 use pagelith::config::SsdIo;
 use pagelith::io::buffer::Part;
 use pagelith::io::disk::{Completion, Disk, FileId, Op as DiskOp, Queue};
 use pagelith::io::fault::FaultKind;
 use pagelith::io::probe::{BackendChoice, open_disk};
+use pagelith::io::registered::Registration;
 use pagelith::layouts::align::{ALIGN, align_up};
 use pagelith::layouts::footer::FooterEntry;
 use pagelith::layouts::ids::SegmentId;
 use pagelith::layouts::names::SEGMENTS;
-use pagelith::{AlignedBuf, Registration};
 
 use super::baseline::{Baseline, ExtraWork};
 use super::round::{Round, Timer};

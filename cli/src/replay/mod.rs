@@ -29,7 +29,7 @@ use anyhow::bail;
 use clap::Args;
 use pagelith::config::{Config, Size};
 use pagelith::key_file;
-use pagelith::transport::address::Address;
+use pagelith::transport::peer_address::PeerAddress;
 
 use self::model::ModelFlags;
 use self::pages::Pages;
@@ -78,10 +78,10 @@ pub(crate) struct ReplayArgs {
     /// Replay on the store of a store process at this address, as `pagelith serve` printed it
     #[arg(
         long,
-        value_name = "tcp:HOST:PORT|unix:PATH",
+        value_name = "tcp:HOST:PORT|rdma:HOST:PORT|unix:PATH",
         conflicts_with_all = ["remote", "prefer", "reopen_at", "dirs", "dram", "ssd", "policy", "ssd_policy", "io", "staging", "config"]
     )]
-    attach: Option<Address>,
+    attach: Option<PeerAddress>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,

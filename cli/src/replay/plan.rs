@@ -1,8 +1,8 @@
 //! The parameters of a replay.
 
 use pagelith::config::ValidConfig;
-use pagelith::transport::address::Address;
 use pagelith::transport::auth::Key;
+use pagelith::transport::peer_address::PeerAddress;
 
 use super::pages::Pages;
 use crate::content::Content;
@@ -20,5 +20,5 @@ pub(crate) enum Target {
     /// A store of this process.
     Embedded(Box<ValidConfig>),
     /// The store of a store process, and the key for it.
-    Attached(Address, Option<Key>),
+    Attached(PeerAddress, Option<Key>),
 }

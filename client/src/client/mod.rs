@@ -233,8 +233,8 @@ impl Client {
     ///
     /// The memory stays locked until the registration is dropped, once for each device. After that
     /// no device accesses it; drop the registration only when no call uses the memory, since such a
-    /// call would lose its link. The store process is told the addresses and keys: a defect of it
-    /// could change any byte of the memory.
+    /// call would lose its link. The store process learns addresses and keys: a defect of it could
+    /// change any byte of the memory.
     ///
     /// # Errors
     /// `Busy` if the process may not lock so much memory (`RLIMIT_MEMLOCK`), `Invalid` if the

@@ -54,7 +54,7 @@ const _: () = assert!(DRAM_MAX.bytes() <= ARENA_BYTES_MAX);
 // The other files take the space of at least one segment.
 const _: () = assert!(SSD_MAX.bytes() / SEGMENT_BYTES_MAX.bytes() <= SEGMENT_MAX as u64 + 1);
 
-static FIELDS: [Field; 35] = [
+static FIELDS: [Field; 40] = [
     row!(deadline_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(close_timeout_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(namespaces_max, Rule::Count { min: 1, max: 65_536 }),
@@ -87,6 +87,11 @@ static FIELDS: [Field; 35] = [
     row!(ssd.scrub_bytes_per_s, Rule::SizeOrZero { min: Size::kib(4), max: TIB }),
     row!(remote.peers, Rule::Peers),
     row!(remote.key, Rule::File),
+    row!(remote.local_hostname, Rule::HostName),
+    row!(rdma.serve, Rule::Flag),
+    row!(rdma.devices, Rule::RdmaDevices),
+    row!(rdma.gpu, Rule::Count { min: 0, max: 1023 }),
+    row!(rdma.gid_index, Rule::Count { min: 0, max: 255 }),
     row!(staging.bytes, Rule::Size { min: KIB_64, max: TIB, grain: SizeConstraint::Any }),
     row!(staging.ratio, Rule::RatioAboveZero { max: 1.0 }),
     // Whole checksum blocks, so that each chunk can be verified separately.

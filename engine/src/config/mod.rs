@@ -92,6 +92,8 @@ pub struct Config {
     pub ssd: SsdConfig,
     /// The remote tier.
     pub remote: RemoteConfig,
+    /// RDMA: for peers with that transport, and for clients of `pagelith serve --rdma`.
+    pub rdma: RdmaConfig,
     /// Memory for reads that cannot go straight into the caller's memory.
     pub staging: StagingConfig,
     /// Groups that are put in several calls.
@@ -215,6 +217,32 @@ pub struct RemoteConfig {
     /// other user may read it. Default none. Needed for peers that demand keys (`pagelith serve
     /// --keys`).
     pub key: Option<PathBuf>,
+    /// The name of this host, which peers show in their log. Default none: they log its address.
+    /// Up to 253 letters, digits, dots, hyphens and underscores. Set it where addresses are
+    /// translated, or change.
+    pub local_hostname: Option<String>,
+}
+
+/// Settings of RDMA. Memory that devices may access is registered with all of them, and locked: its
+/// bytes, once for each device, count against the locked-memory limit (`ulimit -l`).
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct RdmaConfig {
+    /// Whether clients of this store may use RDMA. Default false; `pagelith serve --rdma` sets it.
+    /// The arena and the staging memory are then registered when the store is opened, which fails
+    /// without a usable device. Clients learn neither addresses nor keys of that memory.
+    pub serve: bool,
+    /// The devices: one name for all GPUs, or one for each GPU of the host, in the order of
+    /// `nvidia-smi` and separated by commas. Default: all active ports that are nearest to
+    /// `rdma.gpu` in the PCIe tree, or without it all active ports. `pagelith doctor` lists names
+    /// and distances.
+    pub devices: Option<String>,
+    /// The GPU that this process uses, by its index among those in `CUDA_VISIBLE_DEVICES`. Default
+    /// none; up to 1023. Needed if `rdma.devices` has several names.
+    pub gpu: Option<u32>,
+    /// The index of the GID that all ports use. Default: that of the GID with the highest score,
+    /// RoCE v2 with a routable address; up to 255. Set it if `pagelith doctor` shows that the
+    /// network needs another.
+    pub gid_index: Option<u32>,
 }
 
 /// Settings of the staging memory.
@@ -295,6 +323,7 @@ impl Default for Config {
             dram: DramConfig::default(),
             ssd: SsdConfig::default(),
             remote: RemoteConfig::default(),
+            rdma: RdmaConfig::default(),
             staging: StagingConfig::default(),
             groups: GroupsConfig { deadline_ms: 30_000 },
             events: EventsConfig { max: 0 },

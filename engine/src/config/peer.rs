@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::fmt;
 
 use pagelith_transport::address::Address;
+use pagelith_transport::peer_address::{BulkTransport, PeerAddress};
 use serde::{Serialize, Serializer};
 
 use super::node::{Node, quoted};
@@ -13,18 +14,24 @@ pub(super) const PEERS_MAX: usize = 64;
 /// Longest name of a peer in bytes.
 const NAME_BYTES_MAX: usize = 255;
 /// The keys of an entry, in the order of the reference.
-const KEYS: [&str; 4] = ["address", "name", "weight", "preferred"];
+const KEYS: [&str; 5] = ["address", "transport", "name", "weight", "preferred"];
 
 /// A store process that holds pages for this store: a string with its address, or a table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PeerConfig {
-    /// Its address: `tcp:HOST:PORT` or `unix:PATH`. No default. A host name is resolved for every
-    /// connection.
+    /// Its address: `tcp:HOST:PORT`, `unix:PATH`, or `rdma:HOST:PORT` for `tcp:HOST:PORT` with the
+    /// transport `rdma`. No default. A host name is resolved for every connection.
     #[serde(serialize_with = "as_text")]
     pub address: Address,
+    /// How payload travels to and from it: `tcp` (default); `rdma`, and a connection without RDMA
+    /// is an error; or `auto`: RDMA where both ends have it, else TCP. A store with a peer of
+    /// transport `rdma` or `auto` registers its arena with RDMA devices at open, so that the peer
+    /// can read all of it.
+    #[serde(serialize_with = "as_name")]
+    pub transport: BulkTransport,
     /// Its name, the same at every store that shares it: the name determines which pages it owns.
-    /// Default: the address as written; 1 to 255 bytes. Set it if the peer has several addresses,
-    /// or if its address may change.
+    /// Default: the address, with `tcp:` for `rdma:`; 1 to 255 bytes. Set it if the peer has
+    /// several addresses, or if its address may change.
     pub name: String,
     /// Its share of the pages, relative to the other peers. Default 1; above 0. Set it to each
     /// peer's capacity in bytes, so that all fill up alike.
@@ -40,23 +47,40 @@ fn as_text<S: Serializer>(address: &Address, serializer: S) -> Result<S::Ok, S::
     serializer.collect_str(address)
 }
 
+fn as_name<S: Serializer>(transport: &BulkTransport, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(transport.name())
+}
+
 impl From<Address> for PeerConfig {
     /// The peer at this address, with defaults for the rest.
     fn from(address: Address) -> PeerConfig {
-        PeerConfig { name: address.to_string(), address, weight: 1.0, preferred: false }
+        PeerAddress::from(address).into()
+    }
+}
+
+impl From<PeerAddress> for PeerConfig {
+    /// The peer at this address, with defaults for the rest.
+    fn from(peer: PeerAddress) -> PeerConfig {
+        let PeerAddress { address, transport } = peer;
+        PeerConfig { name: address.to_string(), address, transport, weight: 1.0, preferred: false }
     }
 }
 
 impl fmt::Display for PeerConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PeerConfig { address, name, weight, preferred } = self;
-        write!(f, "{address} name={name} weight={weight} preferred={preferred}")
+        let PeerConfig { address, transport, name, weight, preferred } = self;
+        let transport = transport.name();
+        write!(
+            f,
+            "{address} transport={transport} name={name} weight={weight} preferred={preferred}"
+        )
     }
 }
 
 /// An entry as far as it can be read, and the faults of the rest.
 struct Entry {
-    address: Option<Address>,
+    address: Option<PeerAddress>,
+    transport: Option<BulkTransport>,
     name: Option<String>,
     weight: f64,
     preferred: bool,
@@ -87,8 +111,14 @@ pub(super) fn read(node: &Node) -> Result<Vec<PeerConfig>, String> {
 
 impl Entry {
     fn read(node: &Node) -> Entry {
-        let mut entry =
-            Entry { address: None, name: None, weight: 1.0, preferred: false, faults: Vec::new() };
+        let mut entry = Entry {
+            address: None,
+            transport: None,
+            name: None,
+            weight: 1.0,
+            preferred: false,
+            faults: Vec::new(),
+        };
         let mut named = false;
         match node {
             Node::Text(text) => entry.put_address(text),
@@ -102,7 +132,13 @@ impl Entry {
             other => entry.faults.push(format!("is {other}")),
         }
         if !named {
-            entry.name = entry.address.as_ref().map(Address::to_string);
+            entry.name = entry.address.as_ref().map(|peer| peer.address.to_string());
+        }
+        if let (Some(peer), Some(transport)) = (entry.address.clone(), entry.transport) {
+            match peer.with_transport(transport) {
+                Ok(peer) => entry.address = Some(peer),
+                Err(wrong) => entry.faults.push(format!("is wrong: {wrong}")),
+            }
         }
         entry
     }
@@ -111,6 +147,13 @@ impl Entry {
         let must = |what: &str| format!("has as {key} {value}, which must be {what}");
         match (key, value) {
             ("address", Node::Text(text)) => self.put_address(text),
+            ("transport", Node::Text(text)) if BulkTransport::of_name(text).is_some() => {
+                self.transport = BulkTransport::of_name(text);
+            }
+            ("transport", _) => {
+                let names = BulkTransport::NAMES.join(", ");
+                self.faults.push(must(&format!("one of {names}")));
+            }
             ("name", Node::Text(text)) => self.name = Some(text.clone()),
             ("weight", Node::Float(number)) => self.weight = *number,
             ("weight", Node::Integer(number)) => self.weight = *number as f64,
@@ -131,8 +174,9 @@ impl Entry {
 
     /// The peer, if the entry has no faults.
     fn peer(self) -> Option<PeerConfig> {
-        let Entry { address, name, weight, preferred, faults: _ } = self;
-        Some(PeerConfig { address: address?, name: name?, weight, preferred })
+        let Entry { address, name, weight, preferred, .. } = self;
+        let PeerAddress { address, transport } = address?;
+        Some(PeerConfig { address, transport, name: name?, weight, preferred })
     }
 }
 

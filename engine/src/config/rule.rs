@@ -5,12 +5,17 @@ use std::collections::HashSet;
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 
+use pagelith_io::verbs::DeviceList;
+
 use super::node::{Node, quoted};
 use super::peer::{self, PEERS_MAX, PeerConfig};
 use super::size::Size;
 
 /// Most directories (drives) of one store.
 pub(super) const DIRS_MAX: usize = 64;
+
+/// Longest host name in bytes, as in DNS.
+const HOST_NAME_BYTES_MAX: usize = 253;
 
 /// Paths that a shell would expand; a store would create them as spelled.
 mod shell {
@@ -54,6 +59,8 @@ pub(super) enum Rule {
     Peers,
     /// A path of a file, which is not inspected here.
     File,
+    HostName,
+    RdmaDevices,
 }
 
 /// Which sizes within the range are allowed.
@@ -75,6 +82,7 @@ pub(super) enum Value<'a> {
     Dirs(&'a [PathBuf]),
     Peers(&'a [PeerConfig]),
     File(&'a Path),
+    Text(&'a str),
 }
 
 impl fmt::Display for Rule {
@@ -104,9 +112,14 @@ impl fmt::Display for Rule {
             Rule::Dirs => write!(f, "a list of at most {DIRS_MAX} different directories"),
             Rule::Peers => write!(
                 f,
-                "a list of at most {PEERS_MAX} peers, each an address or a table of address, name, weight and preferred"
+                "a list of at most {PEERS_MAX} peers, each an address or a table of address, transport, name, weight and preferred"
             ),
             Rule::File => f.write_str("the path of a file"),
+            Rule::HostName => write!(
+                f,
+                "1 to {HOST_NAME_BYTES_MAX} letters, digits, dots, hyphens and underscores"
+            ),
+            Rule::RdmaDevices => f.write_str("one device name, or several separated by commas"),
         }
     }
 }
@@ -126,6 +139,7 @@ impl fmt::Display for Value<'_> {
                 write!(f, "[{}]", peers.join(", "))
             }
             Value::File(path) => write!(f, "{path:?}"),
+            Value::Text(text) => f.write_str(&quoted(text)),
         }
     }
 }
@@ -146,6 +160,12 @@ impl Rule {
             (Rule::Dirs, Value::Dirs(dirs)) => return self.check_dirs(dirs),
             (Rule::Peers, Value::Peers(peers)) => return self.unless(&peer::faults(peers)),
             (Rule::File, Value::File(path)) => return self.check_file(path),
+            (Rule::HostName, Value::Text(name)) => is_host_name(name),
+            (Rule::RdmaDevices, Value::Text(list)) => {
+                return DeviceList::parse(list)
+                    .map(drop)
+                    .map_err(|error| format!("must be {self}: {error}"));
+            }
             // Flags and choices are valid by their type, and an optional setting may be unset.
             _ => true,
         };
@@ -224,6 +244,11 @@ impl Rule {
             _ => as_text(),
         }
     }
+}
+
+fn is_host_name(name: &str) -> bool {
+    let known = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+    (1..=HOST_NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(known)
 }
 
 fn without_dots(path: &Path) -> PathBuf {

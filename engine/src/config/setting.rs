@@ -128,6 +128,19 @@ impl Setting for Vec<PeerConfig> {
     }
 }
 
+impl Setting for String {
+    fn read(node: &Node) -> Result<String, String> {
+        match node {
+            Node::Text(text) => Ok(text.clone()),
+            _ => Err(String::new()),
+        }
+    }
+
+    fn value(&self) -> Value<'_> {
+        Value::Text(self)
+    }
+}
+
 impl Setting for PathBuf {
     fn read(node: &Node) -> Result<PathBuf, String> {
         match node {

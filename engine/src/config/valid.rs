@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use pagelith_tiers::ssd::volume::VolumeGeometry;
 
-use super::Config;
 use super::choice::{DramPolicy, Promote, SsdIo, SsdPolicy};
 use super::peer::PeerConfig;
 use super::size::Size;
 use super::validate;
+use super::{Config, RdmaConfig};
 
 /// The limits of the machine that validation needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -206,6 +206,16 @@ impl ValidConfig {
     /// File with the key that identifies this process to peers.
     pub fn peers_key(&self) -> Option<&Path> {
         self.config.remote.key.as_deref()
+    }
+
+    /// Settings of RDMA.
+    pub fn rdma(&self) -> &RdmaConfig {
+        &self.config.rdma
+    }
+
+    /// The name of this host for the log of peers.
+    pub fn local_hostname(&self) -> Option<&str> {
+        self.config.remote.local_hostname.as_deref()
     }
 
     /// Bytes of staging memory, in whole pages.

@@ -1,5 +1,6 @@
 //! State shared by all sessions, the flusher, the peer writer and the server.
 
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::dram::arena::ArenaMemory;
 use pagelith_tiers::ssd::volume::Volume;
+use pagelith_transport::rdma::host::RdmaHost;
 
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::request::Options;
@@ -34,6 +36,15 @@ pub(crate) const CONSTANT_FINGERPRINT: u128 = 1;
 /// Longest single wait for free memory in the arena.
 pub(crate) const BUSY_STEP: Duration = Duration::from_millis(10);
 
+/// The use of RDMA.
+#[derive(Default)]
+pub(crate) struct RdmaDevices {
+    /// The devices with which the store's memory is registered.
+    pub host: OnceLock<Arc<RdmaHost>>,
+    /// A peer may use RDMA, and this host has no usable devices.
+    pub is_missing: bool,
+}
+
 pub(crate) struct Shared {
     /// Locked only with [`Shared::lock`], which publishes changes to `read_view`.
     pub core: Mutex<Core>,
@@ -48,6 +59,7 @@ pub(crate) struct Shared {
     /// Largest object and largest group record that the store accepts, in bytes.
     pub object_bytes_max: u64,
     pub remote: RemoteTier,
+    pub rdma: RdmaDevices,
     pub signals: Signals,
     pub reads: ReadState,
     /// Prefetch hints and their task.

@@ -183,4 +183,28 @@ pub struct Stats {
     /// Frames and segments that gets, links, views and writes hold now, each as often as it is
     /// held.
     pub readers: u64,
+    /// Ports that carry RDMA, now; 0 without it.
+    pub rdma_rails: u64,
+    /// Of those, ports that do not rest after failures, now.
+    pub rdma_rails_up: u64,
+    /// Bytes of memory registered for RDMA, once for each device, now.
+    pub rdma_registered_bytes: u64,
+    /// Links that had RDMA.
+    pub rdma_links: u64,
+    /// Links that could have had RDMA and had none, by cause.
+    pub rdma_links_without: BTreeMap<String, u64>,
+    /// Bytes that this process wrote to memory of clients.
+    pub rdma_bytes_written: u64,
+    /// Bytes that this process read from memory of clients.
+    pub rdma_bytes_read: u64,
+    /// Bytes that peers wrote to memory of this process.
+    pub rdma_bytes_placed: u64,
+    /// Bytes that travelled on the stream of a link with RDMA, by cause.
+    pub rdma_stream_bytes: BTreeMap<String, u64>,
+    /// Notices that were received.
+    pub rdma_notices: u64,
+    /// Queue pairs that were taken down to end a peer's access to memory.
+    pub rdma_taken_down: u64,
+    /// Queue pairs that a device did not release; their memory is leaked.
+    pub rdma_leaked: u64,
 }

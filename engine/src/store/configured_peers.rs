@@ -4,14 +4,19 @@ use pagelith_io::runtime::Env;
 use pagelith_io::sync::Arc;
 use pagelith_transport::capability::Capabilities;
 use pagelith_transport::dial::SocketDial;
+use pagelith_transport::rdma::host::RdmaHost;
 
 use crate::api::error::Result;
 use crate::config::{PeerConfig, ValidConfig};
 use crate::rpc::Peer;
-use crate::store::key_file;
+use crate::store::{key_file, rdma};
 
 /// The configured peers. Without peers, no key file is read.
-pub(crate) fn peers(config: &ValidConfig, env: &Env) -> Result<Vec<Peer>> {
+pub(crate) fn peers(
+    config: &ValidConfig,
+    env: &Env,
+    host: Option<&Arc<RdmaHost>>,
+) -> Result<Vec<Peer>> {
     if config.peers().is_empty() {
         return Ok(Vec::new());
     }
@@ -23,8 +28,9 @@ pub(crate) fn peers(config: &ValidConfig, env: &Env) -> Result<Vec<Peer>> {
     // The capabilities that this process offers on every link.
     let offer = Capabilities::of_this_build(env.entropy.bytes16());
     let peer = |peer: &PeerConfig| {
-        let PeerConfig { address, name, weight, preferred } = peer;
+        let PeerConfig { address, transport, name, weight, preferred } = peer;
         let dial = SocketDial::new(address.clone(), key.clone(), offer, env.clock.clone());
+        let dial = SocketDial { rdma: rdma::of_peer(*transport, host), ..dial };
         Peer { name: name.clone(), weight: *weight, preferred: *preferred, dial: Arc::new(dial) }
     };
     Ok(config.peers().iter().map(peer).collect())

@@ -4,14 +4,14 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use pagelith_io::clock::Mono;
-use pagelith_io::registered::Registration;
 use pagelith_io::runtime::{Env, Join};
 use pagelith_io::shm::SharedRegion;
 use pagelith_io::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pagelith_layouts::ids::{Generation, NamespaceId};
 use pagelith_layouts::key::ObjectKey;
+use pagelith_transport::rdma::host::RdmaHost;
 
-use crate::api::error::{ErrorKind, Result};
+use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::events::Events;
 use crate::api::hits::{PagesFound, PagesQuery};
 use crate::api::outcome::{CloseReport, FlushReport, GetOutcome, PutOutcome};
@@ -30,9 +30,10 @@ use crate::state::stats::Stats;
 use crate::store::group::{self, Group};
 use crate::store::open::OpenReport;
 use crate::store::put_parts;
+use crate::store::registered_memory::Registration;
 use crate::store::session::Session;
 use crate::store::stats;
-use crate::store::{blocking_calls, close, flush, open, prefetch, registered_memory, remove};
+use crate::store::{blocking_calls, close, flush, open, prefetch, rdma, registered_memory, remove};
 use crate::write::open_group::GroupId;
 
 /// An open store. Threads share it by reference; a thread with many gets or puts should have its
@@ -116,6 +117,30 @@ impl Store {
         self.shared.memory.region().cloned()
     }
 
+    /// The RDMA devices with which the store's memory is registered: for a listener whose clients
+    /// may use RDMA. `None` without the setting `rdma.serve` and without peers that may use RDMA.
+    pub fn rdma(&self) -> Option<&Arc<RdmaHost>> {
+        self.shared.rdma.host.get()
+    }
+
+    /// Register the store's memory with the devices of `host`, for a listener that was not set up
+    /// by the configuration. It stays registered as long as `host`.
+    ///
+    /// # Errors
+    /// `Busy` if the process may not lock so much memory; `Unavailable` if a device refuses it;
+    /// `Invalid` if the store has devices already.
+    pub fn register_rdma(&self, host: &Arc<RdmaHost>) -> Result<()> {
+        let pushes = self.shared.remote.peers.is_some();
+        if self.shared.rdma.host.get().is_some() {
+            return Err(Error::invalid(
+                "the store's memory is registered with RDMA devices already",
+            ));
+        }
+        rdma::register_store(host, &self.shared.memory, &self.shared.ssd.staging, pushes)?;
+        self.shared.rdma.host.get_or_init(|| host.clone());
+        Ok(())
+    }
+
     /// Create a session: a thread's own handle, with its own disk queue.
     pub fn session(&self) -> Result<Session> {
         Session::new(self.shared.clone())
@@ -126,14 +151,15 @@ impl Store {
     /// work for a long read into pages of 4 KiB; nothing else changes. Until the registration is
     /// dropped, the memory must stay mapped to its current pages: reads go to those. Each session
     /// looks the pages up once more, at its next get. Without an SSD tier or without io_uring the
-    /// registration has no effect ([`Registration::is_used`]).
+    /// registration has no effect ([`Registration::is_used`]). With RDMA devices it is as
+    /// [`crate::client::Client::register_memory`] too: peers write hits straight into the memory.
     ///
     /// # Errors
     /// `Busy` if the process may not lock so much memory (`RLIMIT_MEMLOCK`); `Invalid` if the
     /// kernel rejects this memory, for example because it is not mapped, or maps a file; `Closed`.
     /// Gets into the memory then work as without a registration.
     pub fn register_memory(&self, base: *const u8, len: usize) -> Result<Registration> {
-        registered_memory::register(&self.shared, base as usize, len)
+        registered_memory::register(&self.shared, base, len)
     }
 
     /// Begin a request: batches with it count as equally recent, deeper pages before shallower

@@ -11,6 +11,7 @@ pub mod key_file;
 pub(crate) mod open;
 pub(crate) mod prefetch;
 pub(crate) mod put_parts;
+pub mod rdma;
 pub(crate) mod registered_memory;
 pub(crate) mod remove;
 pub(crate) mod session;

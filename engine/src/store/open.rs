@@ -54,7 +54,7 @@ use crate::state::shared::{BytesInUse, RemoteTier, Shared, Signals, SsdAccess};
 use crate::state::ssd_core::{SsdCore, TickClock};
 use crate::state::stats::Counters;
 use crate::state::written_namespaces::WrittenNamespaces;
-use crate::store::configured_peers;
+use crate::store::{configured_peers, rdma};
 
 const OPEN_WAIT_MIN: Duration = Duration::from_secs(30);
 
@@ -141,11 +141,6 @@ pub(crate) struct OpenedStore {
 /// configuration.
 #[tracing::instrument(level = "info", skip_all, name = "recover")]
 pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> Result<OpenedStore> {
-    let peers = peers.map_or_else(|| configured_peers::peers(&config, &env), Ok)?;
-    let remote = match peers.is_empty() {
-        true => None,
-        false => Some(Arc::new(Peers::new(peers)?)),
-    };
     let began = env.clock.now();
     let arena = if config.dram_shared() { Arena::shared } else { Arena::new };
     let arena = arena(config.arena_bytes())
@@ -156,6 +151,15 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         .map_err(|e| Error::new(ErrorKind::Busy, format!("ssd.headers_bytes: {e}")))?;
     let staging = StagingPool::new(config.staging_bytes() as usize)
         .map_err(|e| Error::new(ErrorKind::Busy, format!("staging.bytes: {e}")))?;
+    let devices = rdma::of_store(&config, &arena.memory, &staging)?;
+    let peers = match peers {
+        Some(peers) => peers,
+        None => configured_peers::peers(&config, &env, devices.host.get())?,
+    };
+    let remote = match peers.is_empty() {
+        true => None,
+        false => Some(Arc::new(Peers::new(peers)?)),
+    };
     // After all other steps that may fail: a store that cannot be opened is not created.
     let mut ssd = match (&env.disk, config.has_ssd()) {
         (Some(_), true) => Some(open_volume(&config, &env)?),
@@ -235,6 +239,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         fingerprint_key,
         object_bytes_max: report.object_bytes_max,
         remote: RemoteTier { peers: remote.clone(), removal_fence: Arc::default() },
+        rdma: devices,
         signals: Signals::default(),
         reads: ReadState::default(),
         prefetch: Prefetch::default(),

@@ -1,5 +1,7 @@
 //! Collects the counters of a store.
 
+use std::collections::BTreeMap;
+
 use crate::api::outcome::MissCause;
 use crate::state::shared::Shared;
 use crate::state::stats::Stats;
@@ -7,6 +9,8 @@ use crate::state::stats::Stats;
 /// The store's gauges and counters at this moment.
 pub(crate) fn of(shared: &Shared) -> Stats {
     let prefetch_waiting = shared.prefetch.waiting();
+    let rdma = shared.rdma.host.get();
+    let rdma_counts = rdma.map(|host| host.counters().counts()).unwrap_or_default();
     let now = shared.now();
     let mut core = shared.lock();
     core.pins.expire(now);
@@ -69,5 +73,30 @@ pub(crate) fn of(shared: &Shared) -> Stats {
         objects_leased: core.pins.count().1 as u64,
         readers: core.dram.frames.iter().map(|(id, _)| core.dram.frames.readers(id)).sum::<u64>()
             + core.ssd.as_ref().map_or(0, |s| s.guards.count()),
+        rdma_rails: rdma.map_or(0, |host| host.rails().len() as u64),
+        rdma_rails_up: rdma.map_or(0, |host| host.rails_up(now).count() as u64),
+        rdma_registered_bytes: rdma.map_or(0, |host| host.registered_bytes()),
+        rdma_links: rdma_counts.links,
+        rdma_links_without: nonzero([
+            ("host", u64::from(shared.rdma.is_missing)),
+            ("peer", rdma_counts.no_rdma_peer),
+            ("rails", rdma_counts.no_rdma_rails),
+        ]),
+        rdma_bytes_written: rdma_counts.bytes_written,
+        rdma_bytes_read: rdma_counts.bytes_read,
+        rdma_bytes_placed: rdma_counts.bytes_placed,
+        rdma_stream_bytes: nonzero([
+            ("unregistered", rdma_counts.stream_unregistered),
+            ("small", rdma_counts.stream_small),
+            ("scattered", rdma_counts.stream_scattered),
+        ]),
+        rdma_notices: rdma_counts.notices,
+        rdma_taken_down: rdma_counts.taken_down,
+        rdma_leaked: rdma_counts.leaked,
     }
+}
+
+fn nonzero<const N: usize>(counts: [(&str, u64); N]) -> BTreeMap<String, u64> {
+    let above_zero = counts.into_iter().filter(|(_, count)| *count > 0);
+    above_zero.map(|(name, count)| (name.to_owned(), count)).collect()
 }

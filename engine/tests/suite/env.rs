@@ -143,13 +143,17 @@ impl TestEnv {
                     Transport::Sim => Store::sim(store, timeout, sim.clock.clone(), env.runtime),
                     Transport::Embedded
                     | Transport::Tcp
+                    | Transport::Rdma
                     | Transport::SharedRings
                     | Transport::SharedArena => Store::embedded(store),
                 })
             }
             (
                 Place::Real(_),
-                between @ (Transport::Tcp | Transport::SharedRings | Transport::SharedArena),
+                between @ (Transport::Tcp
+                | Transport::Rdma
+                | Transport::SharedRings
+                | Transport::SharedArena),
             ) => Ok(Store::socket(pagelith::Store::open(valid)?, timeout, between)),
             (Place::Real(_), Transport::Embedded | Transport::Sim) => {
                 pagelith::Store::open(valid).map(Store::embedded)

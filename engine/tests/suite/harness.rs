@@ -10,7 +10,8 @@ use pagelith::client::{self, Client};
 use pagelith::io::clock::Clock;
 use pagelith::io::runtime::{Join, Runtime, Step, Task};
 use pagelith::io::staging::StagingPool;
-use pagelith::io::system::{SystemClock, SystemEntropy, Threads};
+use pagelith::io::system::{SystemClock, SystemEntropy};
+use pagelith::io::verbs::RemoteAccess;
 use pagelith::layouts::ids::{Generation, NamespaceId};
 use pagelith::layouts::key::ObjectKey;
 use pagelith::layouts::wire::LinkRole;
@@ -22,6 +23,8 @@ use pagelith::transport::handshake::ClientAuth;
 use pagelith::transport::limits::LinkLimits;
 use pagelith::transport::link::Link;
 use pagelith::transport::link_error::LinkError;
+use pagelith::transport::rdma::host::RdmaHost;
+use pagelith::transport::rdma::rdma_use::RdmaUse;
 use pagelith::transport::rights::Rights;
 use pagelith::transport::socket::{AdmissionResult, ListenConfig, Listener};
 use pagelith::{
@@ -32,6 +35,8 @@ use pagelith_sim::clock::SimClock;
 use pagelith_sim::link::SimNet;
 use tempfile::TempDir;
 
+use super::rdma;
+
 /// What lies between a behaviour and its store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
@@ -39,6 +44,8 @@ pub enum Transport {
     Embedded,
     /// TCP over loopback.
     Tcp,
+    /// RDMA, for registered memory, and TCP over loopback for the rest.
+    Rdma,
     /// Memory that both sides have, beside a Unix socket.
     SharedRings,
     /// The same, and the store shares its arena and staging memory.
@@ -146,6 +153,8 @@ enum Serving {
 struct Listening {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
+    /// The devices of the server and of the client.
+    hosts: Option<[Arc<RdmaHost>; 2]>,
     _dir: TempDir,
 }
 
@@ -154,6 +163,7 @@ impl Drop for Listening {
         self.stop.store(true, Ordering::Relaxed);
         let ended = self.thread.take().map(JoinHandle::join);
         assert!(std::thread::panicking() || matches!(ended, Some(Ok(()))), "the server panicked");
+        self.hosts.iter().for_each(rdma::count);
     }
 }
 
@@ -171,7 +181,7 @@ impl Store {
             Transport::SharedRings | Transport::SharedArena => {
                 Address::Unix(dir.path().join("socket"))
             }
-            Transport::Tcp | Transport::Sim | Transport::Embedded => {
+            Transport::Tcp | Transport::Rdma | Transport::Sim | Transport::Embedded => {
                 "tcp:127.0.0.1:0".parse().expect("an address")
             }
         };
@@ -185,18 +195,24 @@ impl Store {
         let listener = Listener::new(&listen, offer(1), entropy.clone(), clock.clone(), limits)
             .expect("listens")
             .with_shared_regions(regions.unwrap_or_default());
+        let hosts = (between == Transport::Rdma).then(rdma::hosts);
+        let listener = match &hosts {
+            Some([host, _]) => {
+                store.register_rdma(host).expect("registered");
+                host.register(Arc::new(staging.clone()), RemoteAccess::NONE).expect("registered");
+                listener.with_rdma(host.clone())
+            }
+            None => listener,
+        };
         let address = listener.address().clone();
         let stop = Arc::new(AtomicBool::new(false));
         let thread = Some(listen_on(listener, store.clone(), staging, stop.clone()));
-        let dial = SocketDial {
-            limits,
-            entropy,
-            ..SocketDial::new(address, None, offer(2), clock.clone())
-        };
-        let client = Client::attach(Arc::new(dial), clock, timeout).expect("attached");
-        let client = client.with_runtime(Arc::new(Threads));
+        let rdma = hosts.as_ref().map_or(RdmaUse::Off, |[_, host]| RdmaUse::Demanded(host.clone()));
+        let dial =
+            SocketDial { limits, entropy, rdma, ..SocketDial::new(address, None, offer(2), clock) };
+        let client = Client::over(dial, timeout).expect("attached");
         begin_listening(&client);
-        let serving = Serving::Threads(Listening { stop, thread, _dir: dir });
+        let serving = Serving::Threads(Listening { stop, thread, hosts, _dir: dir });
         Store { client: Some(client), serving: Some(serving), store }
     }
 
@@ -261,7 +277,10 @@ impl Store {
                 let done = client.put(objects.iter().map(put).collect(), options);
                 done.into_iter().map(|done| done.outcome).collect()
             }
-            Some(client) => client.put_batch(objects, options),
+            Some(client) => {
+                let _registered = rdma::register_puts(client, objects);
+                client.put_batch(objects, options)
+            }
             None => self.store.put_batch(objects, options),
         }
     }
@@ -272,7 +291,11 @@ impl Store {
         options: Options,
     ) -> Vec<Result<PutOutcome>> {
         match &self.client {
-            Some(client) => client.put_groups(groups, options),
+            Some(client) => {
+                let _registered: Vec<_> =
+                    groups.iter().map(|group| rdma::register_puts(client, group)).collect();
+                client.put_groups(groups, options)
+            }
             None => self.store.put_groups(groups, options),
         }
     }
@@ -306,7 +329,10 @@ impl Store {
         options: Options,
     ) -> Vec<Result<GetOutcome>> {
         match &self.client {
-            Some(client) => client.get_batch(gets, options),
+            Some(client) => {
+                let _registered = rdma::register_gets(client, gets);
+                client.get_batch(gets, options)
+            }
             None => self.store.get_batch(gets, options),
         }
     }

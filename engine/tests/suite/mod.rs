@@ -14,6 +14,8 @@ pub mod events;
 pub mod eviction;
 pub mod failing_device;
 pub mod failing_segments;
+#[path = "../../../io/tests/verbs/fake.rs"]
+pub mod fake;
 pub mod first_writer;
 pub mod free_space;
 pub mod gauges;
@@ -29,6 +31,7 @@ pub mod pins;
 pub mod prefetch;
 pub mod put_runs;
 pub mod random_queries;
+pub mod rdma;
 pub mod reclaim;
 pub mod removal;
 pub mod round_trip;

@@ -23,9 +23,9 @@ use super::library::{Handle, check};
 ///
 /// # Safety
 ///
-/// - Both functions always return the same. The range stays mapped, readable and writable, until the
-///   value is dropped; or this process accesses it no other way than through a device, which keeps
-///   the pages that were mapped at the registration.
+/// - Both functions always return the same. The range stays mapped, readable and writable, until
+///   the value is dropped; or this process accesses it no other way than through a device, which
+///   keeps the pages that were mapped at the registration.
 /// - While a device may write bytes of the range, no reference to them exists: they are accessed
 ///   through raw pointers or atomics.
 pub unsafe trait DeviceMemory: Send + Sync + 'static {

@@ -29,6 +29,7 @@ mod device_list;
 mod error;
 mod gid;
 mod gpu_index;
+mod gpu_list;
 mod library;
 mod memory;
 mod nic_choice;
@@ -46,6 +47,7 @@ pub use device_list::DeviceList;
 pub use error::{Result, VerbsError};
 pub use gid::{Gid, GidEntry, GidKind, GidWish, ScoredGid};
 pub use gpu_index::{GpuOfProcess, PhysicalGpu};
+pub use gpu_list::{Gpu, NVIDIA_GPUS, gpus};
 pub use library::{LIBRARY, Library};
 pub use memory::{
     CallerMemory, DeviceMemory, HostMemory, LocalPiece, MemoryRegion, ProtectionDomain,

@@ -171,7 +171,7 @@ class MooncakeDistributedStore:
             self._current_names()
             warn_of_failed_loads(logger, vllms_transfer())
             may_be_down = flag_of("start_without_store", start_without_store) or flag_of(_START_WITHOUT_STORE, os.environ.get(_START_WITHOUT_STORE, "false"))
-            attached = master_server_addr.startswith(("unix:", "tcp:"))
+            attached = master_server_addr.startswith(("unix:", "tcp:", "rdma:"))
             if attached:
                 store = pagelith.Store.attach(master_server_addr, may_be_down=may_be_down)
                 self._failures = _failures(master_server_addr)

@@ -253,8 +253,8 @@ impl ArenaMemory {
     }
 }
 
-// SAFETY: both functions return constants of the mapping, which lives as long as the value. A device
-// writes only extents that an exclusive part covers, and nothing else accesses those.
+// SAFETY: both functions return constants of the mapping, which lives as long as the value. A
+// device writes only extents that an exclusive part covers, and nothing else accesses those.
 unsafe impl DeviceMemory for ArenaMemory {
     fn base(&self) -> NonNull<u8> {
         NonNull::new(self.base()).expect("no mapping begins at address 0")

@@ -131,7 +131,8 @@ impl Listener {
         Listener { shared_regions, ..self }
     }
 
-    /// Offer RDMA to clients, over TCP. Peers learn neither addresses nor keys of memory of this end.
+    /// Offer RDMA to clients, over TCP. Peers learn neither addresses nor keys of memory of this
+    /// end.
     pub fn with_rdma(self, host: Arc<RdmaHost>) -> Listener {
         let rdma = RdmaUse::Offered(host).at(&self.address);
         Listener { offer: rdma.offer(self.offer), rdma, ..self }
