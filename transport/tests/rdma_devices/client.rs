@@ -75,7 +75,9 @@ impl Client {
     pub fn get(&mut self, to: &Memory, ranges: &[Range<usize>], pieces: u32) {
         let bytes = total(ranges) as u32;
         let op = self.begin_get(to, ranges, Request { kind: RequestKind::Get, bytes, pieces });
-        assert_eq!(self.until_returned(op), Returned::Whole);
+        if self.until_returned(op) != Returned::Whole {
+            panic!("the link ended: {}", self.until_ended());
+        }
         self.until_outcome(op);
     }
 

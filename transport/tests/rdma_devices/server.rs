@@ -146,7 +146,8 @@ impl Server {
                 }
             }
             LinkEvent::ReceivedRef { .. } => panic!("no memory is shared"),
-            LinkEvent::Ended(_) => {
+            LinkEvent::Ended(why) => {
+                println!("a link of the server ended: {why}");
                 self.seen.ended += 1;
                 self.silent.clear();
                 return false;
