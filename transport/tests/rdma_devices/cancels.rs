@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::client::{Client, Returned};
 use crate::memory::{BACK, Memory, pattern, scattered, total};
 use crate::server::{Request, RequestKind, ServerThread, cut};
-use crate::setting::{client_host, has_devices, kernel_objects, length, server_host};
+use crate::setting::{client_host, has_devices, kernel_objects, length, report, server_host};
 
 const BYTES: usize = 2 << 20;
 /// Memory rests for so many operations before it is used again, and is looked at then.
@@ -89,6 +89,7 @@ fn memory_of_cancelled_gets_is_not_written_after_it_came_back() {
                 }
             };
             *counts.entry((way, returned, ended)).or_default() += 1;
+            report("cancels", round + 1, amid);
             if ended {
                 client = Client::connect(&server.address, &host);
             }

@@ -73,12 +73,25 @@ impl Client {
 
     /// Get all bytes.
     pub fn get(&mut self, to: &Memory, ranges: &[Range<usize>], pieces: u32) {
+        if let Err(why) = self.try_get(to, ranges, pieces) {
+            panic!("the link ended: {why}");
+        }
+    }
+
+    /// Get all bytes, or return why the link ended.
+    pub fn try_get(
+        &mut self,
+        to: &Memory,
+        ranges: &[Range<usize>],
+        pieces: u32,
+    ) -> Result<(), LinkError> {
         let bytes = total(ranges) as u32;
         let op = self.begin_get(to, ranges, Request { kind: RequestKind::Get, bytes, pieces });
         if self.until_returned(op) != Returned::Whole {
-            panic!("the link ended: {}", self.until_ended());
+            return Err(self.until_ended());
         }
         self.until_outcome(op);
+        Ok(())
     }
 
     /// Put all bytes.

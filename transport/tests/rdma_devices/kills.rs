@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use crate::client::Client;
 use crate::memory::{BACK, Memory, pattern, scattered};
-use crate::server::{Request, RequestKind, Server};
+use crate::server::{Request, RequestKind, Server, cut};
 use crate::setting::{
-    PEER, Process, ROLE, client_host, has_devices, kernel_objects, length, server_host,
+    PEER, Process, ROLE, client_host, has_devices, kernel_objects, length, report, server_host,
 };
 
 const BYTES: usize = 4 << 20;
@@ -70,8 +70,8 @@ fn memory_is_not_written_after_a_killed_server_gave_it_back() {
             let ranges = scattered(BYTES, 1 + round % 3);
             let request =
                 Request { kind: RequestKind::Get, bytes: BYTES as u32 - 1_000, pieces: 1 };
-            let ranges = crate::server::cut(ranges, BYTES - 1_000);
-            let op = client.begin_get(memory, &ranges, request);
+            let ranges = cut(ranges, BYTES - 1_000);
+            client.begin_get(memory, &ranges, request);
             let offset = ranges[0].start + ranges[0].len() * (round % 5) / 8;
             client.until_byte(memory, offset);
             server.kill();
@@ -79,7 +79,7 @@ fn memory_is_not_written_after_a_killed_server_gave_it_back() {
             amid += usize::from(memory.byte(ranges[ranges.len() - 1].end - 1) == BACK);
             memory.take_back();
             memory.watch(Duration::from_millis(50));
-            let _ = op;
+            report("killed servers", round + 1, amid);
         }
         for memory in &memories {
             memory.watch(Duration::from_millis(200));
@@ -126,6 +126,7 @@ fn memory_of_the_server_comes_back_from_killed_clients() {
             assert_eq!(server.seen.returned, server.seen.requests, "memory did not come back");
             server.memory().take_back();
             server.memory().watch(Duration::from_millis(50));
+            report("killed clients", round + 1, amid);
         }
         assert_eq!(host.counters().counts().leaked, 0);
     }

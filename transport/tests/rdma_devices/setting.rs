@@ -52,6 +52,13 @@ pub fn length(variable: &str, default: usize) -> usize {
     std::env::var(variable).ok().map_or(default, |value| value.parse().expect("a number"))
 }
 
+/// Print the progress of a campaign now and then.
+pub fn report(what: &str, done: usize, amid: usize) {
+    if done.is_multiple_of(25) {
+        println!("{what} done={done} amid_bytes={amid}");
+    }
+}
+
 /// Another process of this program, which is killed when it is dropped.
 pub struct Process {
     child: Child,
