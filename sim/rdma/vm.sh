@@ -124,13 +124,14 @@ folder() { # tag, path, further options
     echo "-fsdev local,id=$1,path=$2,security_model=none,multidevs=remap$3 -device virtio-9p-pci,fsdev=$1,mount_tag=$1"
 }
 status=0
+# no_timer_check: on a busy host the emulated timer may tick too late for the kernel's check, which then panics.
 # Options of `folder` are separate words.
 # shellcheck disable=SC2046
 timeout -k 5 "$seconds" qemu-system-x86_64 \
     -M q35,usb=off -nodefaults -no-user-config -display none -nic none -no-reboot \
     -accel tcg,thread=multi -cpu max -smp 2 -m "$mebibytes" \
     -kernel "$cache/kernel" -initrd "$scratch/initrd" \
-    -append "console=ttyS0 quiet loglevel=3 panic=-1 mitigations=off nokaslr" \
+    -append "console=ttyS0 quiet loglevel=3 panic=-1 mitigations=off nokaslr no_timer_check" \
     -serial "file:$scratch/console" \
     -device virtio-serial-pci -chardev stdio,id=output,signal=off -device virtconsole,chardev=output \
     $(folder host / ,readonly=on) $(folder share "$share" "") ${packages:+$(folder packages "$packages" ,readonly=on)} \

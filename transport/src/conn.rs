@@ -172,11 +172,8 @@ impl<S: Stream> Conn<S> {
 
     /// Handle the completions of the data plane.
     fn poll_data(&mut self, now: Mono, events: &mut Vec<LinkEvent>) -> Result<(), LinkError> {
-        let is_late =
-            |data: &DataPlane| self.retract_due(data, now).is_some_and(|due| due.is_zero());
-        let is_late = self.data.as_ref().is_some_and(|data| is_late(data));
         match self.data.as_deref_mut() {
-            None => return Ok(()),
+            None => {}
             Some(DataPlane::Client(client)) => {
                 let report = client.poll(now)?;
                 self.outbound.send_own(report.into_iter().collect());
@@ -187,14 +184,7 @@ impl<S: Stream> Conn<S> {
                 self.end_reads(completed.reads, events);
             }
         }
-        match (is_late, self.data.as_ref().is_some_and(|data| data.has_stream_ended())) {
-            (true, true) => Err(LinkError::Disconnected),
-            (true, false) => {
-                let limit = self.limits.revoke_timeout.as_millis();
-                Err(LinkError::Revoked { limit_ms: u64::try_from(limit).unwrap_or(u64::MAX) })
-            }
-            (false, _) => Ok(()),
-        }
+        Ok(())
     }
 
     /// Hand over what was read from the client's memory.
@@ -260,6 +250,7 @@ impl<S: Stream> Conn<S> {
             return Err(LinkError::Goodbye);
         }
         moved?;
+        check_retracted(self.data.as_deref(), &self.limits, now)?;
         // Its last bytes are read when those before them have landed, if they ever do.
         if self.inbound.has_ended() {
             self.data.iter_mut().for_each(|data| data.note_stream_ended(now));
@@ -336,6 +327,24 @@ impl<S: Stream> Conn<S> {
             self.counts.pairs_down += 1;
             self.hand_back(result == TakenDown::Leaked, ending.why, events);
         }
+    }
+}
+
+/// An error if a retracted operation has waited too long for the devices. This end may have polled
+/// late itself: so what has arrived by now counts.
+fn check_retracted(
+    data: Option<&DataPlane>,
+    limits: &LinkLimits,
+    now: Mono,
+) -> Result<(), LinkError> {
+    let Some(data) = data else { return Ok(()) };
+    match data.retract_due(now, limits.revoke_timeout) {
+        Some(due) if due.is_zero() && data.has_stream_ended() => Err(LinkError::Disconnected),
+        Some(due) if due.is_zero() => {
+            let limit = limits.revoke_timeout.as_millis();
+            Err(LinkError::Revoked { limit_ms: u64::try_from(limit).unwrap_or(u64::MAX) })
+        }
+        _ => Ok(()),
     }
 }
 
