@@ -37,11 +37,6 @@ const ARROWS: [(&str, &str, &[&str]); 14] = [
         // Of the tiers, `simulate` uses the policies.
         &["pagelith-layouts", "pagelith-io", "pagelith-tiers", "pagelith-transport", "pagelith"],
     ),
-    (
-        "pagelith-python",
-        "python",
-        &["pagelith-layouts", "pagelith-io", "pagelith-transport", "pagelith"],
-    ),
     // Implementations of the interfaces of io and transport, and the explorer that drives a store
     // over them; nothing that ships depends on it.
     (
