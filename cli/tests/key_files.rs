@@ -70,7 +70,7 @@ fn key_file_accessible_to_others_is_refused() {
     for mode in [0o640, 0o604, 0o620] {
         std::fs::set_permissions(&one, PermissionsExt::from_mode(mode)).expect("shared");
         assert!(
-            serve(&one).contains("other users can read the keys")
+            serve(&one).contains("other users can read the file of keys")
                 && client(&one).contains("chmod 600")
         );
     }

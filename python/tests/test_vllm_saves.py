@@ -182,14 +182,14 @@ class Saves(Case):
 
             copies, at_once = True, 1
 
-            def out(self, objects):
+            def source_ranges(self, objects):
                 made[:] = b"".join(engine.bytes(objects[0].blocks)[0])
                 return [made]
 
-            def into(self, objects):
+            def destination_ranges(self, objects):
                 return [made]
 
-            def landed(self, objects):
+            def finish_read(self, objects):
                 for n, cache in enumerate(engine.caches[0]):
                     for at, place in enumerate(cache.at(objects[0].blocks[0])):
                         cache.memory[place] = made[n * length + at]
