@@ -210,6 +210,7 @@ impl<S: Stream> Conn<S> {
             return Err(LinkError::Goodbye);
         }
         moved?;
+        self.devices.check_retracted(now)?;
         // Its last bytes are read when those before them have landed, if they ever do.
         if self.inbound.has_ended() {
             self.devices.note_stream_ended(now);
@@ -246,11 +247,11 @@ impl<S: Stream> Conn<S> {
 
     /// Handle what the devices have done.
     fn poll_devices(&mut self, now: Mono, events: &mut Vec<LinkEvent>) -> Result<(), LinkError> {
-        let Polled { report, completed, late } = self.devices.poll(now)?;
+        let Polled { report, completed } = self.devices.poll(now)?;
         self.outbound.send_own(report.into_iter().collect());
         self.outbound.complete_writes(&completed.writes, events, &mut self.counts);
         self.end_reads(completed.reads, events);
-        late.map_or(Ok(()), Err)
+        Ok(())
     }
 
     /// Hand over what was read from the client's memory.

@@ -35,8 +35,6 @@ pub(crate) struct Polled {
     pub report: Option<Frame>,
     /// What a server's devices have done.
     pub completed: Completed,
-    /// The link ends: memory has waited too long for the devices.
-    pub late: Option<LinkError>,
 }
 
 impl LinkDevices {
@@ -101,20 +99,26 @@ impl LinkDevices {
     /// Handle completions.
     pub fn poll(&mut self, now: Mono) -> Result<Polled, LinkError> {
         let Some(plane) = self.plane.as_deref_mut() else { return Ok(Polled::default()) };
-        let due = plane.retract_due(now, self.revoke_timeout);
-        let late = due.filter(Duration::is_zero).map(|_| match plane.has_stream_ended() {
-            true => LinkError::Disconnected,
-            false => {
-                let limit = self.revoke_timeout.as_millis();
-                LinkError::Revoked { limit_ms: u64::try_from(limit).unwrap_or(u64::MAX) }
-            }
-        });
         let (mut report, mut completed) = (None, Completed::default());
         match plane {
             DataPlane::Client(client) => report = client.poll(now)?,
             DataPlane::Server(server) => completed = server.poll(now)?,
         }
-        Ok(Polled { report, completed, late })
+        Ok(Polled { report, completed })
+    }
+
+    /// An error if a retracted operation has waited too long for the devices. This end may have
+    /// polled late itself: so it is called after what has arrived was counted.
+    pub fn check_retracted(&self, now: Mono) -> Result<(), LinkError> {
+        let Some(plane) = self.plane.as_deref() else { return Ok(()) };
+        match plane.retract_due(now, self.revoke_timeout) {
+            Some(due) if due.is_zero() && plane.has_stream_ended() => Err(LinkError::Disconnected),
+            Some(due) if due.is_zero() => {
+                let limit = self.revoke_timeout.as_millis();
+                Err(LinkError::Revoked { limit_ms: u64::try_from(limit).unwrap_or(u64::MAX) })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Retract an operation: nothing more is posted for it. Returns the READs that have ended by
