@@ -47,6 +47,8 @@ const ARROWS: [(&str, &str, &[&str]); 14] = [
     // Tests of the store over the real kernel, from outside like any program; nothing may depend on
     // it.
     ("pagelith-kernel-lanes", "sim/kernel", &["pagelith"]),
+    // A peer for queue pairs that shares no code with them, and their tests against it.
+    ("pagelith-rdma-peer", "sim/rdma-peer", &["pagelith-io"]),
     // The wheel, the same.
     ("pagelith-python", "python", &["pagelith"]),
     // Tests only.
