@@ -307,3 +307,24 @@ fn server_serves_hits_of_its_peer_to_clients() {
         "{first} {second}"
     );
 }
+
+#[test]
+fn serve_with_rdma_needs_devices_and_a_tcp_address() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = dir.path().join("store");
+    let refused = |listen: &str| {
+        let dir = store.to_str().expect("a path");
+        let own = ["serve", "--rdma", "--listen", listen, "--dram", "1MiB", "--ssd", "32MiB"];
+        let output = command(&[&own[..], &["--dir", dir]].concat()).output().expect("run");
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).expect("text")
+    };
+    let message = refused("unix:/tmp/pagelith-no-such-socket");
+    assert!(message.contains("--rdma needs an address tcp:HOST:PORT"), "{message}");
+    // Where there are devices, `sim/rdma/run.sh` serves with them.
+    if !std::path::Path::new("/dev/infiniband").exists() {
+        let message = refused("tcp:127.0.0.1:0");
+        assert!(message.contains("cannot open the store: rdma: "), "{message}");
+    }
+    assert!(!store.exists(), "no store was created");
+}

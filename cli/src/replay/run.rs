@@ -7,6 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use pagelith::Store;
 use pagelith::config::ValidConfig;
 
+use super::buffers::Buffers;
 use super::plan::{ReplayPlan, Target};
 use super::report::{Costs, Report};
 use super::request::RequestRunner;
@@ -44,6 +45,7 @@ pub(crate) fn replay(plan: &ReplayPlan, source: RequestSource) -> anyhow::Result
         OpenTarget::Attached(_) => "attached".to_owned(),
     };
     let mut harness = RequestRunner::new(plan);
+    harness.buffers = Buffers::registered_with(target.rdma().cloned());
     let mut totals = Totals { before: target.counters(), sum: StoreCounters::default() };
     let mut reopen: Option<Duration> = None;
     let bar = progress_bar();
@@ -68,6 +70,7 @@ pub(crate) fn replay(plan: &ReplayPlan, source: RequestSource) -> anyhow::Result
             let start = Instant::now();
             target = open(plan).context("cannot reopen")?;
             reopen = Some(start.elapsed());
+            harness.buffers = Buffers::registered_with(target.rdma().cloned());
         }
         let (at, of) = source.progress();
         bar.set_length(of);

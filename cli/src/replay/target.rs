@@ -1,10 +1,12 @@
 //! The open store that a replay drives: one of this process, or one that it is attached to.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use pagelith::client::Client;
 use pagelith::layouts::key::ObjectKey;
+use pagelith::transport::rdma::host::RdmaHost;
 use pagelith::{
     CompletedBatch, CompletedGet, CompletedPut, ErrorKind, FlushReport, Get, Options, PagesFound,
     PagesQuery, PutGroup, RequestEpoch, Session, Store, Ticket,
@@ -32,6 +34,14 @@ pub(super) struct StoreCounters {
 }
 
 impl OpenTarget {
+    /// The RDMA devices, if bytes may move by RDMA.
+    pub(super) fn rdma(&self) -> Option<&Arc<RdmaHost>> {
+        match self {
+            OpenTarget::Embedded { store, .. } => store.rdma(),
+            OpenTarget::Attached(attached) => attached.rdma(),
+        }
+    }
+
     pub(super) fn begin_request(&self) -> RequestEpoch {
         match self {
             OpenTarget::Embedded { store, .. } => store.begin_request(),

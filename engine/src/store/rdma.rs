@@ -32,11 +32,17 @@ const VISIBLE_GPUS: &str = "CUDA_VISIBLE_DEVICES";
 /// `Unavailable` without library, device, active port or GID; `Invalid` if the configured devices do
 /// not exist or do not cover the GPU. The message names the cause.
 pub fn open_host(config: &RdmaConfig) -> Result<Arc<RdmaHost>> {
-    let opened = Library::load().and_then(|library| {
-        let settings = rdma_settings(config, &library, &GpuOfThisHost::read())?;
-        RdmaHost::open(&settings)
-    });
-    opened.map_err(|why| rdma_error(&why))
+    let library = Library::load().map_err(|why| rdma_error(&why))?;
+    open_host_of(&library, config)
+}
+
+/// As [`open_host`], with this verbs library.
+///
+/// # Errors
+/// As [`open_host`].
+pub fn open_host_of(library: &Arc<Library>, config: &RdmaConfig) -> Result<Arc<RdmaHost>> {
+    let settings = rdma_settings(config, library, &GpuOfThisHost::read());
+    settings.and_then(|settings| RdmaHost::open(&settings)).map_err(|why| rdma_error(&why))
 }
 
 /// The use of RDMA on links to a peer with this transport. `auto` is TCP without usable devices,

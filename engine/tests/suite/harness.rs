@@ -153,6 +153,7 @@ enum Serving {
 struct Listening {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
+    address: Address,
     /// The devices of the server and of the client.
     hosts: Option<[Arc<RdmaHost>; 2]>,
     _dir: TempDir,
@@ -208,11 +209,15 @@ impl Store {
         let stop = Arc::new(AtomicBool::new(false));
         let thread = Some(listen_on(listener, store.clone(), staging, stop.clone()));
         let rdma = hosts.as_ref().map_or(RdmaUse::Off, |[_, host]| RdmaUse::Demanded(host.clone()));
-        let dial =
-            SocketDial { limits, entropy, rdma, ..SocketDial::new(address, None, offer(2), clock) };
+        let dial = SocketDial {
+            limits,
+            entropy,
+            rdma,
+            ..SocketDial::new(address.clone(), None, offer(2), clock)
+        };
         let client = Client::over(dial, timeout).expect("attached");
         begin_listening(&client);
-        let serving = Serving::Threads(Listening { stop, thread, hosts, _dir: dir });
+        let serving = Serving::Threads(Listening { stop, thread, address, hosts, _dir: dir });
         Store { client: Some(client), serving: Some(serving), store }
     }
 
@@ -386,6 +391,27 @@ impl Store {
         match &self.client {
             Some(client) => client.clear(namespace, options),
             None => self.store.clear(namespace, options),
+        }
+    }
+
+    /// The client of a store behind a link.
+    pub fn client(&self) -> &Client {
+        self.client.as_ref().expect("a store behind a link")
+    }
+
+    /// The address of a server behind a socket.
+    pub fn address(&self) -> &Address {
+        match &self.serving {
+            Some(Serving::Threads(listening)) => &listening.address,
+            Some(Serving::Tasks(_)) | None => panic!("no socket"),
+        }
+    }
+
+    /// The devices of a server and of its client.
+    pub fn devices(&self) -> &[Arc<RdmaHost>; 2] {
+        match &self.serving {
+            Some(Serving::Threads(Listening { hosts: Some(hosts), .. })) => hosts,
+            _ => panic!("no RDMA"),
         }
     }
 
