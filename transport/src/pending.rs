@@ -13,7 +13,8 @@ use pagelith_layouts::wire::{FrameHead, FrameKind, LinkRole};
 
 use crate::capability::Capabilities;
 use crate::conn::Conn;
-use crate::handshake::{Handshake, HandshakeOutcome};
+use crate::handshake::Handshake;
+use crate::handshake_outcome::HandshakeOutcome;
 use crate::limits::LinkLimits;
 use crate::link_error::LinkError;
 use crate::rdma::rdma_use::RdmaUse;

@@ -12,7 +12,7 @@ const ARROWS: [(&str, &str, &[&str]); 14] = [
     ("pagelith-layouts", "layouts", &["pagelith-mutants"]),
     ("pagelith-io", "io", &["pagelith-mutants", "pagelith-layouts"]),
     ("pagelith-tiers", "tiers", &["pagelith-mutants", "pagelith-layouts", "pagelith-io"]),
-    ("pagelith-transport", "transport", &["pagelith-layouts", "pagelith-io"]),
+    ("pagelith-transport", "transport", &["pagelith-mutants", "pagelith-layouts", "pagelith-io"]),
     // A process without a store of its own links neither tiers nor index.
     (
         "pagelith-client",
