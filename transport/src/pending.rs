@@ -128,7 +128,8 @@ impl<S: Stream> PendingHandshake<S> {
         match self.advance() {
             Ok(Some(agreed)) => {
                 let first = std::mem::take(self.handshake.out());
-                let PendingHandshake { stream, side, peer, offer, clock, limits, data, .. } = self;
+                let peer = self.handshake.named(std::mem::take(&mut self.peer));
+                let PendingHandshake { stream, side, offer, clock, limits, data, .. } = self;
                 HandshakeProgress::Ready(Box::new(Conn::new(
                     stream,
                     side,
