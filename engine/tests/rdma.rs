@@ -47,7 +47,7 @@ fn served() -> Option<(TestEnv, Store)> {
         println!("skipped: {why}");
         return None;
     }
-    let world = TestEnv::behind(Transport::Rdma, IoKind::Blocking, false, 1);
+    let world = TestEnv::over(Transport::Rdma, IoKind::Blocking, false, 1);
     let store = world.open(&world.memory_config(Size::mib(16)));
     Some((world, store))
 }
@@ -273,7 +273,7 @@ fn client_that_demands_rdma_is_refused_by_a_store_without_it() {
     let (_dir, library, _control) = library(&[""]);
     let host: Arc<RdmaHost> =
         pagelith::rdma::open_host_of(&library, &RdmaConfig::default()).expect("a device");
-    let world = TestEnv::behind(Transport::Tcp, IoKind::Blocking, false, 1);
+    let world = TestEnv::over(Transport::Tcp, IoKind::Blocking, false, 1);
     let store = world.open(&world.memory_config(Size::mib(1)));
     let client = pagelith::client::Client::dial(store.address(), None);
     let timeout = std::time::Duration::from_secs(10);
