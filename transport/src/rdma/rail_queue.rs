@@ -339,18 +339,20 @@ impl RailQueue {
             self.pair.post_receive(completion.id, &[])?;
             return Ok(());
         }
-        match self.posted.pop_front() {
-            Some(Posted { id, requests, work }) if id == completion.id => {
-                self.sends -= requests;
-                self.bytes -= match &work {
-                    Work::Writes(writes) => writes.iter().map(|written| written.bytes).sum(),
-                    Work::Read { bytes, .. } => *bytes,
-                };
-                done.push(work);
-                Ok(())
-            }
-            _ => unexpected(),
+        // After any other completion, what is posted stays posted: the device may access memory for
+        // it until the queue pair is down.
+        if self.posted.front().is_none_or(|front| front.id != completion.id) {
+            return unexpected();
         }
+        if let Some(Posted { requests, work, .. }) = self.posted.pop_front() {
+            self.sends -= requests;
+            self.bytes -= match &work {
+                Work::Writes(writes) => writes.iter().map(|written| written.bytes).sum(),
+                Work::Read { bytes, .. } => *bytes,
+            };
+            done.push(work);
+        }
+        Ok(())
     }
 
     /// Make the next completion wake [`RailQueue::wake`]. True if there is one already.
