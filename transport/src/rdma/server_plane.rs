@@ -187,6 +187,9 @@ impl ServerPlane {
             self.remote_of(push, offset, local.iter().map(|range| range.length).sum(), rail);
         let requests = self.plan(rail, &local, &remote)?;
         let length: u64 = requests.iter().map(|request| request.bytes).sum();
+        if length == 0 {
+            return Err(LinkError::broken("region", "removed while it was written"));
+        }
         let queue = &mut self.rails.queues[rail];
         let Some(notice) = queue.next_notice() else { return Ok(Placement::Blocked) };
         if let Err(error) = queue.write((push.op, id), &requests) {
