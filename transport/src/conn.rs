@@ -172,11 +172,8 @@ impl<S: Stream> Conn<S> {
 
     /// Handle the completions of the data plane.
     fn poll_data(&mut self, now: Mono, events: &mut Vec<LinkEvent>) -> Result<(), LinkError> {
-        let is_late =
-            |data: &DataPlane| self.retract_due(data, now).is_some_and(|due| due.is_zero());
-        let is_late = self.data.as_ref().is_some_and(|data| is_late(data));
         match self.data.as_deref_mut() {
-            None => return Ok(()),
+            None => {}
             Some(DataPlane::Client(client)) => {
                 let report = client.poll(now)?;
                 self.outbound.send_own(report.into_iter().collect());
@@ -187,14 +184,7 @@ impl<S: Stream> Conn<S> {
                 self.end_reads(completed.reads, events);
             }
         }
-        match (is_late, self.data.as_ref().is_some_and(|data| data.has_stream_ended())) {
-            (true, true) => Err(LinkError::Disconnected),
-            (true, false) => {
-                let limit = self.limits.revoke_timeout.as_millis();
-                Err(LinkError::Revoked { limit_ms: u64::try_from(limit).unwrap_or(u64::MAX) })
-            }
-            (false, _) => Ok(()),
-        }
+        Ok(())
     }
 
     /// Hand over what was read from the client's memory.
@@ -260,6 +250,8 @@ impl<S: Stream> Conn<S> {
             return Err(LinkError::Goodbye);
         }
         moved?;
+        // After what has arrived: this end may not have polled for longer.
+        check_retracted(self.data.as_deref(), now, self.limits.revoke_timeout)?;
         // Its last bytes are read when those before them have landed, if they ever do.
         if self.inbound.has_ended() {
             self.data.iter_mut().for_each(|data| data.note_stream_ended(now));
@@ -352,6 +344,19 @@ impl<S> Drop for Conn<S> {
             self.outbound.retract_all(true, &mut events);
         }
     }
+}
+
+/// An error if a retracted operation, or the last bytes of an ended stream, have waited too long for
+/// the devices.
+fn check_retracted(data: Option<&DataPlane>, now: Mono, most: Duration) -> Result<(), LinkError> {
+    let Some(data) = data else { return Ok(()) };
+    if data.retract_due(now, most).is_none_or(|due| !due.is_zero()) {
+        return Ok(());
+    }
+    if data.has_stream_ended() {
+        return Err(LinkError::Disconnected);
+    }
+    Err(LinkError::Revoked { limit_ms: u64::try_from(most.as_millis()).unwrap_or(u64::MAX) })
 }
 
 /// Descriptors of completions, and of the end of queue pairs.
@@ -481,7 +486,9 @@ impl<S: Stream> Link for Conn<S> {
     fn retract(&mut self, op: OpId) {
         let mut events = std::mem::take(&mut self.queued_events);
         let ended = self.data.as_deref_mut().map(|data| data.retract(op)).unwrap_or_default();
-        let is_live = self.data.as_ref().is_some_and(|data| data.is_live(op));
+        // A link that waits for its queue pairs does not know whose memory they still access.
+        let is_live =
+            self.ending.is_some() || self.data.as_ref().is_some_and(|data| data.is_live(op));
         self.exposures.retract(op, is_live, &mut events);
         self.end_reads(ended, &mut events);
         self.inbound.discard(op);
