@@ -109,11 +109,11 @@ pub(crate) struct RailQueue {
     open: OpenBatch,
     /// Bytes of WRITEs and READs that are posted and not completed.
     bytes: u64,
-    /// Server: notices posted, those that the client has reported as polled, and those that it can
-    /// receive before it reports them.
+    /// Notices that the client can receive before it reports them as polled.
+    notices_max: u64,
+    /// Server: notices posted, and those that the client has reported as polled.
     notices: u64,
     notices_reported: u64,
-    notices_max: u64,
     /// Client: notices polled, and those reported to the server.
     noticed: u64,
     noticed_reported: u64,
@@ -185,7 +185,8 @@ impl RailQueue {
         self.receives
     }
 
-    /// Connect to the peer's queue pair, which can receive so many notices.
+    /// Connect to the peer's queue pair. The client can receive so many notices on each rail before
+    /// it reports them.
     pub fn connect(&mut self, peer: &Endpoint, notices_max: u32) -> Result<(), VerbsError> {
         self.pair.ready_to_receive(peer)?;
         self.pair.ready_to_send(peer)?;
@@ -297,9 +298,10 @@ impl RailQueue {
         self.noticed
     }
 
-    /// The number of polled notices, if it is time to report it: half of the receives were used.
+    /// The number of polled notices, if it is time to report it: half of what the client has
+    /// announced was used. A rail may have more receives than that.
     pub fn report_due(&mut self) -> Option<u64> {
-        let due = 2 * (self.noticed - self.noticed_reported) >= u64::from(self.receives);
+        let due = 2 * (self.noticed - self.noticed_reported) >= self.notices_max;
         if due {
             self.noticed_reported = self.noticed;
         }
