@@ -69,10 +69,11 @@ impl LinkDevices {
         self.ending.is_some()
     }
 
-    /// Whether a device may access memory for an operation.
+    /// Whether a device may access memory for an operation. While the queue pairs are being taken
+    /// down, that may be any operation's.
     pub fn is_live(&self, op: OpId) -> bool {
-        self.plane.as_ref().is_some_and(|plane| plane.is_live(op))
-            && !mutant::on(Mutant::RdmaBackAtRetract)
+        let is_live = self.is_ending() || self.plane.as_ref().is_some_and(|p| p.is_live(op));
+        is_live && !mutant::on(Mutant::RdmaBackAtRetract)
     }
 
     /// Time until [`LinkDevices::poll`] or [`LinkDevices::ended`] must be called.

@@ -316,6 +316,8 @@ impl Outbound {
                 other => self.queue.push_back(other),
             }
         }
+        // What comes first now may not have to wait.
+        self.is_blocked = false;
         let writing = self.writing.values_mut().filter(|cursor| is_retracted(cursor));
         writing.for_each(|cursor| cursor.is_retracted = true);
         let is_retracted = |stretch: &ItemRange| op.is_none_or(|op| stretch.0 == op);

@@ -80,6 +80,9 @@ impl ClientPlane {
             self.named.remove(&number);
             let removed = |rail| RegionItem { number, rail, base: 0, length: 0, chunk_bytes: 0 };
             items.extend((0..rails).map(removed));
+            if 32 * items.len() >= BODY_BYTES_MAX / 2 {
+                self.frames.push(region_frame(&mut items, &mut keys));
+            }
         }
         for (number, region) in all {
             let wanted = region.access() != RemoteAccess::NONE && !self.named.contains(&number);

@@ -13,6 +13,8 @@ use crate::link_error::LinkError;
 
 /// Maximum regions of a client, each on each of its rails.
 pub(crate) const REGIONS_MAX: usize = 4096;
+/// Least length of a chunk that is not the only one of its region.
+const CHUNK_BYTES_MIN: u64 = 4096;
 /// Maximum keys of a client.
 const KEYS_MAX: usize = 1 << 20;
 
@@ -48,6 +50,9 @@ impl PeerRegions {
                 let removed = self.regions.remove(&(number, rail));
                 self.keys -= removed.map_or(0, |region| region.keys.len());
                 continue;
+            }
+            if chunk_bytes < CHUNK_BYTES_MIN.min(length) {
+                return Err(LinkError::broken("chunk_bytes", chunk_bytes));
             }
             self.keys += keys.len();
             let room = self.regions.len() < REGIONS_MAX * self.rails && self.keys <= KEYS_MAX;

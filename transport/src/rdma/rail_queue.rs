@@ -110,11 +110,11 @@ pub(crate) struct RailQueue {
     open: OpenBatch,
     /// Bytes of WRITEs and READs that are posted and not completed.
     bytes: u64,
-    /// Server: notices posted, those that the client has reported as polled, and those that it can
-    /// receive before it reports them.
+    /// Notices that the client can receive before it reports them as polled.
+    notices_max: u64,
+    /// Server: notices posted, and those that the client has reported as polled.
     notices: u64,
     notices_reported: u64,
-    notices_max: u64,
     /// Client: notices polled, and those reported to the server.
     noticed: u64,
     noticed_reported: u64,
@@ -186,7 +186,8 @@ impl RailQueue {
         self.receives
     }
 
-    /// Connect to the peer's queue pair, which can receive so many notices.
+    /// Connect to the peer's queue pair. The client can receive so many notices on each rail before
+    /// it reports them.
     pub fn connect(&mut self, peer: &Endpoint, notices_max: u32) -> Result<(), VerbsError> {
         self.pair.ready_to_receive(peer)?;
         self.pair.ready_to_send(peer)?;
@@ -302,9 +303,10 @@ impl RailQueue {
         self.noticed
     }
 
-    /// The number of polled notices, if it is time to report it: half of the receives were used.
+    /// The number of polled notices, if it is time to report it: half of what the client has
+    /// announced was used. A rail may have more receives than that.
     pub fn report_due(&mut self) -> Option<u64> {
-        let due = 2 * (self.noticed - self.noticed_reported) >= u64::from(self.receives);
+        let due = 2 * (self.noticed - self.noticed_reported) >= self.notices_max;
         if due {
             self.noticed_reported = self.noticed;
         }
@@ -344,18 +346,20 @@ impl RailQueue {
             self.pair.post_receive(completion.id, &[])?;
             return Ok(());
         }
-        match self.posted.pop_front() {
-            Some(Posted { id, requests, work }) if id == completion.id => {
-                self.sends -= requests;
-                self.bytes -= match &work {
-                    Work::Writes(writes) => writes.iter().map(|written| written.bytes).sum(),
-                    Work::Read { bytes, .. } => *bytes,
-                };
-                done.push(work);
-                Ok(())
-            }
-            _ => unexpected(),
+        // After any other completion, what is posted stays posted: the device may access memory for
+        // it until the queue pair is down.
+        if self.posted.front().is_none_or(|front| front.id != completion.id) {
+            return unexpected();
         }
+        if let Some(Posted { requests, work, .. }) = self.posted.pop_front() {
+            self.sends -= requests;
+            self.bytes -= match &work {
+                Work::Writes(writes) => writes.iter().map(|written| written.bytes).sum(),
+                Work::Read { bytes, .. } => *bytes,
+            };
+            done.push(work);
+        }
+        Ok(())
     }
 
     /// Make the next completion wake [`RailQueue::wake`]. True if there is one already.

@@ -96,6 +96,7 @@ impl RailsExchange {
         if theirs.rails.is_empty() {
             return without(self.reason.unwrap_or_else(|| no_rail_of_peer(theirs)));
         }
+        let notices = self.offered.iter().map(RailQueue::receives).min().unwrap_or(0);
         let mut offered: Vec<Option<RailQueue>> = self.offered.into_iter().map(Some).collect();
         let mut queues = Vec::new();
         for theirs in &theirs.rails {
@@ -103,7 +104,7 @@ impl RailsExchange {
             let Some(mut queue) = queue else {
                 return Err(LinkError::broken("pair", theirs.pair));
             };
-            if let Err(error) = queue.connect(&endpoint(theirs), 0) {
+            if let Err(error) = queue.connect(&endpoint(theirs), notices) {
                 // The server has these rails, and would use all of them: so none is used.
                 return without(error.to_string());
             }

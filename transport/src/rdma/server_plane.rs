@@ -32,6 +32,9 @@ pub(crate) const STRIPE_BYTES: u64 = 1 << 20;
 /// Maximum bytes of an operation that are posted and not completed, plus one placement.
 const POSTED_BYTES_MAX: u64 = 4 << 20;
 
+/// Maximum ranges that are being read or wait for it. Of a further one, the client sends the bytes.
+const READS_MAX: usize = 4096;
+
 /// What became of the next bytes of a push.
 pub(crate) enum Placement {
     /// They are being written; the body of the placed frame.
@@ -187,6 +190,9 @@ impl ServerPlane {
             self.remote_of(push, offset, local.iter().map(|range| range.length).sum(), rail);
         let requests = self.plan(rail, &local, &remote)?;
         let length: u64 = requests.iter().map(|request| request.bytes).sum();
+        if length == 0 {
+            return Err(LinkError::broken("region", "removed while it was written"));
+        }
         let queue = &mut self.rails.queues[rail];
         let Some(notice) = queue.next_notice() else { return Ok(Placement::Blocked) };
         if let Err(error) = queue.write((push.op, id), &requests) {
@@ -213,10 +219,12 @@ impl ServerPlane {
         places.map_while(|(address, length)| self.rails.own.find(address, length)).collect()
     }
 
-    /// The client's memory for `length` bytes of a push, as far as they have targets.
+    /// The client's memory for `length` bytes of a push, as far as they have targets and requests
+    /// fit the queue.
     fn remote_of(&self, push: &Push, offset: u64, length: u64, rail: usize) -> Vec<RemoteRange> {
         let (mut done, mut found) = (0, Vec::new());
         while done < length
+            && found.len() < self.rails.queues[rail].room()
             && let Wanted::In { region, at, length: of_target } =
                 self.targets.at(push.op, push.item, offset + done)
         {
@@ -267,6 +275,10 @@ impl ServerPlane {
             remote.iter().find(|(region, at, length)| !self.regions.has(*region, *at, *length))
         {
             return Err(LinkError::broken("region", region));
+        }
+        if self.jobs.len() >= READS_MAX {
+            self.rails.host.counters().note_stream(StreamReason::Scattered, shown.length);
+            return Ok(false);
         }
         let local = self.find_own(memory.iter().copied());
         if local.len() < memory.len() {

@@ -16,8 +16,8 @@ pub(crate) const TARGETS_MAX: usize = 1 << 16;
 /// The targets of one link.
 #[derive(Default)]
 pub(crate) struct Targets {
-    /// Of each operation, sorted by item and offset. They do not overlap.
-    ops: BTreeMap<OpId, Vec<TargetItem>>,
+    /// Of each operation, by item and offset. They do not overlap.
+    ops: BTreeMap<OpId, BTreeMap<(u32, u64), TargetItem>>,
     count: usize,
 }
 
@@ -44,17 +44,18 @@ impl Targets {
             if !regions.has(item.region, item.at, item.length) {
                 return Err(LinkError::broken("region", item.region));
             }
-            let next = of_op.partition_point(|other| key(other) < key(&item));
-            let before = next.checked_sub(1).and_then(|last| of_op.get(last));
+            let key = (item.item, item.offset);
+            let before = of_op.range(..key).next_back().map(|(_, before)| before);
+            let after = of_op.range(key..).next().map(|(_, after)| after);
             let overlaps = |first: &TargetItem, second: &TargetItem| {
                 first.item == second.item && second.offset < first.offset + first.length
             };
             if before.is_some_and(|before| overlaps(before, &item))
-                || of_op.get(next).is_some_and(|after| overlaps(&item, after))
+                || after.is_some_and(|after| overlaps(&item, after))
             {
                 return Err(LinkError::broken("targets", item.offset));
             }
-            of_op.insert(next, item);
+            of_op.insert(key, item);
             self.count += 1;
         }
         if self.count > TARGETS_MAX {
@@ -67,8 +68,7 @@ impl Targets {
     /// What the client wants with bytes of an item.
     pub fn at(&self, op: OpId, item: u32, offset: u64) -> Wanted {
         let Some(of_op) = self.ops.get(&op) else { return Wanted::OnStream(u64::MAX) };
-        let next = of_op.partition_point(|other| key(other) <= (item, offset));
-        let last = next.checked_sub(1).and_then(|last| of_op.get(last));
+        let last = of_op.range(..=(item, offset)).next_back().map(|(_, last)| last);
         if let Some(found) = last.filter(|found| found.item == item)
             && let Some(inside) = offset.checked_sub(found.offset)
             && inside < found.length
@@ -76,8 +76,9 @@ impl Targets {
             let (region, at) = (found.region, found.at + inside);
             return Wanted::In { region, at, length: found.length - inside };
         }
-        match of_op.get(next).filter(|after| after.item == item) {
-            Some(after) => Wanted::OnStream(after.offset - offset),
+        let next = of_op.range((item, offset)..).next();
+        match next.filter(|((after, _), _)| *after == item) {
+            Some((_, after)) => Wanted::OnStream(after.offset - offset),
             None => Wanted::OnStream(u64::MAX),
         }
     }
@@ -86,10 +87,6 @@ impl Targets {
     pub fn remove(&mut self, op: OpId) {
         self.count -= self.ops.remove(&op).map_or(0, |items| items.len());
     }
-}
-
-fn key(item: &TargetItem) -> (u32, u64) {
-    (item.item, item.offset)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pagelith_layouts::ids::OpId;
-use pagelith_transport::link::{Link, LinkEvent};
+use pagelith_transport::link::{Link, LinkEvent, Push};
 use pagelith_transport::link_error::LinkError;
 
 use crate::common::*;
@@ -283,4 +283,83 @@ fn failed_request_ends_the_link_and_the_next_one_is_used() {
     ends.push(1, 0, from.parts(&[(0, 1000)]));
     ends.until_client_has(1);
     assert_eq!(ends.stream_bytes(), [0, 0]);
+}
+
+#[test]
+fn operation_retracted_while_its_link_ends_returns_memory_after_the_queue_pairs_are_down() {
+    let (mut ends, to) = begun(["never-drain=1", "late-bytes=100000"]);
+    ends.client.close();
+    ends.client.retract(OpId(1));
+    let mut at_client = Vec::new();
+    while at_client.is_empty() {
+        ends.client.wait(&mut at_client, Duration::from_millis(10));
+    }
+    assert_eq!(ends.client.counts().pairs_down, 1, "{:?}", event_lines(&at_client));
+    assert_eq!(event_lines(&at_client), ["retracted 1 0", "closed: closed by this side"]);
+    drop(at_client);
+    reuse(&to, || ends.server.poll(&mut Vec::new()));
+    // The same for READs of the server.
+    let mut ends = Ends::new(["", "never-drain=1 delay=100000"]);
+    let (from, to) = (ends.client_memory(LENGTH), ends.server_memory(LENGTH));
+    let place = [(0, LENGTH)];
+    ends.server.expose(OpId(1), 0, 0, to.parts(&place)).expect("room");
+    let (op, parts) = (OpId(1), from.parts(&place));
+    let push = Push { op, item: 0, offset: 0, parts, token: 0, allow_ref: true };
+    ends.client.push(push).expect("room");
+    ends.poll(20);
+    ends.server.close();
+    ends.server.retract(OpId(1));
+    let mut at_server = Vec::new();
+    while at_server.is_empty() {
+        ends.server.wait(&mut at_server, Duration::from_millis(10));
+    }
+    assert_eq!(ends.server.counts().pairs_down, 1, "{:?}", event_lines(&at_server));
+}
+
+#[test]
+fn retracted_operation_whose_outcome_has_arrived_ends_no_link_however_late_the_poll() {
+    let (mut ends, _to) = begun(["", ""]);
+    ends.server.send(outcome(1, b"done")).expect("room");
+    ends.server.poll(&mut Vec::new());
+    ends.client.retract(OpId(1));
+    (0..100).for_each(|_| ends.control.step());
+    ends.clock.pass(Duration::from_millis(200));
+    let mut at_client = Vec::new();
+    ends.client.poll(&mut at_client);
+    assert_eq!(event_lines(&at_client), ["retracted 1 0", "Outcome 1 4"]);
+}
+
+#[test]
+fn completion_out_of_order_returns_memory_of_the_server_after_its_queue_pairs_are_down() {
+    let mut ends = Ends::new(["", "double-completion=1"]);
+    let (from, to) = (ends.server_memory(MIB), ends.client_memory(MIB));
+    for op in 1..=2u64 {
+        ends.request(op, vec![to.parts(&[(op as usize * 1000, 1000)])]);
+    }
+    ends.push(1, 0, from.parts(&[(0, 1000)]));
+    ends.server.flush_queue();
+    // The second request is in flight when the completion of the first one comes twice.
+    ends.control.change(2, "delay=100000");
+    ends.push(2, 0, from.parts(&[(1000, 1000)]));
+    ends.server.flush_queue();
+    let mut at_server = Vec::new();
+    ends.until_ended(&mut at_server);
+    assert_eq!(ends.server.counts().pairs_down, 1, "{:?}", event_lines(&at_server));
+}
+
+#[test]
+fn region_that_is_removed_while_the_server_may_write_ends_the_link() {
+    let mut ends = Ends::new(["", ""]);
+    let (from, to) = (ends.server_memory(MIB), ends.client_memory(MIB));
+    ends.request(1, vec![to.parts(&[(0, 1000)])]);
+    let region = to.region.clone().expect("registered");
+    ends.hosts[0].unregister(&region).expect("unregistered");
+    // The next request tells the server.
+    let other = ends.client_memory(MIB);
+    ends.request(2, vec![other.parts(&[(0, 1000)])]);
+    ends.push(1, 0, from.parts(&[(0, 1000)]));
+    let mut at_server = Vec::new();
+    ends.until_ended(&mut at_server);
+    let lines = event_lines(&at_server);
+    assert!(lines[1].contains("removed while it was written"), "{lines:?}");
 }
