@@ -52,6 +52,8 @@ impl Default for RdmaSettings {
 pub struct RdmaHost {
     rails: Vec<Rail>,
     choice: NicChoice,
+    /// Held during a registration and its end, which may take seconds. Links need only `regions`.
+    registering: Mutex<()>,
     regions: Mutex<Regions>,
     /// Raised with each change of the list of regions.
     version: AtomicU64,
@@ -85,6 +87,7 @@ impl RdmaHost {
         Ok(Arc::new(RdmaHost {
             rails,
             choice,
+            registering: Mutex::default(),
             regions: Mutex::default(),
             version: AtomicU64::new(0),
             counters: RdmaCounters::default(),
@@ -118,8 +121,8 @@ impl RdmaHost {
         access: RemoteAccess,
     ) -> Result<Arc<RdmaRegion>, VerbsError> {
         // One registration at a time, so that all of them together keep to the limit.
-        let mut regions = self.lock();
-        self.check_locked_memory(&regions, memory.bytes())?;
+        let _one = self.registering.lock().unwrap_or_else(PoisonError::into_inner);
+        self.check_locked_memory(&self.lock(), memory.bytes())?;
         let limits = self.rails.iter().map(|rail| rail.device().limits().max_mr_size);
         let limit = limits.min().and_then(|limit| usize::try_from(limit).ok());
         let chunk_bytes = limit.map_or(CHUNK_BYTES_MAX, |limit| limit.min(CHUNK_BYTES_MAX));
@@ -135,6 +138,7 @@ impl RdmaHost {
             };
             per_rail.push(registered);
         }
+        let mut regions = self.lock();
         let region = Arc::new(RdmaRegion::new(regions.numbers, memory, access, per_rail));
         regions.numbers += 1;
         regions.all.push(region.clone());
@@ -148,8 +152,8 @@ impl RdmaHost {
     /// # Errors
     /// If a device keeps the registration. The memory is leaked then: it is never reused.
     pub fn unregister(&self, region: &RdmaRegion) -> Result<(), VerbsError> {
-        let mut regions = self.lock();
-        regions.all.retain(|one| one.number() != region.number());
+        let _one = self.registering.lock().unwrap_or_else(PoisonError::into_inner);
+        self.lock().all.retain(|one| one.number() != region.number());
         self.version.fetch_add(1, Ordering::Release);
         region.deregister()
     }

@@ -106,3 +106,21 @@ impl PeerRegions {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_shorter_than_a_page_are_refused_unless_the_region_is_one_chunk() {
+        let receive = |length: u64, chunk_bytes: u64| {
+            let item = RegionItem { number: 1, rail: 0, base: 1 << 20, length, chunk_bytes };
+            let keys = vec![5; item.chunks() as usize];
+            PeerRegions::new(1).receive(&rdma_regions::encode(&[item], &keys))
+        };
+        assert_eq!(receive(100, 100), Ok(()));
+        assert_eq!(receive(100, 4096), Ok(()));
+        assert_eq!(receive(10_000, 4096), Ok(()));
+        assert!(receive(10_000, 4095).is_err() && receive(100, 99).is_err());
+    }
+}
