@@ -8,6 +8,7 @@ use crate::state::stats::Stats;
 pub(crate) fn of(shared: &Shared) -> Stats {
     let prefetch_waiting = shared.prefetch.waiting();
     let now = shared.now();
+    let admission = shared.admission.counts();
     let mut core = shared.lock();
     core.pins.expire(now);
     let mut c = core.counters.clone();
@@ -47,6 +48,8 @@ pub(crate) fn of(shared: &Shared) -> Stats {
         bytes_to_device: c.bytes_to_device,
         syncs: c.syncs,
         bytes_reinserted: c.bytes_reinserted,
+        ssd_refused: admission.refused,
+        ssd_refused_put_again: admission.refused_put_again,
         segments_sealed: c.segments_sealed,
         segments_reclaimed: c.segments_reclaimed,
         checkpoints: c.checkpoints,
