@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pagelith::config::{
     Config, ConfigFormat, DramPolicy, MachineLimits, MemoryPlan, PeerConfig, Promote, RdmaConfig,
-    Size, SsdIo, SsdPolicy, fields,
+    Size, SsdAdmissionRule, SsdIo, SsdPolicy, fields,
 };
 use pagelith::transport::address::Address;
 use pagelith::transport::peer_address::BulkTransport;
@@ -223,7 +223,7 @@ fn every_setting_of_a_file_is_applied() {
         namespaces_max = 65536
         [dram]
         bytes = "3GB"
-        policy = "s3fifo"
+        policy = "fifo"
         promote = "never"
         verify_ratio = 0.125
         shared = true
@@ -232,12 +232,16 @@ fn every_setting_of_a_file_is_applied() {
         bytes = 1099511627776
         dirs = ["/a", "/b"]
         segment_bytes = "256 MiB"
-        policy = "recency"
+        policy = "fifo"
         reinsert_ratio = 0
         io = "uring"
         write_depth = 64
         write_depth_reading = 7
         write_bytes = "64KiB"
+        admission = "second-touch"
+        min_reuse = 0.5
+        thrift = 1.5
+        write_budget = "3GiB"
         headers_bytes = "3MiB"
         checkpoint_segments = 0
         probe_ms = 250
@@ -288,17 +292,20 @@ fn every_setting_of_a_file_is_applied() {
     );
     assert_eq!(valid.namespaces_max(), 65_536);
     assert_eq!((valid.dram_bytes(), valid.arena_bytes()), (3_000_000_000, 2_999_996_416));
-    assert_eq!((valid.dram_policy(), valid.promote()), (DramPolicy::S3Fifo, Promote::Never));
+    assert_eq!((valid.dram_policy(), valid.promote()), (DramPolicy::Fifo, Promote::Never));
     assert_eq!((valid.has_ssd(), valid.ssd_bytes()), (true, 1 << 40));
     assert_eq!(valid.ssd_dirs(), [PathBuf::from("/a"), PathBuf::from("/b")]);
     assert_eq!(valid.segment_bytes(), 256 << 20);
-    assert_eq!((valid.ssd_policy(), valid.reinsert_ratio()), (SsdPolicy::Recency, 0.0));
+    assert_eq!((valid.ssd_policy(), valid.reinsert_ratio()), (SsdPolicy::Fifo, 0.0));
     assert_eq!(
         (valid.ssd_io(), valid.write_depth(), valid.write_bytes()),
         (SsdIo::Uring, 64, 64 << 10)
     );
     assert_eq!((valid.write_depth_reading(), valid.checkpoint_segments()), (7, 0));
     assert_eq!(valid.headers_bytes(), 3 << 20);
+    assert_eq!(valid.write_budget(), 3 << 30);
+    assert_eq!(valid.config().ssd.admission, SsdAdmissionRule::SecondTouch);
+    assert_eq!((valid.config().ssd.min_reuse, valid.config().ssd.thrift), (0.5, 1.5));
     assert_eq!(valid.probe_pauses(), (Duration::from_millis(250), Duration::from_millis(1250)));
     assert_eq!((valid.quarantine_after(), valid.scrub_bytes_per_s()), (9, 5 << 20));
     let of = |address: &str| PeerConfig::from(address.parse::<Address>().unwrap());
@@ -343,15 +350,16 @@ fn defaults_open_and_print_and_read_back() {
             staging: 64 << 20,
             index: 65_536 * 40,
             headers: 0,
+            history: 0,
             total: (320 << 20) + 65_536 * 40
         }
     );
-    let printed = "arena=256MiB staging=64MiB index=2560KiB headers=0B total=330240KiB";
+    let printed = "arena=256MiB staging=64MiB index=2560KiB headers=0B history=0B total=330240KiB";
     assert_eq!(valid.memory_plan().to_string(), printed);
     assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
     assert_eq!(Config::from_toml_str(""), Ok(config.clone()));
     assert_eq!(Config::from_json_str("{\"dram\": {}}"), Ok(config));
-    assert_eq!(fields().len(), 40);
+    assert_eq!(fields().len(), 44);
 }
 
 /// (ssd.bytes, dram.bytes) -> (segment, arena, max_objects)
@@ -382,8 +390,8 @@ fn memory_plan_above_the_limit_is_refused_with_each_part() {
     let error = Config::default().validate(&facts(needed - 1)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "dram.bytes: must be lower: arena + staging + index + headers + memory.reserve must be at most 606601215B, \
-         got=592384KiB arena=256MiB staging=64MiB index=2560KiB headers=0B memory.reserve=256MiB source=test"
+        "dram.bytes: must be lower: arena + staging + index + headers + history + memory.reserve must be at most 606601215B, \
+         got=592384KiB arena=256MiB staging=64MiB index=2560KiB headers=0B history=0B memory.reserve=256MiB source=test"
     );
     let largest = |set: fn(&mut Config)| {
         let error = Config::builder().set(set).validate(&facts(1 << 29)).unwrap_err();

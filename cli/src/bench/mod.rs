@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
-use pagelith::config::{Promote, Size};
+use pagelith::config::{Promote, Size, SsdAdmissionRule};
 
 use self::baseline::Baseline;
 use self::hash::ColdMemory;
@@ -180,10 +180,11 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<RunStatus> {
     let config = flags.resolve(args.sizes(), Some(&dir.join("store")), &|config| {
         // The measurement overrides the environment. A running store has touched each page of its
         // memory; the first touch of a page can take a hundred times as long as the copy of a put.
-        // And objects to be read from SSD must not be in memory.
+        // And objects to be read from SSD must not be in memory, and all must have been written.
         config.dram.prefault = !matches!(shape.op, BenchOp::Open | BenchOp::OpenClean);
         config.dram.promote =
             if args.tier == BenchTier::Ssd { Promote::Never } else { Promote::Always };
+        config.ssd.admission = SsdAdmissionRule::Through;
         config.index.max_objects = config.index.max_objects.or(Some(shape.index_objects));
     })?;
     temp_dir.make_for(config.ssd_dirs())?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Context;
-use pagelith_tiers::policy::admission::{Admission, AdmissionSettings};
+use pagelith_tiers::policy::admission::{Admission, AdmissionRule, AdmissionSettings};
 use pagelith_tiers::policy::frame_policy;
 use serde::Serialize;
 
@@ -91,6 +91,11 @@ impl Cell {
         let capacity = self.ssd as u64;
         let reclaim = self.policy.reclaim().context("the SSD policy is unknown")?;
         let settings = self.policy.admission().map(|settings| self.flags.apply(settings));
+        // As in the store: without a DRAM tier everything is written.
+        let refuses = |settings: &AdmissionSettings| {
+            self.dram > 0 && (settings.rule != AdmissionRule::Through || settings.budget)
+        };
+        let settings = settings.filter(refuses);
         let admission = settings.map(|settings| {
             Admission::new(settings, capacity * BLOCK_BYTES, capacity * HISTORY_PAGES)
         });

@@ -66,7 +66,7 @@ pub(crate) struct SimulateArgs {
     /// Least worth, as a multiple of that of what reclaim gives up, for `worth` [default: ssd.thrift]
     #[arg(long, value_name = "FACTOR", value_parser = thrift)]
     thrift: Option<f64>,
-    /// Blocks that may be written, as a share of those that are put, for `worth` and `second-touch`
+    /// Blocks that may be written, as a share of those that are put
     #[arg(long, value_name = "RATIO", value_parser = ratio)]
     write_budget: Option<f64>,
     /// Write a plot of hits and writes over the capacity of the SSD to this file, as SVG

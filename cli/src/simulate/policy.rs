@@ -71,7 +71,11 @@ impl PolicyChoice {
             CLAIRVOYANT => return Ok(PolicyChoice::Clairvoyant),
             DEFAULT => {
                 let config = pagelith::Config::default();
-                let parts = [config.dram.policy.name(), config.ssd.policy.name(), "through"];
+                let parts = [
+                    config.dram.policy.name(),
+                    config.ssd.policy.name(),
+                    config.ssd.admission.name(),
+                ];
                 let PolicyChoice::Store { dram, reclaim, admission, .. } =
                     PolicyChoice::parse(&parts.join("+"))?
                 else {
@@ -108,11 +112,10 @@ impl PolicyChoice {
         segment_policy(policy, REINSERT_RATIO_MAX)
     }
 
-    /// The settings of admission; `None` if every block is written.
+    /// The settings of admission, for a choice of the store's policies.
     pub(super) fn admission(&self) -> Option<AdmissionSettings> {
         let PolicyChoice::Store { admission, .. } = self else { return None };
-        let rule = AdmissionRule::of_name(admission)?;
-        (rule != AdmissionRule::Through).then(|| AdmissionSettings::of_rule(rule))
+        AdmissionRule::of_name(admission).map(AdmissionSettings::of_rule)
     }
 }
 
@@ -163,8 +166,7 @@ mod tests {
         for choice in PolicyChoice::all() {
             let is_bound = choice == PolicyChoice::Clairvoyant;
             assert_eq!(choice.reclaim().is_none(), is_bound, "{choice}");
-            let writes_all = choice.to_string().ends_with("+through");
-            assert_eq!(choice.admission().is_none(), is_bound || writes_all, "{choice}");
+            assert_eq!(choice.admission().is_none(), is_bound, "{choice}");
         }
     }
 

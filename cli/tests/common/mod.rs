@@ -7,6 +7,7 @@ pub mod fixture;
 pub mod hostile_socket;
 pub mod seccomp;
 pub mod store_process;
+pub mod traces;
 
 use std::process::{Command, Output};
 

@@ -177,7 +177,8 @@ pub struct FlushReport {
     pub durable_objects: u64,
     /// Their bytes.
     pub durable_bytes: u64,
-    /// Objects whose put was refused since the last report.
+    /// Objects whose put was refused since the last report, and objects that were kept off SSD and
+    /// left memory before a flush wrote them.
     pub refused_objects: u64,
     /// Objects that were acknowledged and could not be made durable: the device failed, or there is
     /// no SSD tier. They are served from memory until evicted.

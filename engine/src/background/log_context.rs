@@ -143,6 +143,8 @@ impl LogContext {
     /// Account in the core for the units appended since the last call.
     pub fn note_appended(&mut self, core: &mut Core) {
         let Some(ssd) = core.ssd.as_mut().filter(|_| !self.appended.is_empty()) else { return };
+        let all = self.appended.iter().map(|(_, bytes, _)| bytes).sum();
+        self.shared.admission.appended(all);
         for (segment, bytes, sequence) in self.appended.drain(..) {
             ssd.ticks.append(bytes);
             let segment = ssd.segments.get_mut(segment);

@@ -38,11 +38,11 @@ choice! {
     /// Eviction order of the DRAM tier.
     DramPolicy {
         /// The least recently used.
-        #[default]
         Lru = "lru",
         /// The oldest.
         Fifo = "fifo",
         /// S3-FIFO (Yang et al., SOSP 2023): a small queue filters objects that are used once.
+        #[default]
         S3Fifo = "s3fifo",
     }
 }
@@ -62,10 +62,23 @@ choice! {
     /// Which segment of the SSD log is reclaimed first.
     SsdPolicy {
         /// The oldest.
-        #[default]
         Fifo = "fifo",
         /// The one whose extents are least valuable; recently used extents are copied forward.
+        #[default]
         Recency = "recency",
+    }
+}
+
+choice! {
+    /// Which of the pages that are put are written to SSD.
+    SsdAdmissionRule {
+        /// All of them.
+        Through = "through",
+        /// Those of a kind that is asked for again, as far as the store has learned it.
+        #[default]
+        Worth = "worth",
+        /// Those that were put or got before.
+        SecondTouch = "second-touch",
     }
 }
 

@@ -7,7 +7,7 @@ use pagelith_tiers::dram::arena::ARENA_BYTES_MAX;
 
 use super::Config;
 use super::SEGMENT_MAX;
-use super::choice::{DramPolicy, Promote, SsdIo, SsdPolicy};
+use super::choice::{DramPolicy, Promote, SsdAdmissionRule, SsdIo, SsdPolicy};
 use super::node::Node;
 use super::rule::{Rule, SizeConstraint, Value};
 use super::setting::Setting;
@@ -48,13 +48,15 @@ const DRAM_MAX: Size = Size::gib(8 << 10);
 const MEMORY_MAX: Size = Size::gib(64 << 10);
 const SSD_MAX: Size = Size::gib(64 << 10);
 const SEGMENT_BYTES_MAX: Size = Size::mib(256);
+/// More than a drive of today can write.
+const WRITES_A_DAY_MAX: Size = Size::gib(1 << 20);
 const KIB_64: Size = Size::kib(64);
 
 const _: () = assert!(DRAM_MAX.bytes() <= ARENA_BYTES_MAX);
 // The other files take the space of at least one segment.
 const _: () = assert!(SSD_MAX.bytes() / SEGMENT_BYTES_MAX.bytes() <= SEGMENT_MAX as u64 + 1);
 
-static FIELDS: [Field; 40] = [
+static FIELDS: [Field; 44] = [
     row!(deadline_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(close_timeout_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(namespaces_max, Rule::Count { min: 1, max: 65_536 }),
@@ -72,6 +74,10 @@ static FIELDS: [Field; 40] = [
     ),
     row!(ssd.policy, Rule::Choice(SsdPolicy::NAMES)),
     row!(ssd.reinsert_ratio, Rule::Ratio { min: 0.0, max: 0.25 }),
+    row!(ssd.admission, Rule::Choice(SsdAdmissionRule::NAMES)),
+    row!(ssd.min_reuse, Rule::Ratio { min: 0.0, max: 1.0 }),
+    row!(ssd.thrift, Rule::Ratio { min: 0.0, max: 2.0 }),
+    row!(ssd.write_budget, Rule::SizeOrZero { min: Size::mib(1), max: WRITES_A_DAY_MAX }),
     row!(ssd.io, Rule::Choice(SsdIo::NAMES)),
     row!(ssd.write_depth, Rule::Count { min: 1, max: 64 }),
     row!(ssd.write_depth_reading, Rule::Count { min: 1, max: 64 }),

@@ -22,7 +22,7 @@
 //!
 //! let facts = MachineLimits { memory_bytes: 8 << 30, memory_source: "machine".into() };
 //! let valid = Config::builder()
-//!     .file(ConfigFormat::Toml, "[dram]\nbytes = \"1GiB\"\npolicy = \"s3fifo\"")
+//!     .file(ConfigFormat::Toml, "[dram]\nbytes = \"1GiB\"\npolicy = \"lru\"")
 //!     .env([("PAGELITH_DRAM__BYTES", "2GiB")])
 //!     .set(|config| config.read.depth = 256)
 //!     .validate(&facts)?;
@@ -58,7 +58,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-pub use choice::{DramPolicy, Promote, SsdIo, SsdPolicy};
+pub use choice::{DramPolicy, Promote, SsdAdmissionRule, SsdIo, SsdPolicy};
 pub use error::{ConfigError, Problem};
 pub use fields::{ENV_PREFIX, Field, fields};
 pub use parse::{ConfigBuilder, ConfigFormat};
@@ -118,8 +118,9 @@ pub struct DramConfig {
     /// many times faster than an SSD hit. 0 means no DRAM tier: the arena is then a write buffer of
     /// two segments.
     pub bytes: Size,
-    /// Eviction order: `lru` (default), `fifo` or `s3fifo`. Use `s3fifo` if many pages are used
-    /// once, and `fifo` as a baseline.
+    /// Eviction order: `s3fifo` (default), `lru` or `fifo`. `s3fifo` keeps pages that are used once
+    /// from displacing others; use `lru` if the oldest page must leave first, and `fifo` as a
+    /// baseline.
     pub policy: DramPolicy,
     /// Whether hits from SSD and from peers are kept in DRAM: `always` (default) or `never`. Use
     /// `never` if hits do not repeat, to save the copy and keep the present contents of DRAM.
@@ -158,12 +159,28 @@ pub struct SsdConfig {
     /// the default `dram.bytes`); a power of two from 1 MiB to 256 MiB. Raise it for objects that
     /// do not fit; lower it to reclaim in smaller steps.
     pub segment_bytes: Option<Size>,
-    /// Which segment is reclaimed first: `fifo` (default) or `recency`. `recency` keeps recently
-    /// used objects, at the cost of more writes.
+    /// Which segment is reclaimed first: `recency` (default) or `fifo`. `recency` keeps recently
+    /// used objects, at the cost of a few more writes; `fifo` causes the fewest.
     pub policy: SsdPolicy,
     /// Most bytes that reclaim copies forward, per byte put; used by `recency`. Default 0.25; 0 to
     /// 0.25. Lower it to spare the drive's endurance.
     pub reinsert_ratio: f64,
+    /// Which of the pages that are put are written: `worth` (default), `second-touch` or `through`.
+    /// `worth` learns which pages are asked for again, and begins by writing all; `second-touch`
+    /// writes those that were put or got before; `through` writes all. A flush writes the others
+    /// too, if DRAM still has them. Without a DRAM tier everything is written. Use `through` if
+    /// every page must be on SSD soon after its put.
+    pub admission: SsdAdmissionRule,
+    /// For `worth`: the least share of a kind of pages that must be asked for again within two laps
+    /// of the log. Default 0.2; 0 to 1. Raise it to write less, at the cost of hits.
+    pub min_reuse: f64,
+    /// For `worth`: the least worth of a kind of pages, as a multiple of that of what reclaim gives
+    /// up. Default 0.3; 0 to 2. Raise it to write less, at the cost of hits.
+    pub thrift: f64,
+    /// Bytes that may be written to SSD a day, with what reclaim moves. Default 0: no limit; or 1
+    /// MiB to 1 PiB. Pages that were asked for before come first. A flush is not limited. Set it to
+    /// the drive's rated endurance, divided by its days of service.
+    pub write_budget: Size,
     /// The I/O backend: `auto` (default: io_uring where allowed, else blocking), `uring` (or refuse
     /// to open) or `blocking`. With `uring`, a container that forbids io_uring causes an error
     /// instead of a slow store.
@@ -337,7 +354,7 @@ impl Default for Config {
 
 impl Default for DramConfig {
     fn default() -> DramConfig {
-        let (policy, promote) = (DramPolicy::Lru, Promote::Always);
+        let (policy, promote) = (DramPolicy::S3Fifo, Promote::Always);
         DramConfig {
             bytes: Size::mib(256),
             policy,
@@ -355,8 +372,12 @@ impl Default for SsdConfig {
             bytes: Size::ZERO,
             dirs: Vec::new(),
             segment_bytes: None,
-            policy: SsdPolicy::Fifo,
+            policy: SsdPolicy::Recency,
             reinsert_ratio: 0.25,
+            admission: SsdAdmissionRule::Worth,
+            min_reuse: 0.2,
+            thrift: 0.3,
+            write_budget: Size::ZERO,
             io: SsdIo::Auto,
             write_depth: 8,
             write_depth_reading: 2,

@@ -5,9 +5,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use pagelith_tiers::policy::admission::{AdmissionRule, AdmissionSettings};
 use pagelith_tiers::ssd::volume::VolumeGeometry;
 
-use super::choice::{DramPolicy, Promote, SsdIo, SsdPolicy};
+use super::choice::{DramPolicy, Promote, SsdAdmissionRule, SsdIo, SsdPolicy};
 use super::peer::PeerConfig;
 use super::size::Size;
 use super::validate;
@@ -56,6 +57,8 @@ pub struct MemoryPlan {
     pub index: u64,
     /// Headers of records on SSD.
     pub headers: u64,
+    /// The history of pages from which admission to SSD learns.
+    pub history: u64,
     /// The sum.
     pub total: u64,
 }
@@ -64,8 +67,13 @@ impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let size = Size::from_bytes;
         let (arena, staging) = (size(self.arena), size(self.staging));
-        let (index, headers, total) = (size(self.index), size(self.headers), size(self.total));
-        write!(f, "arena={arena} staging={staging} index={index} headers={headers} total={total}")
+        let (index, headers) = (size(self.index), size(self.headers));
+        let (history, total) = (size(self.history), size(self.total));
+        write!(
+            f,
+            "arena={arena} staging={staging} index={index} headers={headers} history={history} \
+             total={total}"
+        )
     }
 }
 
@@ -150,6 +158,35 @@ impl ValidConfig {
     /// Most bytes that reclaim copies forward, per byte put.
     pub fn reinsert_ratio(&self) -> f64 {
         self.config.ssd.reinsert_ratio
+    }
+
+    /// The settings of admission; `None` if everything is written. Without a DRAM tier a page that
+    /// is not written would be in no tier.
+    pub(crate) fn admission(&self) -> Option<AdmissionSettings> {
+        let ssd = &self.config.ssd;
+        let budget = ssd.write_budget > Size::ZERO;
+        let rule = match ssd.admission {
+            SsdAdmissionRule::Through => AdmissionRule::Through,
+            SsdAdmissionRule::Worth => AdmissionRule::Worth,
+            SsdAdmissionRule::SecondTouch => AdmissionRule::SecondTouch,
+        };
+        let (min_reuse, thrift) = (ssd.min_reuse, ssd.thrift);
+        validate::has_history(&self.config).then_some(AdmissionSettings {
+            rule,
+            min_reuse,
+            thrift,
+            budget,
+        })
+    }
+
+    /// Pages in the history of admission.
+    pub(crate) fn history_pages(&self) -> u64 {
+        validate::history_pages(self.max_objects)
+    }
+
+    /// Bytes that may be written to SSD a day; 0: no limit.
+    pub fn write_budget(&self) -> u64 {
+        self.config.ssd.write_budget.bytes()
     }
 
     /// The I/O backend.

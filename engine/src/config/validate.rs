@@ -5,10 +5,12 @@
 
 use pagelith_layouts::align::align_down;
 use pagelith_layouts::staging;
+use pagelith_tiers::policy::admission::Admission;
 use pagelith_tiers::ssd::volume::{SEGMENTS_MIN, VolumeGeometry};
 
 use super::Config;
 use super::SEGMENT_MAX;
+use super::choice::SsdAdmissionRule;
 use super::error::{ConfigError, Problem, ok_unless_problems};
 use super::parse::Draft;
 use super::size::Size;
@@ -84,15 +86,31 @@ impl Resolved {
         let staging_bytes = align_down(config.staging.bytes.bytes());
         let index = max_objects.saturating_mul(INDEX_BYTES_PER_OBJECT);
         let headers = if ssd > 0 { config.ssd.headers_bytes.bytes() } else { 0 };
-        let parts = [arena, staging_bytes, index, headers];
+        let history = match has_history(config) {
+            true => Admission::memory_bytes(history_pages(max_objects)),
+            false => 0,
+        };
+        let parts = [arena, staging_bytes, index, headers, history];
         let total = parts.into_iter().fold(0u64, u64::saturating_add);
         Resolved {
             segment,
             staging_budget: staging::usable(staging_bytes, config.staging.ratio),
             max_objects,
-            memory: MemoryPlan { arena, staging: staging_bytes, index, headers, total },
+            memory: MemoryPlan { arena, staging: staging_bytes, index, headers, history, total },
         }
     }
+}
+
+/// Whether admission has a history: whether anything may be refused.
+pub(super) fn has_history(config: &Config) -> bool {
+    let ssd = &config.ssd;
+    let may_refuse = ssd.admission != SsdAdmissionRule::Through || ssd.write_budget > Size::ZERO;
+    ssd.bytes > Size::ZERO && config.dram.bytes > Size::ZERO && may_refuse
+}
+
+/// Pages in that history: as many as the tiers hold, and as many that left them.
+pub(super) fn history_pages(max_objects: u64) -> u64 {
+    max_objects.saturating_mul(2).min(u64::MAX / 8)
 }
 
 /// The files of an SSD tier; `None` if it is too small for them.
@@ -295,6 +313,7 @@ impl Relations {
             (plan.staging, "staging.bytes"),
             (plan.index, "index.max_objects"),
             (plan.headers, "ssd.headers_bytes"),
+            (plan.history, "index.max_objects"),
             (reserve.bytes(), "memory.reserve"),
         ];
         let largest = terms
@@ -304,14 +323,15 @@ impl Relations {
             .map_or(arena_field, |(_, field)| *field);
         let size = Size::from_bytes;
         let message = format!(
-            "must be lower: arena + staging + index + headers + memory.reserve must be at most {}, \
-             got={} arena={} staging={} index={} headers={} memory.reserve={} source={}",
+            "must be lower: arena + staging + index + headers + history + memory.reserve must be at most {}, \
+             got={} arena={} staging={} index={} headers={} history={} memory.reserve={} source={}",
             size(facts.memory_bytes),
             size(needed),
             size(plan.arena),
             size(plan.staging),
             size(plan.index),
             size(plan.headers),
+            size(plan.history),
             reserve,
             facts.memory_source
         );

@@ -107,6 +107,8 @@ pub(crate) struct Frame {
     pub readers: u32,
     /// Whether every byte in the arena was verified against the checksums since it was inserted.
     pub verified: bool,
+    /// Whether admission keeps it off SSD.
+    pub refused: bool,
 }
 
 const _: () = assert!(size_of::<Option<Frame>>() == 64);
@@ -210,6 +212,7 @@ impl Frames {
             state,
             readers: 0,
             verified: false,
+            refused: false,
         };
         let id = match self.free.pop() {
             Some(id) => id,

@@ -204,6 +204,7 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
                 }
             };
             self.touched.push(FoundObject::new(entry, depth, self.tick));
+            slot.only_in_memory = entry.ssd.is_none();
             return Located::Memory(LocatedMember { entered, frame: FrameId(frame), member, want });
         }
         self.locate_on_ssd(slot, entries, generation, depth)

@@ -12,4 +12,5 @@ pub(crate) mod promote;
 pub(crate) mod slot;
 pub(crate) mod summary;
 pub(crate) mod tail;
+pub(crate) mod touch_hits;
 pub(crate) mod view;

@@ -49,6 +49,8 @@ pub(crate) struct Slot {
     pub depth_offset: u32,
     /// The key's fingerprint in the namespace's generation at the last lookup.
     pub fingerprint: u128,
+    /// It was found in DRAM, and had no place on SSD.
+    pub only_in_memory: bool,
     pub attempts: Attempts,
     progress: Progress,
 }
@@ -214,6 +216,7 @@ impl Slot {
             destination: Some(destination),
             depth_offset: 0,
             fingerprint: 0,
+            only_in_memory: false,
             attempts: Attempts::default(),
             progress: Progress::Lookup,
         }

@@ -19,6 +19,7 @@ use super::ServerCtx;
 use crate::api::group_info::GroupInfo;
 use crate::memory::frames::FrameRef;
 use crate::read::locate;
+use crate::read::touch_hits::touch_held;
 use crate::state::frame_access::FrameGuard;
 use crate::state::group_info;
 use crate::state::session_io::recency;
@@ -174,7 +175,8 @@ fn pin_frames(
             if request.whole { have == request.span.end } else { request.span.end <= have }
         };
         let found = locate::hold_in_memory(shared, &mut core, &request.key, at, fits);
-        if found.is_some() {
+        if let Some((held, _)) = &found {
+            touch_held(shared, &mut core, &request.key, held.frame, at.epoch);
             left -= length;
             pushes -= 1;
         }

@@ -319,6 +319,7 @@ impl Core {
             return false;
         };
         let (data, serial) = (f.data.clone(), f.serial);
+        self.end_refusal(FrameRef { id, serial });
         // The last checkpoint may name the old location, and takes precedence over groups put
         // before it. A new sequence number gives precedence to this write. An attached group keeps
         // its number, because a removal of its base compares it.
@@ -340,16 +341,14 @@ impl Core {
         true
     }
 
-    /// Queue every frame that is only in DRAM for SSD, and return their number. It scans all
-    /// frames, and is called after the tier was enabled again.
+    /// Queue every frame that is only in DRAM for SSD, but for refused ones, and return their
+    /// number. It scans all frames, and is called after the tier was enabled again.
     pub fn requeue_unsaved(&mut self) -> usize {
         let unsaved = |(id, f): (FrameId, &Frame)| {
             let only_in_memory = |e: &Entry| e.frame == Some(id.0) && e.ssd.is_none();
-            f.data
-                .members
-                .iter()
-                .any(|m| self.index.find(m.fingerprint).any(|e| only_in_memory(&e)))
-                .then_some(id)
+            let unsaved = |fingerprint| self.index.find(fingerprint).any(|e| only_in_memory(&e));
+            let is_unsaved = f.data.members.iter().any(|m| unsaved(m.fingerprint));
+            (is_unsaved && !f.refused).then_some(id)
         };
         let ids: Vec<FrameId> = self.dram.frames.iter().filter_map(unsaved).collect();
         ids.into_iter().filter(|id| self.requeue_frame(*id)).count()

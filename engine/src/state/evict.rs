@@ -62,6 +62,8 @@ impl Core {
         wanted: Option<u64>,
     ) -> Option<FreedFrame> {
         self.unlink_frame(id, everywhere);
+        let serial = self.dram.frames.get(id)?.serial;
+        self.end_refusal(FrameRef { id, serial });
         let frame = self.dram.frames.get_mut(id)?;
         frame.state = FrameState::Dead;
         // After the change of the index: a reader that pins the frame later has looked it up
@@ -112,6 +114,9 @@ impl Core {
         };
         let id = self.dram.policy.victim(&mut evictable)?;
         self.counters.frames_evicted += 1;
+        if let Some(serial) = self.dram.frames.get(id).filter(|f| f.refused).map(|f| f.serial) {
+            self.count_refused(FrameRef { id, serial });
+        }
         Some(self.drop_frame_for(id, everywhere, wanted))
     }
 }

@@ -41,6 +41,8 @@ pub(crate) struct JobQueue {
     removals: usize,
     /// Frames that are visible but not yet in `jobs`, by serial: the put of their batch still runs.
     unqueued: BTreeMap<u64, FrameRef>,
+    /// Frames that are kept off SSD, by serial.
+    refused: BTreeMap<u64, FrameRef>,
 }
 
 impl JobQueue {
@@ -107,6 +109,25 @@ impl JobQueue {
                 self.jobs.push_back(Job::Frame(frame));
             }
         }
+    }
+
+    /// Keep a visible frame off SSD; false, without effect, if it is in `jobs` already.
+    pub fn refuse(&mut self, frame: FrameRef) -> bool {
+        let is_unqueued = self.unqueued.remove(&frame.serial).is_some();
+        if is_unqueued {
+            self.refused.insert(frame.serial, frame);
+        }
+        is_unqueued
+    }
+
+    /// A frame is no longer refused.
+    pub fn forget_refused(&mut self, frame: FrameRef) {
+        self.refused.remove(&frame.serial);
+    }
+
+    /// All refused frames, the last first.
+    pub fn refused(&self) -> Vec<FrameRef> {
+        self.refused.values().rev().copied().collect()
     }
 
     /// Queue all visible frames, the last first.
@@ -193,6 +214,22 @@ mod tests {
         let order: Vec<u64> =
             std::iter::from_fn(|| queue.pop_frame()).map(|frame| frame.serial).collect();
         assert_eq!(order, [2, 1, 4, 3]);
+    }
+
+    #[test]
+    fn refused_frame_is_not_queued_and_only_a_visible_frame_is_refused() {
+        let mut queue = JobQueue::default();
+        (1..=4).for_each(|serial| queue.note_visible(frame(serial)));
+        assert!(queue.refuse(frame(2)) && queue.refuse(frame(3)));
+        assert!(!queue.refuse(frame(2)), "it is not visible twice");
+        queue.push_all_visible();
+        assert!(!queue.refuse(frame(1)), "it is queued");
+        let order: Vec<u64> =
+            std::iter::from_fn(|| queue.pop_frame()).map(|frame| frame.serial).collect();
+        assert_eq!(order, [4, 1]);
+        assert_eq!(queue.refused(), [frame(3), frame(2)]);
+        queue.forget_refused(frame(3));
+        assert_eq!(queue.refused(), [frame(2)]);
     }
 
     #[test]

@@ -30,6 +30,7 @@ pub(crate) mod reserve;
 pub(crate) mod scratch;
 pub(crate) mod session_io;
 pub(crate) mod shared;
+pub(crate) mod ssd_admission;
 pub(crate) mod ssd_core;
 pub(crate) mod stats;
 pub(crate) mod unsynced;

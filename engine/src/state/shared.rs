@@ -29,6 +29,7 @@ use crate::state::load_totals::LoadTotals;
 use crate::state::prefetch::Prefetch;
 use crate::state::read_view::{CoreGuard, ReadView};
 use crate::state::reads::ReadState;
+use crate::state::ssd_admission::SsdAdmission;
 
 /// The fingerprint of every key if `index.constant_fingerprint` is set, which only tests do.
 pub(crate) const CONSTANT_FINGERPRINT: u128 = 1;
@@ -53,6 +54,8 @@ pub(crate) struct Shared {
     /// The memory of the arena.
     pub memory: Arc<ArenaMemory>,
     pub ssd: SsdAccess,
+    /// Decides what is written to SSD.
+    pub admission: SsdAdmission,
     pub env: Env,
     pub config: ValidConfig,
     pub fingerprint_key: [u8; FINGERPRINT_KEY_BYTES],

@@ -138,6 +138,10 @@ pub struct Stats {
     pub syncs: u64,
     /// Bytes of records that reclaim wrote again.
     pub bytes_reinserted: u64,
+    /// Pages that admission kept off SSD, each as often as that was decided.
+    pub ssd_refused: u64,
+    /// Of those, pages that were put again: misses that admission caused.
+    pub ssd_refused_put_again: u64,
     /// Segments sealed.
     pub segments_sealed: u64,
     /// Segments reclaimed.

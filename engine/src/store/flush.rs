@@ -19,7 +19,11 @@ pub(crate) fn flush(shared: &Shared, options: Options) -> Result<FlushReport> {
 /// Queue a flush; returns the answers to wait for.
 pub(crate) fn begin(shared: &Shared) -> Result<Vec<u64>> {
     shared.check_open()?;
-    let asked = shared.lock().submit_job(|id| Job::Flush { id });
+    let mut core = shared.lock();
+    // A flush writes what was put, also what admission would keep off SSD.
+    core.requeue_refused();
+    let asked = core.submit_job(|id| Job::Flush { id });
+    drop(core);
     shared.signals.flusher.raise();
     Ok(asked.into_iter().collect())
 }

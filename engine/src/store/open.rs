@@ -51,6 +51,7 @@ use crate::state::prefetch::Prefetch;
 use crate::state::read_view::{ReadView, SnapshotVersion};
 use crate::state::reads::ReadState;
 use crate::state::shared::{BytesInUse, RemoteTier, Shared, Signals, SsdAccess};
+use crate::state::ssd_admission::SsdAdmission;
 use crate::state::ssd_core::SsdCore;
 use crate::state::stats::Counters;
 use crate::state::written_namespaces::WrittenNamespaces;
@@ -91,6 +92,13 @@ pub struct OpenReport {
     pub torn_records: u64,
     /// Manifest blocks repaired from the other copy.
     pub mended_blocks: u32,
+}
+
+impl OpenReport {
+    /// Bytes of all segments.
+    fn segments_bytes(&self) -> u64 {
+        u64::from(self.segments) * self.segment_bytes
+    }
 }
 
 /// The system environment for a configuration. Creation of files stops once `stop` is raised.
@@ -229,11 +237,13 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     // Events start here: recovery's findings are not events.
     core.events = EventLog::new(config.events_max());
     let read_view = ReadView::of(&mut core);
+    let admission = SsdAdmission::new(&config, report.segments_bytes(), env.clock.now());
     let shared = Arc::new(Shared {
         core: Mutex::new(core),
         read_view,
         memory: arena.memory,
         ssd: SsdAccess { volume: volume.clone(), staging, headers },
+        admission,
         env: env.clone(),
         config,
         fingerprint_key,

@@ -83,6 +83,7 @@ pub(crate) fn begin(
             };
         if !again {
             core.remove_from_pending_groups(&gone);
+            shared.admission.forget(&gone);
             break queue_tombstones(&mut core, &gone);
         }
         drop(core);

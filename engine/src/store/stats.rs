@@ -12,6 +12,7 @@ pub(crate) fn of(shared: &Shared) -> Stats {
     let rdma = shared.rdma.host.get();
     let rdma_counts = rdma.map(|host| host.counters().counts()).unwrap_or_default();
     let now = shared.now();
+    let admission = shared.admission.counts();
     let mut core = shared.lock();
     core.pins.expire(now);
     let mut c = core.counters.clone();
@@ -51,6 +52,8 @@ pub(crate) fn of(shared: &Shared) -> Stats {
         bytes_to_device: c.bytes_to_device,
         syncs: c.syncs,
         bytes_reinserted: c.bytes_reinserted,
+        ssd_refused: admission.refused,
+        ssd_refused_put_again: admission.refused_put_again,
         segments_sealed: c.segments_sealed,
         segments_reclaimed: c.segments_reclaimed,
         checkpoints: c.checkpoints,

@@ -22,6 +22,7 @@ use crate::rpc::removal_fence::FenceEpoch;
 use crate::state::core::Core;
 use crate::state::put_spec::{ObjectSize, PutKind, PutOrigin};
 use crate::state::shared::Shared;
+use crate::state::ssd_admission;
 use crate::write::put;
 use crate::write::put::admit::{Admission, admit};
 use crate::write::put::copy::{CopySource, MemberSource, prepare};
@@ -63,7 +64,12 @@ pub(crate) fn cache_fetched(shared: &Shared, batch: &mut RemoteGet) {
         }
     }
     if !frames.is_empty() {
-        shared.lock().enqueue(&mut frames);
+        let CallOptions { request: epoch, depth, .. } = batch.options();
+        let last_depth = depth.saturating_add(batch.done().len() as u32);
+        let mut core = shared.lock();
+        let request = (epoch, last_depth);
+        ssd_admission::enqueue(&shared.admission, shared.now(), &mut core, &mut frames, request);
+        drop(core);
         shared.signals.flusher.raise();
     }
 }

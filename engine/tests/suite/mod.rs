@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods)] // Tests make files and threads of their own.
 #![allow(dead_code)] // Each test program uses its own part.
 
+pub mod admission;
 pub mod attached;
 pub mod backpressure;
 pub mod batches_in_flight;
@@ -45,6 +46,13 @@ pub mod tombstones;
 macro_rules! for_all_behaviours {
     ($then:ident $(, $arg:tt)*) => {
         $then! { $($arg,)*
+            admission::refused_page_is_served_from_memory_and_not_written,
+            admission::flush_writes_refused_pages_that_memory_has,
+            admission::close_writes_refused_pages_that_memory_has,
+            admission::flush_reports_refused_pages_that_left_memory,
+            admission::refused_page_that_is_hit_is_written,
+            admission::removed_page_counts_as_new,
+            admission::group_that_replaces_durable_objects_is_written,
             round_trip::objects_of_every_size_are_got_from_memory_and_ssd,
             round_trip::aligned_destinations_are_read_without_staging,
             round_trip::scatter_lists,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pagelith::config::{DramPolicy, Promote, SsdPolicy};
+use pagelith::config::{DramPolicy, Promote, SsdAdmissionRule, SsdPolicy};
 use pagelith::{Config, MachineLimits, Size, ValidConfig};
 
 use super::event_mirror::EVENTS_MAX;
@@ -26,6 +26,8 @@ pub struct Setup {
     pub promote: bool,
     /// Whether reclaim goes by recency instead of first in, first out.
     pub recency: bool,
+    /// Which puts are written; all in a roomy store.
+    pub admission: SsdAdmissionRule,
     /// Sealed segments between checkpoints.
     pub checkpoint: u32,
     /// KiB of the largest write.
@@ -109,6 +111,12 @@ impl Setup {
             scrub_kib: pick(rng, &[0, 0, 0, 4096]),
             steps: u64::from(pick(rng, &[1, 4, 12])),
             // Derived instead of drawn, so that the plans of existing seeds do not change.
+            admission: match (roomy, dirs as u64 + objects + u64::from(dram_kib) / 1024) {
+                (true, _) => SsdAdmissionRule::Through,
+                (false, n) if n % 3 == 0 => SsdAdmissionRule::Through,
+                (false, n) if n % 3 == 1 => SsdAdmissionRule::Worth,
+                (false, _) => SsdAdmissionRule::SecondTouch,
+            },
             headers_kib: [0, 64, 1024][(objects as usize + dirs) % 3],
             shared: false,
         }
@@ -132,6 +140,7 @@ impl Setup {
         }
         c.ssd.segment_bytes = Some(Size::mib(1));
         c.ssd.policy = if self.recency { SsdPolicy::Recency } else { SsdPolicy::Fifo };
+        c.ssd.admission = self.admission;
         c.ssd.write_bytes = Size::kib(self.write_kib);
         c.ssd.write_depth = self.write_depth;
         c.ssd.headers_bytes = Size::kib(self.headers_kib);

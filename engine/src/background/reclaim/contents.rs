@@ -9,6 +9,7 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::RecordKind;
 use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::policy::ExtentFacts;
+use pagelith_tiers::policy::admission::VICTIM_SAMPLES;
 
 use super::tombstones::Tombstone;
 use crate::background::log_context::LogContext;
@@ -96,9 +97,20 @@ impl Contents {
             record.survivor.pinned |= is_pinned;
             record.tick = record.tick.max(core.full_tick(found.tick));
         }
+        note_victim(cx, &core, &members);
         let survivors = survivors(&core, records, cx.volume.geometry.segment_bytes);
         Contents { members, survivors, tombstones }
     }
+}
+
+/// Notify admission of what the victim has: some of its members, spread over it.
+fn note_victim(cx: &LogContext, core: &Core, members: &[Member]) {
+    let sampled = (0..VICTIM_SAMPLES.min(members.len())).map(|at| {
+        let member = &members[at * members.len() / VICTIM_SAMPLES.min(members.len())];
+        let is_there = core.index.find(member.fingerprint).any(|e| e.ssd == Some(member.place));
+        is_there.then_some(&member.key)
+    });
+    cx.shared.admission.reclaim(sampled);
 }
 
 /// Whether a tombstone of a segment may still shadow something.

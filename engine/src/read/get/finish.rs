@@ -6,6 +6,7 @@ use pagelith_tiers::policy::Recency;
 use super::GetBatch;
 use crate::api::outcome::{CompletedGet, MissCause};
 use crate::read::slot::{Hit, HitSource, Purpose, Settled, Slot};
+use crate::read::touch_hits::touch_hits;
 use crate::rpc::remote_get::{CallOptions, MissedItem};
 use crate::state::session_io::SessionIo;
 use crate::state::stats::Counters;
@@ -24,6 +25,9 @@ impl GetBatch {
         let is_prefetch = self.slots.iter().any(Slot::keeps_in_arena);
         let missed = if is_prefetch { Vec::new() } else { self.missed(io) };
         let promoted = crate::read::promote::promote(&io.shared, &mut self.slots, self.at);
+        if !is_prefetch {
+            touch_hits(&io.shared, &self.slots, self.at.epoch);
+        }
         let mut counters = Counters::default();
         if is_prefetch {
             io.shared.lock().counters.prefetched += promoted;

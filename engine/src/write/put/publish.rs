@@ -101,6 +101,10 @@ pub(crate) fn publish(
         Ok(frame) => Vec::from_iter(frame),
         Err(()) => return Err(ReturnedGroup::new(too_many_frames(), data)),
     };
+    if meets_existing && let Some(ssd) = core.ssd.as_mut() {
+        // What it replaces may be durable, so admission must not keep it off SSD.
+        ssd.queue.push_frames(frames.iter().copied());
+    }
     count_put(core, origin, objects, bytes);
     if core.pending_groups.has_attached() {
         let keys: Vec<_> = data.members.iter().map(|m| m.key).collect();

@@ -17,6 +17,7 @@ use crate::api::outcome::PutOutcome;
 use crate::state::core::Core;
 use crate::state::put_spec::ObjectSize;
 use crate::state::shared::Shared;
+use crate::state::ssd_admission;
 use crate::write::put;
 use crate::write::put::admit::{Admission, admit};
 use crate::write::put::copy::PreparedGroup;
@@ -100,7 +101,10 @@ impl PutBatch {
             && !self.frames.is_empty();
         if queued {
             self.unqueued_bytes = 0;
-            core.enqueue(&mut self.frames);
+            let last = self.recency_of(self.groups.len().saturating_sub(1));
+            let request = (last.epoch, last.depth);
+            let (admission, now) = (&shared.admission, shared.now());
+            ssd_admission::enqueue(admission, now, &mut core, &mut self.frames, request);
         }
         let (end, full) = self.admit(shared, &mut core, runs, end);
         drop(core);

@@ -8,8 +8,8 @@
 //! tag 12, never 0 | refused 1 | class 7 | unit of time of the last touch 12
 //! ```
 
-use super::PageHash;
 use super::class::{CLASS_BITS, PageClass};
+use super::page_hash::PageHash;
 
 const BUCKET_ENTRIES: usize = 16;
 const TAG_BITS: u32 = 12;

@@ -23,6 +23,7 @@ mod bands;
 mod budget;
 mod class;
 mod history;
+mod page_hash;
 mod samples;
 mod worth;
 
@@ -33,6 +34,8 @@ use history::History;
 use samples::Samples;
 use worth::Worth;
 
+pub use page_hash::PageHash;
+
 /// Units of time in which as many bytes are asked for as the SSD has.
 const UNITS_PER_CAPACITY: u64 = 512;
 /// Requests of which the turn and a refusal are remembered: more than run at the same time.
@@ -41,6 +44,8 @@ const REQUESTS: usize = 256;
 const REUSE_LAPS: f64 = 2.0;
 /// Parts of a lap over which its length is measured.
 const LAP_PARTS: u64 = 8;
+/// Touches of the sample without which nothing is learned: fewer are no evidence.
+const LEARN_TOUCHES_MIN: usize = 500;
 /// What is kept of all counts when half a lap has passed.
 const KEPT: f64 = 0.9;
 /// What the newest victim contributes to the mean worth of what reclaim gives up.
@@ -94,10 +99,6 @@ impl AdmissionSettings {
     }
 }
 
-/// A hash of a page's key, all 64 bits of which scatter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PageHash(pub u64);
-
 /// A page of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct TouchedPage {
@@ -137,6 +138,8 @@ struct RequestNote {
     turn: u32,
     /// A page was refused: no later page is written.
     stopped: bool,
+    /// The page that was touched last.
+    last: Option<PageHash>,
 }
 
 /// Decides which pages are written.
@@ -181,7 +184,8 @@ impl Admission {
 
     /// Touch the pages of a batch, from head to tail, and append to `write` whether each is to be
     /// written. `after` is the number of pages of the request's batch that follow these. Pages of
-    /// gets are decided too: one that was refused may be worth a write when it is touched again.
+    /// gets are decided too: one that was refused may be worth a write when it is touched again. A
+    /// page that the request touched just before counts once, and is decided as before.
     pub fn touch(
         &mut self,
         epoch: u64,
@@ -190,27 +194,29 @@ impl Admission {
         after: usize,
         write: &mut Vec<bool>,
     ) {
-        let RequestNote { turn, mut stopped, .. } = *self.note(epoch);
+        let RequestNote { turn, mut stopped, mut last, .. } = *self.note(epoch);
         let mut next_turn = turn;
         // The first page of a put is the one at which its chain leaves what is known.
         let chain = pages.first().map_or(PageHash(0), |page| page.page);
         for (at, page) in pages.iter().enumerate() {
-            let from_end = pages.len() - 1 - at + after;
-            let class = self.touch_page(page, kind, from_end, turn);
-            if kind == BatchKind::Get {
-                next_turn = class.turn() + 1;
+            if last.replace(page.page) != Some(page.page) {
+                let from_end = pages.len() - 1 - at + after;
+                let class = self.touch_page(page, kind, from_end, turn);
+                if kind == BatchKind::Get {
+                    next_turn = class.turn() + 1;
+                }
+                stopped |= !page.on_ssd && !self.admits(class, chain);
             }
             if page.on_ssd {
                 write.push(false);
                 continue;
             }
-            stopped |= !self.admits(class, chain);
             let is_written = !stopped || page.required;
             self.counts.refused += u64::from(!is_written);
             self.history.set_refused(page.page, !is_written);
             write.push(is_written);
         }
-        *self.note(epoch) = RequestNote { epoch, turn: next_turn, stopped };
+        *self.note(epoch) = RequestNote { epoch, turn: next_turn, stopped, last };
     }
 
     /// The note of a request; a new one if it is not known.
@@ -250,7 +256,7 @@ impl Admission {
         self.clock.unit += 1;
         self.history.tick(self.clock.unit as u32);
         self.samples.advance(self.clock.unit);
-        if self.clock.unit >= self.learn_at {
+        if self.clock.unit >= self.learn_at && self.samples.fresh() >= LEARN_TOUCHES_MIN {
             self.samples.decay(KEPT);
             self.worth.learn(&self.samples, REUSE_LAPS * self.laps.units);
             self.learn_at = self.clock.unit + (self.laps.units / 2.0).ceil().max(1.0) as u64;

@@ -7,9 +7,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
-use super::PageHash;
 use super::bands::{BANDS, STARTS, band_of};
 use super::class::{CLASSES, PageClass};
+use super::page_hash::PageHash;
 
 /// Most touches in the sample.
 const TOUCHES_MAX: usize = 1 << 16;
@@ -55,6 +55,8 @@ pub(super) struct Samples {
     /// For each band, the number of the first touch that is too young for it.
     cursors: [u64; BANDS],
     rate: u64,
+    /// Touches since the last [`Samples::decay`].
+    fresh: usize,
     /// Touches that ended in a band with another touch, and touches that reached the band.
     pub(super) hits: Box<Table>,
     pub(super) exposures: Box<Table>,
@@ -68,6 +70,7 @@ impl Samples {
             last: HashMap::default(),
             cursors: [0; BANDS],
             rate: 1,
+            fresh: 0,
             hits: Box::new([[0.0; BANDS]; CLASSES]),
             exposures: Box::new([[0.0; BANDS]; CLASSES]),
         }
@@ -92,6 +95,7 @@ impl Samples {
             let band = band_of((now - touch.at) as u32);
             self.hits[touch.class.number()][band] += 1.0;
         }
+        self.fresh += 1;
         self.touches.push_back(Touch { page, at: now, class, again: false });
         self.exposures[class.number()][0] += 1.0;
         if self.touches.len() > TOUCHES_MAX {
@@ -101,11 +105,10 @@ impl Samples {
 
     /// Count the touches that have reached their next band, and drop those beyond the last one.
     pub(super) fn advance(&mut self, now: u64) {
-        for band in 1..BANDS {
-            let cursor = &mut self.cursors[band];
+        for (band, (cursor, start)) in self.cursors.iter_mut().zip(STARTS).enumerate().skip(1) {
             *cursor = (*cursor).max(self.first);
             while let Some(touch) = self.touches.get((*cursor - self.first) as usize)
-                && now - touch.at >= u64::from(STARTS[band])
+                && now - touch.at >= u64::from(start)
             {
                 self.exposures[touch.class.number()][band] += f64::from(u8::from(!touch.again));
                 *cursor += 1;
@@ -143,8 +146,14 @@ impl Samples {
         (self.touches, self.cursors) = (kept, cursors);
     }
 
+    /// Number of touches since the last [`Samples::decay`].
+    pub(super) fn fresh(&self) -> usize {
+        self.fresh
+    }
+
     /// Forget a share of all counts.
     pub(super) fn decay(&mut self, factor: f64) {
+        self.fresh = 0;
         let counts = self.hits.iter_mut().chain(self.exposures.iter_mut()).flatten();
         counts.for_each(|count| *count *= factor);
     }

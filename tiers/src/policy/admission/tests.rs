@@ -110,6 +110,15 @@ fn no_page_after_a_refused_one_is_written_unless_it_is_required() {
 }
 
 #[test]
+fn page_touched_twice_in_a_row_by_a_request_counts_once() {
+    let mut admission = admission(AdmissionSettings::of_rule(AdmissionRule::SecondTouch));
+    let twice = [page(1), page(1)];
+    assert_eq!(touch(&mut admission, 1, BatchKind::Put, &twice), [false, false]);
+    assert_eq!(touch(&mut admission, 1, BatchKind::Put, &twice), [false, false]);
+    assert_eq!(touch(&mut admission, 2, BatchKind::Put, &twice), [true, true]);
+}
+
+#[test]
 fn page_on_ssd_is_touched_and_not_written() {
     let mut admission = admission(AdmissionSettings::of_rule(AdmissionRule::SecondTouch));
     let there = TouchedPage { on_ssd: true, ..page(1) };

@@ -96,7 +96,7 @@ fn reuse(hazards: &[f64; BANDS], horizon: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::PageHash;
+    use super::super::page_hash::PageHash;
     use super::*;
 
     /// A class of pages that return after 10 units, and one of pages that never do.

@@ -1,0 +1,114 @@
+//! Pages that admission keeps off SSD. `second-touch` is used, whose decisions are known.
+
+use pagelith::config::SsdAdmissionRule;
+use pagelith::{Config, Options, Size};
+
+use super::env::TestEnv;
+use super::helpers::*;
+
+const LEN: usize = 30_000;
+/// Fewer than DRAM has room for.
+const FEW: u64 = 8;
+
+fn second_touch(world: &TestEnv) -> Config {
+    let mut config = world.config();
+    config.ssd.admission = SsdAdmissionRule::SecondTouch;
+    config
+}
+
+pub fn refused_page_is_served_from_memory_and_not_written(world: &TestEnv) {
+    let config = second_touch(world);
+    let store = world.open(&config);
+    store_pages(&store, 0..FEW, LEN);
+    let stats = store.stats();
+    assert_eq!(stats.ssd_refused, FEW, "{stats:?}");
+    for n in 0..FEW {
+        hit_page(&store, n, LEN);
+    }
+    let store = world.crash(store, &config);
+    for n in 0..FEW {
+        assert_absent(world, &store, key(n), LEN);
+    }
+}
+
+pub fn flush_writes_refused_pages_that_memory_has(world: &TestEnv) {
+    let config = second_touch(world);
+    let store = world.open(&config);
+    store_pages(&store, 0..FEW, LEN);
+    let report = store.flush(Options::default()).expect("flushed");
+    assert_eq!((report.durable_objects, report.refused_objects), (FEW, 0), "{report:?}");
+    let store = world.crash(store, &config);
+    for n in 0..FEW {
+        hit_page(&store, n, LEN);
+    }
+}
+
+pub fn close_writes_refused_pages_that_memory_has(world: &TestEnv) {
+    let config = second_touch(world);
+    let store = world.open(&config);
+    store_pages(&store, 0..FEW, LEN);
+    let store = world.reopen(store, &config);
+    for n in 0..FEW {
+        hit_page(&store, n, LEN);
+    }
+}
+
+pub fn flush_reports_refused_pages_that_left_memory(world: &TestEnv) {
+    let mut config = second_touch(world);
+    config.dram.bytes = Size::mib(1);
+    let store = world.open(&config);
+    let pages = 3 * config.dram.bytes.bytes() / LEN as u64;
+    store_pages(&store, 0..pages, LEN);
+    let report = store.flush(Options::default()).expect("flushed");
+    assert!(report.refused_objects > pages / 2, "{report:?}");
+    assert_eq!(report.durable_objects + report.refused_objects, pages, "{report:?}");
+    let store = world.crash(store, &config);
+    let present = (0..pages).filter(|n| is_page_present(&store, *n, LEN)).count() as u64;
+    assert_eq!(present, report.durable_objects);
+}
+
+pub fn refused_page_that_is_hit_is_written(world: &TestEnv) {
+    let mut config = second_touch(world);
+    config.dram.bytes = Size::mib(1);
+    let store = world.open(&config);
+    store_page(&store, 1, LEN);
+    store_page(&store, 2, LEN);
+    hit_page(&store, 1, LEN);
+    until(world, "the page is written", || store.stats().unflushed_bytes == 0);
+    let pages = 3 * config.dram.bytes.bytes() / LEN as u64;
+    store_pages(&store, 100..100 + pages, LEN);
+    hit_page(&store, 1, LEN);
+    assert_absent(world, &store, key(2), LEN);
+}
+
+pub fn removed_page_counts_as_new(world: &TestEnv) {
+    let config = second_touch(world);
+    let store = world.open(&config);
+    for times in 1..=2 {
+        store_page(&store, 1, LEN);
+        assert_eq!(store.stats().ssd_refused, times);
+        assert_eq!(store.remove(&[key(1)], Options::default()), Ok(1));
+    }
+}
+
+pub fn group_that_replaces_durable_objects_is_written(world: &TestEnv) {
+    if !world.tells_keys_apart() {
+        return;
+    }
+    // So small a budget that nothing may be written any more.
+    let mut config = world.config();
+    config.ssd.admission = SsdAdmissionRule::Through;
+    config.ssd.write_budget = Size::mib(1);
+    let store = world.open(&config);
+    store_pages(&store, 100..140, LEN);
+    flush(&store);
+    let objects = group(7, 3);
+    put(&store, objects[0].0, &objects[0].1).expect("stored");
+    let refused = store.stats().ssd_refused;
+    assert!(refused > 0);
+    flush(&store);
+    put_group(&store, &objects).expect("stored");
+    assert_eq!(store.stats().ssd_refused, refused, "the group is not refused");
+    until(world, "the group is written", || store.stats().unflushed_bytes == 0);
+    assert_eq!(store.flush(Options::default()).expect("flushed").durable_objects, 3);
+}
