@@ -10,8 +10,8 @@
 //! Ends on one host pass bytes by reference ([`SimLink::sharing`]), as a link through shared memory
 //! does. Ends with RDMA ([`SimNet::with_rdma`]) move bytes by one-sided transfers.
 //!
-//! Invariants: without RDMA only an end's own `poll` writes its memory, and only while it is exposed
-//! there. The same seed and the same calls give the same trace.
+//! Invariants: without RDMA only an end's own `poll` writes its memory, and only while it is
+//! exposed there. The same seed and the same calls give the same trace.
 
 mod end;
 mod exposed;

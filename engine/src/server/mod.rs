@@ -475,10 +475,7 @@ impl Drop for Server {
                 match event {
                     LinkEvent::Pushed { token, .. } => returned.push(*token),
                     LinkEvent::Ended(_) => self.ended = true,
-                    LinkEvent::Frame(_)
-                    | LinkEvent::Received { .. }
-                    | LinkEvent::ReceivedRef { .. }
-                    | LinkEvent::Retracted { .. } => {}
+                    _ => {}
                 }
             }
             drop(events);

@@ -42,8 +42,8 @@ pub struct LinkFaults {
 }
 
 impl LinkFaults {
-    /// The faults that a byte stream has too: it breaks and is late, but loses nothing and keeps the
-    /// order. One-sided transfers need that, since the stream tells what they move.
+    /// The faults that a byte stream has too: it breaks and is late, but loses nothing and keeps
+    /// the order. One-sided transfers need that, since the stream announces what they move.
     #[must_use]
     pub fn of_stream(self) -> LinkFaults {
         LinkFaults { drop: 0, duplicate: 0, reorder: 0, ..self }

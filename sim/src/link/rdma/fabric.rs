@@ -218,8 +218,8 @@ impl Fabric {
         self.receives += count;
     }
 
-    /// Post a transfer between the server's `parts` and the client's memory. `places` has the offset
-    /// in `parts`, the address and the length of each piece of memory. Returns its number.
+    /// Post a transfer between the server's `parts` and the client's memory. `places` has the
+    /// offset in `parts`, the address and the length of each piece of memory. Returns its number.
     pub fn post(
         &mut self,
         now: Mono,
