@@ -2,9 +2,9 @@
 //!
 //! The server drives transfers in both directions. A client sends control frames, and sends object
 //! bytes only if a [`pull`] requested them. The server sends object bytes only for a get in flight.
-//! Bytes in shared memory are named by a region, which was passed over the connection, and an offset
-//! ([`shm_ref`]). Memory addresses are only in the frames by which a client names memory for RDMA
-//! ([`rdma_regions`]); the store's own addresses never leave it.
+//! Bytes in shared memory are named by a region, which was passed over the connection, and an
+//! offset ([`shm_ref`]). Memory addresses are only in the frames by which a client names memory for
+//! RDMA ([`rdma_regions`]); the store's own addresses never leave it.
 //!
 //! A frame is a [`FrameHead`] and a body. The body of a data frame is object bytes, which are read
 //! into the memory that the reader provided for them. Every other body is a control body: its

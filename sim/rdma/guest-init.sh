@@ -17,7 +17,13 @@ $bb mount -t tmpfs -o size=70% top /top
 $bb mkdir /top/changes /top/work /top/root
 nine="-t 9p -o trans=virtio,version=9p2000.L,msize=524288"
 $bb mount $nine,ro,cache=loose host /host || stop "cannot mount the host's root"
-$bb mount -t overlay -o lowerdir=/host,upperdir=/top/changes,workdir=/top/work overlay /top/root || stop "cannot mount the root"
+lower=/host
+if [ -e /has-packages ]; then
+    $bb mkdir /top/packages
+    $bb mount $nine,ro,cache=loose packages /top/packages || stop "cannot mount the packages"
+    lower=/top/packages:/host
+fi
+$bb mount -t overlay -o "lowerdir=$lower,upperdir=/top/changes,workdir=/top/work" overlay /top/root || stop "cannot mount the root"
 
 root=/top/root
 $bb mkdir -p $root/share $root/proc $root/sys $root/dev $root/run $root/tmp

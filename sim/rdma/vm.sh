@@ -2,6 +2,7 @@
 # Runs a command in a virtual machine that has RDMA devices in software (rdma_rxe), on a host whose kernel has none.
 #
 #   sim/rdma/vm.sh [--netdev veth|pair] [--timeout SECONDS] [--memory MIB] [--env NAME]... -- COMMAND [ARGUMENT...]
+#   sim/rdma/vm.sh --packages       the Debian packages that must be installed; exit status 1 if one is missing
 #
 #   --netdev veth   one device, rxe0 at 192.0.2.1 (default)
 #   --netdev pair   two devices, rxe0 at 192.0.2.1 and rxe1 at 192.0.2.2, with a virtual wire between them
@@ -14,6 +15,8 @@
 # Exit status: the command's; 124 after the timeout; 125 if the machine did not run the command.
 #
 # TEST_PAGELITH_VM_CACHE is the directory of the unpacked kernel (default ~/.cache/pagelith-vm, 450 MB).
+# TEST_PAGELITH_VM_PACKAGES is a directory of unpacked packages, such as rdma-core's, which the machine sees above the host's
+# root. With it, and with the tools in PATH, nothing has to be installed.
 set -euo pipefail
 
 fail() {
@@ -22,6 +25,21 @@ fail() {
 }
 
 netdev=veth seconds=600 mebibytes=2048 variables=()
+PATH=$PATH:/sbin:/usr/sbin
+packages=${TEST_PAGELITH_VM_PACKAGES:-}
+needed="qemu-system-x86 busybox-static kmod cpio xz-utils iproute2 rdma-core ibverbs-providers"
+
+missing=()
+for tool in qemu-system-x86_64 busybox modprobe depmod cpio xz ip rdma; do
+    command -v "$tool" >/dev/null || missing+=("$tool")
+done
+compgen -G "$packages/usr/lib/*/libibverbs/librxe-*.so" >/dev/null || compgen -G "$packages/usr/lib*/libibverbs/librxe-*.so" >/dev/null ||
+    missing+=("the provider librxe of libibverbs")
+if [ "${1:-}" = --packages ]; then
+    echo "$needed"
+    exit $((${#missing[@]} > 0))
+fi
+
 while [ $# -gt 0 ] && [ "$1" != -- ]; do
     [ $# -ge 2 ] || fail "no value for $1"
     case $1 in
@@ -36,14 +54,7 @@ done
 [ $# -ge 2 ] || fail "no command; see the head of this file"
 shift
 case $netdev in veth | pair) ;; *) fail "no such network: $netdev" ;; esac
-
-missing=()
-for tool in qemu-system-x86_64 busybox modprobe depmod cpio xz ip rdma; do
-    PATH=$PATH:/sbin:/usr/sbin command -v "$tool" >/dev/null || missing+=("$tool")
-done
-[ ${#missing[@]} -eq 0 ] || fail "missing: ${missing[*]}; as root: apt-get install --no-install-recommends" \
-    "qemu-system-x86 busybox-static kmod cpio xz-utils iproute2 rdma-core ibverbs-providers"
-PATH=$PATH:/sbin:/usr/sbin
+[ ${#missing[@]} -eq 0 ] || fail "missing: ${missing[*]}; as root: apt-get install --no-install-recommends $needed"
 
 here=$(cd "$(dirname "$0")" && pwd)
 cache=${TEST_PAGELITH_VM_CACHE:-$HOME/.cache/pagelith-vm}
@@ -90,6 +101,7 @@ while read -r file; do
     basename "$file"
 done <"$scratch/load" >"$first/load"
 cp "$(command -v busybox)" "$first/bin/busybox"
+[ -z "$packages" ] || touch "$first/has-packages"
 cp "$here/guest-init.sh" "$first/init"
 chmod 755 "$first/init"
 (cd "$first" && find . | cpio -o -H newc --quiet) >"$scratch/initrd"
@@ -112,16 +124,17 @@ folder() { # tag, path, further options
     echo "-fsdev local,id=$1,path=$2,security_model=none,multidevs=remap$3 -device virtio-9p-pci,fsdev=$1,mount_tag=$1"
 }
 status=0
+# no_timer_check: on a busy host the emulated timer may tick too late for the kernel's check, which then panics.
 # Options of `folder` are separate words.
 # shellcheck disable=SC2046
 timeout -k 5 "$seconds" qemu-system-x86_64 \
     -M q35,usb=off -nodefaults -no-user-config -display none -nic none -no-reboot \
     -accel tcg,thread=multi -cpu max -smp 2 -m "$mebibytes" \
     -kernel "$cache/kernel" -initrd "$scratch/initrd" \
-    -append "console=ttyS0 quiet loglevel=3 panic=-1 mitigations=off nokaslr" \
+    -append "console=ttyS0 quiet loglevel=3 panic=-1 mitigations=off nokaslr no_timer_check" \
     -serial "file:$scratch/console" \
     -device virtio-serial-pci -chardev stdio,id=output,signal=off -device virtconsole,chardev=output \
-    $(folder host / ,readonly=on) $(folder share "$share" "") \
+    $(folder host / ,readonly=on) $(folder share "$share" "") ${packages:+$(folder packages "$packages" ,readonly=on)} \
     -device virtio-rng-pci </dev/null || status=$?
 [ "$status" -ne 124 ] && [ "$status" -ne 137 ] || { echo "vm.sh: stopped after $seconds s" >&2; exit 124; }
 if [ ! -s "$share/status" ]; then

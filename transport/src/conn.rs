@@ -12,16 +12,19 @@ use pagelith_layouts::wire::{Frame, FrameKind, LinkRole};
 
 use crate::capability::Capabilities;
 use crate::exposures::Exposures;
-use crate::handshake::HandshakeOutcome;
+use crate::frame_sink::FrameSink;
+use crate::frame_writer::FrameWriter;
+use crate::handshake_outcome::HandshakeOutcome;
 use crate::heartbeat::Heartbeat;
-use crate::inbound::{FrameReader, FrameSink, Inbound};
+use crate::inbound::{FrameReader, Inbound};
 use crate::limits::LinkLimits;
 use crate::link::{Link, LinkCapacity, LinkCounters, LinkEvent, LinkParams, Push};
+use crate::link_devices::{LinkDevices, Polled};
 use crate::link_error::LinkError;
 use crate::link_permits::LinkPermit;
-use crate::outbound::{FrameWriter, Outbound};
+use crate::outbound::Outbound;
 use crate::poll::wait_for_any;
-use crate::rdma::{DataPlane, ReadDone, TakeDown, TakenDown};
+use crate::rdma::{DataPlane, ReadDone};
 use crate::shown::{LinkRegions, ShmRef};
 use crate::stream::{Awaited, Stream};
 
@@ -40,24 +43,13 @@ pub struct Conn<S> {
     queued_events: Vec<LinkEvent>,
     /// Requests without an outcome.
     operations: u32,
-    /// RDMA, if both ends have it.
-    data: Option<Box<DataPlane>>,
-    /// The link is closed, and waits until no device accesses its memory.
-    ending: Option<Ending>,
+    /// Those of RDMA, if both ends have it.
+    devices: LinkDevices,
     heartbeat: Heartbeat,
     /// Held at a server that bounds its links.
     _permit: Option<LinkPermit>,
     /// [`Outbound::written`] after the last step.
     written: u64,
-}
-
-/// Maximum time for which the drop of a link waits for a device. After that its memory is leaked.
-const DROP_WAIT_MAX: Duration = Duration::from_secs(1);
-
-/// The end of a link with an RDMA data plane.
-struct Ending {
-    why: LinkError,
-    take_down: TakeDown,
 }
 
 impl<S: Stream> Conn<S> {
@@ -69,7 +61,6 @@ impl<S: Stream> Conn<S> {
         own: &Capabilities,
         agreed: HandshakeOutcome,
         first: Vec<u8>,
-        data: Option<DataPlane>,
         (clock, limits): (Arc<dyn Clock>, LinkLimits),
     ) -> Conn<S> {
         let HandshakeOutcome { common, rights, key_name, macs, permit } = agreed;
@@ -114,12 +105,17 @@ impl<S: Stream> Conn<S> {
             counts: LinkCounters::default(),
             queued_events: Vec::new(),
             operations: 0,
-            data: data.map(Box::new),
-            ending: None,
+            devices: LinkDevices::new(None, limits.revoke_timeout),
             heartbeat: Heartbeat::new(clock),
             _permit: permit,
             written: 0,
         }
+    }
+
+    /// The same, with a data plane.
+    pub(crate) fn with_data_plane(mut self, data: Option<DataPlane>) -> Conn<S> {
+        self.devices = LinkDevices::new(data, self.limits.revoke_timeout);
+        self
     }
 
     /// The stream, for callers that wait for several links at once; `None` once the link is closed.
@@ -134,72 +130,31 @@ impl<S: Stream> Conn<S> {
 
     /// Time until [`Link::poll`] must be called even if nothing arrives.
     pub fn due(&self) -> Duration {
-        if let Some(ending) = &self.ending {
-            return ending.take_down.due();
-        }
         let now = self.heartbeat.clock.now();
-        let retract = self.data.as_ref().and_then(|data| self.retract_due(data, now));
-        let due = self.heartbeat.due(now, &self.limits);
-        retract.map_or(due, |retract| retract.min(due))
+        let devices = self.devices.due(now);
+        match self.devices.is_ending() {
+            true => devices.unwrap_or_default(),
+            false => {
+                let due = self.heartbeat.due(now, &self.limits);
+                devices.map_or(due, |devices| devices.min(due))
+            }
+        }
     }
 
-    /// Time until a retracted operation has waited too long for the devices.
-    fn retract_due(&self, data: &DataPlane, now: Mono) -> Option<Duration> {
-        data.retract_due(now, self.limits.revoke_timeout)
-    }
-
-    /// What to wait for besides the stream: completions, and the end of queue pairs.
+    /// What to wait for besides the stream.
     pub(crate) fn wakes(&self) -> Vec<BorrowedFd<'_>> {
-        wakes(self.data.as_deref(), self.ending.as_ref())
+        self.devices.wakes()
     }
 
     /// Make [`Conn::wakes`] readable at the next completion. True if there is one already.
     pub(crate) fn arm_wakes(&self) -> bool {
-        let ended = |ending: &Ending| ending.take_down.result().is_some();
-        self.data.as_ref().is_some_and(|data| data.arm()) || self.ending.as_ref().is_some_and(ended)
+        self.devices.arm()
     }
 
     /// What the stream must be ready for.
     pub(crate) fn awaited(&self) -> Awaited {
         let read = self.inbound.wants_read() && !self.is_congested();
         Awaited { read, write: self.wants_write() }
-    }
-
-    /// Handle the completions of the data plane.
-    fn poll_data(&mut self, now: Mono, events: &mut Vec<LinkEvent>) -> Result<(), LinkError> {
-        let is_late =
-            |data: &DataPlane| self.retract_due(data, now).is_some_and(|due| due.is_zero());
-        let is_late = self.data.as_ref().is_some_and(|data| is_late(data));
-        match self.data.as_deref_mut() {
-            None => return Ok(()),
-            Some(DataPlane::Client(client)) => {
-                let report = client.poll(now)?;
-                self.outbound.send_own(report.into_iter().collect());
-            }
-            Some(DataPlane::Server(server)) => {
-                let completed = server.poll(now)?;
-                self.outbound.complete_writes(&completed.writes, events, &mut self.counts);
-                self.end_reads(completed.reads, events);
-            }
-        }
-        match (is_late, self.data.as_ref().is_some_and(|data| data.has_stream_ended())) {
-            (true, true) => Err(LinkError::Disconnected),
-            (true, false) => {
-                let limit = self.limits.revoke_timeout.as_millis();
-                Err(LinkError::Revoked { limit_ms: u64::try_from(limit).unwrap_or(u64::MAX) })
-            }
-            (false, _) => Ok(()),
-        }
-    }
-
-    /// Hand over what was read from the client's memory.
-    fn end_reads(&mut self, reads: Vec<ReadDone>, events: &mut Vec<LinkEvent>) {
-        for ReadDone { key, range, bytes } in reads {
-            self.counts.bytes_in += bytes;
-            self.counts.bytes_by_rdma += bytes;
-            events.extend(self.exposures.end_read(key));
-            self.outbound.queue_release(Released { range, unread: false });
-        }
     }
 
     /// Requests that this end may still send.
@@ -223,11 +178,11 @@ impl<S: Stream> Conn<S> {
     /// Move bytes both ways once.
     fn step(&mut self, events: &mut Vec<LinkEvent>) -> Result<(), LinkError> {
         let now = self.heartbeat.clock.now();
-        let moved = self.poll_data(now, events);
+        let moved = self.poll_devices(now, events);
         let paused = self.is_congested();
         let Some(stream) = self.stream.as_mut() else { return Ok(()) };
         let had = events.len();
-        let plane = self.data.as_deref_mut().and_then(DataPlane::server);
+        let plane = self.devices.server();
         let wrote = self.outbound.pump(stream, plane, events, &mut self.counts);
         let (mut own, mut released, mut to_release) = (Vec::new(), Vec::new(), Vec::new());
         let mut sink = FrameSink {
@@ -237,11 +192,11 @@ impl<S: Stream> Conn<S> {
             regions: &self.regions,
             released: &mut released,
             to_release: &mut to_release,
-            data: self.data.as_deref_mut(),
+            data: self.devices.plane(),
             counts: &mut self.counts,
         };
         let read = if paused { Ok(0) } else { self.inbound.pump(stream, &mut sink) };
-        let by_rdma = self.data.is_some();
+        let by_rdma = self.devices.has_plane();
         self.outbound.complete_refs(&released, by_rdma, events, &mut self.counts);
         to_release.into_iter().for_each(|stretch| self.outbound.queue_release(stretch));
         self.operations = in_flight(self.operations, &events[had..]);
@@ -255,9 +210,10 @@ impl<S: Stream> Conn<S> {
             return Err(LinkError::Goodbye);
         }
         moved?;
+        self.devices.check_retracted(now)?;
         // Its last bytes are read when those before them have landed, if they ever do.
         if self.inbound.has_ended() {
-            self.data.iter_mut().for_each(|data| data.note_stream_ended(now));
+            self.devices.note_stream_ended(now);
         }
         let made_progress = paused && self.outbound.written() > self.written;
         self.written = self.outbound.written();
@@ -276,7 +232,7 @@ impl<S: Stream> Conn<S> {
         if let Some(ping) = self.heartbeat.beat(now, &self.limits)? {
             self.outbound.send_urgent(ping);
         }
-        let plane = self.data.as_deref_mut().and_then(DataPlane::server);
+        let plane = self.devices.server();
         self.outbound.pump(stream, plane, events, &mut self.counts)
     }
 
@@ -289,14 +245,32 @@ impl<S: Stream> Conn<S> {
         }
     }
 
-    /// Wait for the stream, for completions, and for the end of queue pairs.
+    /// Handle what the devices have done.
+    fn poll_devices(&mut self, now: Mono, events: &mut Vec<LinkEvent>) -> Result<(), LinkError> {
+        let Polled { report, completed } = self.devices.poll(now)?;
+        self.outbound.send_own(report.into_iter().collect());
+        self.outbound.complete_writes(&completed.writes, events, &mut self.counts);
+        self.end_reads(completed.reads, events);
+        Ok(())
+    }
+
+    /// Hand over what was read from the client's memory.
+    fn end_reads(&mut self, reads: Vec<ReadDone>, events: &mut Vec<LinkEvent>) {
+        for ReadDone { key, range, bytes } in reads {
+            self.counts.bytes_in += bytes;
+            self.counts.bytes_by_rdma += bytes;
+            events.extend(self.exposures.end_read(key));
+            self.outbound.queue_release(Released { range, unread: false });
+        }
+    }
+
+    /// Wait for the stream and for the devices.
     fn wait_for_all(&mut self, most: Duration) -> bool {
         // A completion before this is found by it, and one after it wakes.
-        if self.arm_wakes() {
+        if self.devices.arm() {
             return true;
         }
-        let awaited = self.awaited();
-        let others = wakes(self.data.as_deref(), self.ending.as_ref());
+        let (awaited, others) = (self.awaited(), self.devices.wakes());
         match self.stream.as_mut() {
             Some(stream) => stream.ready_with(awaited, &others, most),
             None => wait_for_any(others.iter().map(|fd| (*fd, Awaited::READ)), most),
@@ -306,12 +280,8 @@ impl<S: Stream> Conn<S> {
     /// Drop the stream, and hand back all memory once no device accesses it.
     fn end(&mut self, why: LinkError, events: &mut Vec<LinkEvent>) {
         self.stream = None;
-        let Some(data) = self.data.take() else { return self.hand_back(false, why, events) };
-        let waits = data.is_any_live();
-        let take_down = data.take_down();
-        match waits {
-            true => self.ending = Some(Ending { why, take_down }),
-            false => self.hand_back(false, why, events),
+        if let Some(why) = self.devices.end(why) {
+            self.hand_back(false, why, events);
         }
     }
 
@@ -321,38 +291,18 @@ impl<S: Stream> Conn<S> {
         self.outbound.retract_all(are_leaked, events);
         events.push(LinkEvent::Ended(why));
     }
-
-    /// End the link if it waits for devices and they have released its memory.
-    fn poll_ending(&mut self, events: &mut Vec<LinkEvent>) {
-        let result = self.ending.as_ref().and_then(|ending| ending.take_down.result());
-        if let Some(result) = result
-            && let Some(ending) = self.ending.take()
-        {
-            self.counts.pairs_down += 1;
-            self.hand_back(result == TakenDown::Leaked, ending.why, events);
-        }
-    }
 }
 
 impl<S> Drop for Conn<S> {
     /// Wait for the devices, so that nothing writes to the memory that is dropped with the link.
     fn drop(&mut self) {
-        let data = self.data.take().filter(|data| data.is_any_live());
-        let ending = self.ending.take().map(|ending| ending.take_down);
-        let Some(take_down) = ending.or_else(|| Some(data?.take_down())) else { return };
-        if take_down.wait(DROP_WAIT_MAX) != Some(TakenDown::Down) {
+        if !self.devices.release() {
             tracing::error!(peer = self.facts.peer, "memory of a link is leaked: a device uses it");
             let mut events = Vec::new();
             self.exposures.retract_all(true, &mut events);
             self.outbound.retract_all(true, &mut events);
         }
     }
-}
-
-/// Descriptors of completions, and of the end of queue pairs.
-fn wakes<'a>(data: Option<&'a DataPlane>, ending: Option<&'a Ending>) -> Vec<BorrowedFd<'a>> {
-    let ending = ending.and_then(|ending| ending.take_down.wake());
-    data.into_iter().flat_map(DataPlane::wakes).chain(ending).collect()
 }
 
 /// Operations in flight after these events.
@@ -389,7 +339,7 @@ impl<S: Stream> Link for Conn<S> {
         }
         if kind == FrameKind::Request
             && self.outbound.takes(&frame)
-            && let Some(client) = self.data.as_deref_mut().and_then(DataPlane::client)
+            && let Some(client) = self.devices.client()
         {
             self.outbound.send_own(client.frames_of_request(frame.op));
         }
@@ -426,10 +376,10 @@ impl<S: Stream> Link for Conn<S> {
         if self.stream.is_none() {
             return Err(push);
         }
-        let Some(client) = self.data.as_deref_mut().and_then(DataPlane::client) else {
+        let Some(client) = self.devices.client() else {
             return self.outbound.push(push, |parts| self.regions.pieces(parts));
         };
-        let shown = client.shown(&push.parts);
+        let shown = if push.allow_ref { client.shown(&push.parts) } else { None };
         self.outbound.send_own(client.take_frames());
         self.outbound.push(push, |_| shown)
     }
@@ -445,7 +395,7 @@ impl<S: Stream> Link for Conn<S> {
             return Err(parts);
         }
         let key = (op, item, offset);
-        let Some(client) = self.data.as_deref_mut().and_then(DataPlane::client) else {
+        let Some(client) = self.devices.client() else {
             return self.exposures.expose(key, parts);
         };
         let targets = client.targets_of(op, item, offset, &parts);
@@ -464,7 +414,7 @@ impl<S: Stream> Link for Conn<S> {
     fn flush_queue(&mut self) {
         if let Some(stream) = self.stream.as_mut() {
             // The next poll finds and reports the same failure of the stream.
-            let plane = self.data.as_deref_mut().and_then(DataPlane::server);
+            let plane = self.devices.server();
             let _ = self.outbound.pump(stream, plane, &mut self.queued_events, &mut self.counts);
         }
     }
@@ -474,26 +424,27 @@ impl<S: Stream> Link for Conn<S> {
     }
 
     fn retract(&mut self, op: OpId) {
-        let now = self.heartbeat.clock.now();
         let mut events = std::mem::take(&mut self.queued_events);
-        match self.data.as_deref_mut() {
-            None => {}
-            Some(DataPlane::Client(client)) => client.retract(op, now),
-            Some(DataPlane::Server(server)) => {
-                let ended = server.retract(op, now);
-                self.end_reads(ended, &mut events);
-            }
-        }
-        let is_live = self.data.as_ref().is_some_and(|data| data.is_live(op));
+        let ended = self.devices.retract(op);
+        let is_live = self.devices.is_live(op);
         self.exposures.retract(op, is_live, &mut events);
-        self.queued_events = events;
+        self.end_reads(ended, &mut events);
         self.inbound.discard(op);
-        self.outbound.retract(Some(op), &mut self.queued_events);
+        self.outbound.retract(Some(op), &mut events);
+        self.queued_events = events;
+        // Memory that a device may access comes back later, or the link ends.
+        if self.exposures.holds(op) || self.outbound.is_writing(op) {
+            let now = self.heartbeat.clock.now();
+            self.devices.note_retracted(op, now);
+        }
     }
 
     fn poll(&mut self, events: &mut Vec<LinkEvent>) {
         events.append(&mut self.queued_events);
-        self.poll_ending(events);
+        if let Some((why, are_leaked)) = self.devices.ended() {
+            self.counts.pairs_down += 1;
+            self.hand_back(are_leaked, why, events);
+        }
         if let Err(why) = self.step(events) {
             self.end(why, events);
         }
@@ -508,11 +459,11 @@ impl<S: Stream> Link for Conn<S> {
                 return;
             }
             let now = self.heartbeat.clock.now();
-            if now >= until || self.stream.is_none() && self.ending.is_none() {
+            if now >= until || self.stream.is_none() && !self.devices.is_ending() {
                 return;
             }
             let most = until.since(now).min(self.due());
-            let ready = match self.data.is_some() || self.ending.is_some() {
+            let ready = match self.devices.has_plane() || self.devices.is_ending() {
                 true => self.wait_for_all(most),
                 false => self.wait_for_stream(most),
             };
@@ -529,7 +480,7 @@ impl<S: Stream> Link for Conn<S> {
         let mut events = std::mem::take(&mut self.queued_events);
         self.outbound.send_urgent(Frame::bare(FrameKind::Bye, OpId(0)));
         // If the goodbye cannot be sent at once, the peer sees the end of the connection.
-        let plane = self.data.as_deref_mut().and_then(DataPlane::server);
+        let plane = self.devices.server();
         let _ = self.outbound.pump(stream, plane, &mut events, &mut self.counts);
         self.end(LinkError::ClosedLocally, &mut events);
         self.queued_events = events;

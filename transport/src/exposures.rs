@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! - Each byte of an exposed range is received once, in order, so `landed <= len` and the range is
-//!   complete when `landed == len` and no READ into it is in flight. The memory leaves this table in
-//!   the same step: bytes that arrive later match no range.
+//!   complete when `landed == len` and no READ into it is in flight. The memory leaves this table
+//!   in the same step: bytes that arrive later match no range.
 //! - A range of a retracted operation stays in this table while a device may write to it.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -288,6 +288,11 @@ impl Exposures {
             self.count -= 1;
             events.push(found.retracted(op));
         }
+    }
+
+    /// Whether ranges of a retracted operation stay.
+    pub fn holds(&self, op: OpId) -> bool {
+        self.held.contains_key(&op)
     }
 
     /// Hand back the ranges of a retracted operation: no device writes to them any more.

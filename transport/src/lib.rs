@@ -30,8 +30,12 @@ pub mod socket;
 pub mod stream;
 
 mod exposures;
+mod frame_sink;
+mod frame_writer;
+mod handshake_outcome;
 mod heartbeat;
 mod inbound;
+mod link_devices;
 mod link_permits;
 mod outbound;
 mod poll;

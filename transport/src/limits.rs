@@ -18,6 +18,12 @@ pub const RECEIVED_BYTES_MAX: usize =
 /// ([`LinkLimits::frame_bytes_max`]).
 pub const WRITTEN_BYTES_MAX: usize = 64 << 10;
 
+/// Queued releases at which a server stops reading from its client.
+pub(crate) const RELEASES_QUEUED_MAX: usize = 4096;
+
+/// Maximum queued pings, pongs and goodbyes.
+pub(crate) const URGENT_MAX: usize = 16;
+
 /// Bounds of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkLimits {

@@ -149,6 +149,7 @@ pub enum LinkEvent {
         parts: Vec<Part>,
     },
     /// An exposed range was retracted before all of it arrived. The memory has unspecified content.
+    /// There are no parts if a device did not release them.
     Retracted {
         /// The operation.
         op: OpId,
@@ -244,9 +245,10 @@ pub trait Link: Send {
 
     /// Cancel an operation: the next poll returns each of its exposed ranges in
     /// [`LinkEvent::Retracted`] and each of its pushes in [`LinkEvent::Pushed`], except those that
-    /// a device still accesses. They come when it no longer does, or with the end of the link, which
-    /// is closed after [`LinkLimits::revoke_timeout`](crate::limits::LinkLimits::revoke_timeout).
-    /// Bytes that still arrive for the operation are discarded.
+    /// a device still accesses. They come when it no longer does, or with the end of the link,
+    /// which is closed after
+    /// [`LinkLimits::revoke_timeout`](crate::limits::LinkLimits::revoke_timeout). Bytes that still
+    /// arrive for the operation are discarded.
     fn retract(&mut self, op: OpId);
 
     /// Move as many bytes as possible now, and append the events to `events`. Never waits.
@@ -255,8 +257,7 @@ pub trait Link: Send {
     /// As `poll`, but wait until an event occurred, the link is closed, or `timeout` passed.
     fn wait(&mut self, events: &mut Vec<LinkEvent>, timeout: Duration);
 
-    /// Close. The next poll hands back all memory, or a later one if a device still accesses it. The
-    /// peer gets a goodbye if it can be sent at
-    /// once.
+    /// Close. The next poll hands back all memory, or a later one if a device still accesses it.
+    /// The peer gets a goodbye if it can be sent at once.
     fn close(&mut self);
 }

@@ -57,8 +57,8 @@ pub enum LinkError {
         /// The error.
         detail: String,
     },
-    /// The peer did not confirm the end of a retracted operation, so this end has revoked its access
-    /// to memory by closing the link.
+    /// The peer did not confirm the end of a retracted operation, so this end has revoked its
+    /// access to memory by closing the link.
     #[error("a retracted operation did not end in time limit_ms={limit_ms}")]
     Revoked {
         /// The limit in milliseconds.

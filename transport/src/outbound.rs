@@ -3,23 +3,22 @@
 //! Control frames, and the heads of data frames, are copied into one buffer (`staged`). Bulk bytes
 //! are written from the pushed memory without a copy.
 //!
-//! If the link has an RDMA data plane, bytes that have a target at the client are not written to the
-//! stream: a device writes them, and a placed frame takes the place of their data frame.
+//! If the link has an RDMA data plane, bytes that have a target at the client are not written to
+//! the stream: a device writes them, and a placed frame takes the place of their data frame.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
 
 use pagelith_io::buffer::Part;
 use pagelith_layouts::ids::OpId;
-use pagelith_layouts::wire::head::{self, HeadFacts};
 use pagelith_layouts::wire::shm_ref::{self, ItemRange, Released, ShownPiece};
-use pagelith_layouts::wire::{Frame, FrameHead, FrameKind, LinkRole};
+use pagelith_layouts::wire::{Frame, FrameKind};
 
-use crate::auth::FrameMac;
-use crate::limits::{LinkLimits, WRITTEN_BYTES_MAX};
+use crate::frame_writer::FrameWriter;
+use crate::limits::{LinkLimits, RELEASES_QUEUED_MAX, URGENT_MAX, WRITTEN_BYTES_MAX};
 use crate::link::{LinkCapacity, LinkCounters, LinkEvent, Push};
 use crate::link_error::LinkError;
-use crate::push_cursor::PushCursor;
+use crate::push_cursor::{PushCursor, item_range_of, pushed};
 use crate::rdma::{Placement, STRIPE_BYTES, ServerPlane, WrittenBytes};
 use crate::stream::{Stream, StreamResult};
 
@@ -29,10 +28,6 @@ const IOVECS_MAX: usize = 64;
 const POLL_BYTES_MAX: u64 = 8 << 20;
 /// Maximum ranges in one `Taken` frame: well below the limit of every reader.
 const RELEASES_PER_FRAME_MAX: usize = 512;
-/// Queued releases at which a server stops reading from its client.
-const RELEASES_QUEUED_MAX: usize = 4096;
-/// Maximum queued pings, pongs and goodbyes.
-const URGENT_MAX: usize = 16;
 
 enum Queued {
     Frame(Frame),
@@ -41,15 +36,6 @@ enum Queued {
     Push(PushCursor),
     /// A push that is passed by reference, and the location of its bytes.
     Reference(Push, Vec<ShownPiece>),
-}
-
-/// Encodes frames: this end's role, and the negotiated limits.
-pub(crate) struct FrameWriter {
-    pub side: LinkRole,
-    pub version: u16,
-    pub control_bytes_max: u32,
-    pub data_bytes_max: u32,
-    pub mac: Option<FrameMac>,
 }
 
 pub(crate) struct Outbound {
@@ -129,6 +115,11 @@ impl Outbound {
         self.is_blocked
     }
 
+    /// Whether a device reads pushes of an operation of which nothing is left to send.
+    pub fn is_writing(&self, op: OpId) -> bool {
+        self.writing.values().any(|cursor| cursor.push.op == op)
+    }
+
     /// Releases that are not sent yet.
     pub fn queued_releases(&self) -> usize {
         self.releases.len()
@@ -179,7 +170,7 @@ impl Outbound {
         self.queue.extend(frames.into_iter().map(Queued::Own));
     }
 
-    /// Queue a ping, pong, goodbye or report of notices before all other frames; false if too many are queued.
+    /// Queue a ping, pong or goodbye before all other frames; false if too many are queued.
     pub fn send_urgent(&mut self, frame: Frame) -> bool {
         let room = self.urgent.len() < URGENT_MAX;
         if room {
@@ -505,41 +496,4 @@ impl Outbound {
         self.body_left = most;
         Ok(false)
     }
-}
-
-impl FrameWriter {
-    fn control(&mut self, frame: &Frame, out: &mut Vec<u8>) {
-        let facts = HeadFacts::control(self.version, frame.kind, frame.op, &frame.body);
-        out.extend_from_slice(&self.head(&facts, &frame.body));
-        out.extend_from_slice(&frame.body);
-    }
-
-    fn data(&mut self, push: &Push, offset: u64, bytes: u32, out: &mut Vec<u8>) {
-        let facts = HeadFacts::data(self.version, push.op, push.item, offset, bytes);
-        out.extend_from_slice(&self.head(&facts, &[]));
-    }
-
-    fn placed(&mut self, push: &Push, offset: u64, body: &[u8], out: &mut Vec<u8>) {
-        let facts = HeadFacts::placed(self.version, push.op, push.item, offset, body);
-        out.extend_from_slice(&self.head(&facts, body));
-        out.extend_from_slice(body);
-    }
-
-    fn head(&mut self, facts: &HeadFacts, body: &[u8]) -> [u8; FrameHead::BYTES] {
-        let bare = head::encode(facts, [0; 16]);
-        match &mut self.mac {
-            Some(macs) => head::encode(facts, macs.next(&bare, body)),
-            None => bare,
-        }
-    }
-}
-
-/// The range that a push fills.
-fn item_range_of(push: &Push) -> ItemRange {
-    (push.op, push.item, push.offset)
-}
-
-fn pushed(push: Push, sent: bool) -> LinkEvent {
-    let Push { op, token, parts, .. } = push;
-    LinkEvent::Pushed { op, token, sent, parts }
 }

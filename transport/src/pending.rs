@@ -13,7 +13,8 @@ use pagelith_layouts::wire::{FrameHead, FrameKind, LinkRole};
 
 use crate::capability::Capabilities;
 use crate::conn::Conn;
-use crate::handshake::{Handshake, HandshakeOutcome};
+use crate::handshake::Handshake;
+use crate::handshake_outcome::HandshakeOutcome;
 use crate::limits::LinkLimits;
 use crate::link_error::LinkError;
 use crate::rdma::rdma_use::RdmaUse;
@@ -130,16 +131,9 @@ impl<S: Stream> PendingHandshake<S> {
                 let first = std::mem::take(self.handshake.out());
                 let peer = self.handshake.named(std::mem::take(&mut self.peer));
                 let PendingHandshake { stream, side, offer, clock, limits, data, .. } = self;
-                HandshakeProgress::Ready(Box::new(Conn::new(
-                    stream,
-                    side,
-                    peer,
-                    &offer,
-                    agreed,
-                    first,
-                    data,
-                    (clock, limits),
-                )))
+                let outside = (clock, limits);
+                let link = Conn::new(stream, side, peer, &offer, agreed, first, outside);
+                HandshakeProgress::Ready(Box::new(link.with_data_plane(data)))
             }
             Ok(None) if self.due().is_zero() => {
                 let limit_ms = u64::try_from(self.limit().as_millis()).unwrap_or(u64::MAX);

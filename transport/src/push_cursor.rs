@@ -1,6 +1,8 @@
 //! A push in transmission, and its progress.
 
-use crate::link::Push;
+use pagelith_layouts::wire::shm_ref::ItemRange;
+
+use crate::link::{LinkEvent, Push};
 
 /// A push in transmission. `framed` is at most `len`.
 pub(crate) struct PushCursor {
@@ -52,4 +54,15 @@ impl PushCursor {
             self.part += 1;
         }
     }
+}
+
+/// The range that a push fills.
+pub(crate) fn item_range_of(push: &Push) -> ItemRange {
+    (push.op, push.item, push.offset)
+}
+
+/// The event that hands a push back.
+pub(crate) fn pushed(push: Push, sent: bool) -> LinkEvent {
+    let Push { op, token, parts, .. } = push;
+    LinkEvent::Pushed { op, token, sent, parts }
 }

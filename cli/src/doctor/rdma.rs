@@ -1,14 +1,16 @@
 //! RDMA: the verbs library, devices, ports and GIDs. Nothing of it is required, since peers and
 //! clients also connect over TCP.
 
+use std::path::Path;
 use std::sync::Arc;
 
-use pagelith::io::verbs::{Device, GidWish, Library, Port, ScoredGid, VerbsError};
+use pagelith::io::verbs::{Device, GidWish, Library, Place, Port, ScoredGid, VerbsError};
 
-use super::check::{Check, State};
+use super::check::{Check, State, size};
 
 const LIBRARY: &str = "rdma-library";
 const DEVICES: &str = "rdma-devices";
+const SYSFS: &str = "/sys";
 
 /// The checks of the library, of each device and of each port.
 pub(super) fn checks() -> Vec<Check> {
@@ -83,11 +85,17 @@ fn of_device(library: &Arc<Library>, name: &str) -> Vec<Check> {
         Err(error) => return vec![failed("rdma-device", &error)],
     };
     let limits = device.limits();
+    let place = Place::of_device(Path::new(SYSFS), name);
     let found = format!(
-        "device={name} ports={} max_mr_size={} max_qp_wr={} max_sge={}",
-        limits.ports, limits.max_mr_size, limits.max_qp_wr, limits.max_sge
+        "device={name} numa_node={} ports={} max_mr_size={} max_qp_wr={} max_sge={}",
+        place.node.map_or_else(|| "unknown".to_owned(), |node| node.to_string()),
+        limits.ports,
+        size(limits.max_mr_size),
+        limits.max_qp_wr,
+        limits.max_sge
     );
-    let mut checks = vec![Check::ok("rdma-device", found)];
+    let gpus = Place::of_gpus(Path::new(SYSFS));
+    let mut checks = vec![Check::ok("rdma-device", found), distances(name, &place, &gpus)];
     for number in 1..=limits.ports {
         match Port::of(&device, number) {
             Ok(port) => checks.extend(of_port(name, &port)),
@@ -95,6 +103,16 @@ fn of_device(library: &Arc<Library>, name: &str) -> Vec<Check> {
         }
     }
     checks
+}
+
+/// The distance of a device to each GPU, which the automatic choice of devices uses.
+fn distances(device: &str, place: &Place, gpus: &[(String, Place)]) -> Check {
+    let each = gpus.iter().map(|(gpu, of)| format!("{gpu} {}", of.distance(place)));
+    let all = match gpus.is_empty() {
+        true => "no GPU".to_owned(),
+        false => each.collect::<Vec<_>>().join("; "),
+    };
+    Check::ok("rdma-gpu-distance", format!("device={device} gpus: {all}"))
 }
 
 fn of_port(device: &str, port: &Port) -> [Check; 2] {
@@ -168,6 +186,24 @@ mod tests {
             let check = failed(LIBRARY, &error);
             assert!(check.state == state && check.remedy.is_some(), "{check:?}");
         }
+    }
+
+    #[test]
+    fn distance_is_shown_for_each_gpu() {
+        let place = |path: &str, node| {
+            let pci = path.split('/').map(str::to_owned).collect();
+            Place { pci, node: Some(node) }
+        };
+        let nic = place("pci0000:15/0000:15:01.0/0000:16:00.0", 0);
+        let gpus = [
+            ("0000:1a:00.0".to_owned(), place("pci0000:15/0000:15:02.0/0000:1a:00.0", 0)),
+            ("0000:85:00.0".to_owned(), place("pci0000:80/0000:80:01.0/0000:85:00.0", 1)),
+        ];
+        let check = distances("mlx5_0", &nic, &gpus);
+        let right = "device=mlx5_0 gpus: 0000:1a:00.0 same PCIe root complex; \
+                     0000:85:00.0 other NUMA node";
+        assert_eq!((check.state, check.found.as_str()), (State::Ok, right));
+        assert!(distances("mlx5_0", &nic, &[]).found.ends_with("gpus: no GPU"));
     }
 
     #[test]

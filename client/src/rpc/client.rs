@@ -148,15 +148,13 @@ impl RpcClient {
     ) -> std::result::Result<(), (Error, Vec<ItemRequest>)> {
         let items: Vec<GetItem> = requests.iter().map(ItemRequest::wire_item).collect();
         let capacity = self.link.room();
-        let has_room =
-            capacity.exposures >= requests.len() && capacity.frames > 0 && capacity.operations > 0;
-        if !has_room {
+        if capacity.exposures < requests.len() || capacity.frames == 0 {
             return Err((self.capacity_error(), requests));
         }
         let body = request::encode(self.with_origin(terms), &RequestBody::Get(List::of(&items)));
-        let is_too_long = body.len() > self.link.facts().control_bytes_max as usize
-            || body.len() > capacity.frame_bytes;
-        if is_too_long || !self.may_send(body.len()) {
+        if body.len() > self.link.facts().control_bytes_max as usize
+            || !self.has_capacity(body.len())
+        {
             return Err((self.capacity_error(), requests));
         }
         let (op, request_bytes) = (self.next_op(), body.len());
@@ -164,19 +162,22 @@ impl RpcClient {
             request_bytes,
             ..PendingCall::get(token, deadline, items.iter().copied())
         };
-        // Over RDMA the peer is told where to write before it gets the request.
+        // The memory is exposed before the request: the link announces to the peer, before the
+        // request, which of it a device may write to.
         for (i, request) in requests.into_iter().enumerate() {
             if let Err(parts) = self.link.expose(op, i as u32, 0, request.parts) {
                 call.return_memory(i as u32, parts, false);
             }
         }
-        if self.link.send(Frame::new(FrameKind::Request, op, body)).is_err() {
+        let sent = self.link.send(Frame::new(FrameKind::Request, op, body)).is_ok();
+        if !sent {
             call.fail(&self.capacity_error());
-            self.link.retract(op);
         }
-        // Events are handled when the caller polls.
-        self.link.flush_queue();
         self.calls.insert(op, call);
+        match sent {
+            true => self.link.flush_queue(),
+            false => self.abandon(op),
+        }
         Ok(())
     }
 

@@ -12,7 +12,7 @@ const ARROWS: [(&str, &str, &[&str]); 14] = [
     ("pagelith-layouts", "layouts", &["pagelith-mutants"]),
     ("pagelith-io", "io", &["pagelith-mutants", "pagelith-layouts"]),
     ("pagelith-tiers", "tiers", &["pagelith-mutants", "pagelith-layouts", "pagelith-io"]),
-    ("pagelith-transport", "transport", &["pagelith-layouts", "pagelith-io"]),
+    ("pagelith-transport", "transport", &["pagelith-mutants", "pagelith-layouts", "pagelith-io"]),
     // A process without a store of its own links neither tiers nor index.
     (
         "pagelith-client",
@@ -47,6 +47,8 @@ const ARROWS: [(&str, &str, &[&str]); 14] = [
     // Tests of the store over the real kernel, from outside like any program; nothing may depend on
     // it.
     ("pagelith-kernel-lanes", "sim/kernel", &["pagelith"]),
+    // A peer for queue pairs that shares no code with them, and their tests against it.
+    ("pagelith-rdma-peer", "sim/rdma-peer", &["pagelith-io"]),
     // The wheel, the same.
     ("pagelith-python", "python", &["pagelith"]),
     // Tests only.

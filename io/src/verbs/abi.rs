@@ -241,7 +241,8 @@ structures! {
         gid: RawGid, gid_index: u32, port_num: u32, gid_type: u32, ndev_ifindex: u32,
     }
 
-    whole "struct ibv_port_attr" PortAttr {
+    // The library's symbol fills these fields; later versions of the header have more of them.
+    part "struct ibv_port_attr" PortAttr {
         state: c_uint, max_mtu: c_uint, active_mtu: c_uint, gid_tbl_len: c_int,
         port_cap_flags: u32, max_msg_sz: u32, bad_pkey_cntr: u32, qkey_viol_cntr: u32,
         pkey_tbl_len: u16, lid: u16, sm_lid: u16, lmc: u8, max_vl_num: u8, sm_sl: u8,

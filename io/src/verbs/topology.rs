@@ -42,6 +42,26 @@ impl Place {
         path.map(|path| Place::of_path(&path)).map_err(|_| unknown())
     }
 
+    /// The PCI addresses and places of the GPUs and accelerators of this host, in the order of
+    /// their addresses, from `bus/pci/devices` below `sysfs`. No driver has to be loaded for them.
+    #[allow(clippy::disallowed_methods, reason = "reads sysfs, no file of a store")]
+    pub fn of_gpus(sysfs: &Path) -> Vec<(String, Place)> {
+        let Ok(entries) = std::fs::read_dir(sysfs.join("bus/pci/devices")) else {
+            return Vec::new();
+        };
+        let mut gpus: Vec<_> = entries
+            .flatten()
+            .filter(|entry| is_gpu(&entry.path()))
+            .filter_map(|entry| {
+                let name = entry.file_name().into_string().ok()?;
+                let place = Place::of_pci_device(sysfs, &name).ok()?;
+                Some((name, place))
+            })
+            .collect();
+        gpus.sort_by(|(a, _), (b, _)| a.cmp(b));
+        gpus
+    }
+
     /// The place of the device with this directory.
     fn of_path(path: &Path) -> Place {
         let components = path.iter().filter_map(|component| component.to_str());
@@ -117,6 +137,27 @@ fn sysfs_address(address: &str) -> Option<String> {
 fn hex(digits: &str) -> Option<u32> {
     let all = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
     u32::from_str_radix(digits, 16).ok().filter(|_| all)
+}
+
+/// Whether the PCI device with this directory computes for inference engines: a 3D controller, a
+/// processing accelerator, or a display controller of a vendor whose GPUs do.
+#[allow(clippy::disallowed_methods, reason = "reads sysfs, no file of a store")]
+fn is_gpu(dir: &Path) -> bool {
+    // Classes and vendors as the PCI ID repository lists them.
+    const DISPLAY: u32 = 0x0300;
+    const CONTROLLER_3D: u32 = 0x0302;
+    const ACCELERATOR: u32 = 0x1200;
+    const NVIDIA: u32 = 0x10de;
+    const AMD: u32 = 0x1002;
+    let number = |file: &str| {
+        let text = std::fs::read_to_string(dir.join(file)).ok()?;
+        hex(text.trim().strip_prefix("0x")?)
+    };
+    match number("class").map(|class| class >> 8) {
+        Some(CONTROLLER_3D | ACCELERATOR) => true,
+        Some(DISPLAY) => matches!(number("vendor"), Some(NVIDIA | AMD)),
+        _ => false,
+    }
 }
 
 /// The node in a `numa_node` file; `None` if there is no file, or -1 in it.
@@ -238,6 +279,31 @@ mod tests {
             let gpu = Place::of_pci_device(dir.path(), address).expect(address);
             assert_eq!(gpu.distance(&nic), Distance::SameSwitch, "{address}");
         }
+    }
+
+    #[test]
+    fn gpus_are_found_by_class_and_vendor() {
+        let dir = sysfs();
+        assert_eq!(Place::of_gpus(dir.path()), [], "a device without a class");
+        let bus = dir.path().join("bus/pci/devices");
+        let device = |address: &str, class: &str, vendor: &str| {
+            let path = bus.join(address);
+            fs::create_dir_all(&path).expect("a device");
+            fs::write(path.join("class"), class).expect("a class");
+            fs::write(path.join("vendor"), vendor).expect("a vendor");
+        };
+        device("0000:1a:00.0", "0x030200\n", "0x10de\n");
+        device("0000:05:00.0", "0x120000\n", "0x1002\n");
+        device("0000:06:00.0", "0x030000\n", "0x10de\n");
+        // The display controller of a board's management processor, and a network card.
+        device("0000:07:00.0", "0x030000\n", "0x1a03\n");
+        device("0000:19:00.0", "0x020700\n", "0x15b3\n");
+        let gpus = Place::of_gpus(dir.path());
+        let names: Vec<&str> = gpus.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["0000:05:00.0", "0000:06:00.0", "0000:1a:00.0"]);
+        let nic = Place::of_device(dir.path(), "mlx5_0");
+        assert_eq!(gpus[2].1.distance(&nic), Distance::SameSwitch);
+        assert_eq!(Place::of_gpus(Path::new("/nowhere")), []);
     }
 
     #[test]

@@ -90,11 +90,24 @@ pub enum Mutant {
     SessionDroppedWithLinks,
     /// A cancelled operation of a client has no outcome.
     CancelledWithoutOutcome,
+    /// RDMA: a client has the memory of a retracted operation back while the server may write to
+    /// it.
+    RdmaBackAtRetract,
+    /// RDMA: a link hands memory back at its end, before its queue pairs are down.
+    RdmaBackAtEnd,
+    /// RDMA: a client takes the server's word, without a notice, for bytes that have landed.
+    RdmaServerBelieved,
+    /// RDMA: a server posts the notice before the bytes.
+    RdmaNoticeFirst,
+    /// RDMA: a server posts notices for which the client has no receive.
+    RdmaCreditsIgnored,
+    /// RDMA: a server adds the base of another region.
+    RdmaWrongBase,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 40] = [
+    pub const ALL: [Mutant; 46] = [
         Mutant::PayloadUnchecked,
         Mutant::KeyUnchecked,
         Mutant::GenerationUnchecked,
@@ -135,6 +148,12 @@ impl Mutant {
         Mutant::AcknowledgedBeforeOffers,
         Mutant::SessionDroppedWithLinks,
         Mutant::CancelledWithoutOutcome,
+        Mutant::RdmaBackAtRetract,
+        Mutant::RdmaBackAtEnd,
+        Mutant::RdmaServerBelieved,
+        Mutant::RdmaNoticeFirst,
+        Mutant::RdmaCreditsIgnored,
+        Mutant::RdmaWrongBase,
     ];
 
     /// Its name in `TEST_PAGELITH_MUTANT`: that of the variant.

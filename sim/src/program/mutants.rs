@@ -81,8 +81,9 @@ pub struct MutantsArgs {
     /// Number of processes at a time.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
-    /// NAME=FILE, the test programs `io`, `groups`, `pins_and_clears`, `peers` and `tombstones` of
-    /// the same build: they must catch the bugs that the explorer cannot show, or not soon.
+    /// NAME=FILE, the test programs `io`, `groups`, `pins_and_clears`, `peers`, `tombstones` and
+    /// `rdma` of the same build: they must catch the bugs that the explorer cannot show, or not
+    /// soon.
     #[arg(long = "tests", value_parser = test_program)]
     tests: Vec<(String, PathBuf)>,
     /// File to which a line of JSON is appended for each mutant.
@@ -155,6 +156,13 @@ fn tests_for(mutant: Mutant) -> Option<&'static str> {
         Mutant::NotifiedBeforeOffers => Some("peers"),
         // Over links it needs an offer in transit to a third store that was notified already.
         Mutant::AcknowledgedBeforeOffers => Some("peers"),
+        // Simulated links have these bugs of their own: here those of the real ones.
+        Mutant::RdmaBackAtRetract
+        | Mutant::RdmaBackAtEnd
+        | Mutant::RdmaServerBelieved
+        | Mutant::RdmaNoticeFirst
+        | Mutant::RdmaCreditsIgnored
+        | Mutant::RdmaWrongBase => Some("rdma"),
         _ => None,
     }
 }

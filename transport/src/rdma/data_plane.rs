@@ -8,7 +8,7 @@ use pagelith_layouts::ids::OpId;
 
 use super::client_plane::ClientPlane;
 use super::rails::Rails;
-use super::server_plane::ServerPlane;
+use super::server_plane::{ReadDone, ServerPlane};
 use super::take_down::TakeDown;
 
 /// The data plane, by the role of this end.
@@ -57,12 +57,33 @@ impl DataPlane {
         }
     }
 
+    fn rails_mut(&mut self) -> &mut Rails {
+        match self {
+            DataPlane::Client(client) => &mut client.rails,
+            DataPlane::Server(server) => &mut server.rails,
+        }
+    }
+
+    /// Retract an operation: nothing more is posted for it. Returns the READs that have ended by
+    /// that.
+    pub fn retract(&mut self, op: OpId) -> Vec<ReadDone> {
+        match self {
+            DataPlane::Client(client) => {
+                client.retract(op);
+                Vec::new()
+            }
+            DataPlane::Server(server) => server.retract(op),
+        }
+    }
+
+    /// Note that memory of a retracted operation waits for devices.
+    pub fn note_retracted(&mut self, op: OpId, now: Mono) {
+        self.rails_mut().note_retracted(op, now);
+    }
+
     /// Note that the byte stream has ended, while bytes are awaited.
     pub fn note_stream_ended(&mut self, now: Mono) {
-        match self {
-            DataPlane::Client(client) => client.rails.note_stream_ended(now),
-            DataPlane::Server(server) => server.rails.note_stream_ended(now),
-        }
+        self.rails_mut().note_stream_ended(now);
     }
 
     /// Whether the byte stream has ended, while bytes were awaited.

@@ -25,8 +25,9 @@ mod server_plane;
 mod take_down;
 mod targets;
 
+pub(crate) use client_plane::ClientPlane;
 pub(crate) use data_plane::DataPlane;
 pub(crate) use rail_queue::WrittenBytes;
 pub(crate) use rails_exchange::{Exchanged, PendingRails, RailsExchange};
-pub(crate) use server_plane::{Placement, ReadDone, STRIPE_BYTES, ServerPlane};
+pub(crate) use server_plane::{Completed, Placement, ReadDone, STRIPE_BYTES, ServerPlane};
 pub(crate) use take_down::{TakeDown, TakenDown};

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use pagelith_io::verbs::RemotePiece;
 use pagelith_layouts::wire::rdma_regions::{self, RegionItem};
+use pagelith_mutants::{self as mutant, Mutant};
 
 use super::requests::RemoteRange;
 use crate::link_error::LinkError;
@@ -81,6 +82,10 @@ impl PeerRegions {
         let Some(end) = at.checked_add(length).filter(|end| *end <= region.length) else {
             return false;
         };
+        let base = match self.regions.values().next() {
+            Some(first) if mutant::on(Mutant::RdmaWrongBase) => first.base,
+            _ => region.base,
+        };
         let mut at = at;
         while at < end {
             let chunk = at / region.chunk_bytes;
@@ -89,7 +94,7 @@ impl PeerRegions {
             else {
                 return false;
             };
-            let place = RemotePiece { address: region.base + at, key: *key };
+            let place = RemotePiece { address: base + at, key: *key };
             to.push(RemoteRange { place, length: next - at });
             at = next;
         }

@@ -18,6 +18,7 @@ use pagelith_io::verbs::{
 };
 
 use pagelith_layouts::ids::OpId;
+use pagelith_mutants::{self as mutant, Mutant};
 
 use super::host::RdmaHost;
 use super::requests::PlannedRequest;
@@ -216,7 +217,8 @@ impl RailQueue {
     /// The number of the next notice; `None` if the peer cannot receive it yet.
     pub fn next_notice(&self) -> Option<u64> {
         let unreported = self.notices - self.notices_reported;
-        (unreported < self.notices_max).then_some(self.notices + 1)
+        let has_receive = unreported < self.notices_max || mutant::on(Mutant::RdmaCreditsIgnored);
+        has_receive.then_some(self.notices + 1)
     }
 
     /// Post WRITEs for a push. [`RailQueue::post_notice`] must follow.
@@ -238,6 +240,9 @@ impl RailQueue {
         self.open.writes.push(WrittenBytes { op, push, bytes });
         self.sends += requests.len() as u32;
         self.bytes += bytes;
+        if mutant::on(Mutant::RdmaNoticeFirst) {
+            self.post_notice()?;
+        }
         Ok(self.pair.post_send(&writes)?)
     }
 

@@ -48,6 +48,7 @@ pub(crate) struct ReadDone {
     pub key: ExposureKey,
     /// The range that the client showed.
     pub range: ItemRange,
+    /// Bytes read: fewer than shown if the operation was retracted.
     pub bytes: u64,
 }
 
@@ -126,6 +127,7 @@ impl ServerPlane {
                 Work::Read { job, bytes } => {
                     let Some(found) = self.jobs.get_mut(&job) else { continue };
                     found.posted -= bytes;
+                    found.done.bytes += bytes;
                     let op = found.done.range.0;
                     if found.left == 0 && found.posted == 0 {
                         completed.reads.extend(self.jobs.remove(&job).map(|found| found.done));
@@ -272,7 +274,7 @@ impl ServerPlane {
             return Ok(false);
         }
         self.last_job += 1;
-        let done = ReadDone { key, range, bytes: shown.length };
+        let done = ReadDone { key, range, bytes: 0 };
         let (local, left) = (local.into(), shown.length);
         self.jobs.insert(self.last_job, ReadJob { done, local, remote, left, posted: 0 });
         Ok(true)
@@ -317,19 +319,14 @@ impl ServerPlane {
     }
 
     /// Retract an operation: no more of it is posted. Returns the READs that have ended by that.
-    pub fn retract(&mut self, op: OpId, now: Mono) -> Vec<ReadDone> {
+    pub fn retract(&mut self, op: OpId) -> Vec<ReadDone> {
         for job in self.jobs.values_mut().filter(|job| job.done.range.0 == op) {
             job.left = 0;
         }
         let ended = |job: &ReadJob| job.done.range.0 == op && job.posted == 0;
         let ids: Vec<u64> =
             self.jobs.iter().filter(|(_, job)| ended(job)).map(|(id, _)| *id).collect();
-        let done = ids.into_iter().filter_map(|id| self.jobs.remove(&id)).map(|job| job.done);
-        let done = done.collect();
-        if self.is_live(op) {
-            self.rails.note_retracted(op, now);
-        }
-        done
+        ids.into_iter().filter_map(|id| self.jobs.remove(&id)).map(|job| job.done).collect()
     }
 }
 

@@ -114,11 +114,12 @@ impl Job {
     fn run(self) {
         let clock = SystemClock::new();
         let begun: Vec<_> = self.rails.into_iter().map(Falling::begin).collect();
+        let pairs = begun.len() as u64;
         let leaked = begun.into_iter().map(|rail| rail.end(&clock)).filter(|down| !down).count();
         let counters = self.host.counters();
         counters.leaked.fetch_add(leaked as u64, Ordering::Relaxed);
         if self.revokes {
-            counters.taken_down.fetch_add(1, Ordering::Relaxed);
+            counters.taken_down.fetch_add(pairs, Ordering::Relaxed);
         }
         let result = if leaked > 0 { LEAKED } else { DOWN };
         self.state.result.store(result, Ordering::Release);

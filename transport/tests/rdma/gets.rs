@@ -41,6 +41,8 @@ pub fn fill((memory, places): Places<'_>) -> Vec<u8> {
 fn registered_memory_is_written_without_bytes_on_the_stream() {
     for length in [1usize, 511, 512, 4096, 70_001, 5 * MIB + 3] {
         let mut ends = Ends::new(["", ""]);
+        // Regions that are not the right ones, of both ends.
+        let _others = (ends.server_memory(6 * MIB), ends.client_memory(6 * MIB));
         let (from, to) = (ends.server_memory(6 * MIB), ends.client_memory(6 * MIB));
         let on_stream = get(&mut ends, (&from, &[(7, length)]), (&to, &[(13, length)]));
         // Pieces that are too short to pay travel on the stream.

@@ -71,6 +71,20 @@ fn retracted_memory_comes_back_with_the_outcome_after_all_bytes() {
 }
 
 #[test]
+fn outcome_that_arrived_before_a_late_poll_keeps_the_link() {
+    let (mut ends, _to) = begun(["", "late-bytes=20"]);
+    ends.client.retract(OpId(1));
+    ends.server.retract(OpId(1));
+    ends.server.send(outcome(1, b"late")).expect("room");
+    (0..200).for_each(|_| ends.server.poll(&mut Vec::new()));
+    // The client's thread was not scheduled for a while.
+    ends.clock.pass(Duration::from_millis(150));
+    let (at_client, _) = ends.poll(50);
+    assert_eq!(event_lines(&at_client), ["retracted 1 0", "Outcome 1 4"]);
+    assert_eq!(ends.client.counts().pairs_down, 0, "the link lives on");
+}
+
+#[test]
 fn exposures_without_bytes_come_back_with_the_outcome_too() {
     let mut ends = Ends::new(["", ""]);
     let to = ends.client_memory(MIB);

@@ -21,6 +21,14 @@ pub struct Faults {
     pub swap_completion: u32,
     /// `notice-first=1`: notices arrive before the bytes in front of them.
     pub notice_first: bool,
+    /// `corrupt=1`: one bit of each transfer is wrong.
+    pub corrupt: bool,
+    /// `lands-after-error=1`: bytes under way land although the receiver is in the error state.
+    pub lands_after_error: bool,
+    /// `lands-after-destroy=1`: bytes under way land although the receiver was destroyed.
+    pub lands_after_destroy: bool,
+    /// `lands-after-deregister=1`: bytes under way land although their region was deregistered.
+    pub lands_after_deregister: bool,
     /// `stuck=1`: requests never begin.
     pub stuck: bool,
     /// `fail-requests=1`: requests fail, as if the peer did not acknowledge them.
@@ -50,6 +58,10 @@ impl Faults {
             double_completion: 0,
             swap_completion: 0,
             notice_first: false,
+            corrupt: false,
+            lands_after_error: false,
+            lands_after_destroy: false,
+            lands_after_deregister: false,
             stuck: false,
             fail_requests: false,
             never_drain: false,
@@ -78,6 +90,10 @@ impl Faults {
                 "double-completion" => self.double_completion = number()?,
                 "swap-completion" => self.swap_completion = number()?,
                 "notice-first" => self.notice_first = number()? != 0,
+                "corrupt" => self.corrupt = number()? != 0,
+                "lands-after-error" => self.lands_after_error = number()? != 0,
+                "lands-after-destroy" => self.lands_after_destroy = number()? != 0,
+                "lands-after-deregister" => self.lands_after_deregister = number()? != 0,
                 "stuck" => self.stuck = number()? != 0,
                 "fail-requests" => self.fail_requests = number()? != 0,
                 "never-drain" => self.never_drain = number()? != 0,

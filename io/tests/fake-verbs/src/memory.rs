@@ -23,7 +23,11 @@ pub fn write(address: u64, bytes: &[u8]) {
 
 /// The bytes of a scatter list, one piece after the other.
 pub fn gather(pieces: &[Sge]) -> Vec<u8> {
-    pieces.iter().flat_map(|piece| read(piece.addr, piece.length as usize)).collect()
+    let mut bytes = Vec::new();
+    for piece in pieces {
+        bytes.extend(read(piece.addr, piece.length as usize));
+    }
+    bytes
 }
 
 /// Write bytes to a scatter list, one piece after the other.

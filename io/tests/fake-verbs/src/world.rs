@@ -19,6 +19,10 @@ use crate::faults::Faults;
 /// Pieces of a scatter list.
 pub const PIECES_MAX: usize = 8;
 
+/// The variable with the scripts of devices that exist from the beginning, separated by semicolons:
+/// for programs whose test cannot call into the library.
+const DEVICES: &str = "TEST_PAGELITH_FAKE_VERBS";
+
 /// Steps that a request waits for a receive of the peer.
 const RECEIVER_STEPS: u32 = 20;
 
@@ -36,6 +40,8 @@ pub struct World {
     pub channels: HashMap<usize, ChannelState>,
     queues: HashMap<usize, Queue>,
     pairs: BTreeMap<u32, Pair>,
+    /// What is under way to pairs that were destroyed, on devices that deliver it.
+    orphans: Vec<Arrival>,
     numbers: u32,
 }
 
@@ -138,8 +144,14 @@ struct Arrival {
     completion: Option<Wc>,
 }
 
-static WORLD: LazyLock<Mutex<World>> =
-    LazyLock::new(|| Mutex::new(World { has_kernel: true, ..World::default() }));
+static WORLD: LazyLock<Mutex<World>> = LazyLock::new(|| {
+    let mut world = World { has_kernel: true, ..World::default() };
+    let scripts = std::env::var(DEVICES).unwrap_or_default();
+    for script in scripts.split(';').filter(|_| !scripts.is_empty()) {
+        world.new_device(script).expect("a script of a device");
+    }
+    Mutex::new(world)
+});
 
 pub fn world() -> MutexGuard<'static, World> {
     WORLD.lock().unwrap_or_else(PoisonError::into_inner)
@@ -334,6 +346,7 @@ impl World {
         self.step();
         let waits = |pair: &Pair| !pair.sends.is_empty() || !pair.arrivals.is_empty();
         let busy = self.pairs.values().any(waits)
+            || !self.orphans.is_empty()
             || self.queues.values().any(|queue| !queue.late.is_empty());
         if let Some(queue) = self.queues.get_mut(&cq) {
             queue.armed = true;
@@ -425,7 +438,11 @@ impl World {
             device.faults.fail_destroy -= 1;
             return Err(Errno::BUSY);
         }
-        let Some(pair) = self.pairs.remove(&number) else { return Ok(()) };
+        let lands_later = device.faults.lands_after_destroy;
+        let Some(mut pair) = self.pairs.remove(&number) else { return Ok(()) };
+        if lands_later {
+            self.orphans.extend(pair.arrivals.drain(..));
+        }
         // Completions of a destroyed pair are removed from its queues.
         for queue in [pair.send_queue, pair.receive_queue] {
             if let Some(queue) = self.queues.get_mut(&queue) {

@@ -13,11 +13,16 @@ impl World {
             return;
         }
         pair.state = qp_state::ERR;
-        pair.arrivals.clear();
         let sends: Vec<_> = pair.sends.drain(..).map(|send| send.id).collect();
         let receives: Vec<_> = pair.receives.drain(..).map(|receive| receive.id).collect();
         let (device, queues) = (pair.device, [pair.send_queue, pair.receive_queue]);
-        if self.device(device).faults.never_drain {
+        let faults = self.device(device).faults.clone();
+        if !faults.lands_after_error
+            && let Some(pair) = self.pairs.get_mut(&number)
+        {
+            pair.arrivals.clear();
+        }
+        if faults.never_drain {
             return;
         }
         for (queue, ids) in queues.into_iter().zip([sends, receives]) {
@@ -76,6 +81,13 @@ impl World {
         for number in pairs {
             self.arrive(number, true);
             self.send(number);
+        }
+        for mut arrival in std::mem::take(&mut self.orphans) {
+            arrival.wait = arrival.wait.saturating_sub(1);
+            match arrival.wait {
+                0 => memory::scatter(&arrival.pieces, &arrival.bytes),
+                _ => self.orphans.push(arrival),
+            }
         }
     }
 
@@ -177,11 +189,12 @@ impl World {
             || (length == 0 || peer_access & needed != 0)
                 && self.permits(peer_domain, request.key, address, length, needed);
         if !permitted {
-            self.fail(peer_number);
+            self.deny(peer_number);
             return Err(status::REM_ACCESS);
         }
         if request.opcode == opcode::READ {
-            let bytes = memory::read(address, length as usize);
+            let mut bytes = memory::read(address, length as usize);
+            corrupt(&mut bytes, faults.corrupt);
             memory::scatter(&request.pieces, &bytes);
             return Ok(());
         }
@@ -193,6 +206,7 @@ impl World {
             bytes: memory::gather(&request.pieces),
             completion: None,
         };
+        corrupt(&mut arrival.bytes, faults.corrupt);
         let Some(peer) = self.pairs.get_mut(&peer_number) else { return Err(status::RETRY_EXC) };
         if needs_receive && let Some(receive) = peer.receives.pop_front() {
             let mut completion = Wc {
@@ -242,6 +256,20 @@ impl World {
         Ok(())
     }
 
+    /// An access was denied, which ends the pair that it went to.
+    fn deny(&mut self, number: u32) {
+        let arrivals = |world: &mut World| {
+            world.pairs.get_mut(&number).map(|pair| std::mem::take(&mut pair.arrivals))
+        };
+        let before = arrivals(self);
+        self.fail(number);
+        if let Some(pair) = self.pairs.get_mut(&number)
+            && self.devices[pair.device as usize - 1].faults.lands_after_deregister
+        {
+            pair.arrivals = before.unwrap_or_default();
+        }
+    }
+
     /// Let what is due arrive at a pair, in order.
     fn arrive(&mut self, number: u32, step: bool) {
         if step && let Some(pair) = self.pairs.get_mut(&number) {
@@ -254,15 +282,25 @@ impl World {
             if pair.arrivals.front().is_none_or(|arrival| arrival.wait > 0) {
                 return;
             }
-            let (domain, queue) = (pair.domain, pair.receive_queue);
+            let (device, domain, queue) = (pair.device, pair.domain, pair.receive_queue);
             let Some(arrival) = pair.arrivals.pop_front() else { return };
             // A region may have been deregistered meanwhile.
-            if self.permits_all(domain, &arrival.pieces, access::LOCAL_WRITE) {
+            if self.device(device).faults.lands_after_deregister
+                || self.permits_all(domain, &arrival.pieces, access::LOCAL_WRITE)
+            {
                 memory::scatter(&arrival.pieces, &arrival.bytes);
             }
             if let Some(completion) = arrival.completion {
                 self.complete(queue, completion);
             }
         }
+    }
+}
+
+/// Change one bit in the middle, if there are bytes.
+fn corrupt(bytes: &mut [u8], is_wanted: bool) {
+    let middle = bytes.len() / 2;
+    if let Some(byte) = bytes.get_mut(middle).filter(|_| is_wanted) {
+        *byte ^= 0x10;
     }
 }
