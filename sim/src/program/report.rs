@@ -200,7 +200,7 @@ Hits and look-ups are compared with puts, removals and clears:
 - A store does not forward a peer's request ([0014](decisions/0014-peers.md)).
 - After a link handed memory back, no one-sided transfer touches it, whatever server, stream and queue pairs do.
 
-Rows without a shape are of all arrangements of their time: the first of three, the last of eight, the others of five.
+Rows without a shape are of the arrangements of their time: the first of the first three, the others of the first five.
 
 | seeds | packets | reordered | duplicated | late packets | dropped | flipped | links cut | stores killed | hits | passed by reference | one-sided | landed late | taken down | violations | wrong | written after the end | owned after the end |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
