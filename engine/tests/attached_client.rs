@@ -126,6 +126,7 @@ impl Process {
             shared_regions: SharedRegions::default(),
             resolver: Resolver::default(),
             rdma: RdmaUse::Off,
+            local_hostname: None,
         };
         Client::attach(Arc::new(dial), clock, timeout).expect("attached")
     }

@@ -262,9 +262,9 @@ fn a_listener_without_descriptors_pauses_and_accepts_later() {
                 &address,
                 Capabilities::of_this_build([1; 16]),
                 None,
+                None,
                 &SystemEntropy,
-                clock.clone(),
-                LinkLimits::default(),
+                (clock.clone(), LinkLimits::default()),
                 &[],
             )
         };

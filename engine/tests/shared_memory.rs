@@ -129,6 +129,7 @@ impl Process {
             shared_regions,
             resolver: Resolver::default(),
             rdma: RdmaUse::Off,
+            local_hostname: None,
         };
         let seen = Arc::new(LinkCounts::default());
         let dial = CountingDial { dial, seen: seen.clone() };

@@ -31,6 +31,9 @@ fn check(bytes: &[u8]) {
     assert_eq!(body.len(), facts.body_bytes as usize);
     match facts.kind {
         FrameKind::Hello | FrameKind::Welcome => {
+            if let Some(host) = Greeting::host_of(body) {
+                assert!(host.bytes().all(|byte| byte.is_ascii_graphic()));
+            }
             if let Ok(greeting) = Greeting::decode(body) {
                 assert_eq!(greeting.encode(), body[..Greeting::BYTES]);
             }

@@ -29,6 +29,7 @@ const STRUCTURES: &[Structure] = &[
 const WIRE_STRUCTURES: &[Structure] = &[
     wire::FrameHead::STRUCTURE,
     wire::greeting::Greeting::STRUCTURE,
+    wire::greeting::HostNameHead::STRUCTURE,
     wire::greeting::RefusalHead::STRUCTURE,
     wire::auth::ChallengeBody::STRUCTURE,
     wire::auth::ProofBody::STRUCTURE,

@@ -66,6 +66,8 @@ pub struct SocketDial {
     pub resolver: Resolver,
     /// The use of RDMA. Over a Unix socket there is none.
     pub rdma: RdmaUse,
+    /// The name of this host, for the peer's log.
+    pub local_hostname: Option<String>,
 }
 
 impl SocketDial {
@@ -80,8 +82,18 @@ impl SocketDial {
         let limits = LinkLimits::default();
         let entropy = Arc::new(SystemEntropy);
         let (shared_regions, resolver) = (SharedRegions::default(), Resolver::default());
-        let rdma = RdmaUse::Off;
-        SocketDial { address, offer, key, entropy, clock, limits, shared_regions, resolver, rdma }
+        SocketDial {
+            address,
+            offer,
+            key,
+            entropy,
+            clock,
+            limits,
+            shared_regions,
+            resolver,
+            rdma: RdmaUse::Off,
+            local_hostname: None,
+        }
     }
 
     /// Begin to connect to an address that has no host name.
@@ -89,7 +101,8 @@ impl SocketDial {
         let (key, clock) = (self.key.clone(), self.clock.clone());
         let (rdma, regions) = (self.rdma.at(to), self.shared_regions.regions());
         let offer = rdma.offer(self.offer);
-        let pending = connect(to, offer, key, &*self.entropy, clock, limits, &regions)?;
+        let (host, outside) = (self.local_hostname.as_deref(), (clock, limits));
+        let pending = connect(to, offer, key, host, &*self.entropy, outside, &regions)?;
         Ok(pending.with_rdma(rdma))
     }
 }

@@ -39,6 +39,8 @@ pub struct Handshake {
     out: Vec<u8>,
     /// The permits of a server that bounds its links.
     permits: Option<Arc<LinkPermits>>,
+    /// The name of the client's host, at a server.
+    client_host: Option<String>,
 }
 
 enum State {
@@ -62,7 +64,18 @@ enum ServerStep {
 impl Handshake {
     /// The handshake of a client; its hello is in [`Handshake::out`] at once.
     pub fn client(offer: Capabilities, key: Option<Key>, entropy: &dyn Entropy) -> Handshake {
-        let hello = offer.greeting(key.is_some()).encode();
+        Handshake::client_of_host(offer, key, None, entropy)
+    }
+
+    /// The same, with the name of this host for the server's log.
+    pub fn client_of_host(
+        offer: Capabilities,
+        key: Option<Key>,
+        host: Option<&str>,
+        entropy: &dyn Entropy,
+    ) -> Handshake {
+        let greeting = offer.greeting(key.is_some());
+        let hello = host.map_or_else(|| greeting.encode(), |host| greeting.encode_with_host(host));
         let state = State::Client { key, step: ClientStep::Welcome };
         let mut handshake = Handshake::new(offer, state, entropy);
         handshake.queue_frame(FrameKind::Hello, &hello);
@@ -89,7 +102,12 @@ impl Handshake {
         let mut nonce = [0; 32];
         entropy.fill(&mut nonce);
         let (transcript, out) = (Transcript::default(), Vec::new());
-        Handshake { offer, transcript, nonce, state, out, permits: None }
+        Handshake { offer, transcript, nonce, state, out, permits: None, client_host: None }
+    }
+
+    /// The peer's address with the name of its host, if it has one.
+    pub(crate) fn named(&self, peer: String) -> String {
+        self.client_host.as_ref().map_or(peer.clone(), |host| format!("{peer} host={host}"))
     }
 
     /// Whether there are bytes to send.
@@ -209,6 +227,7 @@ impl Handshake {
             (ServerStep::Hello, FrameKind::Hello) => {
                 let keyed = matches!(admission, ClientAuth::Keys(_));
                 self.transcript.add(frame);
+                self.client_host = Greeting::host_of(body).map(str::to_owned);
                 let common = agree(&self.offer, &Greeting::decode(body)?, keyed)
                     .map_err(LinkError::Refused)?;
                 let permit = if keyed { None } else { self.acquire_permit()? };

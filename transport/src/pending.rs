@@ -129,7 +129,8 @@ impl<S: Stream> PendingHandshake<S> {
         match self.advance() {
             Ok(Some(agreed)) => {
                 let first = std::mem::take(self.handshake.out());
-                let PendingHandshake { stream, side, peer, offer, clock, limits, data, .. } = self;
+                let peer = self.handshake.named(std::mem::take(&mut self.peer));
+                let PendingHandshake { stream, side, offer, clock, limits, data, .. } = self;
                 let outside = (clock, limits);
                 let link = Conn::new(stream, side, peer, &offer, agreed, first, outside);
                 HandshakeProgress::Ready(Box::new(link.with_data_plane(data)))

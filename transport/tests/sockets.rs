@@ -84,7 +84,7 @@ const ALL_CARRIERS: [Carrier; 3] = [Carrier::Tcp, Carrier::Unix, Carrier::Shared
 fn meet_over(client: (Capabilities, Option<Key>), listener: &mut Listener) -> Ends {
     let (limits, entropy) = (LinkLimits::default(), SystemEntropy);
     let mut progress =
-        connect(listener.address(), client.0, client.1, &entropy, clock(), limits, &[])
+        connect(listener.address(), client.0, client.1, None, &entropy, (clock(), limits), &[])
             .expect("a socket")
             .poll();
     let mut arrivals = Vec::new();
@@ -510,4 +510,32 @@ fn stale_socket_file_is_replaced_and_other_files_are_kept() {
     std::fs::write(&path, "precious").expect("written");
     assert_eq!(refused(&path), 98);
     assert_eq!(std::fs::read(&path).expect("read"), b"precious");
+}
+
+#[test]
+fn server_names_the_host_of_a_client_and_ignores_other_text() {
+    let seen = |host: &str| {
+        let all = ClientAuth::Connection(Rights::all());
+        let mut listener = listener(all, offer(), LinkLimits::default(), clock());
+        let outside = (clock(), LinkLimits::default());
+        let mut progress =
+            connect(listener.address(), offer(), None, Some(host), &SystemEntropy, outside, &[])
+                .expect("a socket")
+                .poll();
+        let mut arrivals = Vec::new();
+        while arrivals.is_empty() {
+            listener.wait(&mut arrivals, Duration::from_millis(10));
+            if let HandshakeProgress::Waiting(pending) = progress {
+                progress = pending.wait(Duration::from_millis(10));
+            }
+        }
+        match arrivals.pop() {
+            Some(AdmissionResult::Link(link)) => link.facts().peer.clone(),
+            _ => panic!("refused"),
+        }
+    };
+    assert!(seen("node-7.example").ends_with(" host=node-7.example"), "{}", seen("node-7.example"));
+    for text in ["", "a b", "a\nb"] {
+        assert!(!seen(text).contains("host="), "{}", seen(text));
+    }
 }

@@ -101,8 +101,15 @@ fn meet(
     mut meanwhile: impl FnMut(),
 ) -> Result<SocketLink, LinkError> {
     let address = listener.address().clone();
-    let begun =
-        connect(&address, offer(), key, &SystemEntropy, clock(), LinkLimits::default(), &[]);
+    let begun = connect(
+        &address,
+        offer(),
+        key,
+        None,
+        &SystemEntropy,
+        (clock(), LinkLimits::default()),
+        &[],
+    );
     let mut progress = begun.expect("a socket").poll();
     for _ in 0..10_000 {
         listener.poll(arrivals);
@@ -164,9 +171,9 @@ fn greeted_peer_survives_a_flood_of_silent_connections() {
             &address,
             offer(),
             Some(key(1)),
+            None,
             &SystemEntropy,
-            time,
-            LinkLimits::default(),
+            (time, LinkLimits::default()),
             &[],
         );
         let mut progress = begun.expect("a socket").poll();

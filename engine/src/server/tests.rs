@@ -115,9 +115,9 @@ impl Pair {
             listener.address(),
             client,
             key,
+            None,
             &SystemEntropy,
-            clock.clone(),
-            limits,
+            (clock.clone(), limits),
             of_client,
         );
         let mut progress = HandshakeProgress::Waiting(pending.expect("connects"));

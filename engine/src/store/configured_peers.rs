@@ -30,7 +30,9 @@ pub(crate) fn peers(
     let peer = |peer: &PeerConfig| {
         let PeerConfig { address, transport, name, weight, preferred } = peer;
         let dial = SocketDial::new(address.clone(), key.clone(), offer, env.clock.clone());
-        let dial = SocketDial { rdma: rdma::of_peer(*transport, host), ..dial };
+        let local_hostname = config.local_hostname().map(str::to_owned);
+        let rdma = rdma::of_peer(*transport, host);
+        let dial = SocketDial { rdma, local_hostname, ..dial };
         Peer { name: name.clone(), weight: *weight, preferred: *preferred, dial: Arc::new(dial) }
     };
     Ok(config.peers().iter().map(peer).collect())

@@ -44,6 +44,18 @@ structure! {
 }
 
 structure! {
+    /// Optional in a hello, after the greeting: the name of the client's host, for the server's
+    /// log. The text follows: letters, digits, dots, hyphens and underscores. A server ignores
+    /// another text.
+    pub struct HostNameHead = 8 {
+        /// Length of the text in bytes, 1 to 253.
+        host_bytes: u16,
+        /// Zero.
+        reserved: [u8; 6],
+    }
+}
+
+structure! {
     /// Start of a refusal's body; a human-readable text of at most 512 bytes follows.
     pub struct RefusalHead = 16 {
         /// Reason: 1 no common version, 2 a feature is missing, 3 authentication or authorization
@@ -71,6 +83,8 @@ pub const AUTH_KEY: u8 = 2;
 pub const CHECKSUM_XXH3_128: u8 = 1;
 /// Longest text of a refusal in bytes.
 pub const REFUSAL_TEXT_MAX: usize = 512;
+/// Longest name of a host in bytes, as in DNS.
+const HOST_NAME_MAX: usize = 253;
 
 /// What a peer may or may not have. Bits 20 and 21 are reserved: by them earlier builds mean a
 /// client's word for its memory in place of checksums, and a catalog of memory that is shown.
@@ -254,6 +268,24 @@ impl Greeting {
     /// The body of a hello or a welcome.
     pub fn encode(&self) -> Vec<u8> {
         bytemuck::bytes_of(self).to_vec()
+    }
+
+    /// The body of the hello of a client on the host of this name.
+    pub fn encode_with_host(&self, host: &str) -> Vec<u8> {
+        let host = &host.as_bytes()[..host.len().min(HOST_NAME_MAX)];
+        let head = HostNameHead { host_bytes: host.len() as u16, reserved: [0; 6] };
+        [bytemuck::bytes_of(self), bytemuck::bytes_of(&head), host].concat()
+    }
+
+    /// The name of the client's host in the body of a hello, if it has one.
+    pub fn host_of(body: &[u8]) -> Option<&str> {
+        let rest = body.get(Greeting::BYTES..)?;
+        let head: HostNameHead = read(rest)?;
+        let length = usize::from(head.host_bytes);
+        let name = rest.get(HostNameHead::BYTES..)?.get(..length)?;
+        let known = |byte: &u8| byte.is_ascii_alphanumeric() || b".-_".contains(byte);
+        let is_name = (1..=HOST_NAME_MAX).contains(&length) && name.iter().all(known);
+        std::str::from_utf8(name).ok().filter(|_| is_name && is_zero(&head.reserved))
     }
 
     /// Read a body. Bytes after the fields that this build knows are ignored.

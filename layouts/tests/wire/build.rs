@@ -346,6 +346,7 @@ pub(crate) fn frames() -> Vec<Named> {
     let data = HeadFacts::data(VERSION, OP, 1, 4096, 100);
     let mut frames = vec![
         ("hello", greet(FrameKind::Hello, greeting().encode())),
+        ("hello_named", greet(FrameKind::Hello, greeting().encode_with_host("node-7.example"))),
         ("welcome", greet(FrameKind::Welcome, greeting().encode())),
         ("refusal", greet(FrameKind::Refusal, refusal().encode())),
         ("challenge", greet(FrameKind::Challenge, bytemuck::bytes_of(&challenge).to_vec())),

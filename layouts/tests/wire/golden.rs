@@ -78,6 +78,11 @@ fn every_golden_frame_is_checked() {
 fn golden_greetings_and_refusals_are_read() {
     assert_eq!(Greeting::decode(&body("hello.bin").1), Ok(greeting()));
     assert_eq!(Greeting::decode(&body("welcome.bin").1), Ok(greeting()));
+    assert_eq!(Greeting::decode(&body("hello_named.bin").1), Ok(greeting()));
+    assert_eq!(Greeting::host_of(&body("hello_named.bin").1), Some("node-7.example"));
+    for unnamed in ["hello.bin", "hello_newer.bin"] {
+        assert_eq!(Greeting::host_of(&body(unnamed).1), None, "{unnamed}");
+    }
     assert_eq!(Refusal::decode(&body("refusal.bin").1), Ok(refusal()));
     let newer = Greeting::decode(&body("hello_newer.bin").1).expect("the known fields decode");
     assert_eq!((newer.version_min, newer.version_max, newer.features), (2, 3, u64::MAX));

@@ -31,15 +31,15 @@ const WAIT_STEP: Duration = Duration::from_millis(100);
 /// The host must be an IP address; [`SocketDial`](crate::dial::SocketDial) resolves names.
 /// [`PendingHandshake::poll`] does the rest of connecting, greeting and proof, which together take
 /// at most `limits.handshake`. `key` is needed if the server requires one, and refused if it
-/// supports none. `shared_regions` is memory of this process that the server may read: at most
+/// supports none. `host` is the name of this host for the server's log. `shared_regions` is memory of this process that the server may read: at most
 /// [`REGIONS_MAX`](crate::shown::REGIONS_MAX) regions.
 pub fn connect(
     to: &Address,
     offer: Capabilities,
     key: Option<Key>,
+    host: Option<&str>,
     entropy: &dyn Entropy,
-    clock: Arc<dyn Clock>,
-    limits: LinkLimits,
+    (clock, limits): (Arc<dyn Clock>, LinkLimits),
     shared_regions: &[Arc<SharedRegion>],
 ) -> Result<SocketPending, LinkError> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -73,7 +73,7 @@ pub fn connect(
         }
     };
     let offer = offer.at(to, can_share);
-    let handshake = Handshake::client(offer, key, entropy);
+    let handshake = Handshake::client_of_host(offer, key, host, entropy);
     Ok(PendingHandshake::new(
         socket,
         to.to_string(),
@@ -93,7 +93,7 @@ pub fn dial(
     clock: Arc<dyn Clock>,
     limits: LinkLimits,
 ) -> Result<SocketLink, LinkError> {
-    let mut progress = connect(to, offer, key, entropy, clock, limits, &[])?.poll();
+    let mut progress = connect(to, offer, key, None, entropy, (clock, limits), &[])?.poll();
     loop {
         progress = match progress {
             HandshakeProgress::Waiting(pending) => pending.wait(WAIT_STEP),
