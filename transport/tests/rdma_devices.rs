@@ -26,5 +26,7 @@ mod setting;
 mod cancels;
 #[path = "rdma_devices/kills.rs"]
 mod kills;
+#[path = "rdma_devices/measure.rs"]
+mod measure;
 #[path = "rdma_devices/wires.rs"]
 mod wires;

@@ -33,8 +33,13 @@ fn way(round: usize) -> Way {
 const PIECES: [(usize, u32); 5] = [(1, 1), (3, 7), (64, 16), (16, 1), (1, 64)];
 
 /// Begin a get of nearly all memory, and wait until a byte of it has arrived. Returns its
-/// operation and the offset of its last byte.
-fn begin(client: &mut Client, memory: &Memory, round: usize, kind: RequestKind) -> (u64, usize) {
+/// operation and the offset of its last byte; `None` if the link ended before.
+fn begin(
+    client: &mut Client,
+    memory: &Memory,
+    round: usize,
+    kind: RequestKind,
+) -> Option<(u64, usize)> {
     let (pieces, at_server) = PIECES[round % PIECES.len()];
     let ranges = scattered(BYTES, pieces);
     let bytes = total(&ranges).min(BYTES - 64 * 64);
@@ -48,8 +53,7 @@ fn begin(client: &mut Client, memory: &Memory, round: usize, kind: RequestKind) 
         1 => ranges[0].len() * (round * 7 % 4) / 4,
         _ => ranges[part].start,
     };
-    client.until_byte(memory, offset);
-    (op, last)
+    client.until_byte(memory, offset).then_some((op, last))
 }
 
 #[test]
@@ -73,7 +77,13 @@ fn memory_of_cancelled_gets_is_not_written_after_it_came_back() {
                 Way::CancelWithoutOutcome => RequestKind::GetWithoutOutcome,
                 _ => RequestKind::Get,
             };
-            let (op, last) = begin(&mut client, memory, round, kind);
+            let Some((op, last)) = begin(&mut client, memory, round, kind) else {
+                // A device may end a connection, above all that of a busy emulated machine.
+                println!("the link ended before the cancel: {}", client.until_ended());
+                memory.take_back();
+                client = Client::connect(&server.address, &host);
+                continue;
+            };
             match way {
                 Way::Close => client.link.close(),
                 _ => client.cancel(op),
@@ -101,7 +111,10 @@ fn memory_of_cancelled_gets_is_not_written_after_it_came_back() {
         println!("queue pairs taken down={} leaked={}", counts.taken_down, counts.leaked);
         assert_eq!(counts.leaked, 0);
     }
-    println!("cancelled={rounds} amid_bytes={amid} by way, return, end of link: {counts:?}");
+    let cancelled: usize = counts.values().sum();
+    println!(
+        "cancelled={cancelled} of {rounds} amid_bytes={amid} by way, return, end of link: {counts:?}"
+    );
     assert!(amid > rounds / 4, "most gets had ended before they were cancelled: {amid}");
     assert_eq!(kernel_objects(), before, "objects are left");
 }
@@ -119,7 +132,7 @@ fn memory_used_before_it_came_back_is_written() {
     for round in 0..20 {
         let mut client = Client::connect(&server.address, &host);
         memory.take_back();
-        let (op, _) = begin(&mut client, &memory, round, RequestKind::Get);
+        let Some((op, _)) = begin(&mut client, &memory, round, RequestKind::Get) else { continue };
         client.cancel(op);
         memory.take_back();
         client.until_returned(op);

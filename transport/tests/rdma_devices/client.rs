@@ -41,11 +41,19 @@ impl Client {
         Client::try_connect(address, host).expect("a link")
     }
 
+    pub fn connect_without_rdma(address: &str) -> Client {
+        Client::dial(address, RdmaUse::Off).expect("a link")
+    }
+
     pub fn try_connect(address: &str, host: &Arc<RdmaHost>) -> Result<Client, LinkError> {
+        Client::dial(address, RdmaUse::Demanded(host.clone()))
+    }
+
+    fn dial(address: &str, rdma: RdmaUse) -> Result<Client, LinkError> {
         let offer = Capabilities::of_this_build([6; 16]);
         let address = address.parse().expect("an address");
         let mut dial = SocketDial::new(address, None, offer, clock());
-        dial.rdma = RdmaUse::Demanded(host.clone());
+        dial.rdma = rdma;
         let mut dialing = dial.begin()?;
         loop {
             match dialing.wait(Duration::from_millis(100)) {
@@ -121,16 +129,20 @@ impl Client {
         op
     }
 
-    /// Poll until a byte of the memory has arrived.
-    pub fn until_byte(&mut self, memory: &Memory, offset: usize) {
+    /// Poll until a byte of the memory has arrived. False if the link ended before.
+    pub fn until_byte(&mut self, memory: &Memory, offset: usize) -> bool {
         let end = Instant::now() + LONG;
         while memory.byte(offset) == BACK {
             let mut events = Vec::new();
             self.link.poll(&mut events);
             self.events.extend(events);
-            assert!(Instant::now() < end, "no byte arrived: {:?}", self.events);
+            if matches!(self.events.back(), Some(LinkEvent::Ended(_))) {
+                return false;
+            }
+            assert!(Instant::now() < end, "no byte arrived");
             std::thread::yield_now();
         }
+        true
     }
 
     pub fn cancel(&mut self, op: u64) {

@@ -73,6 +73,7 @@ fn memory_is_not_written_after_a_killed_server_gave_it_back() {
             let ranges = cut(ranges, BYTES - 1_000);
             client.begin_get(memory, &ranges, request);
             let offset = ranges[0].start + ranges[0].len() * (round % 5) / 8;
+            // A link that ended before has given the memory back too.
             client.until_byte(memory, offset);
             server.kill();
             client.until_ended();

@@ -30,6 +30,10 @@ impl Memory {
         self.memory.bytes()
     }
 
+    pub fn address(&self) -> usize {
+        self.memory.base().as_ptr().addr()
+    }
+
     /// Parts of these ranges.
     pub fn parts(&self, ranges: &[Range<usize>]) -> Vec<Part> {
         let part = |range: &Range<usize>| {

@@ -93,7 +93,7 @@ fn wire_that_is_down_ends_the_link_and_a_new_one_works_after_it_is_up() {
     let bytes = BYTES as u32 - 64 * 64;
     let request = Request { kind: RequestKind::Get, bytes, pieces: 1 };
     client.begin_get(&memory, &ranges, request);
-    client.until_byte(&memory, ranges[0].start);
+    assert!(client.until_byte(&memory, ranges[0].start), "the link ended");
     run("ip link set wire0 down");
     {
         let _undo = Undo(
@@ -140,7 +140,7 @@ fn memory_taken_away_amid_writes_is_not_written_and_ends_the_link_only() {
         let mut client = Client::connect(&server.address, &host);
         let request = Request { kind: RequestKind::Get, bytes, pieces: 1 };
         client.begin_get(&memory, &ranges, request);
-        client.until_byte(&memory, ranges[0].start);
+        assert!(client.until_byte(&memory, ranges[0].start), "the link ended");
         host.unregister(&memory.region).expect("unregistered");
         amid += usize::from(memory.byte(ranges[2].end - 1) == BACK);
         memory.take_back();
