@@ -1,5 +1,5 @@
-//! A bound: both tiers with the same sizes and the same log, by a policy that knows the future. What
-//! is requested last leaves DRAM first, only blocks that are requested again are written, and
+//! A bound: both tiers with the same sizes and the same log, by a policy that knows the future.
+//! What is requested last leaves DRAM first, only blocks that are requested again are written, and
 //! reclaim takes the segment whose blocks are requested last, and moves its next ones.
 //!
 //! It is no strict bound, since segments are reclaimed as a whole; no policy that does not know the

@@ -38,7 +38,8 @@ use crate::progress::progress_bar;
 /// store's defaults, `clairvoyant` knows the future, and `all` stands for all of them.
 #[derive(Args, Debug)]
 pub(crate) struct SimulateArgs {
-    /// Traces of JSON lines with timestamp, input_length, output_length and hash_ids; may be gzipped
+    /// Traces of JSON lines with timestamp, input_length, output_length and hash_ids; may be
+    /// gzipped
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     trace: Vec<PathBuf>,
     /// Capacities of DRAM: blocks, or per cent of the different blocks of a trace; 0 for none
@@ -63,7 +64,8 @@ pub(crate) struct SimulateArgs {
     /// Least share of a class that is asked for again, for `worth` [default: ssd.min_reuse]
     #[arg(long, value_name = "RATIO", value_parser = ratio)]
     min_reuse: Option<f64>,
-    /// Least worth, as a multiple of that of what reclaim gives up, for `worth` [default: ssd.thrift]
+    /// Least worth, as a multiple of that of what reclaim gives up, for `worth` [default:
+    /// ssd.thrift]
     #[arg(long, value_name = "FACTOR", value_parser = thrift)]
     thrift: Option<f64>,
     /// Blocks that may be written, as a share of those that are put

@@ -111,6 +111,11 @@ impl JobQueue {
         }
     }
 
+    /// Whether a frame is visible and not yet in `jobs`.
+    pub fn is_unqueued(&self, frame: FrameRef) -> bool {
+        self.unqueued.contains_key(&frame.serial)
+    }
+
     /// Keep a visible frame off SSD; false, without effect, if it is in `jobs` already.
     pub fn refuse(&mut self, frame: FrameRef) -> bool {
         let is_unqueued = self.unqueued.remove(&frame.serial).is_some();

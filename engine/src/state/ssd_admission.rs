@@ -17,7 +17,7 @@ use pagelith_tiers::policy::admission::{
 
 use crate::api::outcome::FlushReport;
 use crate::config::ValidConfig;
-use crate::memory::frames::{FrameRef, FrameState};
+use crate::memory::frames::FrameRef;
 use crate::state::core::Core;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -69,8 +69,8 @@ impl SsdAdmission {
         }
     }
 
-    /// Touch pages and decide them, as of [`Admission::touch`]. Without a policy nothing is appended
-    /// to `write`.
+    /// Touch pages and decide them, as of [`Admission::touch`]. Without a policy nothing is
+    /// appended to `write`.
     pub fn touch(
         &self,
         now: Mono,
@@ -143,6 +143,7 @@ pub(crate) fn enqueue(
 /// The frames that are live, their pages, and the depth of the last.
 fn touched_pages(core: &mut Core, frames: &[FrameRef]) -> (Vec<FrameRef>, Vec<TouchedPage>, u32) {
     let (mut live, mut pages, mut depth) = (Vec::new(), Vec::new(), 0);
+    let ssd = core.ssd.as_ref();
     for frame in frames {
         let Some(f) = core.dram.frames.get_live(*frame) else { continue };
         let Some(first) = f.data.members.first() else { continue };
@@ -151,7 +152,7 @@ fn touched_pages(core: &mut Core, frames: &[FrameRef]) -> (Vec<FrameRef>, Vec<To
         pages.push(TouchedPage {
             page: page_hash(&first.key),
             bytes: f.data.bytes() + ALIGN,
-            on_ssd: f.state != FrameState::Queued,
+            on_ssd: !ssd.is_some_and(|ssd| ssd.queue.is_unqueued(*frame)),
             required: core.pins.any() && f.any_fingerprint(|fp| core.pins.is_pinned(fp)),
         });
     }

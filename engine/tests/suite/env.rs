@@ -97,6 +97,10 @@ impl TestEnv {
         let mut c = Config::default();
         c.dram.bytes = Size::mib(4);
         c.dram.promote = pagelith::config::Promote::Never;
+        // Policies whose choices a test can foresee. Tests of others set them.
+        c.dram.policy = pagelith::config::DramPolicy::Lru;
+        c.ssd.policy = pagelith::config::SsdPolicy::Fifo;
+        c.ssd.admission = pagelith::config::SsdAdmissionRule::Through;
         c.ssd.bytes = Size::mib(16);
         c.ssd.segment_bytes = Some(Size::mib(1));
         c.ssd.dirs = self.paths();

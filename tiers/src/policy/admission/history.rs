@@ -1,4 +1,5 @@
-//! The history of pages, in a tier or in none: class and time of the last touch of each, in 4 bytes.
+//! The history of pages, in a tier or in none: class and time of the last touch of each, in 4
+//! bytes.
 //!
 //! A set-associative table of buckets of one cache line. An entry has a tag of 12 bits: one in 250
 //! pages that are not in the table is taken for another page, which costs a wrong class and never a

@@ -2,10 +2,10 @@
 //!
 //! A page is written if pages like it are asked for again. "Like it" is a class, made of what is
 //! known at the time ([`class`]): how often the page was touched, the gap between its last two
-//! touches, its distance from the end of the request, and the turn of its chain. For a sample of the
-//! pages it is counted after what time they are touched again ([`samples`]). From that follow two
-//! figures for each class ([`worth`]): the share that is reused, and the expected hits for the time
-//! that a page occupies its place. A page is written if
+//! touches, its distance from the end of the request, and the turn of its chain. For a sample of
+//! the pages it is counted after what time they are touched again ([`samples`]). From that follow
+//! two figures for each class ([`worth`]): the share that is reused, and the expected hits for the
+//! time that a page occupies its place. A page is written if
 //!
 //! 1. at least `min_reuse` of its class is reused within two laps of the log, and
 //! 2. once the log has wrapped, its worth is at least `thrift` times the mean worth of the places
@@ -14,8 +14,8 @@
 //! Invariants:
 //! - Pages are decided from head to tail, and none after a refused page of its request is written:
 //!   without its prefix it would be of no use.
-//! - No clock and no randomness: time is counted in bytes that are asked for, and the sample and the
-//!   coins are hashes of the pages. The same calls give the same decisions.
+//! - No clock and no randomness: time is counted in bytes that are asked for, and the sample and
+//!   the coins are hashes of the pages. The same calls give the same decisions.
 //! - Before anything was learned, every page is written. What was learned long ago is forgotten.
 //! - A decision changes what is written, and never what a get returns.
 
