@@ -59,7 +59,7 @@ impl Request {
 /// A server with its links.
 pub struct Server {
     listener: Listener,
-    links: Vec<Box<SocketLink>>,
+    links: Vec<SocketLink>,
     memory: Memory,
     /// Operations that get no outcome.
     silent: Vec<OpId>,
@@ -109,13 +109,13 @@ impl Server {
 
     /// Wait for events for at most this time, and answer them.
     pub fn step(&mut self, timeout: Duration) {
-        let links: Vec<&SocketLink> = self.links.iter().map(|link| &**link).collect();
+        let links: Vec<&SocketLink> = self.links.iter().collect();
         wait(Some(&self.listener), &links, &[], timeout);
         let mut arrivals = Vec::new();
         self.listener.poll(&mut arrivals);
         for arrival in arrivals {
             match arrival {
-                AdmissionResult::Link(link) => self.links.push(link),
+                AdmissionResult::Link(link) => self.links.push(*link),
                 AdmissionResult::Refused { why, .. } => println!("refused: {why}"),
             }
         }
