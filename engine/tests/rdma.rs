@@ -278,7 +278,7 @@ fn client_that_demands_rdma_is_refused_by_a_store_without_it() {
     let client = pagelith::client::Client::dial(store.address(), None);
     let timeout = std::time::Duration::from_secs(10);
     let demanding = SocketDial { rdma: RdmaUse::Demanded(host.clone()), ..client.clone() };
-    let error = pagelith::client::Client::over(demanding, timeout).err().expect("no RDMA there");
+    let error = pagelith::client::Client::over(demanding, timeout).expect_err("no RDMA there");
     assert_eq!(error.kind, ErrorKind::Incompatible);
     let address = store.address().to_string();
     assert!(error.message.contains("start the peer with --rdma"), "{error}");

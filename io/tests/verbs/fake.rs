@@ -1,6 +1,8 @@
 //! The verbs library of the tests: the fake one with its controls, or the one that
 //! `TEST_PAGELITH_VERBS` names. Tests of other crates include this file.
 
+#![allow(clippy::print_stdout, reason = "tests say what they skip")]
+
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
