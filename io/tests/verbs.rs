@@ -5,6 +5,7 @@
 #![allow(missing_docs, reason = "a test crate")]
 #![allow(clippy::print_stdout, reason = "tests say what they skip")]
 
+#[allow(dead_code, reason = "tests of other crates need all of it")]
 #[path = "verbs/fake.rs"]
 mod fake;
 #[path = "verbs/support.rs"]
