@@ -73,9 +73,9 @@ choice! {
     /// Which of the pages that are put are written to SSD.
     SsdAdmissionRule {
         /// All of them.
+        #[default]
         Through = "through",
         /// Those of a kind that is asked for again, as far as the store has learned it.
-        #[default]
         Worth = "worth",
         /// Those that were put or got before.
         SecondTouch = "second-touch",

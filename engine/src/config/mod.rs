@@ -165,11 +165,10 @@ pub struct SsdConfig {
     /// Most bytes that reclaim copies forward, per byte put; used by `recency`. Default 0.25; 0 to
     /// 0.25. Lower it to spare the drive's endurance.
     pub reinsert_ratio: f64,
-    /// Which of the pages that are put are written: `worth` (default), `second-touch` or `through`.
-    /// `worth` learns which pages are asked for again, and begins by writing all; `second-touch`
-    /// writes those that were put or got before; `through` writes all. A flush writes the others
-    /// too, if DRAM still has them. Without a DRAM tier everything is written. Use `through` if
-    /// every page must be on SSD soon after its put.
+    /// Which of the pages that are put are written: `through` (default) writes all; `worth` learns
+    /// which pages are asked for again, and begins by writing all; `second-touch` writes those that
+    /// were put or got before. A flush writes the others too, if DRAM still has them. Without a
+    /// DRAM tier everything is written. Use `worth` to spare the drive's endurance.
     pub admission: SsdAdmissionRule,
     /// For `worth`: the least share of a kind of pages that must be asked for again within two laps
     /// of the log. Default 0.2; 0 to 1. Raise it to write less, at the cost of hits.
@@ -374,7 +373,7 @@ impl Default for SsdConfig {
             segment_bytes: None,
             policy: SsdPolicy::Recency,
             reinsert_ratio: 0.25,
-            admission: SsdAdmissionRule::Worth,
+            admission: SsdAdmissionRule::Through,
             min_reuse: 0.2,
             thrift: 0.3,
             write_budget: Size::ZERO,
