@@ -30,7 +30,8 @@ number_ids! {
     /// Counter of a namespace, from 1; a clear raises it, which makes all older objects invisible
     /// for ever.
     Generation(u64) as "generation";
-    /// Identifier of a group, unique in a store: the sequence of its record.
+    /// Identifier of a group, unique in a store: the sequence of its put, of all kinds of group. A
+    /// field `base_group` has the same type but a hash, by which attached groups name their base.
     GroupId(u64) as "group";
     /// Operation on a link, numbered by its client from 1; unique among those in flight on the
     /// connection.
