@@ -322,9 +322,8 @@ impl Outbound {
         writing.for_each(|cursor| cursor.is_retracted = true);
         let is_retracted = |range: &ItemRange| op.is_none_or(|op| range.0 == op);
         // Pushes that were still in the queue are handed back already.
-        let retracted: Vec<ItemRange> =
-            self.references.keys().copied().filter(is_retracted).collect();
-        for push in retracted.iter().filter_map(|range| self.references.remove(range)?) {
+        let ranges: Vec<_> = self.references.keys().copied().filter(is_retracted).collect();
+        for push in ranges.iter().filter_map(|range| self.references.remove(range)?) {
             self.pushes -= 1;
             events.push(pushed(push, false));
         }
