@@ -31,8 +31,7 @@ const WAIT_STEP: Duration = Duration::from_millis(100);
 /// The host must be an IP address; [`SocketDial`](crate::dial::SocketDial) resolves names.
 /// [`PendingHandshake::poll`] does the rest of connecting, greeting and proof, which together take
 /// at most `limits.handshake`. `key` is needed if the server requires one, and refused if it
-/// supports none. `host` is the name of this host for the server's log. `shared_regions` is memory
-/// of this process that the server may read: at most
+/// supports none. `host` is the name of this host for the server's log. `shared_regions` is memory of this process that the server may read: at most
 /// [`REGIONS_MAX`](crate::shown::REGIONS_MAX) regions.
 pub fn connect(
     to: &Address,
