@@ -36,7 +36,7 @@ pub enum IoBackend {
 /// Properties of a disk and the alignment that it demands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskFacts {
-    /// Which implementation moves the bytes.
+    /// The backend that moves the bytes.
     pub side: IoBackend,
     /// Whether transfers bypass the page cache.
     pub direct: bool,

@@ -24,7 +24,7 @@ structure! {
         pub sequence: u64,
         /// Generation of its namespace at that time.
         pub generation: u64,
-        /// Group name.
+        /// Identifier of the group: the sequence of its put or remove.
         pub group: u64,
         /// Base group of an attached record; else zero.
         pub base_group: u64,

@@ -30,7 +30,9 @@ number_ids! {
     /// Counter of a namespace, from 1; a clear raises it, which makes all older objects invisible
     /// for ever.
     Generation(u64) as "generation";
-    /// Identifier of a group, unique in a store: the sequence of its record.
+    /// Identifier of a group of any kind, unique in a store: the sequence of its put or remove. A
+    /// field `base_group` has the same type but contains a hash, by which an attached group names
+    /// its base.
     GroupId(u64) as "group";
     /// Operation on a link, numbered by its client from 1; unique among those in flight on the
     /// connection.

@@ -1,4 +1,4 @@
-//! Records: a self-naming header in 4096-byte blocks, directly before its payload. One header names
+//! Records: a self-naming header of whole sectors, directly before its payload. One header names
 //! all members of a group, so that a group is one contiguous run, one read and one unit of reclaim,
 //! and is either complete or absent.
 //!
@@ -54,7 +54,7 @@ structure! {
         offset: u64,
         /// Sequence of the put or remove of the members, at least 1.
         sequence: u64,
-        /// Group name; for a single object, its sequence.
+        /// Identifier of the group: the sequence of its put or remove.
         group: u64,
         /// Length of header and padded payloads in bytes.
         record_bytes: u64,
@@ -159,9 +159,10 @@ pub struct RecordFacts {
     pub generation: Generation,
     /// Sequence of the put or remove.
     pub sequence: Sequence,
-    /// Group name.
+    /// Identifier of the group: the sequence of its put or remove.
     pub group: GroupId,
-    /// Base group of an attached record.
+    /// In an attached record, the name of its base group, which is a hash and no identifier; else
+    /// zero.
     pub base_group: GroupId,
     /// Block size of the payload checksums in bytes.
     pub block_bytes: u32,

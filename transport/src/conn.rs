@@ -43,7 +43,7 @@ pub struct Conn<S> {
     queued_events: Vec<LinkEvent>,
     /// Requests without an outcome.
     operations: u32,
-    /// Those of RDMA, if both ends have it.
+    /// The RDMA devices of this end, if both ends have RDMA.
     devices: LinkDevices,
     heartbeat: Heartbeat,
     /// Held at a server that bounds its links.

@@ -1,9 +1,9 @@
 //! The exposed memory of a link, by operation, item, and the offset at which the range begins.
 //!
 //! Invariants:
-//! - Each byte of an exposed range is received once, in order, so `landed <= len` and the range is
-//!   complete when `landed == len` and no READ into it is in flight. The memory leaves this table
-//!   in the same step: bytes that arrive later match no range.
+//! - Each byte of an exposed range is received once, in order, so `accepted <= len`. The range is
+//!   complete when `accepted == len` and no READ into it is in flight. The memory leaves this
+//!   table in the same step: bytes that arrive later match no range.
 //! - A range of a retracted operation stays in this table while a device may write to it.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -27,7 +27,8 @@ struct Exposure {
     from: u64,
     parts: Vec<Part>,
     len: u64,
-    landed: u64,
+    /// Bytes that were received, or whose READ has begun.
+    accepted: u64,
     /// Position of the next byte: the part, and the offset in it.
     part: usize,
     part_offset: usize,
@@ -39,8 +40,8 @@ struct Exposure {
 
 impl Exposure {
     fn new((_, item, from): ExposureKey, parts: Vec<Part>, len: u64) -> Exposure {
-        let (landed, part, part_offset) = (0, 0, 0);
-        Exposure { item, from, parts, len, landed, part, part_offset, is_target: false, reads: 0 }
+        let (accepted, part, part_offset) = (0, 0, 0);
+        Exposure { item, from, parts, len, accepted, part, part_offset, is_target: false, reads: 0 }
     }
 
     fn start(&self) -> (u32, u64) {
@@ -134,10 +135,10 @@ impl Exposures {
         let Some(found) = last.filter(|found| offset - found.from < found.len) else {
             return Ok(None);
         };
-        if offset - found.from != found.landed {
+        if offset - found.from != found.accepted {
             return Err(LinkError::broken("offset", offset));
         }
-        if u64::from(len) > found.len - found.landed {
+        if u64::from(len) > found.len - found.accepted {
             return Err(LinkError::broken("body_bytes", len));
         }
         Ok(Some((op, item, found.from)))
@@ -145,7 +146,7 @@ impl Exposures {
 
     /// Remove the range and return its memory if it has `len` bytes and none was received.
     pub fn take_untouched(&mut self, key: ExposureKey, len: u64) -> Option<Vec<Part>> {
-        let whole = |found: &Exposure| found.landed == 0 && found.len == len;
+        let whole = |found: &Exposure| found.accepted == 0 && found.len == len;
         if !self.find(key).is_some_and(|found| whole(found)) {
             return None;
         }
@@ -192,7 +193,7 @@ impl Exposures {
     /// Record that `bytes` more bytes were received.
     pub fn advance(&mut self, key: ExposureKey, bytes: usize) {
         let Some(range) = self.find(key) else { return };
-        range.landed += bytes as u64;
+        range.accepted += bytes as u64;
         range.part_offset += bytes;
         while let Some(part) =
             range.parts.get(range.part).filter(|part| range.part_offset >= part.len())
@@ -221,7 +222,7 @@ impl Exposures {
 
     /// Hand a range back if all of it was received.
     pub fn take_complete(&mut self, key: ExposureKey) -> Option<LinkEvent> {
-        let whole = |found: &Exposure| found.landed == found.len && found.reads == 0;
+        let whole = |found: &Exposure| found.accepted == found.len && found.reads == 0;
         let whole = self.find(key).is_some_and(|found| whole(found));
         let found = if whole { self.remove(key) } else { None };
         let (op, item, offset) = key;
@@ -250,7 +251,8 @@ impl Exposures {
         found
     }
 
-    /// Begin a READ of `bytes` bytes into a range. [`Exposures::end_read`] follows.
+    /// Begin a READ of `bytes` bytes into a range. They count at once; the range is complete only
+    /// when [`Exposures::end_read`] has ended each READ.
     pub fn begin_read(&mut self, key: ExposureKey, bytes: u64) {
         self.advance(key, usize::try_from(bytes).unwrap_or(usize::MAX));
         self.find(key).into_iter().for_each(|found| found.reads += 1);

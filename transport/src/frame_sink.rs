@@ -32,33 +32,33 @@ impl FrameSink<'_> {
     /// Receive a reference to bytes: an event if it covers a whole exposed range, else a copy.
     pub fn receive_ref(&mut self, op: OpId, body: &[u8]) -> Result<(), LinkError> {
         let body = shm_ref::decode(body)?;
-        let stretch = (op, body.item, body.offset);
+        let range = (op, body.item, body.offset);
         if let Some(server) = self.data.as_deref_mut().and_then(DataPlane::server) {
-            let taken = read_shown(server, self.exposures, stretch, &body)?;
+            let taken = read_shown(server, self.exposures, range, &body)?;
             if taken.is_none() {
                 self.counts.bytes_late += body.length;
             }
             self.to_release.extend(match taken {
                 Some(true) => None,
-                Some(false) => Some(Released { range: stretch, unread: true }),
-                None => Some(Released { range: stretch, unread: false }),
+                Some(false) => Some(Released { range, unread: true }),
+                None => Some(Released { range, unread: false }),
             });
             return Ok(());
         }
-        let found = self.regions.shown(stretch, body.pieces.iter());
+        let found = self.regions.shown(range, body.pieces.iter());
         let found =
             found.ok_or_else(|| LinkError::broken("shown", "nothing that was handed over"))?;
         let length =
             u32::try_from(body.length).map_err(|_| LinkError::broken("shown", body.length))?;
         let Some(key) = self.exposures.locate(op, body.item, body.offset, length)? else {
             self.counts.bytes_late += body.length;
-            self.to_release.push(Released { range: stretch, unread: false });
+            self.to_release.push(Released { range, unread: false });
             return Ok(());
         };
         self.counts.bytes_in += body.length;
-        let (_, item, offset) = stretch;
+        let (_, item, offset) = range;
         let untouched =
-            if key == stretch { self.exposures.take_untouched(key, body.length) } else { None };
+            if key == range { self.exposures.take_untouched(key, body.length) } else { None };
         if let Some(parts) = untouched {
             self.events.push(LinkEvent::ReceivedRef { op, item, offset, parts, shown: found });
             return Ok(());
@@ -66,7 +66,7 @@ impl FrameSink<'_> {
         // Only a piece of an exposed range: it is copied as if it had been sent.
         self.exposures.fill(key, body.length, |from, to| found.copy_out(from, to));
         self.events.extend(self.exposures.take_complete(key));
-        self.to_release.push(Released { range: stretch, unread: false });
+        self.to_release.push(Released { range, unread: false });
         Ok(())
     }
 

@@ -13,7 +13,9 @@
 //!   leaked; its event then has no parts.
 //! - Bytes are written only to memory exposed for exactly their operation, item and offset: each
 //!   byte once, in order, and only up to the exposed length. Bytes that match no exposed range are
-//!   read, discarded and counted.
+//!   read, discarded and counted. RDMA is the exception: a correct server keeps to the targets of
+//!   the operation, but a faulty one can write anywhere in a region that the client registered for
+//!   its peers, until the client has taken its queue pairs down (`docs/security.md`).
 //! - If both ends share memory ([`LinkRegions`](crate::shown::LinkRegions)), a push from that
 //!   memory is passed by reference and not sent. Its parts come back after the peer has released
 //!   the reference. The receiver gets its exposed memory back unwritten, and copies into it. After

@@ -49,7 +49,7 @@ pub(crate) struct Outbound {
     /// Pushes whose last bytes are being written by a device.
     writing: BTreeMap<u64, PushCursor>,
     last_push: u64,
-    /// The first push waits for its device.
+    /// The first push waits: for its device, or for the client's report of polled notices.
     is_blocked: bool,
     /// Ranges of the peer that this end has released, not yet sent in a `Taken` frame.
     releases: Vec<Released>,
@@ -110,7 +110,7 @@ impl Outbound {
             || self.releases.len() >= RELEASES_QUEUED_MAX
     }
 
-    /// Whether the first push waits for its device.
+    /// Whether the first push waits for its device, or for the client's report of polled notices.
     pub fn is_blocked(&self) -> bool {
         self.is_blocked
     }
@@ -320,11 +320,10 @@ impl Outbound {
         self.is_blocked = false;
         let writing = self.writing.values_mut().filter(|cursor| is_retracted(cursor));
         writing.for_each(|cursor| cursor.is_retracted = true);
-        let is_retracted = |stretch: &ItemRange| op.is_none_or(|op| stretch.0 == op);
+        let is_retracted = |range: &ItemRange| op.is_none_or(|op| range.0 == op);
         // Pushes that were still in the queue are handed back already.
-        let retracted: Vec<ItemRange> =
-            self.references.keys().copied().filter(is_retracted).collect();
-        for push in retracted.iter().filter_map(|stretch| self.references.remove(stretch)?) {
+        let ranges: Vec<_> = self.references.keys().copied().filter(is_retracted).collect();
+        for push in ranges.iter().filter_map(|range| self.references.remove(range)?) {
             self.pushes -= 1;
             events.push(pushed(push, false));
         }

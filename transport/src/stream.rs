@@ -40,7 +40,7 @@ impl Awaited {
     /// Bytes can be read.
     pub const READ: Awaited = Awaited { read: true, write: false };
 
-    /// Bytes can be read, or sent if that is asked for.
+    /// Bytes can be read, or sent if the caller waits for that.
     pub fn reading(write: bool) -> Awaited {
         Awaited { read: true, write }
     }

@@ -61,7 +61,7 @@ pub(crate) struct SimulateArgs {
         default_value = "lru+fifo+through,default,clairvoyant"
     )]
     policy: Vec<String>,
-    /// Least share of a class that is asked for again, for `worth` [default: ssd.min_reuse]
+    /// Least share of a class that is requested again, for `worth` [default: ssd.min_reuse]
     #[arg(long, value_name = "RATIO", value_parser = ratio)]
     min_reuse: Option<f64>,
     /// Least worth, as a multiple of that of what reclaim gives up, for `worth` [default:

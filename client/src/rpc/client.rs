@@ -128,11 +128,11 @@ impl RpcClient {
         &mut self,
         token: u64,
         keys: &[ObjectKey],
-        terms: RequestOptions,
+        options: RequestOptions,
         deadline: Mono,
     ) -> Result<()> {
         self.send_bounded(
-            terms,
+            options,
             &RequestBody::Exists(List::of(keys)),
             PendingCall::exists(token, deadline, keys.len()),
         )
@@ -143,7 +143,7 @@ impl RpcClient {
         &mut self,
         token: u64,
         requests: Vec<ItemRequest>,
-        terms: RequestOptions,
+        options: RequestOptions,
         deadline: Mono,
     ) -> std::result::Result<(), (Error, Vec<ItemRequest>)> {
         let items: Vec<GetItem> = requests.iter().map(ItemRequest::wire_item).collect();
@@ -151,7 +151,7 @@ impl RpcClient {
         if capacity.exposures < requests.len() || capacity.frames == 0 {
             return Err((self.capacity_error(), requests));
         }
-        let body = request::encode(self.with_origin(terms), &RequestBody::Get(List::of(&items)));
+        let body = request::encode(self.with_origin(options), &RequestBody::Get(List::of(&items)));
         if body.len() > self.link.facts().control_bytes_max as usize
             || !self.has_capacity(body.len())
         {
@@ -185,15 +185,15 @@ impl RpcClient {
     pub fn put(
         &mut self,
         token: u64,
-        draft: &PutBuilder,
+        objects: &PutBuilder,
         payload: PayloadFn,
-        terms: RequestOptions,
+        options: RequestOptions,
         deadline: Mono,
     ) -> Result<()> {
-        let puts = draft.puts().map_err(|e| Error::invalid(e.to_string()))?;
+        let puts = objects.puts().map_err(|e| Error::invalid(e.to_string()))?;
         let keys = puts.objects().map(|object| (object.key, object.length)).collect();
         self.send_bounded(
-            terms,
+            options,
             &RequestBody::Put(puts),
             PendingCall::put(token, deadline, keys, payload),
         )
@@ -203,21 +203,21 @@ impl RpcClient {
     pub fn send_control(
         &mut self,
         token: u64,
-        ask: &RequestBody<'_>,
-        terms: RequestOptions,
+        request_body: &RequestBody<'_>,
+        options: RequestOptions,
         deadline: Mono,
     ) -> Result<()> {
-        let body = request::encode(self.with_origin(terms), ask);
-        self.send(body, PendingCall::control(token, deadline, ask.verb()))
+        let body = request::encode(self.with_origin(options), request_body);
+        self.send(body, PendingCall::control(token, deadline, request_body.verb()))
     }
 
     fn send_bounded(
         &mut self,
-        terms: RequestOptions,
-        ask: &RequestBody<'_>,
+        options: RequestOptions,
+        request_body: &RequestBody<'_>,
         call: PendingCall,
     ) -> Result<()> {
-        let body = request::encode(self.with_origin(terms), ask);
+        let body = request::encode(self.with_origin(options), request_body);
         match self.may_send(body.len()) {
             true => self.send(body, call),
             false => Err(self.capacity_error()),
@@ -235,8 +235,8 @@ impl RpcClient {
     }
 
     /// The options with the origin of the request: a client or a store.
-    fn with_origin(&self, terms: RequestOptions) -> RequestOptions {
-        RequestOptions { from_store: self.is_store && self.has_feature(Feature::Peers), ..terms }
+    fn with_origin(&self, options: RequestOptions) -> RequestOptions {
+        RequestOptions { from_store: self.is_store && self.has_feature(Feature::Peers), ..options }
     }
 
     fn next_op(&mut self) -> OpId {

@@ -293,7 +293,7 @@ impl Flusher {
         for (namespace, generation) in missing {
             cx.log.raise_generation(namespace, generation);
         }
-        tracing::warn!(pages = again, "ssd tier is on again");
+        tracing::warn!(frames = again, "ssd tier is on again");
         cx.shared.signals.progress.raise();
     }
 

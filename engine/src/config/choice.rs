@@ -75,7 +75,7 @@ choice! {
         /// All of them.
         #[default]
         Through = "through",
-        /// Those of a kind that is asked for again, as far as the store has learned it.
+        /// Those of a kind that is requested again, as far as the store has learned it.
         Worth = "worth",
         /// Those that were put or got before.
         SecondTouch = "second-touch",

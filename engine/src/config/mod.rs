@@ -166,18 +166,18 @@ pub struct SsdConfig {
     /// 0.25. Lower it to spare the drive's endurance.
     pub reinsert_ratio: f64,
     /// Which of the pages that are put are written: `through` (default) writes all; `worth` learns
-    /// which pages are asked for again, and begins by writing all; `second-touch` writes those that
+    /// which pages are requested again, and begins by writing all; `second-touch` writes those that
     /// were put or got before. A flush writes the others too, if DRAM still has them. Without a
     /// DRAM tier everything is written. Use `worth` to spare the drive's endurance.
     pub admission: SsdAdmissionRule,
-    /// For `worth`: the least share of a kind of pages that must be asked for again within two laps
+    /// For `worth`: the least share of a kind of pages that must be requested again within two laps
     /// of the log. Default 0.2; 0 to 1. Raise it to write less, at the cost of hits.
     pub min_reuse: f64,
     /// For `worth`: the least worth of a kind of pages, as a multiple of that of what reclaim gives
     /// up. Default 0.3; 0 to 2. Raise it to write less, at the cost of hits.
     pub thrift: f64,
     /// Bytes that may be written to SSD a day, with what reclaim moves. Default 0: no limit; or 1
-    /// MiB to 1 PiB. Pages that were asked for before come first. A flush is not limited. Set it to
+    /// MiB to 1 PiB. Pages that were requested before come first. A flush is not limited. Set it to
     /// the drive's rated endurance, divided by its days of service.
     pub write_budget: Size,
     /// The I/O backend: `auto` (default: io_uring where allowed, else blocking), `uring` (or refuse

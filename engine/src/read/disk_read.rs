@@ -105,9 +105,9 @@ pub(crate) fn submit(
                     true => parts = take(*slot),
                     false => parts.append(&mut take(*slot)),
                 }
-                if *unaligned_tail && let Some((last, page)) = parts.pop().zip(own_parts.next()) {
+                if *unaligned_tail && let Some((last, buffer)) = parts.pop().zip(own_parts.next()) {
                     tail = Some(Box::new(UnalignedTail::detach(
-                        &mut parts, before, last, page, *bytes, align,
+                        &mut parts, before, last, buffer, *bytes, align,
                     )));
                 }
             }
@@ -163,7 +163,7 @@ pub(crate) fn complete(
                 if let Some(tail) = taken.unaligned_tail {
                     tail.restore(&mut piece_parts, succeeded)
                         .into_iter()
-                        .for_each(|page| scratch.give_back(page));
+                        .for_each(|buffer| scratch.give_back(buffer));
                 }
                 pieces.push(CompletedPiece::Direct {
                     slot: *slot,

@@ -44,8 +44,8 @@ use crate::state::group_info;
 use crate::state::reserve::ArenaReservation;
 use crate::state::session_io::{SessionIo, release_segment};
 
-/// Attempts at an object whose read failed on the device.
-const ATTEMPTS: u32 = 2;
+/// Failed reads of an object after which it is a miss.
+const FAILED_READS_MAX: u32 = 2;
 
 /// A batch of gets.
 pub(crate) struct GetBatch {
@@ -215,9 +215,9 @@ impl GetBatch {
                             slots[*slot].attempts.submitted = true;
                         }
                     }
-                    // Each read enters its segment by itself: before it completes, its objects may
-                    // move to another candidate or get an outcome. At this point one of them is
-                    // still in the segment.
+                    // Each read enters its segment by itself. Before it completes, its objects may
+                    // move on to another index entry of the same fingerprint, or get an outcome.
+                    // At this point one of them is still in the segment.
                     if let Some(guards) = &io.shared.read_view.guards {
                         guards.enter_again(flight.read.segment);
                     }
@@ -276,7 +276,7 @@ impl GetBatch {
                     }
                 }
                 CompletedPiece::Staged { slot, round, chunk, part } => {
-                    // Chunks of an earlier attempt are not used. A chunk that completes after the
+                    // Chunks of an earlier plan are not used. A chunk that completes after the
                     // outcome must not occupy staging memory until the batch ends.
                     if !self.slots[slot].needs_round(round) {
                         continue;
@@ -303,8 +303,8 @@ impl GetBatch {
         }
         // Direct reads stay suspended while late reads into callers' memory are in flight: the next
         // such read may be as late. Stored only on a change, because all sessions read the flag.
-        let sick = io.shared.reads.direct_suspended.load(Ordering::Relaxed);
-        if sick && !self.late && io.shared.reads.late.load(Ordering::Relaxed) == 0 {
+        let is_suspended = io.shared.reads.direct_suspended.load(Ordering::Relaxed);
+        if is_suspended && !self.late && io.shared.reads.late.load(Ordering::Relaxed) == 0 {
             io.shared.reads.direct_suspended.store(false, Ordering::Relaxed);
         }
         for slot in touched {
@@ -341,7 +341,7 @@ impl GetBatch {
                 continue;
             }
             self.slots[i].attempts.failed += 1;
-            if self.slots[i].attempts.failed >= ATTEMPTS || self.late {
+            if self.slots[i].attempts.failed >= FAILED_READS_MAX || self.late {
                 let cause = if self.late { MissCause::Late } else { MissCause::Unreadable };
                 self.settle(io, i, Settled::Miss(cause));
             } else {

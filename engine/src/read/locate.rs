@@ -61,13 +61,13 @@ pub(crate) fn locate<'a>(
     at: Recency,
 ) -> Vec<(usize, Located<'a>)> {
     for _ in 0..LOCK_FREE_TRIES {
-        let pin = crossbeam_epoch::pin();
-        let snapshot = shared.read_view.read(&pin);
+        let epoch_pin = crossbeam_epoch::pin();
+        let snapshot = shared.read_view.read(&epoch_pin);
         let mut attempt = LocateAttempt::new(shared, &snapshot, which.len());
         attempt.locate_all(slots, which, at);
         let LocateAttempt { located, touched, dropped_frames, torn, .. } = attempt;
-        let holds = !torn && snapshot.validate(&pin);
-        drop(pin);
+        let holds = !torn && snapshot.validate(&epoch_pin);
+        drop(epoch_pin);
         free_dropped(shared, &dropped_frames);
         if holds {
             record(shared, &touched, at);
@@ -299,9 +299,9 @@ pub(crate) fn leave_segment(shared: &Shared, slot: &mut Slot) {
 }
 
 /// Drop the entry by which the slot's object was read, so that the next `exists` does not find it.
-/// The other objects of its record are dropped with it, because a page is present whole or not at
-/// all. Without a header the members are unknown: then the record is marked broken, and none of its
-/// objects is visible any more.
+/// The other objects of its record are dropped with it, because a group is present whole or not at
+/// all. Without a header the members are unknown: then the record is marked broken, and none of
+/// its objects is visible any more.
 pub(crate) fn drop_lost_record(
     shared: &Shared,
     slot: &Slot,
@@ -319,7 +319,7 @@ pub(crate) fn drop_lost_record(
         (shared.fingerprint(&key, now) == fingerprint).then_some(key)
     };
     let own = named(&core, slot.key, slot.fingerprint);
-    let mut pages = core.drop_lost([(slot.fingerprint, place, own)]);
+    let mut frames = core.drop_lost([(slot.fingerprint, place, own)]);
     // A record that was dropped whole counts as one failure.
     if known && !core.is_hidden_at(place) {
         core.suspect(SegmentId(place.segment), shared.now());
@@ -333,7 +333,7 @@ pub(crate) fn drop_lost_record(
                 (fingerprint, place, named(&core, key, fingerprint))
             };
             let lost: Vec<_> = record_members(&record).into_iter().map(lost).collect();
-            pages.extend(core.drop_lost(lost));
+            frames.extend(core.drop_lost(lost));
         }
         None => {
             core.visibility.hide_record(place);
@@ -341,8 +341,8 @@ pub(crate) fn drop_lost_record(
             core.events.forgot();
         }
     }
-    for page in pages {
-        if core.requeue_frame(FrameId(page)) {
+    for frame in frames {
+        if core.requeue_frame(FrameId(frame)) {
             shared.signals.flusher.raise();
         }
     }

@@ -17,11 +17,14 @@ pub(crate) const LEAD_BYTES_MAX: u64 = 64 * 1024;
 /// The requested part of one object, and its location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ReadTarget {
-    /// The object's number in its batch, and the number of its attempt.
+    /// The number of the object in its batch, and of its plan ([`Attempts::round`]).
+    ///
+    /// [`Attempts::round`]: crate::read::slot::Attempts
     pub slot: usize,
     pub round: u32,
     pub segment: SegmentId,
-    /// Byte offset of the record in the segment, and of the payload in the record.
+    /// Offset of the record in the segment, and of the payload in the record, both in bytes. The
+    /// fields of [`SsdLocation`](crate::memory::index::SsdLocation) are in sectors.
     pub record: u64,
     pub payload_delta: u64,
     /// The ranges of the payload to read, each a multiple of 4096 from an aligned start.
@@ -88,6 +91,7 @@ pub(crate) struct PlannedRead {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HeaderLocation {
     pub segment: SegmentId,
+    /// Offset of the record in the segment, in bytes.
     pub record: u64,
 }
 

@@ -5,8 +5,9 @@
 //! | `Lookup` | `OnSsd` | the index has it on SSD, and its segment was entered |
 //! | `OnSsd` | `Reading` | its reads are planned |
 //! | `Reading` | `OnSsd` | the plan is discarded, to be made anew |
-//! | `OnSsd` | `Lookup` | the record belongs to another key, or the lookup was invalid |
+//! | `OnSsd`, `Reading` | `Lookup` | the record belongs to another key, or the lookup was invalid |
 //! | any | `Done` | it has its outcome |
+//! | `Done` | `Lookup` | its outcome is taken out; the object is not used again |
 //!
 //! Invariants:
 //! - An object `OnSsd` or `Reading` is a reader of its segment. The caller that takes it out of
@@ -67,10 +68,11 @@ pub(crate) enum Purpose {
     Keep(Option<ArenaReservation>),
 }
 
-/// Counts over all attempts at an object.
+/// Counts over all plans for an object.
 #[derive(Debug, Default)]
 pub(crate) struct Attempts {
-    /// Number of the current plan. Pieces of an earlier plan have a lower one.
+    /// Number of the current plan, from 0: raised when a plan is discarded. Pieces of an earlier
+    /// plan have a lower one.
     pub round: u32,
     /// Reads that failed on the device.
     pub failed: u32,

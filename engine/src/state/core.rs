@@ -361,8 +361,9 @@ impl Core {
         self.drop_expired_groups(now);
     }
 
-    /// Queue the frames of a batch for the flusher, the last first. Thus the first page of a chain
-    /// is younger in the log than later pages, and is reclaimed after them.
+    /// Queue frames of a batch for the flusher, the last first. So, of the pages that one call
+    /// queues, the first of a chain is the youngest in the log, and is reclaimed last. A large
+    /// batch is queued by several calls, and the log has their pages in the order of the calls.
     pub fn enqueue(&mut self, frames: &mut Vec<FrameRef>) {
         if let Some(ssd) = self.ssd.as_mut() {
             ssd.queue.push_frames(frames.drain(..));

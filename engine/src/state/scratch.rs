@@ -12,25 +12,25 @@ const SCRATCH_BYTES: usize = 2 * pagelith_layouts::record::HEADER_BYTES_MAX as u
 /// rest of an object's bookkeeping.
 pub(crate) struct Scratch {
     pool: StagingPool,
-    pages: Vec<Part>,
+    sectors: Vec<Part>,
 }
 
 impl Scratch {
     /// An instance with all memory free.
     pub fn new() -> std::io::Result<Scratch> {
-        Ok(Scratch { pool: StagingPool::new(SCRATCH_BYTES)?, pages: Vec::new() })
+        Ok(Scratch { pool: StagingPool::new(SCRATCH_BYTES)?, sectors: Vec::new() })
     }
 
     /// An exclusive buffer of `len` bytes, rounded up to 4096; `None` if too much is in use.
     pub fn take(&mut self, len: usize) -> Option<Part> {
         if len <= ALIGN as usize
-            && let Some(page) = self.pages.pop()
+            && let Some(sector) = self.sectors.pop()
         {
-            return Some(page);
+            return Some(sector);
         }
         self.pool.try_part(len).or_else(|| {
             // Cached buffers may use up or fragment the pool.
-            self.pages.clear();
+            self.sectors.clear();
             self.pool.try_part(len)
         })
     }
@@ -38,7 +38,7 @@ impl Scratch {
     /// Return a buffer. Dropping it instead is correct, but slower.
     pub fn give_back(&mut self, part: Part) {
         if part.len() == ALIGN as usize {
-            self.pages.push(part);
+            self.sectors.push(part);
         }
     }
 }
@@ -48,18 +48,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn returned_page_is_reused_and_does_not_block_larger_request() {
+    fn returned_sector_is_reused_and_does_not_block_larger_request() {
         let mut scratch = Scratch::new().expect("memory");
-        let pages = SCRATCH_BYTES / ALIGN as usize;
+        let sectors = SCRATCH_BYTES / ALIGN as usize;
         let all: Vec<Part> = std::iter::from_fn(|| scratch.take(1)).collect();
-        assert_eq!(all.len(), pages);
+        assert_eq!(all.len(), sectors);
         let addresses: std::collections::BTreeSet<usize> = all.iter().map(Part::addr).collect();
-        assert_eq!(addresses.len(), pages, "a page is in use twice");
+        assert_eq!(addresses.len(), sectors, "a sector is in use twice");
         all.into_iter().for_each(|part| scratch.give_back(part));
-        let page = scratch.take(1).expect("a page");
-        assert!(addresses.contains(&page.addr()));
-        scratch.give_back(page);
-        assert!(scratch.take(SCRATCH_BYTES).is_some(), "cached pages block a larger request");
+        let sector = scratch.take(1).expect("a sector");
+        assert!(addresses.contains(&sector.addr()));
+        scratch.give_back(sector);
+        assert!(scratch.take(SCRATCH_BYTES).is_some(), "cached sectors block a larger request");
         assert_eq!(scratch.pool.in_use(), 0);
     }
 }

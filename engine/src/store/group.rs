@@ -46,9 +46,10 @@ impl Group<'_> {
 
     /// Put objects of the group, in any order; one outcome for each. On success the outcome is
     /// `Waiting`: the bytes are in the store, and become visible when the group is committed. An
-    /// object that the store already has, in this group or by itself, is `AlreadyPresent`, and its
-    /// bytes are not read; if it is evicted before the commit, it is missing again. If the arena or
-    /// the limit on open groups is full, the call waits until the timeout, then returns `Busy`.
+    /// object that the store already has, in this group or as a single object, is `AlreadyPresent`,
+    /// and its bytes are not read; if it is evicted before the commit, it is missing again. If the
+    /// arena or the limit on open groups is full, the call waits until the timeout, then returns
+    /// `Busy`.
     ///
     /// # Errors
     /// `Invalid` for an object that the group does not require, that has no bytes, that has another

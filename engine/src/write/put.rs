@@ -6,8 +6,9 @@
 //! 2. [`prepare`](copy::prepare) and [`fill`](copy::GroupCopy::fill): without the lock, in the
 //!    caller's thread, copy the bytes into the arena once and compute the block checksums.
 //! 3. [`confirm`](copy::PreparedGroup::confirm) and [`publish`](publish::publish): under the lock,
-//!    make a group that was copied completely visible, and queue it for the flusher. It is not
-//!    published if its namespace was cleared, or if another thread published the objects first.
+//!    make a group that was copied completely visible. It is not published if its namespace was
+//!    cleared, or if another thread published the objects first. The caller queues the frames for
+//!    the flusher later.
 //!
 //! Most objects that are put are new. [`new_keys`] detects them first, without the lock.
 //!

@@ -1,6 +1,6 @@
 //! A batch of groups to be put. Groups of new objects are stored at once, [in runs](run). If the
-//! SSD may have an object already, its header is read first. An object that is present by itself is
-//! read before its group is stored.
+//! SSD may have an object already, its header is read first. If an object is present as a single
+//! object, it is read before its group is stored.
 
 mod progress;
 mod run;

@@ -25,7 +25,7 @@ structure! {
 
 structure! {
     /// Body of a placed frame: bytes that were written to their targets in place of a data frame.
-    /// Operation, item and offset are in the header.
+    /// Operation, item and offset are in the head of the frame.
     pub struct PlacedBody = 16 {
         /// Number of the notice on that rail that follows the bytes, from 1. They have landed once
         /// the client has polled it.

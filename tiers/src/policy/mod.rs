@@ -1,5 +1,5 @@
 //! Eviction policies as small traits. They choose the next frame to evict from DRAM, the next
-//! segment of the SSD log to reclaim, and the extents of that segment to reinsert.
+//! segment of the SSD log to reclaim, and the records of that segment to reinsert.
 //!
 //! Invariants:
 //! - A policy decides only an order. It owns no memory of the store and no pin. The caller decides,

@@ -32,7 +32,8 @@ pub struct SegmentFacts {
     pub min_sequence: u64,
 }
 
-/// The facts about a live extent of the victim that a policy uses.
+/// The facts about a live record of the victim that a policy uses. In this module the record is
+/// called an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExtentFacts {
     /// Bytes to write if it is reinserted, header and padding included.

@@ -25,9 +25,9 @@ pub struct Unit {
     pub generation: Generation,
     /// Sequence of the put or remove.
     pub sequence: Sequence,
-    /// Group name.
+    /// Identifier of the group: the sequence of its put or remove.
     pub group: GroupId,
-    /// Base group of attached members.
+    /// The name of the base group of attached members, which is a hash; else zero.
     pub base_group: GroupId,
     /// Chain depth.
     pub depth: u32,

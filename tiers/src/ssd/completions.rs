@@ -160,9 +160,9 @@ impl Log {
         }
     }
 
-    /// Handle the completion of a record write. Records of a segment whose header is not written
-    /// yet are not reported, so that no requested sync covers them: if the header fails, they are
-    /// lost.
+    /// Handle the completion of a write of records. Until the write with the segment's header has
+    /// completed, records of the segment are kept back and not reported as written: without the
+    /// header recovery ignores the segment, so a failure of that write loses them.
     fn records_written(
         &mut self,
         segment: SegmentId,

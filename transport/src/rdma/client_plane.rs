@@ -2,9 +2,11 @@
 //! of puts are, and knows by notices what has landed.
 //!
 //! Invariants:
-//! - The server may write for an operation from its targets on until its outcome has arrived: each
-//!   placed frame before the outcome is delivered only after its notice was polled. Until then the
-//!   memory of those targets belongs to the link.
+//! - The server may write for an operation from its targets on until its outcome has arrived. Each
+//!   placed frame before the outcome is handled only after its notice was polled.
+//! - A range of exposed memory belongs to the link until all of its bytes have landed; otherwise
+//!   until the outcome has arrived, or until the queue pairs of this end are down. A correct server
+//!   writes each byte once, so it writes no more to a range that has landed.
 //! - Only regions with remote access are named, and targets only in regions that were named before.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -212,8 +212,8 @@ impl fmt::Debug for RdmaHost {
     }
 }
 
-/// The devices that may have rails. One that cannot be opened is an error if it was asked for, or
-/// if no other can.
+/// The devices that may have rails. One that cannot be opened is an error if the configuration
+/// names it, or if no other can.
 fn open_devices(library: &Arc<Library>, nics: &NicWish) -> Result<Vec<Arc<Device>>, VerbsError> {
     if let NicWish::Device(name) = nics {
         return Ok(vec![Device::open(library, name)?]);
@@ -232,8 +232,8 @@ fn open_devices(library: &Arc<Library>, nics: &NicWish) -> Result<Vec<Arc<Device
     }
 }
 
-/// The chosen ports as rails. A port without a usable GID is an error if its device was asked for,
-/// or if no other port has one.
+/// The chosen ports as rails. A port without a usable GID is an error if the configuration names
+/// its device, or if no other port has one.
 fn rails(
     choice: &NicChoice,
     devices: &[Arc<Device>],

@@ -34,8 +34,8 @@ impl RdmaRegistration {
 
 impl Drop for RdmaRegistration {
     fn drop(&mut self) {
-        // An error is logged where it happens. The peer writes to the memory no more even then: it
-        // has no targets in it.
+        // An error is logged where it happens, and the memory is then leaked: the device may still
+        // access it.
         let _ = self.host.unregister(&self.region);
     }
 }

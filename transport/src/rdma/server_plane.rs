@@ -41,7 +41,7 @@ pub(crate) enum Placement {
     Placed(PlacedBody),
     /// At most so many of them travel on the stream.
     OnStream(u64),
-    /// They wait for completions.
+    /// They wait for completions of requests, or until the client reports notices as polled.
     Blocked,
 }
 

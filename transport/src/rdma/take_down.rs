@@ -42,6 +42,7 @@ pub(crate) enum TakenDown {
 /// Queue pairs that are being taken down.
 pub(crate) struct TakeDown {
     state: Arc<Shared>,
+    /// Begins at zero when the taking down begins, so its time is the duration so far.
     clock: SystemClock,
 }
 
@@ -180,7 +181,7 @@ impl Falling {
     }
 }
 
-/// Wait until both markers are flushed, or [`DRAIN_MAX`] has passed.
+/// Wait until both markers are flushed, or [`DRAIN_MAX`] has passed since the clock's zero.
 fn wait_for(
     mut drain: Drain,
     completions: &CompletionQueue,

@@ -59,7 +59,7 @@ fn memory_that_one_end_has_not_registered_travels_on_the_stream() {
     let (from, to) = (ends.client_memory(MIB), ends.server_memory(MIB));
     let plain = Memory::new(MIB);
     assert_eq!(put(&mut ends, (&plain, &places), (&to, &places)), 100_000);
-    // The client shows its memory, and sends the bytes once the server has asked for them.
+    // The client shows its memory, and sends the bytes once the server has requested them.
     assert_eq!(put(&mut ends, (&from, &places), (&plain, &places)), 100_000);
     assert_eq!(put(&mut ends, (&from, &places), (&to, &places)), 0);
     let [client, server] = ends.counts();

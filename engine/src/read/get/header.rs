@@ -54,7 +54,8 @@ impl Header {
 pub(crate) enum HeaderBytes {
     /// Read from the device, into scratch memory; perhaps inserted into the header cache.
     Read { part: Part, inserted: bool },
-    /// From the header cache, verified on insertion; without its padding.
+    /// From the header cache, without its padding: this process wrote it, or read and verified it
+    /// before.
     Cached(Box<[u8]>),
 }
 

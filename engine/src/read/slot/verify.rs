@@ -224,7 +224,8 @@ fn take_staged(
 struct Mismatch;
 
 /// Copy the part of an object's bytes `at`, which are whole blocks, that is in the range `want`,
-/// and verify them: during the copy, unless only a part of a block is requested.
+/// and verify them: during the copy, or after it if only a part of `bytes` is requested. The
+/// destination then has bytes that are not verified; the caller zeroes it on a mismatch.
 fn deliver(
     parts: &mut [Part],
     want: &Range<u64>,

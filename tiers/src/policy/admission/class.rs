@@ -1,5 +1,5 @@
 //! The class of a page: what is known about it when it is requested. Pages of one class are taken
-//! to be asked for again alike.
+//! to be requested again alike.
 
 /// Number of classes.
 pub(super) const CLASSES: usize = 1 << CLASS_BITS;

@@ -1,6 +1,6 @@
 //! Admission to SSD: which of the pages that a put stores in DRAM are written to the log.
 //!
-//! A page is written if pages like it are asked for again. "Like it" is a class, made of what is
+//! A page is written if pages like it are requested again. "Like it" is a class, made of what is
 //! known at the time ([`class`]): how often the page was touched, the gap between its last two
 //! touches, its distance from the end of the request, and the turn of its chain. For a sample of
 //! the pages it is counted after what time they are touched again ([`samples`]). From that follow
@@ -14,7 +14,7 @@
 //! Invariants:
 //! - Pages are decided from head to tail, and none after a refused page of its request is written:
 //!   without its prefix it would be of no use.
-//! - No clock and no randomness: time is counted in bytes that are asked for, and the sample and
+//! - No clock and no randomness: time is counted in bytes that are requested, and the sample and
 //!   the coins are hashes of the pages. The same calls give the same decisions.
 //! - Before anything was learned, every page is written. What was learned long ago is forgotten.
 //! - A decision changes what is written, and never what a get returns.
@@ -36,11 +36,11 @@ use worth::Worth;
 
 pub use page_hash::PageHash;
 
-/// Units of time in which as many bytes are asked for as the SSD has.
+/// Units of time in which as many bytes are requested as the SSD has.
 const UNITS_PER_CAPACITY: u64 = 512;
 /// Requests of which the turn and a refusal are remembered: more than run at the same time.
 const REQUESTS: usize = 256;
-/// Laps of the log within which a page that is asked for again counts as reused.
+/// Laps of the log within which a page that is requested again counts as reused.
 const REUSE_LAPS: f64 = 2.0;
 /// Parts of a lap over which its length is measured.
 const LAP_PARTS: u64 = 8;
@@ -319,11 +319,11 @@ impl Admission {
     }
 }
 
-/// Time, in units of bytes asked for.
+/// Time, in units of bytes requested.
 struct UnitClock {
     unit: u64,
     unit_bytes: u64,
-    /// Bytes asked for since the unit began.
+    /// Bytes requested since the unit began.
     bytes: u64,
 }
 

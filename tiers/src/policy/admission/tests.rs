@@ -34,7 +34,7 @@ fn touch(
     write
 }
 
-/// Pages of documents that are asked for again and again, and as many pages that never are. Each
+/// Pages of documents that are requested again and again, and as many pages that never are. Each
 /// request is for a document of 5 pages and then for 5 new pages. Returns the decisions of the last
 /// tenth: of documents, and of the others.
 fn run(admission: &mut Admission, requests: u64) -> (Vec<bool>, Vec<bool>) {
@@ -81,7 +81,7 @@ fn same_calls_give_the_same_decisions() {
 fn workload_that_begins_to_return_is_written_again() {
     let mut admission = admission(worth());
     run(&mut admission, 5000);
-    // Now pages are asked for again once, 100 requests later.
+    // Now pages are requested again once, 100 requests later.
     let mut written = 0;
     for request in 0..4000_u64 {
         let new: Vec<_> = (0..5).map(|n| page(9_000_000 + request * 5 + n)).collect();

@@ -1,4 +1,4 @@
-//! What was learned about the classes: how often their pages are asked for again, and how many hits
+//! What was learned about the classes: how often their pages are requested again, and how many hits
 //! they bring for the time that they occupy a place.
 
 use super::bands::{BANDS, STARTS};
@@ -16,7 +16,7 @@ pub(super) struct Worth {
     /// Expected hits per unit of residence, by class and band of age: the most that any later end
     /// of the residence gives.
     worth: Box<Table>,
-    /// Share of pages asked for again within the horizon.
+    /// Share of pages requested again within the horizon.
     reuse: [f64; CLASSES],
 }
 
@@ -41,7 +41,7 @@ impl Worth {
         }
     }
 
-    /// Share of the pages of a class that is asked for again within the horizon.
+    /// Share of the pages of a class that is requested again within the horizon.
     pub(super) fn reuse(&self, class: PageClass) -> f64 {
         self.reuse[class.number()]
     }
