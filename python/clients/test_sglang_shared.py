@@ -83,7 +83,7 @@ class SharedMemoryPools(Case):
         many = Stack(partial(stacks.deepseek_v4, ratios=(4, 128) * 6), scenario.layout, page=scenario.page, window=scenario.window)
         with self.assertLogs("pagelith.shared", "WARNING") as logs:
             controller = self.start(many, self.extra())
-        self.assertIn("too many regions", logs.output[0])
+        self.assertIn("too many shared memory regions", logs.output[0])
         self.assertEqual(many.write(controller, 3), many.whole)
         self.assertEqual(many.read(controller, 3), (many.whole, many.whole, 0))
 
