@@ -90,8 +90,7 @@ impl Store {
         #[pyo3(from_py_with = arguments::may_be_down)] may_be_down: bool,
         transport: Option<&str>,
     ) -> PyResult<Store> {
-        let (reached, name) =
-            opening::attach(py, &address, key.as_ref(), may_be_down, transport)?;
+        let (reached, name) = opening::attach(py, &address, key.as_ref(), may_be_down, transport)?;
         Store::of(py, reached, name, None)
     }
 
