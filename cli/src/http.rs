@@ -267,6 +267,8 @@ mod response_tests {
         let mut stats =
             Stats { objects: 3, puts_stored: 7, ssd_state: "read-only".into(), ..Stats::default() };
         stats.misses.insert("absent".into(), 5);
+        stats.rdma_links_without.insert("peer".into(), 1);
+        stats.rdma_stream_bytes.insert("small".into(), 1);
         let text = metrics(&stats, &[("links", "clients", 2)]);
         for line in [
             "# TYPE pagelith_objects gauge",

@@ -45,9 +45,10 @@ fn shown_peers_are_a_valid_configuration() {
         "[remote]\nkey = \"/key\"\npeers = [\"tcp:[::1]:7411\", {address = \"unix:/b\", name = \"b\", weight = 2.5, preferred = true}]",
     );
     let shown = pagelith(&["config", "show", "--config", &path]).json();
-    let plain = r#"{"address": "tcp:[::1]:7411", "name": "tcp:[::1]:7411", "weight": 1.0, "preferred": false}"#;
-    let table = r#"{"address": "unix:/b", "name": "b", "weight": 2.5, "preferred": true}"#;
-    let right = format!(r#"{{"peers": [{plain}, {table}], "key": "/key"}}"#);
+    let plain = r#"{"address": "tcp:[::1]:7411", "name": "tcp:[::1]:7411", "weight": 1.0, "preferred": false, "transport": "tcp"}"#;
+    let table = r#"{"address": "unix:/b", "name": "b", "weight": 2.5, "preferred": true, "transport": "tcp"}"#;
+    let right =
+        format!(r#"{{"peers": [{plain}, {table}], "key": "/key", "local_hostname": null}}"#);
     assert_eq!(shown["remote"], serde_json::from_str::<serde_json::Value>(&right).unwrap());
     let again = tempfile::tempdir().unwrap();
     let json = again.path().join("pagelith.json");

@@ -314,7 +314,7 @@ fn serve_with_rdma_needs_devices_and_a_tcp_address() {
     let store = dir.path().join("store");
     let refused = |listen: &str| {
         let dir = store.to_str().expect("a path");
-        let own = ["serve", "--rdma", "--listen", listen, "--dram", "1MiB", "--ssd", "32MiB"];
+        let own = ["serve", "--rdma", "--listen", listen, "--dram", "8MiB", "--ssd", "64MiB"];
         let output = command(&[&own[..], &["--dir", dir]].concat()).output().expect("run");
         assert!(!output.status.success());
         String::from_utf8(output.stderr).expect("text")

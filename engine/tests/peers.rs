@@ -150,6 +150,8 @@ fn valid(config: &Config) -> ValidConfig {
 fn memory() -> Config {
     let mut config = Config::default();
     config.dram.bytes = Size::mib(16);
+    // Tests evict the pages that were used longest ago.
+    config.dram.policy = pagelith::config::DramPolicy::Lru;
     config.index.max_objects = Some(1000);
     config
 }
