@@ -233,7 +233,7 @@ class Refused(unittest.TestCase):
 
     def test_invalid_open_arguments_are_named(self):
         for address in (5, None, b"unix:/x"):
-            self.assert_error(TypeError, "^address must be unix:PATH, tcp:HOST:PORT, or the path of a socket, not ", pagelith.Store.attach, address)
+            self.assert_error(TypeError, "^address must be unix:PATH, tcp:HOST:PORT, rdma:HOST:PORT, or the path of a socket, not ", pagelith.Store.attach, address)
         for secret in ("ab", ("a", "b"), ("a",), 5, (b"a", b"b")):
             with self.subTest(secret=secret):
                 self.assert_error(

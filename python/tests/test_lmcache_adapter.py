@@ -35,9 +35,11 @@ class Case(unittest.TestCase):
         self.addCleanup(self.home.cleanup)
 
     def adapter(self, ssd="128MiB", dram="32MiB", **given):
-        store = {"dram": {"bytes": dram}, "index": {"max_objects": 20000}}
+        # Tests evict by newer objects: policies that keep what was used more than once would not.
+        store = {"dram": {"bytes": dram, "policy": "lru"}, "index": {"max_objects": 20000}}
         if ssd != "0":
-            store["ssd"] = {"dirs": [os.path.join(self.home.name, "ssd")], "bytes": ssd, "segment_bytes": "4MiB"}
+            directory = os.path.join(self.home.name, "ssd")
+            store["ssd"] = {"dirs": [directory], "bytes": ssd, "segment_bytes": "4MiB", "policy": "fifo"}
         adapter = PagelithL2Adapter({"store": store, "revision": "weights-1", **given})
         self.addCleanup(adapter.close)
         return adapter
@@ -308,7 +310,7 @@ class Adapter(Case):
             return None
 
     def test_object_found_in_store_process_stays_until_unlocked(self):
-        process = self.serve("--dram", "8MiB", "--ssd", "0")
+        process = self.serve("--dram", "8MiB", "--ssd", "0", "--policy", "lru")
         one, other, chunks = self.attached(process), self.attached(process, lock_ms=10), keys(20)
         self.store(one, chunks, [Memory(n) for n in range(20)])
         self.assertEqual(self.look(one, chunks[:10]), [1] * 10)
@@ -337,7 +339,7 @@ class Adapter(Case):
         until(lambda: other.report_status()["stats"]["objects_pinned"] == 0 or None)
 
     def test_store_process_stalled_after_lookup_blocks_no_caller(self):
-        process = self.serve("--dram", "8MiB", "--ssd", "0")
+        process = self.serve("--dram", "8MiB", "--ssd", "0", "--policy", "lru")
         # Far longer than the test runs: a wait for that timeout would be detected.
         adapter = self.attached(process, look_timeout_ms=300, pin_timeout_ms=100, get_timeout_ms=300, lock_ms=3_600_000)
         chunks, into = keys(20), [Memory() for _ in range(20)]
@@ -383,7 +385,7 @@ class Adapter(Case):
         adapter.submit_unlock(chunks)
         until(lambda: adapter._pins.to_be_released() == 0 or None)
         os.unlink(process.address.removeprefix("unix:"))
-        again = self.serve("--dram", "8MiB", "--ssd", "0")
+        again = self.serve("--dram", "8MiB", "--ssd", "0", "--policy", "lru")
         # After three failures it is not contacted for a second.
         until(lambda: self.answers(adapter))
         self.assertEqual(self.store(adapter, chunks, [Memory(n) for n in range(20)]), (True, 20 * SIZE))
