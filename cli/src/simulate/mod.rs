@@ -1,7 +1,7 @@
 //! `pagelith simulate`: the store's own policies over traces, without bytes.
 //!
-//! What is kept and what is written is decided by the code that decides it in the store
-//! (`pagelith_tiers::policy`); DRAM, log and index are reduced to which block is where.
+//! The store's policies (`pagelith_tiers::policy`) decide which blocks stay in a tier and which are
+//! written. DRAM, log and index are reduced to the location of each block.
 
 mod blocks;
 mod capacity;

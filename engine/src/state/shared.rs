@@ -54,7 +54,7 @@ pub(crate) struct Shared {
     /// The memory of the arena.
     pub memory: Arc<ArenaMemory>,
     pub ssd: SsdAccess,
-    /// Decides what is written to SSD.
+    /// The policy that admits frames to SSD.
     pub admission: SsdAdmission,
     pub env: Env,
     pub config: ValidConfig,

@@ -20,7 +20,7 @@ pub(crate) fn flush(shared: &Shared, options: Options) -> Result<FlushReport> {
 pub(crate) fn begin(shared: &Shared) -> Result<Vec<u64>> {
     shared.check_open()?;
     let mut core = shared.lock();
-    // A flush writes what was put, also what admission would keep off SSD.
+    // A flush also writes the frames that admission has refused.
     core.requeue_refused();
     let asked = core.submit_job(|id| Job::Flush { id });
     drop(core);
