@@ -107,7 +107,7 @@ const SEGMENT_BYTES: u64 = 1 << 20;
 /// Pages of a segment: 3 sectors each, less the segment's header and its footer.
 const SEGMENT_PAGES: u64 = 82;
 
-/// Hit ratio of the store, and blocks of its SSD.
+/// Hit ratio of the store, and blocks of its SSD, which has 62 segments; a simulated log has 64.
 fn replay(path: &str, dir: &Path, dram_pages: u64, policy: &[&str; 3]) -> (f64, u64) {
     let dram = format!("--dram={}", dram_pages * 2 * OBJECT_BYTES);
     let (dirs, object) = (format!("--dir={}", dir.display()), format!("{OBJECT_BYTES}"));
@@ -117,7 +117,7 @@ fn replay(path: &str, dir: &Path, dram_pages: u64, policy: &[&str; 3]) -> (f64, 
         "--json",
         "--trace",
         path,
-        "--ssd=40MiB",
+        "--ssd=65MiB",
         &dirs,
         &dram,
         "--policy",
@@ -140,7 +140,7 @@ fn hit_ratio_is_that_of_the_store() {
     let mut chat = Chat::new(5);
     let requests: Requests = (0..2500).map(|_| chat.next_request().hash_ids).collect();
     let (dir, path) = trace(&requests);
-    let dram_pages = 512;
+    let dram_pages = 1024;
     for (n, policy) in [
         ["lru", "fifo", "through"],
         ["s3fifo", "recency", "through"],
@@ -157,8 +157,9 @@ fn hit_ratio_is_that_of_the_store() {
         let name = policy.join("+");
         let args = ["--trace", &path, "--dram", &dram, "--ssd", &ssd, "--policy", &name];
         let expected = number(&simulate(&args)[0], "hit_ratio");
-        // The store's threads write later than the simulation does, so it finds a little less.
-        assert!((found - expected).abs() < 0.03, "{name} store={found} simulation={expected}");
+        // The target is 0.005. With eight of these tests at once 0.0052 was seen, because the
+        // store's threads decide the order of writes and reads.
+        assert!((found - expected).abs() < 0.01, "{name} store={found} simulation={expected}");
     }
 }
 

@@ -1,4 +1,5 @@
-//! A store on a link that returns memory late, as a link whose device still reads it.
+//! A store on a link whose device accesses memory: the link returns the memory late, and the device
+//! reads a client's memory that the client may change.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -13,6 +14,8 @@ use pagelith_io::staging::StagingPool;
 use pagelith_layouts::ids::{NamespaceId, OpId, PrefixHash};
 use pagelith_layouts::key::{ObjectKey, Role};
 use pagelith_layouts::shard::Shard;
+use pagelith_layouts::wire::greeting::Feature;
+use pagelith_layouts::wire::put::PutBuilder;
 use pagelith_layouts::wire::request::{self, GetItem, RequestBody, RequestOptions};
 use pagelith_layouts::wire::{Frame, FrameKind, LinkRole, List};
 use pagelith_sim::clock::SimClock;
@@ -32,7 +35,9 @@ struct LateLink {
     store: Arc<Store>,
     params: LinkParams,
     request: Option<Frame>,
+    exposed: Vec<Part>,
     pushed: Arc<Mutex<Vec<Push>>>,
+    sent: Arc<Mutex<Vec<Frame>>>,
     closed: Arc<AtomicBool>,
     /// Time between the close and the return.
     returns_after: Option<Duration>,
@@ -60,7 +65,8 @@ impl Link for LateLink {
         }
     }
 
-    fn send(&mut self, _frame: Frame) -> Result<(), Frame> {
+    fn send(&mut self, frame: Frame) -> Result<(), Frame> {
+        self.sent.lock().expect("one thread").push(frame);
         Ok(())
     }
 
@@ -80,7 +86,8 @@ impl Link for LateLink {
         _offset: u64,
         parts: Vec<Part>,
     ) -> Result<(), Vec<Part>> {
-        Err(parts)
+        self.exposed.extend(parts);
+        Ok(())
     }
 
     fn release_ref(&mut self, _shown: ShmRef) {}
@@ -113,16 +120,38 @@ impl Link for LateLink {
     }
 }
 
-/// A server that has pushed an object to such a client.
+/// A server of such a client.
 struct LateServer {
     clock: SimClock,
     store: Arc<Store>,
     server: Server,
     pushed: Arc<Mutex<Vec<Push>>>,
+    sent: Arc<Mutex<Vec<Frame>>>,
     pinned: Arc<AtomicU64>,
 }
 
+/// A server that has pushed an object to such a client.
 fn late_server(returns_after: Option<Duration>) -> LateServer {
+    let item = GetItem::new(key(1), None, LEN as u64);
+    let mut late = server_of(0, &RequestBody::Get(List::of(&[item])), returns_after);
+    while late.pushed.lock().expect("one thread").is_empty() {
+        late.server.poll();
+    }
+    late
+}
+
+fn key(page: u8) -> ObjectKey {
+    let hash = PrefixHash([page; 32]);
+    ObjectKey::new(NamespaceId([1; 16]), hash, Role::Target, "kv", "k", Shard::Whole)
+        .expect("a key")
+}
+
+/// A server with an object, over a link with these features that brings one request.
+fn server_of(
+    features: u64,
+    request: &RequestBody<'_>,
+    returns_after: Option<Duration>,
+) -> LateServer {
     let clock = SimClock::new();
     let env = Env {
         disk: None,
@@ -136,16 +165,13 @@ fn late_server(returns_after: Option<Duration>) -> LateServer {
     let facts = MachineLimits { memory_bytes: 1 << 40, memory_source: "simulated".into() };
     let config = config.validate(&facts).expect("a valid configuration");
     let store = Store::open_in_with_peers(config, env, Vec::new()).expect("opens");
-    let hash = PrefixHash([2; 32]);
-    let key = ObjectKey::new(NamespaceId([1; 16]), hash, Role::Target, "kv", "k", Shard::Whole);
-    let key = key.expect("a key");
-    let object = PutSlice { key, pieces: &[&[7; LEN]] };
+    let object = PutSlice { key: key(1), pieces: &[&[7; LEN]] };
     store.put_batch(&[object], pagelith::Options::default())[0].as_ref().expect("stored");
     let (store, pushed, closed, pinned) =
         (Arc::new(store), Arc::default(), Arc::default(), Arc::default());
-    let item = GetItem::new(key, None, LEN as u64);
+    let sent = Arc::default();
     let terms = RequestOptions { deadline_ms: 60_000, depth: 0, request: 0, from_store: false };
-    let request = request::encode(terms, &RequestBody::Get(List::of(&[item])));
+    let request = request::encode(terms, request);
     let link = LateLink {
         clock: clock.clone(),
         store: store.clone(),
@@ -154,7 +180,7 @@ fn late_server(returns_after: Option<Duration>) -> LateServer {
             peer: "late".into(),
             peer_instance: [3; 16],
             version: 1,
-            features: 0,
+            features,
             missing: Vec::new(),
             alignment: 4096,
             control_bytes_max: 1 << 20,
@@ -164,17 +190,16 @@ fn late_server(returns_after: Option<Duration>) -> LateServer {
             rights: Rights::all(),
         },
         request: Some(Frame::new(FrameKind::Request, OpId(1), request)),
+        exposed: Vec::new(),
         pushed: Arc::clone(&pushed),
+        sent: Arc::clone(&sent),
         closed,
         returns_after,
         pinned: Arc::clone(&pinned),
     };
     let staging = StagingPool::new(16 << 20).expect("memory");
-    let mut server = Server::new(&store, Box::new(link), staging).expect("a server");
-    while pushed.lock().expect("one thread").is_empty() {
-        server.poll();
-    }
-    LateServer { clock, store, server, pushed, pinned }
+    let server = Server::new(&store, Box::new(link), staging).expect("a server");
+    LateServer { clock, store, server, pushed, sent, pinned }
 }
 
 #[test]
@@ -193,4 +218,32 @@ fn pages_that_a_link_never_returns_stay_pinned_and_do_not_delay_the_drop() {
     assert!(clock.now().since(began) <= Duration::from_secs(2));
     assert_eq!(pushed.lock().expect("one thread").len(), 1, "the device has the memory");
     assert_eq!(store.stats().readers, 1, "so its page is not reused");
+}
+
+/// What a server answers to a put without checksums over a link with these features.
+fn answer_to_put_without_checksums(features: u64) -> Frame {
+    let mut draft = PutBuilder::new(32 << 10);
+    draft.group(None);
+    draft.object(key(2), LEN as u64, &[]);
+    let request = RequestBody::Put(draft.puts().expect("a put"));
+    let mut late = server_of(features, &request, None);
+    loop {
+        late.server.poll();
+        if let Some(answer) = late.sent.lock().expect("one thread").pop() {
+            return answer;
+        }
+    }
+}
+
+#[test]
+fn put_over_rdma_without_checksums_is_refused_by_name() {
+    let refused = answer_to_put_without_checksums(Feature::Rdma.bit());
+    assert_eq!(refused.kind, FrameKind::Outcome);
+    let text = String::from_utf8_lossy(&refused.body).into_owned();
+    assert!(text.contains("a put over RDMA needs checksums of its objects"), "{text}");
+    assert_eq!(
+        answer_to_put_without_checksums(0).kind,
+        FrameKind::Pull,
+        "over a stream it is pulled"
+    );
 }

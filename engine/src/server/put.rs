@@ -16,6 +16,7 @@ use pagelith_io::buffer::Part;
 use pagelith_layouts::checksum::Checksums;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::wire::greeting::Feature;
 use pagelith_layouts::wire::pull::{self, PullItem};
 use pagelith_layouts::wire::put::PutBody;
 use pagelith_layouts::wire::request::{RequestBody, Verb};
@@ -115,7 +116,23 @@ impl PutOp {
         let verb = RequestBody::Put(puts).verb();
         let required = puts.required().map(|keys| keys.iter().collect());
         let (objects, block_bytes) = (incoming, puts.block_bytes());
-        PutOp { call, verb, block_bytes, objects, groups, required, open_group }
+        let mut op = PutOp { call, verb, block_bytes, objects, groups, required, open_group };
+        if link.facts().features & Feature::Rdma.bit() != 0 {
+            op.refuse_without_checksums();
+        }
+        op
+    }
+
+    /// Refuse groups with an object without checksums. A device reads the client's memory over
+    /// RDMA, and only checksums detect that the client has changed it during the READ.
+    fn refuse_without_checksums(&mut self) {
+        for at in 0..self.groups.len() {
+            let objects = &self.objects[self.groups[at].objects.clone()];
+            if let Some(key) = objects.iter().find(|o| o.sums.is_empty()).map(|o| o.key) {
+                let text = format!("a put over RDMA needs checksums of its objects key={key}");
+                self.settle(at, || ItemVerdict::Failed(Error::invalid(text.clone())));
+            }
+        }
     }
 
     /// Records that the bytes of an object have arrived in `parts`, or can be copied from `shown`.
