@@ -26,7 +26,7 @@ fn page() -> String {
 fn geometry_page_has_tables_of_code() {
     let mut page = page();
     let blessed = std::env::var_os("TEST_PAGELITH_BLESS").is_some_and(|v| v == "1");
-    for (name, table) in [("layouts", shapes()), ("presets", sizes()), ("resharding", ranges())] {
+    for (name, table) in [("layouts", shapes()), ("presets", sizes())] {
         let begin =
             format!("<!-- {name}: rendered from the code, see layouts/tests/geometry/doc.rs -->\n");
         let end = format!("<!-- end of {name} -->\n");
@@ -125,7 +125,7 @@ fn shapes() -> String {
 }
 
 fn sizes() -> String {
-    let mut out = "| preset | tp | pool | hit | component | bytes | multiple of 4096 |\n\
+    let mut out = "| preset | tp | pool | hit | components | bytes of each | multiple of 4096 |\n\
                    | --- | --- | --- | --- | --- | --- | --- |\n"
         .to_owned();
     for (name, tp) in [
@@ -150,60 +150,15 @@ fn sizes() -> String {
                 HitPolicy::AllPages => "all".to_owned(),
                 HitPolicy::TrailingPages(n) => format!("last {n}"),
             };
-            for c in &pool.components {
-                let aligned = if c.bytes.is_multiple_of(4096) { "yes" } else { "no" };
-                let (pool, component, bytes) = (pool.client_name(), &c.name, c.bytes);
-                writeln!(
-                    out,
-                    "| {name} | {tp} | {pool} | {hit} | `{component}` | {bytes} | {aligned} |"
-                )
-                .expect("a string");
+            for alike in pool.components.chunk_by(|a, b| a.bytes == b.bytes) {
+                let bytes = alike[0].bytes;
+                let aligned = if bytes.is_multiple_of(4096) { "yes" } else { "no" };
+                let names: Vec<_> = alike.iter().map(|c| format!("`{}`", c.name)).collect();
+                let (pool, names) = (pool.client_name(), names.join(", "));
+                writeln!(out, "| {name} | {tp} | {pool} | {hit} | {names} | {bytes} | {aligned} |")
+                    .expect("a string");
             }
         }
     }
     out
-}
-
-/// Objects and ranges that fill rank 0's first component.
-fn ranges() -> String {
-    const TPS: [u16; 5] = [1, 2, 4, 8, 16];
-    let mut out = "| pool | layout | written at | read at 1 | at 2 | at 4 | at 8 | at 16 |\n\
-                   | --- | --- | --- | --- | --- | --- | --- | --- |\n"
-        .to_owned();
-    let heads = "llama-3-8b+llama-3-8b-eagle3";
-    for (name, role, layout, split) in [
-        (heads, Role::Target, Layout::PageHead, false),
-        (heads, Role::Target, Layout::PageHead, true),
-        (heads, Role::Target, Layout::PageUnified, true),
-        (heads, Role::Target, Layout::PageFirst, false),
-        (heads, Role::Target, Layout::PageFirstDirect, false),
-        (heads, Role::Draft, Layout::PageHead, false),
-        (heads, Role::Draft, Layout::PageHead, true),
-        ("deepseek-v3", Role::Target, Layout::PageFirst, false),
-    ] {
-        let model = presets::model(name).expect("a preset");
-        for write in TPS.into_iter().filter(|tp| *tp <= 8 || !split) {
-            let at = |of| Placement::tensor_parallel(layout, 0, of);
-            let writer = Placement { tp_lcm_size: split.then_some(8), ..at(write) };
-            let cells: Vec<_> =
-                TPS.into_iter().map(|read| cell(&model, &writer, &at(read), role)).collect();
-            let pool = Geometry::new(&model, &at(1))
-                .expect("valid geometry")
-                .pool(role, "kv")
-                .expect("there")
-                .client_name();
-            let what = format!("{} {pool}", name.split('+').next().unwrap_or(name));
-            let written = if split { format!("tp {write}, lcm 8") } else { format!("tp {write}") };
-            writeln!(out, "| {what} | `{layout}` | {written} | {} |", cells.join(" | "))
-                .expect("a string");
-        }
-    }
-    out
-}
-
-fn cell(model: &Model, writer: &Placement, reader: &Placement, role: Role) -> String {
-    let plans = reshard::plan(model, writer, reader, role, "kv").expect("a plan");
-    let sources = &plans[0].sources;
-    let ranges: usize = sources.iter().map(|s| s.moves.len()).sum();
-    format!("{} / {ranges}", sources.len())
 }

@@ -257,7 +257,7 @@ fn page_unified_and_page_head_read_each_others_pages() {
     }
 }
 
-/// The costs that docs/geometry.md states: ranges to fill K at TP 1 from TP 8, and at TP 8 from TP
+/// The costs in docs/resharding.md: ranges to fill K at TP 1 from TP 8, and at TP 8 from TP
 /// 1.
 #[test]
 fn reshard_has_one_range_per_object_by_heads_else_one_per_row() {
