@@ -1,6 +1,7 @@
 //! Every writer size by every reader size, for every pool and layout: read, compared with the
-//! tensor, and shown in `docs/resharding.md`. `TEST_PAGELITH_BLESS=1 cargo test -p pagelith --test
-//! reshard` writes the table anew; everything around the markers is written by hand.
+//! tensor, and shown in `benches/results/resharding.md`. `TEST_PAGELITH_BLESS=1 cargo test -p
+//! pagelith --test reshard` writes the table anew; everything around the markers is written by
+//! hand.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -134,8 +135,8 @@ fn table() -> String {
 
 #[test]
 fn every_tp_size_reads_ssd_pages_of_every_tp_size() {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/resharding.md");
-    let page = std::fs::read_to_string(&path).expect("docs/resharding.md is there");
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../benches/results/resharding.md");
+    let page = std::fs::read_to_string(&path).expect("benches/results/resharding.md is there");
     let (before, rest) = page.split_once(BEGIN).expect("the begin marker");
     let (shown, after) = rest.split_once(END).expect("the end marker");
     let table = table();
@@ -147,7 +148,7 @@ fn every_tp_size_reads_ssd_pages_of_every_tp_size() {
     let differs = shown.lines().zip(table.lines()).find(|(a, b)| a != b);
     assert!(
         shown == table,
-        "docs/resharding.md differs from the reads; first difference: {differs:?}"
+        "benches/results/resharding.md differs from the reads; first difference: {differs:?}"
     );
 }
 
