@@ -128,9 +128,9 @@ fn seeds(out: &mut String, blocks: &[Block]) -> RunTotals {
     }
     let _ = writeln!(
         out,
-        "\nTimes are simulated. Reboots after a close: {}; stores dropped: {}; segments reclaimed: \
-         {};\ncheckpoints: {}. Lying devices made {} stores refuse to open, and undid {} removals \
-         or clears.",
+        "\nTimes are simulated. Reboots after a close: {}; stores dropped: {}; segments \
+         reclaimed:\n{}; checkpoints: {}. Lying devices made {} stores refuse to open, and undid \
+         {}\nremovals or clears.",
         all.clean_reboots,
         all.abandons,
         all.reclaimed,
@@ -180,7 +180,7 @@ an eighth of the seeds for each arrangement ([sim/README.md](../sim/README.md)),
 | one-sided | ranges that a server wrote to, or read from, memory that its client registered |
 | landed late | pieces of WRITEs that landed after their completion at the server, or after its flush or crash |
 | taken down | queue pairs that clients took down because memory was exposed when the link ended, or did not come back |
-| findings | wrong hits; memory written, or owned by a link, after its operation had ended; one-sided transfers outside of registered or exposed memory; notices without a posted receive; calls that ended more than 400 ms after their deadlines; referenced ranges that changed or did not match the outcome; resources kept for clients that are gone; requests that peers forwarded; cancelled operations without exactly one outcome |
+| findings | wrong hits; memory written, or owned by a link, after its operation had ended; one-sided transfers outside of registered or exposed memory; notices without a posted receive; calls that ended more than 400 ms after their deadlines; referenced ranges that changed or did not match the outcome; resources kept for clients that are gone; requests that peers forwarded; and, in the last row, cancelled operations without exactly one outcome |
 
 | seeds | packets | reordered | duplicated | late | dropped | flipped | links cut | stores killed | hits | referenced | one-sided | landed late | taken down | findings |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
@@ -274,8 +274,8 @@ fn kernel(out: &mut String, lanes: &[Lane]) {
 fn planted(out: &mut String, mutants: &[Outcome]) {
     *out += "\n## Planted bugs\n\n\
              A planted bug (mutant) is built in on purpose, to show that a check detects it. \
-             `sim/mutants.sh` runs\none bug in a process. `sim/mutants/src/lib.rs` describes those of \
-             the shipped code,\n`sim/src/link/planted_bug.rs` those of simulated links.\n\n\
+             `sim/mutants.sh`\nruns one bug in a process. `sim/mutants/src/lib.rs` describes those \
+             of the shipped code,\n`sim/src/link/planted_bug.rs` those of simulated links.\n\n\
              | caught by | planted bugs, with the seconds until each was caught |\n| --- | --- |\n";
     let mut by: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for m in mutants.iter().filter(|m| m.mutant != "none") {
