@@ -3,7 +3,7 @@
 //!
 //! - The client verifies the bytes of a get in their destination before it returns `Hit`; the store
 //!   verifies the bytes of a put before it stores them.
-//! - Each calling thread has a link of its own, dialed on first use and kept for later calls. A
+//! - Each concurrent call has a link of its own, dialed if none is idle and kept for later calls. A
 //!   link that is idle for some seconds ends.
 //! - If the link ends during a call, the call is retried once over a new link, whichever call it
 //!   is. Only what belongs to one link (a pin, a view, an open group) is lost with it.

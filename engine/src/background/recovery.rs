@@ -194,7 +194,6 @@ impl RecoveryCollector {
                 ssd: None,
                 frame: None,
                 tick: o.tick.unwrap_or(newest),
-                freq: 0,
                 attached: o.attached,
             };
             // An index with a constant fingerprint has one name for all.

@@ -388,7 +388,7 @@ impl Core {
         Some(id)
     }
 
-    /// Count a put of these objects that was refused as `Busy`.
+    /// Count a put of these objects that is answered `Busy`.
     pub fn count_busy<'a>(&mut self, keys: impl Iterator<Item = &'a ObjectKey>, now: Mono) {
         let is_first = |key: &&ObjectKey| self.dram.busy.record(key, now);
         self.counters.puts_busy += keys.filter(is_first).count() as u64;

@@ -327,7 +327,8 @@ impl Store {
     }
 
     /// Make all objects put so far durable, except objects that wait for their group or their base.
-    /// The report counts the objects that became durable since the last report.
+    /// The report counts the objects that became durable since the last report, and those that
+    /// could not: the device failed (lost), or they left DRAM and were never written (refused).
     pub fn flush(&self, options: Options) -> Result<FlushReport> {
         flush::flush(&self.shared, options)
     }

@@ -50,8 +50,9 @@ pub trait FramePolicy: Send {
     /// Remove a frame that leaves without being a victim (removed, cleared, damaged). Unknown
     /// frames are ignored.
     fn remove(&mut self, frame: FrameId);
-    /// The next frame to evict for which `evictable` is true (it is false for pinned, dirty and
-    /// leased frames). The frame is removed from the policy. `None` if there is none, or none among
+    /// The next frame to evict for which `evictable` is true. The caller adds only frames that no
+    /// write waits for; `evictable` is false for those of them that are read, pinned or leased. The
+    /// frame is removed from the policy. `None` if there is none, or none among
     /// the frames that one call examines. The next call continues where this one stopped, so that a
     /// long run of ineligible frames delays a victim but never hides it.
     fn victim(&mut self, evictable: &mut dyn FnMut(FrameId) -> bool) -> Option<FrameId>;

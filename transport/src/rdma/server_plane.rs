@@ -29,7 +29,8 @@ use crate::link_error::LinkError;
 
 /// Maximum bytes of one placement: what one rail moves before the next one gets its turn.
 pub(crate) const STRIPE_BYTES: u64 = 1 << 20;
-/// Maximum bytes of an operation that are posted and not completed, plus one placement.
+/// No more is placed for an operation with this number of bytes posted and not completed: at most
+/// 5 MiB are, with the placement that reaches it.
 const POSTED_BYTES_MAX: u64 = 4 << 20;
 
 /// Maximum ranges that are being read or wait for it. Of a further one, the client sends the bytes.

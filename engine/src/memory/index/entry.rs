@@ -3,7 +3,7 @@
 //! ```text
 //! words 0 and 1  fingerprint, low half first; 0 = the slot is empty
 //! word  2        A: segment 18 | record_block 16 | payload_delta 16 | flags 4 | tick, high half 10
-//! word  3        B: length 28 | frame 24 | freq 2                             | tick, low half 10
+//! word  3        B: length 28 | frame 24 | zero 2                             | tick, low half 10
 //! ```
 //!
 //! A link sets only its flag in word A, and stores the name of a base group's member in word B.
@@ -27,7 +27,7 @@ const PAYLOAD_DELTA_BITS: u32 = 16;
 const FLAG_BITS: u32 = 4;
 const LENGTH_BITS: u32 = 28;
 const FRAME_BITS: u32 = 24;
-const FREQ_BITS: u32 = 2;
+const SPARE_BITS: u32 = 2;
 const HALF_TICK_BITS: u32 = 10;
 const TICK_BITS: u32 = 2 * HALF_TICK_BITS;
 
@@ -36,8 +36,8 @@ const PAYLOAD_DELTA_AT: u32 = RECORD_BLOCK_AT + RECORD_BLOCK_BITS;
 const FLAGS_AT: u32 = PAYLOAD_DELTA_AT + PAYLOAD_DELTA_BITS;
 const TICK_HIGH_AT: u32 = FLAGS_AT + FLAG_BITS;
 const FRAME_AT: u32 = LENGTH_BITS;
-const FREQ_AT: u32 = FRAME_AT + FRAME_BITS;
-const TICK_LOW_AT: u32 = FREQ_AT + FREQ_BITS;
+const SPARE_AT: u32 = FRAME_AT + FRAME_BITS;
+const TICK_LOW_AT: u32 = SPARE_AT + SPARE_BITS;
 
 /// One of the four flag bits is spare and zero.
 const FLAG_ON_SSD: u64 = 1;
@@ -52,8 +52,6 @@ const _: () = assert!(SEGMENT_MAX == (1 << SEGMENT_BITS) - 1);
 pub const FRAME_MAX: u32 = FRAME_NONE - 1;
 /// The longest object, bytes: 128 MiB, the limit of the format.
 pub const LENGTH_MAX: u32 = 128 << 20;
-/// The highest use count an entry can hold; callers saturate here.
-pub const FREQ_MAX: u8 = (1 << FREQ_BITS) - 1;
 /// Ticks are counted modulo this; compare them only through [`tick_age`].
 pub const TICK_MODULUS: u32 = 1 << TICK_BITS;
 
@@ -112,8 +110,6 @@ pub struct Entry {
     pub frame: Option<u32>,
     /// When it was last used; kept modulo [`TICK_MODULUS`].
     pub tick: u32,
-    /// A small use count for the eviction policies, at most [`FREQ_MAX`].
-    pub freq: u8,
     /// Whether it is attached to a base group, and visible only while that is. Its link names the
     /// base.
     pub attached: bool,
@@ -162,7 +158,6 @@ impl PackedEntry {
             entry.ssd.unwrap_or(SsdLocation { segment: 0, record_block: 0, payload_delta: 0 });
         in_range("segment", place.segment, 0, SEGMENT_MAX)?;
         in_range("length", entry.length, 1, LENGTH_MAX)?;
-        in_range("freq", entry.freq.into(), 0, FREQ_MAX.into())?;
         if let Some(frame) = entry.frame {
             in_range("frame", frame, 0, FRAME_MAX)?;
         }
@@ -182,7 +177,6 @@ impl PackedEntry {
         // The shift drops the high half of the tick.
         let b = u64::from(entry.length)
             | u64::from(entry.frame.unwrap_or(FRAME_NONE)) << FRAME_AT
-            | u64::from(entry.freq) << FREQ_AT
             | tick << TICK_LOW_AT;
         Ok(PackedEntry { fingerprint: stored(entry.fingerprint), a, b })
     }
@@ -225,7 +219,6 @@ impl PackedEntry {
             }),
             frame: (frame != FRAME_NONE).then_some(frame),
             tick: self.tick(),
-            freq: bits(self.b, FREQ_AT, FREQ_BITS) as u8,
             attached: flags & FLAG_ATTACHED != 0,
         }
     }
@@ -266,7 +259,6 @@ mod tests {
             ssd: None,
             frame: None,
             tick: 0,
-            freq: 0,
             attached: false,
         }
     }
@@ -294,14 +286,12 @@ mod tests {
                 for frame in [None, Some(0), Some(FRAME_MAX)] {
                     for length in [1, LENGTH_MAX - 1, LENGTH_MAX] {
                         for tick in ticks {
-                            for (freq, attached) in
-                                [(0, false), (0, true), (FREQ_MAX, false), (FREQ_MAX, true)]
-                            {
+                            for attached in [false, true] {
                                 let ssd = place.map(|(segment, record_block, payload_delta)| {
                                     SsdLocation { segment, record_block, payload_delta }
                                 });
                                 let entry =
-                                    Entry { fingerprint, length, ssd, frame, tick, freq, attached };
+                                    Entry { fingerprint, length, ssd, frame, tick, attached };
                                 round_trip(entry);
                                 let slot =
                                     PackedEntry::pack(&Entry { tick: !tick & TICK_MASK, ..entry });
@@ -323,7 +313,6 @@ mod tests {
             ("segment", Entry { ssd: at(SEGMENT_MAX + 1), ..plain() }),
             ("frame", Entry { frame: Some(FRAME_MAX + 1), ..plain() }),
             ("frame", Entry { frame: Some(u32::MAX), ..plain() }),
-            ("freq", Entry { freq: FREQ_MAX + 1, ..plain() }),
         ];
         for (name, entry) in cases {
             match PackedEntry::pack(&entry) {
@@ -353,7 +342,7 @@ mod tests {
                 assert_eq!(slot.as_link(), Some((fingerprint, base)));
             }
         }
-        let all = Entry { tick: TICK_MASK, freq: FREQ_MAX, attached: true, ..plain() };
+        let all = Entry { tick: TICK_MASK, attached: true, ..plain() };
         assert_eq!(PackedEntry::pack(&all).expect("in range").as_link(), None);
     }
 

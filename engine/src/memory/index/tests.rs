@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::entry::{FREQ_MAX, SLOT_BYTES, stored};
+use super::entry::{SLOT_BYTES, stored};
 use super::*;
 use crate::config::SEGMENT_MAX;
 
@@ -73,7 +73,6 @@ fn entry(random: &mut Random, fingerprint: u128, name: u32) -> Entry {
         }),
         frame: (bits & 2 == 0).then_some((bits >> 40) as u32 & 0xffff),
         tick: (bits >> 32) as u32 % TICK_MODULUS,
-        freq: (bits >> 4) as u8 & FREQ_MAX,
         attached: bits & 4 == 0,
     }
 }

@@ -372,7 +372,6 @@ fn index_frame(core: &mut Core, id: FrameId, data: &FrameData) {
             ssd: None,
             frame: Some(id.0),
             tick,
-            freq: 0,
             attached: data.is_attached(),
         };
         let inserted = core.index.insert(&entry);
