@@ -160,7 +160,7 @@ pub const CHUNK_BYTES: usize = 64 * 1024;
 /// Most items of a chunk.
 pub const CHUNK_ITEMS: usize = (CHUNK_BYTES - ChunkHead::BYTES) / CheckpointEntry::BYTES;
 
-/// What a chunk holds.
+/// Content of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum ChunkKind {

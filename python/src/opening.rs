@@ -215,7 +215,7 @@ pub fn bytes_in(directory: &Path) -> Option<u64> {
     Some(manifest.superblock().capacity_bytes)
 }
 
-/// What recovery found when the store was opened.
+/// Result of recovery when the store was opened.
 #[pyclass(frozen, get_all, module = "pagelith")]
 pub struct OpenReport {
     /// The store was created by this call.

@@ -141,7 +141,7 @@ impl<S: Stream> Conn<S> {
         }
     }
 
-    /// What to wait for besides the stream.
+    /// Events to wait for besides those of the stream.
     pub(crate) fn wakes(&self) -> Vec<BorrowedFd<'_>> {
         self.devices.wakes()
     }
@@ -151,7 +151,7 @@ impl<S: Stream> Conn<S> {
         self.devices.arm()
     }
 
-    /// What the stream must be ready for.
+    /// Directions for which the stream must be ready.
     pub(crate) fn awaited(&self) -> Awaited {
         let read = self.inbound.wants_read() && !self.is_congested();
         Awaited { read, write: self.wants_write() }
@@ -200,8 +200,11 @@ impl<S: Stream> Conn<S> {
         self.outbound.complete_refs(&released, by_rdma, events, &mut self.counts);
         to_release.into_iter().for_each(|stretch| self.outbound.queue_release(stretch));
         self.operations = in_flight(self.operations, &events[had..]);
-        if self.facts.side == LinkRole::Server && self.operations > self.facts.operations_max {
-            return Err(LinkError::broken("op", "more in flight than agreed"));
+        let max = self.facts.operations_max;
+        if self.facts.side == LinkRole::Server && self.operations > max {
+            return Err(LinkError::violation(format_args!(
+                "more operations are in flight than agreed max={max}"
+            )));
         }
         // Frames that arrived before the end of the stream count, whichever direction reported the
         // end.
@@ -220,13 +223,16 @@ impl<S: Stream> Conn<S> {
         if read? > 0 || made_progress {
             self.heartbeat.heard(now);
         }
-        if self.outbound.queued_releases() > self.limits.exposures_max {
-            return Err(LinkError::broken("shown", "more than is taken"));
+        let max = self.limits.exposures_max;
+        if self.outbound.queued_releases() > max {
+            return Err(LinkError::violation(format_args!(
+                "more references are unreleased than agreed max={max}"
+            )));
         }
         wrote?;
         for ping in own.into_iter().filter(|frame| frame.kind == FrameKind::Ping) {
             if !self.outbound.send_urgent(Frame::bare(FrameKind::Pong, ping.op)) {
-                return Err(LinkError::broken("kind", "too many pings"));
+                return Err(LinkError::violation("more pings than answers fit in the send buffer"));
             }
         }
         if let Some(ping) = self.heartbeat.beat(now, &self.limits)? {

@@ -182,6 +182,6 @@ pub struct FlushReport {
     /// left memory before a flush wrote them.
     pub refused_objects: u64,
     /// Objects that were acknowledged and could not be made durable: the device failed, or the SSD
-    /// tier took no writes. They are served from memory until evicted. Always 0 without an SSD tier.
+    /// tier took no writes. They are served from memory until evicted. 0 without an SSD tier.
     pub lost_objects: u64,
 }

@@ -160,7 +160,7 @@ impl Client {
         Client::expecting_over(Client::dial(address, key), timeout)
     }
 
-    /// What [`Client::to`] dials with: no RDMA, and the system's clock, which the calls use too.
+    /// Dial options of [`Client::to`]: no RDMA, and the system's clock, which the calls use too.
     pub fn dial(address: &Address, key: Option<&Key>) -> SocketDial {
         let offer = Capabilities::of_this_build(SystemEntropy.bytes16());
         SocketDial::new(address.clone(), key.cloned(), offer, Arc::new(SystemClock::new()))

@@ -1,4 +1,4 @@
-//! What the parts of the flusher share: the store, its log, and the state of everything in the log.
+//! State shared by the parts of the flusher: the store, its log, and the units in the log.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

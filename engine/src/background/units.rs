@@ -23,7 +23,7 @@ use crate::state::jobs::JobResult;
 use crate::state::ssd_core::SsdCore;
 use crate::state::unsynced::UnsyncedUnit;
 
-/// What the engine must do once a unit is written or has failed.
+/// The engine's action once a unit is written or has failed.
 pub(crate) enum PendingUnit {
     /// A frame, pinned until its write ends.
     Frame(FrameGuard),

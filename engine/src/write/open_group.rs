@@ -239,7 +239,7 @@ impl JoinedGroup {
                     core.expire(shared.now());
                     group_memory::reserve_extent(&mut core, length)
                 })
-                .ok_or_else(|| Error::busy(format!("arena is full of pages in use bytes={length}")))
+                .ok_or_else(|| group_memory::no_room(length))
         });
         let extent = extent.inspect_err(|_| core.count_busy(std::iter::once(key), shared.now()))?;
         let fingerprint = shared.fingerprint(key, generation);

@@ -214,9 +214,7 @@ fn functions_named_in_documents_exist() {
 #[test]
 fn files_in_numbered_steps_define_their_functions() {
     let sources = sources();
-    for page in
-        ["docs/architecture.md", "docs/policy.md", "docs/decisions/0026-rdma-links.md"]
-    {
+    for page in ["docs/architecture.md", "docs/policy.md", "docs/decisions/0026-rdma-links.md"] {
         assert_eq!(misplaced_functions(&text(page), &sources), Vec::<String>::new(), "{page}");
     }
     let planted = "`Core::drop_damaged` (`state/damage.rs`).\n\n`Log::sync` has no file.";

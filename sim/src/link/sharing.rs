@@ -20,7 +20,7 @@ use super::wire::{Packet, Wire};
 /// Shared memory in use.
 #[derive(Default)]
 pub(super) struct SharingState {
-    /// What each side has handed over, as this end has it. The default is nothing: as between two
+    /// Memory that each side has handed over, as this end has it. None by default: as between two
     /// hosts.
     pub regions: LinkRegions,
     /// References sent to the other end and not yet released.

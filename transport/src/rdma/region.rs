@@ -43,7 +43,7 @@ impl RdmaRegion {
         self.memory.bytes() as u64
     }
 
-    /// What peers may do.
+    /// Access of peers.
     pub fn access(&self) -> RemoteAccess {
         self.access
     }

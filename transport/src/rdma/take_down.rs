@@ -103,7 +103,7 @@ impl TakeDown {
     }
 }
 
-/// What the thread does.
+/// Work of the thread.
 struct Job {
     host: Arc<RdmaHost>,
     rails: Vec<RailQueue>,

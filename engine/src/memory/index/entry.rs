@@ -97,7 +97,7 @@ impl SsdLocation {
     }
 }
 
-/// What the index knows about one object, unpacked.
+/// An entry of the index for one object, unpacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Entry {
     /// Keyed hash of the whole key. Not its identity: two keys may share one. 0 is stored as 1.
@@ -253,14 +253,7 @@ mod tests {
     use super::*;
 
     fn plain() -> Entry {
-        Entry {
-            fingerprint: 7,
-            length: 1,
-            ssd: None,
-            frame: None,
-            tick: 0,
-            attached: false,
-        }
+        Entry { fingerprint: 7, length: 1, ssd: None, frame: None, tick: 0, attached: false }
     }
 
     fn round_trip(entry: Entry) {

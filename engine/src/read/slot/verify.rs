@@ -70,7 +70,8 @@ impl Slot {
             return hit(true, length);
         }
         let Some(destination) = self.destination.as_mut() else {
-            let detail = format!("memory is in use by a read, please report it key={}", self.key);
+            let lent = "memory of the get is lent to a read";
+            let detail = format!("a bug in Pagelith, please report it: {lent} key={}", self.key);
             return Settled::Failed(Error::new(ErrorKind::Internal, detail));
         };
         let parts = &mut destination.0;

@@ -100,8 +100,10 @@ pub(crate) fn admit(
             KeyState::Unclear => {
                 core.count_busy(group.iter().map(|o| &o.key), shared.now());
                 let key = object.key;
-                let detail =
-                    format!("key may be present, its header was not read in time key={key}");
+                let detail = format!(
+                    "cannot tell whether the key is present: its record header was not read in \
+                     time; retry key={key}"
+                );
                 return Admission::Done(Err(Error::busy(detail)));
             }
         }

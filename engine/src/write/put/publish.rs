@@ -221,7 +221,7 @@ fn count_put(core: &mut Core, origin: PutOrigin, objects: u64, bytes: u64) {
 }
 
 fn too_many_frames() -> Error {
-    Error::busy("too many pages in memory")
+    Error::busy("no free frame number: too many groups are in DRAM; retry later")
 }
 
 fn free_members(core: &mut Core, members: &[FrameMember]) {

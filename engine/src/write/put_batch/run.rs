@@ -15,6 +15,7 @@ use super::{GroupSource, PutBatch};
 use crate::api::error::Error;
 use crate::api::outcome::PutOutcome;
 use crate::state::core::Core;
+use crate::state::group_memory::no_room;
 use crate::state::put_spec::ObjectSize;
 use crate::state::shared::Shared;
 use crate::state::ssd_admission;
@@ -208,8 +209,7 @@ impl PutBatch {
                 Admission::NoMemory(bytes) => {
                     core.count_busy(sizes.iter().map(|size| &size.key), shared.now());
                     full = true;
-                    let detail = format!("arena is full of pages in use bytes={bytes}");
-                    self.set_outcome(member.group, Err(Error::busy(detail)), Vec::new());
+                    self.set_outcome(member.group, Err(no_room(bytes)), Vec::new());
                 }
                 Admission::Done(outcome) => self.set_outcome(member.group, outcome, Vec::new()),
                 Admission::NeedHeaders(members) => {

@@ -1,4 +1,4 @@
-//! What an end of a simulated link has to send, in order.
+//! Queue of an end of a simulated link, in sending order.
 
 use std::time::Duration;
 
