@@ -198,7 +198,7 @@ impl<S: Stream> Conn<S> {
         let read = if paused { Ok(0) } else { self.inbound.pump(stream, &mut sink) };
         let by_rdma = self.devices.has_plane();
         self.outbound.complete_refs(&released, by_rdma, events, &mut self.counts);
-        to_release.into_iter().for_each(|stretch| self.outbound.queue_release(stretch));
+        to_release.into_iter().for_each(|range| self.outbound.queue_release(range));
         self.operations = in_flight(self.operations, &events[had..]);
         let max = self.facts.operations_max;
         if self.facts.side == LinkRole::Server && self.operations > max {
@@ -369,13 +369,8 @@ impl<S: Stream> Link for Conn<S> {
         }
     }
 
-    fn peer_ref(
-        &self,
-        stretch: ItemRange,
-        (region, at): (u32, u64),
-        length: u64,
-    ) -> Option<ShmRef> {
-        self.regions.shown(stretch, std::iter::once(ShownPiece::new(region, at, length)))
+    fn peer_ref(&self, range: ItemRange, (region, at): (u32, u64), length: u64) -> Option<ShmRef> {
+        self.regions.shown(range, std::iter::once(ShownPiece::new(region, at, length)))
     }
 
     fn push(&mut self, push: Push) -> Result<(), Push> {
@@ -426,7 +421,7 @@ impl<S: Stream> Link for Conn<S> {
     }
 
     fn release_ref(&mut self, shown: ShmRef) {
-        self.outbound.queue_release(Released { range: shown.stretch(), unread: false });
+        self.outbound.queue_release(Released { range: shown.range(), unread: false });
     }
 
     fn retract(&mut self, op: OpId) {

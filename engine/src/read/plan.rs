@@ -260,11 +260,11 @@ pub(crate) fn is_whole_blocks(want: &Range<u64>, length: u64) -> bool {
 }
 
 /// Split a range into chunks of at most `chunk` bytes.
-pub(crate) fn split_chunks(stretch: Range<u64>, chunk: u64) -> Vec<Range<u64>> {
+pub(crate) fn split_chunks(range: Range<u64>, chunk: u64) -> Vec<Range<u64>> {
     let mut out = Vec::new();
-    let mut at = stretch.start;
-    while at < stretch.end {
-        let end = (at + chunk).min(stretch.end);
+    let mut at = range.start;
+    while at < range.end {
+        let end = (at + chunk).min(range.end);
         out.push(at..end);
         at = end;
     }

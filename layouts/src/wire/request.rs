@@ -194,7 +194,7 @@ impl GetItem {
     }
 
     /// The requested bytes of the object, as a range.
-    pub fn stretch(&self) -> Range<u64> {
+    pub fn byte_range(&self) -> Range<u64> {
         self.range().unwrap_or(0..self.length)
     }
 
