@@ -93,7 +93,7 @@ impl Queue for Device {
 impl Disk for Device {
     fn facts(&self) -> DiskFacts {
         DiskFacts {
-            side: IoBackend::Blocking,
+            backend: IoBackend::Blocking,
             direct: true,
             memory_align: 4096,
             offset_align: 4096,
