@@ -98,7 +98,7 @@ structure! {
         /// Offset of the record in the segment, in units of 4096 bytes; 0 in a link.
         pub record_block: u16,
         /// Offset of the payload in the record, in units of 4096 bytes; 0 in a link.
-        pub payload_delta: u16,
+        pub payload_block: u16,
         /// Length in bytes; 0 withdraws every entry of the record. In a link, the lower half of the
         /// name of the base group.
         pub length: u32,

@@ -258,7 +258,7 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
         Some(Expected {
             identity: SegmentIdentity { store: volume.store, segment, incarnation },
             offset: u64::from(place.record_block) * 4096,
-            payload_delta: u64::from(place.payload_delta) * 4096,
+            payload_offset: u64::from(place.payload_block) * 4096,
             generation,
             length: entry.length.into(),
         })

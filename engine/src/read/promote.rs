@@ -28,7 +28,7 @@ pub(crate) fn promote(shared: &Shared, slots: &mut [Slot], at: Recency) -> u64 {
     for (i, slot) in slots.iter().enumerate() {
         if let Some(VerifiedRecord { facts, place, .. }) = verified(slot) {
             let record = records.entry((facts.identity.segment, facts.offset)).or_default();
-            record.insert(place.payload_delta, i);
+            record.insert(place.payload_block, i);
         }
     }
     let mut objects = 0;

@@ -227,7 +227,7 @@ pub(crate) fn move_written(
         // A record moves as a unit: its payloads keep their distance from its header.
         let (segment, record) = (place.identity.segment, place.offset);
         let new =
-            SsdLocation { payload_delta: old.payload_delta, ..SsdLocation::at(segment, record, 0) };
+            SsdLocation { payload_block: old.payload_block, ..SsdLocation::at(segment, record, 0) };
         if core.place_ssd(*fingerprint, |e| e.ssd == Some(*old), new) {
             now.push((*fingerprint, new));
             from.push(*old);

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! words 0 and 1  fingerprint, low half first; 0 = the slot is empty
-//! word  2        A: segment 18 | record_block 16 | payload_delta 16 | flags 4 | tick, high half 10
+//! word  2        A: segment 18 | record_block 16 | payload_block 16 | flags 4 | tick, high half 10
 //! word  3        B: length 28 | frame 24 | zero 2                             | tick, low half 10
 //! ```
 //!
@@ -23,7 +23,7 @@ pub(crate) const SLOT_WORDS: usize = 4;
 
 const SEGMENT_BITS: u32 = 18;
 const RECORD_BLOCK_BITS: u32 = 16;
-const PAYLOAD_DELTA_BITS: u32 = 16;
+const PAYLOAD_BLOCK_BITS: u32 = 16;
 const FLAG_BITS: u32 = 4;
 const LENGTH_BITS: u32 = 28;
 const FRAME_BITS: u32 = 24;
@@ -32,8 +32,8 @@ const HALF_TICK_BITS: u32 = 10;
 const TICK_BITS: u32 = 2 * HALF_TICK_BITS;
 
 const RECORD_BLOCK_AT: u32 = SEGMENT_BITS;
-const PAYLOAD_DELTA_AT: u32 = RECORD_BLOCK_AT + RECORD_BLOCK_BITS;
-const FLAGS_AT: u32 = PAYLOAD_DELTA_AT + PAYLOAD_DELTA_BITS;
+const PAYLOAD_BLOCK_AT: u32 = RECORD_BLOCK_AT + RECORD_BLOCK_BITS;
+const FLAGS_AT: u32 = PAYLOAD_BLOCK_AT + PAYLOAD_BLOCK_BITS;
 const TICK_HIGH_AT: u32 = FLAGS_AT + FLAG_BITS;
 const FRAME_AT: u32 = LENGTH_BITS;
 const SPARE_AT: u32 = FRAME_AT + FRAME_BITS;
@@ -60,7 +60,7 @@ const _: () = {
     assert!(TICK_LOW_AT + HALF_TICK_BITS == u64::BITS, "word B is full");
     assert!(size_of::<u128>() + 2 * size_of::<u64>() == SLOT_BYTES);
     assert!(
-        RECORD_BLOCK_BITS == u16::BITS && PAYLOAD_DELTA_BITS == u16::BITS,
+        RECORD_BLOCK_BITS == u16::BITS && PAYLOAD_BLOCK_BITS == u16::BITS,
         "no range check is needed"
     );
     assert!(LENGTH_MAX < 1 << LENGTH_BITS);
@@ -75,7 +75,7 @@ pub struct SsdLocation {
     /// Offset in the segment of the record's header, in sectors of 4096 bytes.
     pub record_block: u16,
     /// Distance from the record's header to this object's payload, in sectors.
-    pub payload_delta: u16,
+    pub payload_block: u16,
 }
 
 impl SsdLocation {
@@ -86,14 +86,14 @@ impl SsdLocation {
         SsdLocation {
             segment: segment.0,
             record_block: blocks(record),
-            payload_delta: blocks(delta),
+            payload_block: blocks(delta),
         }
     }
 
     /// The location that a footer entry names.
     pub fn of_entry(segment: SegmentId, entry: &FooterEntry) -> SsdLocation {
-        let (record_block, payload_delta) = (entry.record_block as u16, entry.payload_delta as u16);
-        SsdLocation { segment: segment.0, record_block, payload_delta }
+        let (record_block, payload_block) = (entry.record_block as u16, entry.payload_block as u16);
+        SsdLocation { segment: segment.0, record_block, payload_block }
     }
 }
 
@@ -155,7 +155,7 @@ impl PackedEntry {
     /// Refuses a field that does not fit: a truncated location would name another object's bytes.
     pub(crate) fn pack(entry: &Entry) -> Result<PackedEntry, IndexError> {
         let place =
-            entry.ssd.unwrap_or(SsdLocation { segment: 0, record_block: 0, payload_delta: 0 });
+            entry.ssd.unwrap_or(SsdLocation { segment: 0, record_block: 0, payload_block: 0 });
         in_range("segment", place.segment, 0, SEGMENT_MAX)?;
         in_range("length", entry.length, 1, LENGTH_MAX)?;
         if let Some(frame) = entry.frame {
@@ -171,7 +171,7 @@ impl PackedEntry {
         let tick = u64::from(entry.tick & TICK_MASK);
         let a = u64::from(place.segment)
             | u64::from(place.record_block) << RECORD_BLOCK_AT
-            | u64::from(place.payload_delta) << PAYLOAD_DELTA_AT
+            | u64::from(place.payload_block) << PAYLOAD_BLOCK_AT
             | flags << FLAGS_AT
             | (tick >> HALF_TICK_BITS) << TICK_HIGH_AT;
         // The shift drops the high half of the tick.
@@ -215,7 +215,7 @@ impl PackedEntry {
             ssd: (flags & FLAG_ON_SSD != 0).then(|| SsdLocation {
                 segment: bits(self.a, 0, SEGMENT_BITS) as u32,
                 record_block: bits(self.a, RECORD_BLOCK_AT, RECORD_BLOCK_BITS) as u16,
-                payload_delta: bits(self.a, PAYLOAD_DELTA_AT, PAYLOAD_DELTA_BITS) as u16,
+                payload_block: bits(self.a, PAYLOAD_BLOCK_AT, PAYLOAD_BLOCK_BITS) as u16,
             }),
             frame: (frame != FRAME_NONE).then_some(frame),
             tick: self.tick(),
@@ -280,8 +280,8 @@ mod tests {
                     for length in [1, LENGTH_MAX - 1, LENGTH_MAX] {
                         for tick in ticks {
                             for attached in [false, true] {
-                                let ssd = place.map(|(segment, record_block, payload_delta)| {
-                                    SsdLocation { segment, record_block, payload_delta }
+                                let ssd = place.map(|(segment, record_block, payload_block)| {
+                                    SsdLocation { segment, record_block, payload_block }
                                 });
                                 let entry =
                                     Entry { fingerprint, length, ssd, frame, tick, attached };
@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn pack_field_out_of_range_names_field() {
-        let at = |segment| Some(SsdLocation { segment, record_block: 0, payload_delta: 0 });
+        let at = |segment| Some(SsdLocation { segment, record_block: 0, payload_block: 0 });
         let cases = [
             ("length", Entry { length: 0, ..plain() }),
             ("length", Entry { length: LENGTH_MAX + 1, ..plain() }),
