@@ -56,7 +56,7 @@ impl LinkRegions {
             let regions = self.own.iter().zip(0u32..);
             regions
                 .filter_map(|(region, number)| {
-                    Some((number, region.place(part.addr(), part.len())?))
+                    Some((number, region.offset_of(part.addr(), part.len())?))
                 })
                 .next()
                 .map(|(number, at)| ShownPiece::new(number, at, part.len() as u64))

@@ -308,7 +308,7 @@ pub(crate) fn drop_lost_record(
     object: &SsdObject,
     record: Option<Record<'_>>,
 ) {
-    let (place, expected) = (object.place(), &object.expected);
+    let (place, expected) = (object.ssd_location(), &object.expected);
     let record = record.filter(|r| r.expect(expected.identity, expected.offset).is_ok());
     let mut core = shared.lock();
     let known = core.index.find(slot.fingerprint).any(|e| e.ssd == Some(place));

@@ -440,7 +440,7 @@ impl SsdObject {
     }
 
     /// The location at which the index has the object.
-    pub fn place(&self) -> SsdLocation {
+    pub fn ssd_location(&self) -> SsdLocation {
         SsdLocation::at(self.segment(), self.expected.offset, self.expected.payload_offset)
     }
 }

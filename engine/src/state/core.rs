@@ -134,8 +134,8 @@ impl Core {
     }
 
     /// Record a request for an object.
-    pub fn touch(&mut self, fingerprint: u128, place: impl Fn(&Entry) -> bool, at: Recency) {
-        let Some((slot, entry)) = self.index.locate(fingerprint, place) else { return };
+    pub fn touch(&mut self, fingerprint: u128, is_match: impl Fn(&Entry) -> bool, at: Recency) {
+        let Some((slot, entry)) = self.index.locate(fingerprint, is_match) else { return };
         let now = self.now_tick();
         if let Some(frame) = entry.frame.map(FrameId) {
             self.dram.frames.touches().raise(frame, at);

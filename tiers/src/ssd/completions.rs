@@ -275,7 +275,7 @@ impl Log {
         };
         buf.copy_from_slice(&bytes);
         self.sealing[i].stage = Stage::Footer;
-        let (file, offset) = self.volume.place(segment, at);
+        let (file, offset) = self.volume.file_offset(segment, at);
         self.bytes_written += bytes.len() as u64;
         self.begin(
             Op::Write { file, offset, parts: vec![buf.into_part()] },

@@ -389,7 +389,7 @@ impl Log {
         let Some(open) = self.open.as_ref() else { return };
         let CoalescedWrite { offset, parts, units, .. } = write;
         let segment = open.segment();
-        let (file, at) = self.volume.place(segment, offset);
+        let (file, at) = self.volume.file_offset(segment, offset);
         let header = offset == 0;
         self.token += 1;
         self.pending.insert(self.token, PendingOp::Records { segment, file, units, header });

@@ -105,7 +105,7 @@ impl Moving {
                 }
                 break;
             };
-            let (file, offset) = cx.volume.place(identity.segment, survivor.offset);
+            let (file, offset) = cx.volume.file_offset(identity.segment, survivor.offset);
             let number = self.next_read;
             self.next_read += 1;
             let part = part.split(survivor.bytes as usize).0;

@@ -179,7 +179,7 @@ fn verify_read(
     });
     let is_whole = object.want == (0..length);
     let record = (wants.record && is_whole).then(|| {
-        let (member_count, place) = (record.member_count(), object.place());
+        let (member_count, place) = (record.member_count(), object.ssd_location());
         Box::new(VerifiedRecord { facts, member_count, checksums, place })
     });
     let source = HitSource::Ssd { record, staged_bytes: *staged_bytes };
