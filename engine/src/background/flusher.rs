@@ -42,7 +42,7 @@ use crate::background::scrub::BackgroundScrub;
 use crate::background::stall_detector::StallDetector;
 use crate::background::tombstone_readback::TombstoneReadback;
 use crate::background::units::PendingUnit;
-use crate::state::frame_access::FrameGuard;
+use crate::state::frame_access::FrameHold;
 use crate::state::jobs::{Job, JobResult};
 use crate::state::shared::Shared;
 
@@ -226,7 +226,7 @@ impl Flusher {
     }
 
     /// Enter the locations of frames into the index, in one critical section.
-    fn frames_written(&mut self, frames: &mut Vec<(u64, FrameGuard, RecordLocation)>) {
+    fn frames_written(&mut self, frames: &mut Vec<(u64, FrameHold, RecordLocation)>) {
         if frames.is_empty() {
             return;
         }

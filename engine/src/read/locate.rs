@@ -29,7 +29,7 @@ use crate::memory::index::{Entry, PREFETCH_GROUP, SsdLocation, TICK_MODULUS};
 use crate::memory::visibility::VisibilityFilter;
 use crate::read::slot::{Slot, SsdObject, record_members};
 use crate::state::core::Core;
-use crate::state::frame_access::{FrameGuard, FrameReader};
+use crate::state::frame_access::{FrameHold, FrameReader};
 use crate::state::read_view::{LOCK_FREE_TRIES, Snapshot};
 use crate::state::recency::{FoundObject, record};
 use crate::state::session_io::release_segment;
@@ -279,7 +279,7 @@ pub(crate) fn hold_in_memory(
     key: &ObjectKey,
     at: Recency,
     fits: impl Fn(u64) -> bool,
-) -> Option<(FrameGuard, usize)> {
+) -> Option<(FrameHold, usize)> {
     let generation = core.generation(key.namespace());
     let fingerprint = shared.fingerprint(key, generation);
     if core.index.find(fingerprint).any(|e| e.attached && !core.is_visible(&e)) {
@@ -288,7 +288,7 @@ pub(crate) fn hold_in_memory(
     let (frame, member) = core.find_memory(key, fingerprint, generation)?;
     core.dram.frames.get(frame.id).filter(|f| fits(f.data.members[member].extent.bytes))?;
     core.touch(fingerprint, |e| e.frame == Some(frame.id.0), at);
-    Some((FrameGuard::new(core, frame)?, member))
+    Some((FrameHold::new(core, frame)?, member))
 }
 
 /// Leave the slot's segment; the object is to be looked up again.

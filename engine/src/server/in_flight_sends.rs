@@ -20,7 +20,7 @@ use crate::api::group_info::GroupInfo;
 use crate::memory::frames::FrameRef;
 use crate::read::locate;
 use crate::read::touch_hits::touch_held;
-use crate::state::frame_access::FrameGuard;
+use crate::state::frame_access::FrameHold;
 use crate::state::group_info;
 use crate::state::session_io::recency;
 use crate::state::shared::Shared;
@@ -125,7 +125,7 @@ pub(crate) fn push_from_dram(
     let held = pin_frames(&shared, requests, &ctx.in_flight_sends, link.room().pushes, options);
     let mut tally = PushTally::default();
     let mut is_full = false;
-    let push = |(request, held): (&PushRequest, Option<(FrameGuard, usize)>)| {
+    let push = |(request, held): (&PushRequest, Option<(FrameHold, usize)>)| {
         let Some((held, member)) = held else { return PushResult::NotInDram };
         // After a push that found no capacity nothing is sent, which keeps the order.
         let result = match is_full {
@@ -155,7 +155,7 @@ fn pin_frames(
     in_flight: &InFlightSends,
     mut pushes: usize,
     options: &crate::api::request::Options,
-) -> Vec<Option<(FrameGuard, usize)>> {
+) -> Vec<Option<(FrameHold, usize)>> {
     let most = (shared.config.arena_bytes() / IN_FLIGHT_SHARE).min(IN_FLIGHT_BYTES_MAX);
     let mut left = most.saturating_sub(in_flight.bytes);
     let at = recency(shared, options);
@@ -219,7 +219,7 @@ fn push_one(
     ctx: &mut ServerCtx,
     link: &mut dyn Link,
     request: &PushRequest,
-    held: &FrameGuard,
+    held: &FrameHold,
     member: usize,
     tally: &mut PushTally,
 ) -> PushResult {
@@ -273,7 +273,7 @@ fn slice(part: Part, request: &PushRequest) -> Part {
 /// block that was to be verified does not match its checksum.
 fn span_checksums(
     shared: &Shared,
-    held: &FrameGuard,
+    held: &FrameHold,
     member: usize,
     request: &PushRequest,
     verify: bool,

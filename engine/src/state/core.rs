@@ -19,7 +19,7 @@ use crate::memory::visibility::{Visibility, VisibilityFilter};
 use crate::state::dram_core::DramCore;
 use crate::state::event_log::EventLog;
 use crate::state::flush_counts::FlushCounts;
-use crate::state::frame_access::FrameGuard;
+use crate::state::frame_access::FrameHold;
 use crate::state::jobs::{Job, JobTable};
 use crate::state::peer_queue::PeerQueue;
 use crate::state::pending_groups::PendingGroups;
@@ -282,7 +282,7 @@ impl Core {
 
     /// Return a frame that was taken for a write to the front of the queue. A frame that was
     /// dropped meanwhile is released instead.
-    pub fn requeue_front(&mut self, held: &FrameGuard) {
+    pub fn requeue_front(&mut self, held: &FrameHold) {
         let live = self.dram.frames.get_live(held.frame);
         let queued = live.map(|f| f.state = FrameState::Queued).is_some();
         if let Some(ssd) = self.ssd.as_mut().filter(|_| queued) {

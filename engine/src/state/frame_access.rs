@@ -67,20 +67,20 @@ impl UnpublishedExtent {
 /// A counted reader of a frame: created under the core's lock together with `readers += 1`, and
 /// released with [`crate::state::core::Core::release_frame`] after all slices and parts made from
 /// it are gone.
-pub(crate) struct FrameGuard {
+pub(crate) struct FrameHold {
     pub frame: crate::memory::frames::FrameRef,
     pub data: Arc<FrameData>,
 }
 
-impl FrameGuard {
+impl FrameHold {
     /// Add a reader. `None` if the frame does not exist any more.
     pub fn new(
         core: &mut crate::state::core::Core,
         frame: crate::memory::frames::FrameRef,
-    ) -> Option<FrameGuard> {
+    ) -> Option<FrameHold> {
         let f = core.dram.frames.get_ref(frame)?;
         f.readers += 1;
-        Some(FrameGuard { frame, data: f.data.clone() })
+        Some(FrameHold { frame, data: f.data.clone() })
     }
 
     /// A member's bytes.
