@@ -61,7 +61,7 @@ use crate::rpc::connections::PeerConnections;
 use crate::rpc::remote_get::{CallOptions, LinkFailures, no_link};
 use crate::rpc::{ControlReply, Peer, Peers};
 
-pub use self::group::{Group, GroupId};
+pub use self::group::{Group, OpenGroupId};
 pub use self::pin::Pin;
 pub use self::rdma_memory::register_memory;
 pub use self::session::Session;
