@@ -29,7 +29,7 @@ use crate::memory::index::{Entry, PREFETCH_GROUP, SsdLocation, TICK_MODULUS};
 use crate::memory::visibility::VisibilityFilter;
 use crate::read::slot::{Slot, SsdObject, record_members};
 use crate::state::core::Core;
-use crate::state::frame_access::{FrameHold, FrameReader};
+use crate::state::frame_access::{FrameHold, FramePin};
 use crate::state::read_view::{LOCK_FREE_TRIES, Snapshot};
 use crate::state::recency::{FoundObject, record};
 use crate::state::session_io::release_segment;
@@ -47,7 +47,7 @@ pub(crate) enum Located<'a> {
 
 /// The member of a frame that is the object, and the requested range of it.
 pub(crate) struct LocatedMember<'a> {
-    pub entered: FrameReader<'a>,
+    pub entered: FramePin<'a>,
     pub frame: FrameId,
     pub member: usize,
     pub want: Range<u64>,
@@ -96,7 +96,7 @@ fn undo(shared: &Shared, slot: &mut Slot, located: Located<'_>) {
 }
 
 /// Leave a frame after a get; the last reader of a dropped frame frees it.
-pub(crate) fn leave_frame(shared: &Shared, entered: FrameReader<'_>, frame: FrameId) {
+pub(crate) fn leave_frame(shared: &Shared, entered: FramePin<'_>, frame: FrameId) {
     if entered.leave() {
         shared.lock().free_if_unread(frame);
     }
@@ -171,8 +171,8 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
         }
     }
 
-    fn enter(&self, frame: u32) -> Option<FrameReader<'a>> {
-        self.shared.read_view.frames.enter(frame as usize).map(FrameReader::new)
+    fn enter(&self, frame: u32) -> Option<FramePin<'a>> {
+        self.shared.read_view.frames.enter(frame as usize).map(FramePin::new)
     }
 
     /// Locate one object, for which the index has these `entries`.
@@ -264,7 +264,7 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
         })
     }
 
-    fn leave_frame(&mut self, entered: FrameReader<'a>, frame: u32) {
+    fn leave_frame(&mut self, entered: FramePin<'a>, frame: u32) {
         if entered.leave() {
             self.dropped_frames.push(FrameId(frame));
         }

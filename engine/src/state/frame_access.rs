@@ -111,12 +111,12 @@ impl FrameHold {
 
 /// A lock-free reader of a frame, registered by the frame's number. The frame keeps its extents
 /// until [`crate::read::locate::leave_frame`].
-pub(crate) struct FrameReader<'a>(PinnedRef<'a, FrameData>);
+pub(crate) struct FramePin<'a>(PinnedRef<'a, FrameData>);
 
-impl<'a> FrameReader<'a> {
+impl<'a> FramePin<'a> {
     /// `inside` must come from the table that frees the frames.
-    pub fn new(inside: PinnedRef<'a, FrameData>) -> FrameReader<'a> {
-        FrameReader(inside)
+    pub fn new(inside: PinnedRef<'a, FrameData>) -> FramePin<'a> {
+        FramePin(inside)
     }
 
     /// A member's bytes.
@@ -134,7 +134,7 @@ impl<'a> FrameReader<'a> {
     }
 }
 
-impl Deref for FrameReader<'_> {
+impl Deref for FramePin<'_> {
     type Target = FrameData;
     fn deref(&self) -> &FrameData {
         &self.0

@@ -23,7 +23,7 @@ use crate::memory::index::SsdLocation;
 use crate::read::get::Header;
 use crate::read::plan;
 use crate::rpc::scatter;
-use crate::state::frame_access::FrameReader;
+use crate::state::frame_access::FramePin;
 use crate::state::shared::Shared;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -56,7 +56,7 @@ impl Slot {
     pub fn copy_out(
         &mut self,
         shared: &Shared,
-        entered: &FrameReader<'_>,
+        entered: &FramePin<'_>,
         member: usize,
         want: &Range<u64>,
         verify: bool,
