@@ -168,7 +168,7 @@ impl JobWriter {
                     };
                     let (namespace, objects) = (f.data.namespace, f.data.members.len());
                     core.count_lost(namespace, objects);
-                    core.mark_frame_clean(frame);
+                    core.make_evictable(frame);
                 }
                 Job::Tombstones { id, .. } | Job::Clear { id, .. } | Job::Flush { id } => {
                     core.jobs.complete(id, failed())

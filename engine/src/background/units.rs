@@ -181,7 +181,7 @@ impl Units {
                 }
                 core.count_lost(held.data.namespace, held.data.members.len());
                 core.release_frame(held.frame);
-                core.mark_frame_clean(held.frame);
+                core.make_evictable(held.frame);
                 (false, None)
             }
             Some(PendingUnit::Tombstones(Some(job))) => {
@@ -266,6 +266,6 @@ fn frame_written(
     }
     let bytes = data.object_bytes();
     core.release_frame(held.frame);
-    core.mark_frame_clean(held.frame);
+    core.make_evictable(held.frame);
     Some(UnsyncedUnit { namespace: Some(data.namespace), members, bytes, from: Vec::new() })
 }

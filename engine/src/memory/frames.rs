@@ -86,7 +86,7 @@ pub(crate) enum FrameState {
     /// Being written.
     Writing,
     /// Written, or exempt from being written: may be evicted.
-    Clean,
+    Evictable,
     /// Dropped: no index entry, policy or queued write leads to it. Its last reader frees it.
     Dead,
 }

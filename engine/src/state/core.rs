@@ -294,9 +294,9 @@ impl Core {
     /// Mark a frame as written, or as exempt from it: it may be evicted from now on. If the arena
     /// is only a write buffer the frame is dropped at once, even while it has readers, because no
     /// later step would drop it. Its last reader then frees it.
-    pub fn mark_frame_clean(&mut self, frame: FrameRef) {
+    pub fn make_evictable(&mut self, frame: FrameRef) {
         let Some(f) = self.dram.frames.get_live(frame) else { return };
-        f.state = FrameState::Clean;
+        f.state = FrameState::Evictable;
         let bytes = f.data.bytes();
         let fingerprint = f.data.members.first().map_or(0, |m| m.fingerprint);
         let pinned = f.any_fingerprint(|fingerprint| self.pins.is_pinned(fingerprint));
@@ -315,7 +315,7 @@ impl Core {
         if !self.ssd.as_ref().is_some_and(|s| s.health.writes()) || self.dram.write_buffer_only {
             return false;
         }
-        let Some(f) = self.dram.frames.get(id).filter(|f| f.state == FrameState::Clean) else {
+        let Some(f) = self.dram.frames.get(id).filter(|f| f.state == FrameState::Evictable) else {
             return false;
         };
         let (data, serial) = (f.data.clone(), f.serial);
@@ -410,7 +410,7 @@ impl Core {
             FrameState::Queued | FrameState::Writing => true,
             // A dead frame was written, or was removed or cleared, which the log records, or its
             // damage was noted when it was dropped.
-            FrameState::Clean | FrameState::Dead => false,
+            FrameState::Evictable | FrameState::Dead => false,
         });
         self.drop_frame(id, false);
         if let Some(ssd) = self.ssd.as_mut().filter(|_| may_be_written) {

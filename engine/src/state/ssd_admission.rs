@@ -166,7 +166,7 @@ impl Core {
         let Some(f) = self.dram.frames.get_live(frame) else { return };
         if ssd.queue.refuse(frame) {
             f.refused = true;
-            self.mark_frame_clean(frame);
+            self.make_evictable(frame);
         }
     }
 

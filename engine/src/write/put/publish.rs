@@ -283,7 +283,11 @@ fn changed_member(
         match (existing, frame) {
             (Some(Location::Frame(admitted)), Some(frame)) => {
                 admitted == frame
-                    && core.dram.frames.get(frame.id).is_some_and(|f| f.state == FrameState::Clean)
+                    && core
+                        .dram
+                        .frames
+                        .get(frame.id)
+                        .is_some_and(|f| f.state == FrameState::Evictable)
             }
             (Some(Location::Ssd(admitted)), None) => {
                 core.find_ssd(m.fingerprint).iter().any(|e| e.ssd == Some(admitted))
@@ -358,7 +362,7 @@ fn insert_frame(
     if core.ssd.is_some() && origin != PutOrigin::Fetched {
         core.count_lost(data.namespace, data.members.len());
     }
-    core.mark_frame_clean(frame);
+    core.make_evictable(frame);
     Ok(None)
 }
 
