@@ -218,7 +218,7 @@ impl PendingCall {
     }
 
     /// Whether it is a get that is done.
-    pub fn is_finished_get(&self) -> bool {
+    pub fn is_done_get(&self) -> bool {
         matches!(self.kind, CallKind::Get(..)) && self.is_done()
     }
 

@@ -29,9 +29,9 @@ use crate::state::shared::Shared;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Bytes of server state per requested object, without its checksums.
 pub(crate) const REQUESTED_OBJECT_BYTES: usize = size_of::<RequestedObject>();
-/// Maximum number of objects probed under one acquisition of the core lock, which bounds how long
+/// Maximum number of objects looked up under one acquisition of the core lock, which bounds how long
 /// other threads wait for it.
-const PROBES_MAX: usize = 32;
+const LOOKUPS_MAX: usize = 32;
 
 /// A requested object.
 struct RequestedObject {
@@ -302,7 +302,7 @@ impl GetOp {
         // answer.
         let mut batches = [(Vec::new(), Vec::new()), (Vec::new(), Vec::new())];
         while let Some(&at) = self.next.front() {
-            if !self.probe_dram(ctx, link, id, at) {
+            if !self.lookup_dram(ctx, link, id, at) {
                 break;
             }
             let object = &self.objects[at];
@@ -379,7 +379,7 @@ impl GetOp {
 
     /// Looks up object `at` in DRAM, unless it was looked up before, and some of the objects after
     /// it. Sends those that it finds; returns false if the link has no capacity for object `at`.
-    fn probe_dram(
+    fn lookup_dram(
         &mut self,
         ctx: &mut ServerCtx,
         link: &mut dyn Link,
@@ -392,9 +392,9 @@ impl GetOp {
             return true;
         }
         let most = if self.objects.len() > 2 * in_flight_sends::FIRST_BATCH {
-            in_flight_sends::batch_len(at).min(PROBES_MAX)
+            in_flight_sends::batch_len(at).min(LOOKUPS_MAX)
         } else {
-            PROBES_MAX
+            LOOKUPS_MAX
         };
         let ahead =
             self.objects.iter().enumerate().skip(at).filter(|(_, object)| is_requested(object));
