@@ -1,7 +1,7 @@
 //! Admission to SSD: asks the policy which frames are written, and counts the others.
 //!
-//! A refused frame is clean: it may be evicted, and then its objects are gone. A flush writes all
-//! refused frames that DRAM still has ([`Core::requeue_refused`]).
+//! A refused frame may be evicted, and then its objects are gone. A flush writes all refused frames
+//! that DRAM still has ([`Core::requeue_refused`]).
 //!
 //! Lock order: the core lock, then that of the policy, which is a leaf.
 
