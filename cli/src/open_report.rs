@@ -7,7 +7,7 @@ use crate::output::log;
 
 /// The I/O backend of the SSD tier, spelled as for `--io`; `off` without an SSD tier.
 pub(crate) fn io_backend(report: &OpenReport) -> String {
-    report.side.map_or_else(|| "off".to_owned(), |side| format!("{side:?}").to_lowercase())
+    report.backend.map_or_else(|| "off".to_owned(), |backend| format!("{backend:?}").to_lowercase())
 }
 
 /// Log an opened store on stderr.
@@ -16,7 +16,7 @@ pub(crate) fn log_opened(report: &OpenReport) {
         "store {} io={} reason={:?} {} segments={} segment_bytes={} objects={} torn_records={} open_ms={:.1}",
         if report.made { "made" } else { "opened" },
         io_backend(report),
-        report.side_reason,
+        report.backend_reason,
         report.memory,
         report.segments,
         report.segment_bytes,

@@ -71,7 +71,7 @@ pub use store::open::OpenReport;
 pub use store::rdma;
 pub use store::registered_memory::Registration;
 pub use store::session::Session;
-pub use write::open_group::GroupId;
+pub use write::open_group::OpenGroupId;
 
 /// Runs the example of the README as a test.
 #[cfg(doctest)]

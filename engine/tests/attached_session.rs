@@ -36,7 +36,7 @@ const LEN: usize = 73_728;
 const OBJECTS: u64 = 8;
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// What the two sides have in common.
+/// State of both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Transport {
     Tcp,

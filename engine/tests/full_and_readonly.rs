@@ -130,8 +130,8 @@ fn directory_without_a_device_uses_the_blocking_backend_and_reports_it() {
     };
     let dir = home.path().join("store");
     let store = open(config(&[&dir], Size::mib(8))).unwrap();
-    let (side, reason) = (store.opened().side, store.opened().side_reason.clone());
-    assert_eq!(side, Some(IoBackend::Blocking));
+    let (backend, reason) = (store.opened().backend, store.opened().backend_reason.clone());
+    assert_eq!(backend, Some(IoBackend::Blocking));
     assert!(reason.contains("tmpfs has no device"), "{reason}");
     assert!(reason.contains("/dev/shm"), "{reason}");
     store.close().unwrap();

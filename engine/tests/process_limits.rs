@@ -156,12 +156,12 @@ fn store_above_the_locked_memory_limit_opens_blocking_and_names_it() {
         let store = open(&config(&home, SsdIo::Auto)).unwrap();
         let report = store.opened().clone();
         // Kernels from 5.12 to 6.13 do not count rings as locked memory.
-        let counts_rings = report.side == Some(pagelith::io::disk::IoBackend::Blocking);
+        let counts_rings = report.backend == Some(pagelith::io::disk::IoBackend::Blocking);
         if !counts_rings {
             eprintln!("skipped: this kernel does not count rings as locked memory");
         }
         assert!(
-            !counts_rings || report.side_reason.contains("RLIMIT_MEMLOCK=0 (ulimit -l)"),
+            !counts_rings || report.backend_reason.contains("RLIMIT_MEMLOCK=0 (ulimit -l)"),
             "{report:?}"
         );
         put_all(&store);

@@ -60,8 +60,8 @@ fn check(bytes: &[u8]) {
             }
         }
         FrameKind::Taken => {
-            if let Ok(stretches) = shm_ref::decode_released(body) {
-                assert_eq!(shm_ref::encode_released(&stretches.collect::<Vec<_>>()), body);
+            if let Ok(ranges) = shm_ref::decode_released(body) {
+                assert_eq!(shm_ref::encode_released(&ranges.collect::<Vec<_>>()), body);
             }
         }
         FrameKind::Rails => {

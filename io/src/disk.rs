@@ -37,7 +37,7 @@ pub enum IoBackend {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskFacts {
     /// The backend that moves the bytes.
-    pub side: IoBackend,
+    pub backend: IoBackend,
     /// Whether transfers bypass the page cache.
     pub direct: bool,
     /// Alignment of a part's address in bytes, a power of two of at most 4096.

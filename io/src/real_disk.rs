@@ -118,7 +118,7 @@ impl RealDisk {
 impl Disk for RealDisk {
     fn facts(&self) -> DiskFacts {
         DiskFacts {
-            side: match self.mover {
+            backend: match self.mover {
                 TransferBackend::Uring { .. } => IoBackend::Uring,
                 TransferBackend::Blocking(_) => IoBackend::Blocking,
             },

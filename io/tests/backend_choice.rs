@@ -34,7 +34,7 @@ fn tmpfs_is_never_used_as_device() {
 
     let disk = open_disk(&dirs, BackendChoice::Auto).unwrap();
     let facts = disk.facts();
-    assert_eq!((facts.side, facts.direct), (IoBackend::Blocking, false));
+    assert_eq!((facts.backend, facts.direct), (IoBackend::Blocking, false));
     assert!(
         facts.reason.contains("tmpfs") && facts.reason.contains("using blocking"),
         "{}",
@@ -55,7 +55,7 @@ fn one_refusing_directory_decides_for_all() {
     let dirs = [tmp.path().to_owned(), shm.path().to_owned()];
     assert_eq!(kind(open_disk(&dirs, BackendChoice::Uring).map(drop)), FaultKind::Unsupported);
     let facts = open_disk(&dirs, BackendChoice::Auto).unwrap().facts();
-    assert_eq!((facts.side, facts.direct), (IoBackend::Blocking, false));
+    assert_eq!((facts.backend, facts.direct), (IoBackend::Blocking, false));
 }
 
 #[test]

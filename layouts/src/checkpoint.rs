@@ -98,7 +98,7 @@ structure! {
         /// Offset of the record in the segment, in units of 4096 bytes; 0 in a link.
         pub record_block: u16,
         /// Offset of the payload in the record, in units of 4096 bytes; 0 in a link.
-        pub payload_delta: u16,
+        pub payload_block: u16,
         /// Length in bytes; 0 withdraws every entry of the record. In a link, the lower half of the
         /// name of the base group.
         pub length: u32,
@@ -160,7 +160,7 @@ pub const CHUNK_BYTES: usize = 64 * 1024;
 /// Most items of a chunk.
 pub const CHUNK_ITEMS: usize = (CHUNK_BYTES - ChunkHead::BYTES) / CheckpointEntry::BYTES;
 
-/// What a chunk holds.
+/// Content of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum ChunkKind {

@@ -104,19 +104,18 @@ pub const fn block_count(length: u64, block_bytes: u32) -> u64 {
     length.div_ceil(block_bytes as u64)
 }
 
-/// The intersection of each block of an object with the byte range `stretch`, in order;
+/// The intersection of each block of an object with the bytes `range`, in order;
 /// `block_bytes` must not be 0.
-pub fn blocks_in(stretch: Range<u64>, block_bytes: u32) -> impl Iterator<Item = Range<u64>> {
+pub fn blocks_in(range: Range<u64>, block_bytes: u32) -> impl Iterator<Item = Range<u64>> {
     let block_bytes = u64::from(block_bytes);
-    let inside = move |n: u64| {
-        (n * block_bytes).max(stretch.start)..((n + 1) * block_bytes).min(stretch.end)
-    };
-    (stretch.start / block_bytes..stretch.end.div_ceil(block_bytes)).map(inside)
+    let inside =
+        move |n: u64| (n * block_bytes).max(range.start)..((n + 1) * block_bytes).min(range.end);
+    (range.start / block_bytes..range.end.div_ceil(block_bytes)).map(inside)
 }
 
 /// The length in bytes of each range that [`blocks_in`] returns.
-pub fn block_lengths(stretch: Range<u64>, block_bytes: u32) -> impl Iterator<Item = usize> {
-    blocks_in(stretch, block_bytes).map(|block| (block.end - block.start) as usize)
+pub fn block_lengths(range: Range<u64>, block_bytes: u32) -> impl Iterator<Item = usize> {
+    blocks_in(range, block_bytes).map(|block| (block.end - block.start) as usize)
 }
 
 /// Length of the fingerprint key in bytes: a full XXH3 secret, stored in the superblock.
@@ -143,7 +142,7 @@ mod tests {
 
     #[test]
     fn range_is_split_at_block_boundaries() {
-        let of = |stretch| blocks_in(stretch, 10).collect::<Vec<_>>();
+        let of = |range| blocks_in(range, 10).collect::<Vec<_>>();
         assert_eq!(of(0..30), [0..10, 10..20, 20..30]);
         assert_eq!(of(13..31), [13..20, 20..30, 30..31]);
         assert_eq!(of(13..21), [13..20, 20..21]);

@@ -33,7 +33,7 @@ structure! {
         /// Offset of the record in the segment, in units of 4096 bytes.
         pub record_block: u32,
         /// Offset of the payload in the record, in units of 4096 bytes; 0 in a tombstone.
-        pub payload_delta: u32,
+        pub payload_block: u32,
         /// Length of the record in units of 4096 bytes.
         pub record_blocks: u32,
         /// Number of members of the record.
@@ -142,7 +142,7 @@ pub fn entries_of<'a>(record: &'a Record<'_>) -> impl Iterator<Item = FooterEntr
         base_group: facts.base_group.0,
         length: m.length,
         record_block: blocks(facts.offset),
-        payload_delta: blocks(m.payload_offset),
+        payload_block: blocks(m.payload_offset),
         record_blocks: blocks(record.record_bytes()),
         member_count: record.member_count() as u32,
         kind: facts.kind as u8,
@@ -305,16 +305,16 @@ fn shared(e: &FooterEntry) -> ([u64; 4], [u32; 3], [u8; 2]) {
 
 fn check_entry(e: &FooterEntry) -> Result<(), FormatError> {
     e.key.check()?;
-    let payload_begin = u64::from(e.payload_delta) * ALIGN;
+    let payload_begin = u64::from(e.payload_block) * ALIGN;
     let kind_ok = if e.kind == RecordKind::Data as u8 {
         (GroupKind::Single as u8..=GroupKind::Attached as u8).contains(&e.group_kind)
             && (1..=OBJECT_BYTES_MAX).contains(&e.length)
-            && e.payload_delta >= 1
+            && e.payload_block >= 1
             && payload_begin + align_up(e.length) <= u64::from(e.record_blocks) * ALIGN
     } else {
         e.kind == RecordKind::Tombstones as u8
             && e.group_kind == GroupKind::Single as u8
-            && (e.length, e.payload_delta) == (0, 0)
+            && (e.length, e.payload_block) == (0, 0)
             && e.record_blocks >= 1
     };
     let base_ok = e.base_group == 0 || e.group_kind == GroupKind::Attached as u8;

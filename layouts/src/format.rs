@@ -13,7 +13,7 @@ pub struct Field {
     pub size: usize,
     /// Type in the code.
     pub ty: &'static str,
-    /// What it means.
+    /// Its meaning.
     pub doc: &'static str,
 }
 
@@ -24,7 +24,7 @@ pub struct Structure {
     pub name: &'static str,
     /// Length in bytes.
     pub size: usize,
-    /// What it is.
+    /// Its meaning.
     pub doc: &'static str,
     /// Its fields, by offset.
     pub fields: &'static [Field],

@@ -249,7 +249,7 @@ fn checkpoint_chunks_detect_every_bit_flip() {
         fingerprint: [9; 16],
         segment: 2,
         record_block: 5,
-        payload_delta: 1,
+        payload_block: 1,
         length: 4000,
         tick: CheckpointEntry::tick(77, true),
     };

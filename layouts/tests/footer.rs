@@ -71,7 +71,7 @@ fn footer_round_trips() {
 fn footer_entry_has_fields_of_record() {
     let e = entries();
     let of = |e: &FooterEntry| {
-        (e.record_block, e.payload_delta, e.record_blocks, e.member_count, e.length)
+        (e.record_block, e.payload_block, e.record_blocks, e.member_count, e.length)
     };
     assert_eq!(
         e.iter().map(of).collect::<Vec<_>>(),
@@ -212,13 +212,13 @@ fn incomplete_or_unordered_footer_entries_are_refused() {
         (|e| e[3].length = 0, "field=entry"),
         (|e| e[3].length = 8193, "field=entry"),
         (|e| e[3].length = u64::MAX, "field=entry"),
-        (|e| e[3].payload_delta = 0, "field=entry"),
-        (|e| e[3].payload_delta = u32::MAX, "field=entry"),
+        (|e| e[3].payload_block = 0, "field=entry"),
+        (|e| e[3].payload_block = u32::MAX, "field=entry"),
         (|e| e[3].reserved = 1, "field=entry"),
         (|e| e[3].sequence = 0, "field=entry"),
         (|e| e[3].generation = 0, "field=entry"),
         (|e| e[4].length = 1, "field=entry"),
-        (|e| e[4].payload_delta = 1, "field=entry"),
+        (|e| e[4].payload_block = 1, "field=entry"),
         (|e| e[3].key = bytemuck::Zeroable::zeroed(), "field=role"),
     ];
     assert_eq!(decode(&changed(|_| {}), identity(1, 2), SEGMENT), Ok((footer_facts(), entries())));

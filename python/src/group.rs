@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use pagelith::layouts::key::ObjectKey;
-use pagelith::{ErrorKind, GroupId, Options, PutSlice, Result, client};
+use pagelith::{ErrorKind, OpenGroupId, Options, PutSlice, Result, client};
 use pyo3::prelude::*;
 
 use crate::arguments;
@@ -31,8 +31,8 @@ pub struct Group {
 
 /// The name of a group within its store.
 enum GroupName {
-    Embedded(GroupId),
-    Attached(client::GroupId),
+    Embedded(OpenGroupId),
+    Attached(client::OpenGroupId),
 }
 
 /// A group, resolved in the store that it belongs to.

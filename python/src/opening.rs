@@ -215,7 +215,7 @@ pub fn bytes_in(directory: &Path) -> Option<u64> {
     Some(manifest.superblock().capacity_bytes)
 }
 
-/// What recovery found when the store was opened.
+/// Result of recovery when the store was opened.
 #[pyclass(frozen, get_all, module = "pagelith")]
 pub struct OpenReport {
     /// The store was created by this call.
@@ -225,9 +225,9 @@ pub struct OpenReport {
     /// Number of objects found.
     objects: u64,
     /// I/O backend, `uring` or `blocking`; `None` without an SSD tier.
-    side: Option<&'static str>,
+    backend: Option<&'static str>,
     /// The reason for that backend.
-    side_reason: String,
+    backend_reason: String,
     /// Bytes of allocated memory, by purpose.
     memory: Py<PyDict>,
     /// Number of segments, and the length of one in bytes.
@@ -256,8 +256,8 @@ impl OpenReport {
             made,
             recovery,
             objects,
-            side,
-            side_reason,
+            backend,
+            backend_reason,
             memory: plan,
             segments,
             segment_bytes,
@@ -284,12 +284,12 @@ impl OpenReport {
             made,
             recovery: recovery.as_secs_f64(),
             objects,
-            side: side.map(|side| match side {
+            backend: backend.map(|backend| match backend {
                 IoBackend::Uring => "uring",
                 IoBackend::Blocking => "blocking",
                 IoBackend::Simulated => "simulated",
             }),
-            side_reason,
+            backend_reason,
             memory: memory.unbind(),
             segments,
             segment_bytes,
@@ -307,10 +307,10 @@ impl OpenReport {
 #[pymethods]
 impl OpenReport {
     fn __repr__(&self) -> String {
-        let OpenReport { made, objects, side, segments, torn_records, .. } = self;
-        let (made, side) = (python_bool(*made), side.unwrap_or("none"));
+        let OpenReport { made, objects, backend, segments, torn_records, .. } = self;
+        let (made, backend) = (python_bool(*made), backend.unwrap_or("none"));
         format!(
-            "OpenReport(made={made}, objects={objects}, side={side}, segments={segments}, torn_records={torn_records})"
+            "OpenReport(made={made}, objects={objects}, backend={backend}, segments={segments}, torn_records={torn_records})"
         )
     }
 }

@@ -46,9 +46,9 @@ class Log(unittest.TestCase):
     def test_events_of_call_are_logged_with_fields_when_it_returns(self):
         with self.assertLogs("pagelith", "INFO") as said:
             pagelith.Store(settings(self.directory)).close()
-        records = {record.getMessage().split(" side=")[0]: record for record in said.records}
+        records = {record.getMessage().split(" backend=")[0]: record for record in said.records}
         record = records["disk opened"]
-        self.assertEqual((record.name, record.levelno, record.fields["side"]), ("pagelith", logging.INFO, "Blocking"))
+        self.assertEqual((record.name, record.levelno, record.fields["backend"]), ("pagelith", logging.INFO, "Blocking"))
         self.assertIn("blocking is configured", record.fields["reason"])
         self.assertIn("blocking is configured", record.getMessage())
         self.assertTrue(record.target.startswith("pagelith") and record.pathname.endswith(".rs") and record.lineno > 0)
@@ -256,8 +256,8 @@ class Opened(unittest.TestCase):
     def test_open_report_has_recovery_results(self):
         with pagelith.Store(settings(self.directory)) as store:
             made = store.opened
-            self.assertEqual((made.made, made.objects, made.side, made.from_checkpoint), (True, 0, "blocking", False))
-            self.assertIn("blocking is configured", made.side_reason)
+            self.assertEqual((made.made, made.objects, made.backend, made.from_checkpoint), (True, 0, "blocking", False))
+            self.assertIn("blocking is configured", made.backend_reason)
             self.assertEqual(made.memory["total"], sum(made.memory[name] for name in made.memory if name != "total"))
             self.assertEqual((made.memory["arena"], made.segment_bytes), (8 << 20, 4 << 20))
             self.assertTrue(made.segments >= 4 and 0 < made.object_bytes_max < 4 << 20)

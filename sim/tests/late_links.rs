@@ -220,7 +220,7 @@ fn pages_that_a_link_never_returns_stay_pinned_and_do_not_delay_the_drop() {
     assert_eq!(store.stats().readers, 1, "so its page is not reused");
 }
 
-/// What a server answers to a put without checksums over a link with these features.
+/// The server's answer to a put without checksums over a link with these features.
 fn answer_to_put_without_checksums(features: u64) -> Frame {
     let mut draft = PutBuilder::new(32 << 10);
     draft.group(None);

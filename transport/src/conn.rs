@@ -141,7 +141,7 @@ impl<S: Stream> Conn<S> {
         }
     }
 
-    /// What to wait for besides the stream.
+    /// Events to wait for besides those of the stream.
     pub(crate) fn wakes(&self) -> Vec<BorrowedFd<'_>> {
         self.devices.wakes()
     }
@@ -151,7 +151,7 @@ impl<S: Stream> Conn<S> {
         self.devices.arm()
     }
 
-    /// What the stream must be ready for.
+    /// Directions for which the stream must be ready.
     pub(crate) fn awaited(&self) -> Awaited {
         let read = self.inbound.wants_read() && !self.is_congested();
         Awaited { read, write: self.wants_write() }
@@ -198,10 +198,13 @@ impl<S: Stream> Conn<S> {
         let read = if paused { Ok(0) } else { self.inbound.pump(stream, &mut sink) };
         let by_rdma = self.devices.has_plane();
         self.outbound.complete_refs(&released, by_rdma, events, &mut self.counts);
-        to_release.into_iter().for_each(|stretch| self.outbound.queue_release(stretch));
+        to_release.into_iter().for_each(|range| self.outbound.queue_release(range));
         self.operations = in_flight(self.operations, &events[had..]);
-        if self.facts.side == LinkRole::Server && self.operations > self.facts.operations_max {
-            return Err(LinkError::broken("op", "more in flight than agreed"));
+        let max = self.facts.operations_max;
+        if self.facts.side == LinkRole::Server && self.operations > max {
+            return Err(LinkError::violation(format_args!(
+                "more operations are in flight than agreed max={max}"
+            )));
         }
         // Frames that arrived before the end of the stream count, whichever direction reported the
         // end.
@@ -220,13 +223,16 @@ impl<S: Stream> Conn<S> {
         if read? > 0 || made_progress {
             self.heartbeat.heard(now);
         }
-        if self.outbound.queued_releases() > self.limits.exposures_max {
-            return Err(LinkError::broken("shown", "more than is taken"));
+        let max = self.limits.exposures_max;
+        if self.outbound.queued_releases() > max {
+            return Err(LinkError::violation(format_args!(
+                "more references are unreleased than agreed max={max}"
+            )));
         }
         wrote?;
         for ping in own.into_iter().filter(|frame| frame.kind == FrameKind::Ping) {
             if !self.outbound.send_urgent(Frame::bare(FrameKind::Pong, ping.op)) {
-                return Err(LinkError::broken("kind", "too many pings"));
+                return Err(LinkError::violation("more pings than answers fit in the send buffer"));
             }
         }
         if let Some(ping) = self.heartbeat.beat(now, &self.limits)? {
@@ -363,13 +369,8 @@ impl<S: Stream> Link for Conn<S> {
         }
     }
 
-    fn peer_ref(
-        &self,
-        stretch: ItemRange,
-        (region, at): (u32, u64),
-        length: u64,
-    ) -> Option<ShmRef> {
-        self.regions.shown(stretch, std::iter::once(ShownPiece::new(region, at, length)))
+    fn peer_ref(&self, range: ItemRange, (region, at): (u32, u64), length: u64) -> Option<ShmRef> {
+        self.regions.shown(range, std::iter::once(ShownPiece::new(region, at, length)))
     }
 
     fn push(&mut self, push: Push) -> Result<(), Push> {
@@ -420,7 +421,7 @@ impl<S: Stream> Link for Conn<S> {
     }
 
     fn release_ref(&mut self, shown: ShmRef) {
-        self.outbound.queue_release(Released { range: shown.stretch(), unread: false });
+        self.outbound.queue_release(Released { range: shown.range(), unread: false });
     }
 
     fn retract(&mut self, op: OpId) {

@@ -136,10 +136,10 @@ impl Exposures {
             return Ok(None);
         };
         if offset - found.from != found.accepted {
-            return Err(LinkError::broken("offset", offset));
+            return Err(LinkError::bad_field("offset", offset));
         }
         if u64::from(len) > found.len - found.accepted {
-            return Err(LinkError::broken("body_bytes", len));
+            return Err(LinkError::bad_field("body_bytes", len));
         }
         Ok(Some((op, item, found.from)))
     }

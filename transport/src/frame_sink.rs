@@ -46,10 +46,11 @@ impl FrameSink<'_> {
             return Ok(());
         }
         let found = self.regions.shown(range, body.pieces.iter());
-        let found =
-            found.ok_or_else(|| LinkError::broken("shown", "nothing that was handed over"))?;
+        let found = found.ok_or_else(|| {
+            LinkError::violation("a reference names memory that was not handed over")
+        })?;
         let length =
-            u32::try_from(body.length).map_err(|_| LinkError::broken("shown", body.length))?;
+            u32::try_from(body.length).map_err(|_| LinkError::bad_field("shown", body.length))?;
         let Some(key) = self.exposures.locate(op, body.item, body.offset, length)? else {
             self.counts.bytes_late += body.length;
             self.to_release.push(Released { range, unread: false });
@@ -77,7 +78,8 @@ impl FrameSink<'_> {
         placed: &PlacedBody,
     ) -> Result<bool, LinkError> {
         let client = self.data.as_deref_mut().and_then(DataPlane::client);
-        let client = client.ok_or_else(|| LinkError::broken("kind", "no RDMA was agreed"))?;
+        let client =
+            client.ok_or_else(|| LinkError::violation("a frame of RDMA on a link without it"))?;
         if !client.has_landed(facts.op, placed)? {
             return Ok(false);
         }
@@ -99,7 +101,8 @@ impl FrameSink<'_> {
     /// Receive a frame for the data plane of a server.
     pub fn receive_for_server(&mut self, facts: &HeadFacts, body: &[u8]) -> Result<(), LinkError> {
         let server = self.data.as_deref_mut().and_then(DataPlane::server);
-        let server = server.ok_or_else(|| LinkError::broken("kind", "no RDMA was agreed"))?;
+        let server =
+            server.ok_or_else(|| LinkError::violation("a frame of RDMA on a link without it"))?;
         match facts.kind {
             FrameKind::Regions => server.receive_regions(body),
             FrameKind::Targets => server.receive_targets(facts.op, body),
@@ -126,7 +129,7 @@ fn read_shown(
 ) -> Result<Option<bool>, LinkError> {
     let (op, item, offset) = range;
     let length =
-        u32::try_from(shown.length).map_err(|_| LinkError::broken("shown", shown.length))?;
+        u32::try_from(shown.length).map_err(|_| LinkError::bad_field("shown", shown.length))?;
     let Some(key) = exposures.locate(op, item, offset, length)? else { return Ok(None) };
     let memory = exposures.next_places(key, shown.length);
     let begun = server.begin_read(key, range, shown, &memory)?;

@@ -139,7 +139,7 @@ impl Handshake {
         let Some(bytes) = received.first_chunk() else { return Ok(FrameHead::BYTES) };
         let (facts, _) = head::decode(bytes, None)?;
         if !facts.kind.is_greeting() || !facts.kind.is_sent_by(self.side().other()) {
-            return Err(LinkError::broken("kind", format_args!("{:?}", facts.kind)));
+            return Err(LinkError::bad_field("kind", format_args!("{:?}", facts.kind)));
         }
         Ok(FrameHead::BYTES + facts.body_bytes as usize)
     }
@@ -203,7 +203,7 @@ impl Handshake {
                     permit: None,
                 }))
             }
-            (_, kind) => Err(LinkError::broken("kind", format_args!("{kind:?}"))),
+            (_, kind) => Err(LinkError::bad_field("kind", format_args!("{kind:?}"))),
         }
     }
 
@@ -265,7 +265,7 @@ impl Handshake {
                     permit,
                 }))
             }
-            (_, kind) => Err(LinkError::broken("kind", format_args!("{kind:?}"))),
+            (_, kind) => Err(LinkError::bad_field("kind", format_args!("{kind:?}"))),
         }
     }
 

@@ -45,10 +45,10 @@ impl HandshakeOutcome {
         let Some(bytes) = received.first_chunk() else { return Ok(FrameHead::BYTES) };
         let (facts, _) = head::decode(bytes, Some(self.common.version))?;
         if facts.kind != kind {
-            return Err(LinkError::broken("kind", format_args!("{:?}", facts.kind)));
+            return Err(LinkError::bad_field("kind", format_args!("{:?}", facts.kind)));
         }
         if facts.body_bytes as usize > body_bytes_max {
-            return Err(LinkError::broken("body_bytes", facts.body_bytes));
+            return Err(LinkError::bad_field("body_bytes", facts.body_bytes));
         }
         Ok(FrameHead::BYTES + facts.body_bytes as usize)
     }
@@ -59,7 +59,7 @@ impl HandshakeOutcome {
         match (&mut self.macs, frame.first_chunk()) {
             (Some((_, reads)), Some(head)) => reads.check(head, body, &mac)?,
             _ if mac == [0; 16] => {}
-            _ => return Err(LinkError::broken("mac", "not zero")),
+            _ => return Err(LinkError::violation("a frame has a MAC, and the link has no key")),
         }
         Ok(body)
     }

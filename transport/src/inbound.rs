@@ -307,12 +307,12 @@ impl FrameReader {
     ) -> Result<ReadState, LinkError> {
         let (facts, mac) = head::decode(&bytes, Some(self.version))?;
         if facts.kind.is_greeting() || !facts.kind.is_sent_by(self.from) {
-            return Err(LinkError::broken("kind", format_args!("{:?}", facts.kind)));
+            return Err(LinkError::bad_field("kind", format_args!("{:?}", facts.kind)));
         }
         let data = facts.kind == FrameKind::Data;
         let most = if data { self.data_bytes_max } else { self.control_bytes_max };
         if facts.body_bytes > most {
-            return Err(LinkError::broken("body_bytes", facts.body_bytes));
+            return Err(LinkError::bad_field("body_bytes", facts.body_bytes));
         }
         if !data {
             return Ok(ReadState::Control { head: bytes, facts, mac, body: Vec::new() });
@@ -334,7 +334,7 @@ impl FrameReader {
         match &mut self.mac {
             Some(macs) => macs.check(head, body, mac),
             None if *mac == [0; 16] => Ok(()),
-            None => Err(LinkError::broken("mac", "not zero")),
+            None => Err(LinkError::violation("a frame has a MAC, and the link has no key")),
         }
     }
 
@@ -355,8 +355,10 @@ impl FrameReader {
             FrameKind::Taken if !sink.regions.own.is_empty() || sink.data.is_some() => {
                 sink.released.extend(shm_ref::decode_released(&body)?);
             }
-            FrameKind::Taken => return Err(LinkError::broken("kind", "nothing is shown")),
-            FrameKind::Rails => return Err(LinkError::broken("kind", "rails are agreed already")),
+            FrameKind::Taken => {
+                return Err(LinkError::violation("a reference was released that was not passed"));
+            }
+            FrameKind::Rails => return Err(LinkError::violation("rails are agreed already")),
             FrameKind::Regions | FrameKind::Targets | FrameKind::Noticed => {
                 sink.receive_for_server(facts, &body)?;
             }

@@ -28,12 +28,12 @@ struct Ending {
     take_down: TakeDown,
 }
 
-/// What a poll has found.
+/// Result of a poll.
 #[derive(Default)]
 pub(crate) struct Polled {
     /// A client's report of the notices that it has polled.
     pub report: Option<Frame>,
-    /// What a server's devices have done.
+    /// Work that a server's devices have completed.
     pub completed: Completed,
 }
 

@@ -66,7 +66,7 @@ pub enum LinkError {
     },
     /// The peer sent an invalid frame, or one that is not allowed at that point.
     #[error("the peer broke the protocol: {0}")]
-    ProtocolViolation(FormatError),
+    ProtocolViolation(String),
     /// A proof or the MAC of a frame does not match: the peer does not have the key, or a third
     /// party changed the bytes.
     #[error("the peer failed authentication: {what} does not match")]
@@ -80,10 +80,10 @@ pub enum LinkError {
     /// The peers have no usable version, feature or authentication in common.
     #[error("incompatible peers: {}", Printable(.0))]
     Incompatible(String),
-    /// RDMA is demanded, and the link cannot have it.
+    /// RDMA is required, and the link cannot have it.
     #[error(
-        "no RDMA, which this end demands: {}; start the peer with --rdma, or set the transport to \
-         auto or tcp",
+        "RDMA is required here, and the link has none: {}; start the peer with --rdma, or set the \
+         transport to auto or tcp",
         Printable(reason)
     )]
     NoRdma {
@@ -120,19 +120,20 @@ impl LinkError {
         matches!(self, LinkError::Goodbye | LinkError::Disconnected | LinkError::SystemCall { .. })
     }
 
-    /// A protocol violation in this field.
-    pub(crate) fn broken(field: &'static str, value: impl std::fmt::Display) -> LinkError {
-        LinkError::ProtocolViolation(FormatError::Field {
-            structure: "frame",
-            field,
-            value: value.to_string(),
-        })
+    /// A protocol violation by the value of this field.
+    pub(crate) fn bad_field(field: &'static str, value: impl std::fmt::Display) -> LinkError {
+        LinkError::violation(format_args!("a frame has an invalid field {field}={value}"))
+    }
+
+    /// A protocol violation, in words.
+    pub(crate) fn violation(detail: impl std::fmt::Display) -> LinkError {
+        LinkError::ProtocolViolation(detail.to_string())
     }
 }
 
 impl From<FormatError> for LinkError {
     fn from(error: FormatError) -> LinkError {
-        LinkError::ProtocolViolation(error)
+        LinkError::violation(error)
     }
 }
 
@@ -159,6 +160,18 @@ mod tests {
         for why in [LinkError::Refused(refusal), LinkError::Incompatible(text.into())] {
             let shown = why.to_string();
             assert!(!shown.contains(char::is_control) && shown.contains("gone\\n2026"), "{shown}");
+        }
+    }
+
+    #[test]
+    fn protocol_violation_says_what_is_wrong() {
+        let texts = [
+            (LinkError::bad_field("rail", 7), "a frame has an invalid field rail=7"),
+            (LinkError::violation("too many pings"), "too many pings"),
+        ];
+        for (error, detail) in texts {
+            assert_eq!(error.to_string(), format!("the peer broke the protocol: {detail}"));
+            assert!(!error.retryable());
         }
     }
 

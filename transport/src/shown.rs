@@ -56,7 +56,7 @@ impl LinkRegions {
             let regions = self.own.iter().zip(0u32..);
             regions
                 .filter_map(|(region, number)| {
-                    Some((number, region.place(part.addr(), part.len())?))
+                    Some((number, region.offset_of(part.addr(), part.len())?))
                 })
                 .next()
                 .map(|(number, at)| ShownPiece::new(number, at, part.len() as u64))
@@ -69,14 +69,14 @@ impl LinkRegions {
     /// A reference to bytes in the peer's regions; `None` if it has handed over no such memory.
     pub fn shown(
         &self,
-        stretch: ItemRange,
+        range: ItemRange,
         pieces: impl Iterator<Item = ShownPiece>,
     ) -> Option<ShmRef> {
         let piece = |piece: ShownPiece| {
             let view = self.theirs.get(piece.region as usize)?;
             view.has(piece.at, piece.length).then(|| (view.clone(), piece.at, piece.length))
         };
-        Some(ShmRef { stretch, pieces: pieces.map(piece).collect::<Option<_>>()? })
+        Some(ShmRef { range, pieces: pieces.map(piece).collect::<Option<_>>()? })
     }
 }
 
@@ -85,15 +85,15 @@ impl LinkRegions {
 /// time, so the holder verifies its copy by checksums.
 #[derive(Debug)]
 pub struct ShmRef {
-    stretch: ItemRange,
+    range: ItemRange,
     /// The pieces in order: a view, the offset in it, and the length.
     pieces: Vec<(Arc<PeerMemory>, u64, u64)>,
 }
 
 impl ShmRef {
     /// The operation, item and offset.
-    pub fn stretch(&self) -> ItemRange {
-        self.stretch
+    pub fn range(&self) -> ItemRange {
+        self.range
     }
 
     /// Length in bytes.

@@ -27,7 +27,7 @@ pub enum StreamResult {
     },
 }
 
-/// What a stream must be ready for.
+/// Directions for which a stream must be ready.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Awaited {
     /// Bytes can be read.

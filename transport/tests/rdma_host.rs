@@ -127,7 +127,7 @@ fn region_is_registered_with_every_rail_in_equal_chunks() {
     }
     assert_eq!(region.remote_keys(2), None);
     let at = base(&memory);
-    let place = |address, length| region.place(address, length);
+    let place = |address, length| region.offset_of(address, length);
     assert_eq!(place(at, 1), Some(0));
     assert_eq!(place(at + 7, 3 * MIB - 12), Some(7));
     for (address, length) in [(at, 0), (at - 1, 1), (at, 3 * MIB), (at + 8, usize::MAX)] {
@@ -159,7 +159,7 @@ fn unregistered_memory_is_free_although_links_know_the_region() {
     assert_eq!(world.regions(), [2, 2]);
     host.unregister(&region).expect("deregistered");
     assert_eq!((world.regions(), host.registered_bytes()), ([1, 1], 2 * MIB as u64));
-    assert_eq!((region.place(base(&first), 1), region.remote_keys(0)), (None, None));
+    assert_eq!((region.offset_of(base(&first), 1), region.remote_keys(0)), (None, None));
     region.local(0, 0, 1, &mut Vec::new()).expect_err("not registered");
     host.unregister(&region).expect("nothing to do");
     assert_eq!(host.regions().iter().map(|region| region.number()).collect::<Vec<_>>(), [1]);

@@ -27,7 +27,7 @@ pub(crate) struct Setup {
 pub(crate) struct SideProperties {
     /// Operations in flight during reads.
     pub(crate) in_flight: String,
-    /// What verifies a value within the measured time.
+    /// Verification of a value within the measured time.
     pub(crate) verified_by: String,
     /// Whether its reads go through the page cache, which is dropped before.
     pub(crate) page_cache: bool,

@@ -38,7 +38,7 @@ fn target(slot: usize, place: u64) -> ReadTarget {
         round: 0,
         segment: SegmentId((place / RECORDS) as u32),
         record: HEADER_BYTES + place % RECORDS * (OBJECT_BYTES + HEADER_BYTES),
-        payload_delta: HEADER_BYTES,
+        payload_offset: HEADER_BYTES,
         chunks: plan::split_chunks(0..OBJECT_BYTES, OBJECT_BYTES),
         direct_parts: Some(1),
         unaligned_tail: false,

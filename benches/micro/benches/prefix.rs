@@ -120,7 +120,6 @@ fn prefixes(c: &mut Criterion) {
                     ssd: None,
                     frame: None,
                     tick: 0,
-                    freq: 0,
                     attached: false,
                 };
                 index.insert(&entry).expect("room");

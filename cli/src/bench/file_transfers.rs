@@ -72,7 +72,7 @@ impl LimitFile {
             let Footer::Sealed { entries, .. } = &segment.footer else { continue };
             let (_, start) = disk.segment_place(id, manifest.superblock());
             let place =
-                |e: &FooterEntry| start + u64::from(e.record_block + e.payload_delta) * ALIGN;
+                |e: &FooterEntry| start + u64::from(e.record_block + e.payload_block) * ALIGN;
             extents.extend(
                 entries
                     .iter()

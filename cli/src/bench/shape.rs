@@ -1,4 +1,4 @@
-//! What is measured: tier, operation, sizes and memory.
+//! The measured work: tier, operation, sizes and memory.
 
 use std::time::Duration;
 

@@ -30,7 +30,7 @@ pub(super) struct Check {
     pub(super) name: &'static str,
     pub(super) state: State,
     pub(super) found: String,
-    /// What to do; `None` if there is nothing to do.
+    /// The remedy; `None` if none is needed.
     pub(super) remedy: Option<String>,
 }
 

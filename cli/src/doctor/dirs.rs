@@ -98,7 +98,7 @@ mod tests {
 
     fn facts(direct: bool) -> DiskFacts {
         DiskFacts {
-            side: IoBackend::Blocking,
+            backend: IoBackend::Blocking,
             direct,
             memory_align: 512,
             offset_align: 4096,

@@ -1,4 +1,4 @@
-//! What a simulation counts, in blocks.
+//! Counts of a simulation, in blocks.
 
 /// Counts of one run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -109,7 +109,7 @@ impl TwoTiers {
         self.ssd = Some(Ssd { log, admission, write_budget });
     }
 
-    /// What was counted so far.
+    /// The counts so far.
     pub(super) fn counts(&self) -> Counts {
         let (written, moved) = self.ssd.as_ref().map_or((0, 0), |s| (s.log.written, s.log.moved));
         Counts { written, moved, ..self.counts }

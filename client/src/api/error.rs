@@ -15,7 +15,8 @@ pub enum ErrorKind {
     Busy,
     /// No room on the file system, or no room for another namespace. Make room.
     NoSpace,
-    /// A device or file failed. The request was not carried out; the store continues without it.
+    /// A device, file, peer or link failed, or did not answer in time. The request may or may not
+    /// have been carried out, also later. It may be repeated, and the caller may go on without it.
     Unavailable,
     /// Stored bytes failed verification and no other copy exists (opening a store). Run `verify`.
     Damaged,

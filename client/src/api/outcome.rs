@@ -27,7 +27,7 @@ pub enum MissCause {
     Absent,
     /// The stored bytes failed verification; the entry was dropped and counted.
     Damaged,
-    /// The device failed the read, or was late; the entry of a failed read was dropped.
+    /// The device failed the read; the entry was dropped.
     Unreadable,
     /// It was removed, cleared or reclaimed while it was being read.
     Gone,
@@ -87,12 +87,13 @@ impl GetOutcome {
 pub enum PutOutcome {
     /// Stored: `get` hits until eviction, removal, clear or detected damage.
     Stored,
-    /// The key was present already; the bytes of this put were not read.
+    /// The key was present, or another put of it was first. The bytes of this put are not stored.
     AlreadyPresent,
     /// Kept and not visible yet: its base is absent, or its group is incomplete. It is dropped at
     /// the deadline of its group. No flush covers it.
     Waiting,
-    /// Refused by policy: the index is full of objects that must not be dropped.
+    /// Not stored: the index is full of objects that must not be dropped, or the store has no DRAM
+    /// tier and its SSD tier takes no writes.
     Refused,
 }
 
@@ -180,7 +181,7 @@ pub struct FlushReport {
     /// Objects whose put was refused since the last report, and objects that were kept off SSD and
     /// left memory before a flush wrote them.
     pub refused_objects: u64,
-    /// Objects that were acknowledged and could not be made durable: the device failed, or there is
-    /// no SSD tier. They are served from memory until evicted.
+    /// Objects that were acknowledged and could not be made durable: the device failed, or the SSD
+    /// tier took no writes. They are served from memory until evicted. 0 without an SSD tier.
     pub lost_objects: u64,
 }

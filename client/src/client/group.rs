@@ -31,7 +31,7 @@ pub struct Group<'a> {
 /// Identifies an open group within one client: [`Client::open_group`]. Its link is kept alive as
 /// long as a copy of this exists and the client is not dropped.
 #[derive(Clone)]
-pub struct GroupId(Arc<OpenGroup>);
+pub struct OpenGroupId(Arc<OpenGroup>);
 
 /// The state of an open group at the client.
 struct OpenGroup {
@@ -77,7 +77,7 @@ impl Client {
 
     /// The open group of an ID that this client created; `None` for the ID of another client. Later
     /// calls report whether the group is still open.
-    pub fn open_group(&self, id: &GroupId) -> Option<Group<'_>> {
+    pub fn open_group(&self, id: &OpenGroupId) -> Option<Group<'_>> {
         let is_own = std::ptr::eq(id.0.leases.as_ptr(), Arc::as_ptr(&self.group_leases));
         is_own.then(|| Group { attached: self, group: id.0.clone() })
     }
@@ -85,8 +85,8 @@ impl Client {
 
 impl Group<'_> {
     /// The ID of the group, for [`Client::open_group`].
-    pub fn id(&self) -> GroupId {
-        GroupId(self.group.clone())
+    pub fn id(&self) -> OpenGroupId {
+        OpenGroupId(self.group.clone())
     }
 
     /// The required objects, in the order in which they were passed.
@@ -212,9 +212,9 @@ fn decode_group_state(value: u64) -> Result<PutOutcome> {
     }
 }
 
-impl std::fmt::Debug for GroupId {
+impl std::fmt::Debug for OpenGroupId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("GroupId").field(&self.0.name).finish()
+        f.debug_tuple("OpenGroupId").field(&self.0.name).finish()
     }
 }
 

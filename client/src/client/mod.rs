@@ -3,7 +3,7 @@
 //!
 //! - The client verifies the bytes of a get in their destination before it returns `Hit`; the store
 //!   verifies the bytes of a put before it stores them.
-//! - Each calling thread has a link of its own, dialed on first use and kept for later calls. A
+//! - Each concurrent call has a link of its own, dialed if none is idle and kept for later calls. A
 //!   link that is idle for some seconds ends.
 //! - If the link ends during a call, the call is retried once over a new link, whichever call it
 //!   is. Only what belongs to one link (a pin, a view, an open group) is lost with it.
@@ -61,7 +61,7 @@ use crate::rpc::connections::PeerConnections;
 use crate::rpc::remote_get::{CallOptions, LinkFailures, no_link};
 use crate::rpc::{ControlReply, Peer, Peers};
 
-pub use self::group::{Group, GroupId};
+pub use self::group::{Group, OpenGroupId};
 pub use self::pin::Pin;
 pub use self::rdma_memory::register_memory;
 pub use self::session::Session;
@@ -160,7 +160,7 @@ impl Client {
         Client::expecting_over(Client::dial(address, key), timeout)
     }
 
-    /// What [`Client::to`] dials with: no RDMA, and the system's clock, which the calls use too.
+    /// Dial options of [`Client::to`]: no RDMA, and the system's clock, which the calls use too.
     pub fn dial(address: &Address, key: Option<&Key>) -> SocketDial {
         let offer = Capabilities::of_this_build(SystemEntropy.bytes16());
         SocketDial::new(address.clone(), key.cloned(), offer, Arc::new(SystemClock::new()))

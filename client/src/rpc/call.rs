@@ -55,7 +55,7 @@ impl ItemRequest {
         if item.check().is_ok() && item.length() == bytes {
             return Ok(());
         }
-        let Range { start, end } = item.stretch();
+        let Range { start, end } = item.byte_range();
         let detail = format!(
             "range is empty, exceeds the object size limit or differs in length from the destination key={key} range={start}..{end} destination={bytes}"
         );
@@ -177,7 +177,7 @@ impl PendingCall {
     pub fn get(token: u64, deadline: Mono, items: impl Iterator<Item = GetItem>) -> PendingCall {
         let item = |wanted: GetItem| PendingItem {
             key: wanted.key,
-            bytes: wanted.stretch(),
+            bytes: wanted.byte_range(),
             range: wanted.range(),
             by_value: wanted.is_sent(),
             mismatch: false,
@@ -218,7 +218,7 @@ impl PendingCall {
     }
 
     /// Whether it is a get that is done.
-    pub fn is_finished_get(&self) -> bool {
+    pub fn is_done_get(&self) -> bool {
         matches!(self.kind, CallKind::Get(..)) && self.is_done()
     }
 

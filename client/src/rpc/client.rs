@@ -36,7 +36,7 @@ pub struct RpcClient {
     /// Events that arrived and are not handled yet.
     events: VecDeque<LinkEvent>,
     /// A get is finished, and its response is not returned yet.
-    get_finished: bool,
+    get_done: bool,
     last_op: u64,
     closed: Option<LinkError>,
     /// The peer has sent an outcome over this link.
@@ -49,8 +49,8 @@ impl RpcClient {
     pub fn new(link: Box<dyn Link>) -> RpcClient {
         let (calls, events) = (BTreeMap::new(), VecDeque::new());
         let (last_op, closed) = (0, None);
-        let (get_finished, answered, is_store) = (false, false, false);
-        RpcClient { link, calls, events, get_finished, last_op, closed, answered, is_store }
+        let (get_done, answered, is_store) = (false, false, false);
+        RpcClient { link, calls, events, get_done, last_op, closed, answered, is_store }
     }
 
     /// Marks the requests as those of a store to its peer.
@@ -310,7 +310,7 @@ impl RpcClient {
             .filter_map(|op| self.calls.remove(&op))
             .map(PendingCall::into_response);
         responses.extend(finished);
-        self.get_finished = false;
+        self.get_done = false;
     }
 
     /// End an operation whose deadline has passed.
@@ -331,7 +331,7 @@ impl RpcClient {
 
     fn handle_events(&mut self, events: Vec<LinkEvent>) {
         self.events.extend(events);
-        while !self.get_finished
+        while !self.get_done
             && let Some(event) = self.events.pop_front()
         {
             if let Err(error) = self.handle_event(event) {
@@ -403,7 +403,7 @@ impl RpcClient {
                 let (verb, answer) = outcome::decode(&frame.body)?;
                 self.answered = true;
                 call.handle_outcome(verb, &answer)?;
-                self.get_finished |= call.is_finished_get();
+                self.get_done |= call.is_done_get();
                 self.abandon(frame.op);
             }
             _ => {}

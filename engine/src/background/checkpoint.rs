@@ -193,7 +193,7 @@ impl Checkpointer {
                 fingerprint: e.fingerprint.to_le_bytes(),
                 segment: place.segment,
                 record_block: place.record_block,
-                payload_delta: place.payload_delta,
+                payload_block: place.payload_block,
                 length: e.length,
                 tick: CheckpointEntry::tick(e.tick, e.attached),
             });

@@ -85,7 +85,7 @@ impl DeviceProbe {
         op: impl FnOnce(FileId, u64) -> std::io::Result<Op>,
     ) {
         let Some((stage, segment)) = self.0.as_mut() else { return };
-        let (file, offset) = cx.volume.place(*segment, 0);
+        let (file, offset) = cx.volume.file_offset(*segment, 0);
         *stage = next;
         let tag = LogOp::Probe.encode();
         if !op(file, offset).is_ok_and(|op| cx.log.submit(tag, op).is_ok()) {

@@ -42,7 +42,7 @@ use crate::background::scrub::BackgroundScrub;
 use crate::background::stall_detector::StallDetector;
 use crate::background::tombstone_readback::TombstoneReadback;
 use crate::background::units::PendingUnit;
-use crate::state::frame_access::FrameGuard;
+use crate::state::frame_access::FrameHold;
 use crate::state::jobs::{Job, JobResult};
 use crate::state::shared::Shared;
 
@@ -148,7 +148,7 @@ impl Flusher {
             }
             LogEvent::Durable(units) => cx.units.count_durable(&mut cx.shared.lock(), &units),
             LogEvent::Untrusted(units, _) => cx.units.drop_untrusted(&mut cx.shared.lock(), &units),
-            LogEvent::Synced(id, ok) => self.sync_ended(id, ok),
+            LogEvent::Synced { id, durable } => self.sync_ended(id, durable),
             LogEvent::Ready(segment, incarnation, order) => {
                 let mut core = cx.shared.lock();
                 if let Some(ssd) = core.ssd.as_mut() {
@@ -161,7 +161,7 @@ impl Flusher {
                 }
                 core.visibility.reuse_segment(segment);
             }
-            LogEvent::Sealed(facts, whole) => {
+            LogEvent::Sealed { facts, has_footer } => {
                 let segment = facts.identity.segment;
                 let mut core = cx.shared.lock();
                 core.counters.segments_sealed += 1;
@@ -171,7 +171,7 @@ impl Flusher {
                 core.set_segment_state(segment, SegmentState::Sealed);
                 drop(core);
                 self.checkpointer.segment_sealed();
-                tracing::debug!(segment = segment.0, footer = whole, "sealed");
+                tracing::debug!(segment = segment.0, footer = has_footer, "sealed");
             }
             LogEvent::Generation(namespace, generation, result) => {
                 cx.generations.ended(&mut cx.shared.lock(), namespace, generation, result);
@@ -226,7 +226,7 @@ impl Flusher {
     }
 
     /// Enter the locations of frames into the index, in one critical section.
-    fn frames_written(&mut self, frames: &mut Vec<(u64, FrameGuard, RecordLocation)>) {
+    fn frames_written(&mut self, frames: &mut Vec<(u64, FrameHold, RecordLocation)>) {
         if frames.is_empty() {
             return;
         }

@@ -8,13 +8,13 @@ use crate::api::error::{Error, ErrorKind};
 use crate::background::checkpoint::Checkpointer;
 use crate::background::log_context::{Closing, LogContext};
 use crate::memory::frames::FrameState;
-use crate::state::frame_access::FrameGuard;
+use crate::state::frame_access::FrameHold;
 use crate::state::jobs::{Job, JobResult};
 use crate::state::ssd_core::SsdCore;
 
 /// The next work from the queue.
 enum Next {
-    Frames(Vec<FrameGuard>),
+    Frames(Vec<FrameHold>),
     Other(Job),
 }
 
@@ -102,7 +102,7 @@ impl JobWriter {
     fn append_frames(
         &mut self,
         cx: &mut LogContext,
-        frames: Vec<FrameGuard>,
+        frames: Vec<FrameHold>,
         before: usize,
         reclaim_moves: bool,
     ) {
@@ -168,7 +168,7 @@ impl JobWriter {
                     };
                     let (namespace, objects) = (f.data.namespace, f.data.members.len());
                     core.count_lost(namespace, objects);
-                    core.mark_frame_clean(frame);
+                    core.make_evictable(frame);
                 }
                 Job::Tombstones { id, .. } | Job::Clear { id, .. } | Job::Flush { id } => {
                     core.jobs.complete(id, failed())
@@ -205,7 +205,7 @@ fn next_jobs(cx: &mut LogContext) -> Option<Next> {
         if queued.map(|f| f.state = FrameState::Writing).is_none() {
             continue;
         }
-        if let Some(held) = FrameGuard::new(&mut core, frame) {
+        if let Some(held) = FrameHold::new(&mut core, frame) {
             bytes += held.data.bytes();
             core.ssd.iter_mut().for_each(|ssd| ssd.written.add(held.data.namespace));
             frames.push(held);

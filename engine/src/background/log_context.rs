@@ -1,4 +1,4 @@
-//! What the parts of the flusher share: the store, its log, and the state of everything in the log.
+//! State shared by the parts of the flusher: the store, its log, and the units in the log.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -114,7 +114,7 @@ impl LogContext {
     /// Read `bytes` bytes at `at` in a segment; false if there is no memory, or no room in the
     /// queue.
     pub fn read(&mut self, op: LogOp, segment: SegmentId, at: u64, bytes: u64) -> bool {
-        let (file, offset) = self.volume.place(segment, at);
+        let (file, offset) = self.volume.file_offset(segment, at);
         AlignedBuf::new(bytes as usize).is_ok_and(|buf| {
             let read = Op::Read { file, offset, parts: vec![buf.into_part()] };
             self.log.submit(op.encode(), read).is_ok()

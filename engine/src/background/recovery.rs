@@ -194,7 +194,6 @@ impl RecoveryCollector {
                 ssd: None,
                 frame: None,
                 tick: o.tick.unwrap_or(newest),
-                freq: 0,
                 attached: o.attached,
             };
             // An index with a constant fingerprint has one name for all.
@@ -256,7 +255,7 @@ impl RecoverySink for RecoveryCollector {
             place: SsdLocation {
                 segment: entry.segment,
                 record_block: entry.record_block,
-                payload_delta: entry.payload_delta,
+                payload_block: entry.payload_block,
             },
             length: entry.length,
             tick: Some(entry.ticks()),
@@ -329,7 +328,7 @@ mod tests {
         collector: &mut RecoveryCollector,
         component: &str,
         segment: u32,
-        payload_delta: u16,
+        payload_block: u16,
     ) {
         let facts = CheckpointFacts {
             store: StoreId([7; 16]),
@@ -346,7 +345,7 @@ mod tests {
             fingerprint: fingerprint(&SECRET, &key(component), Generation::FIRST).to_le_bytes(),
             segment,
             record_block: 1,
-            payload_delta,
+            payload_block,
             length: 5000,
             tick: 3,
         };
@@ -361,7 +360,7 @@ mod tests {
             sequence,
             record_block: 2,
             record_blocks: 3,
-            payload_delta: 1,
+            payload_block: 1,
             length: 5000,
             member_count: members,
             group: 1,

@@ -18,15 +18,15 @@ use crate::api::outcome::FlushReport;
 use crate::memory::frames::Frame;
 use crate::memory::index::{Entry, SsdLocation};
 use crate::state::core::Core;
-use crate::state::frame_access::FrameGuard;
+use crate::state::frame_access::FrameHold;
 use crate::state::jobs::JobResult;
 use crate::state::ssd_core::SsdCore;
 use crate::state::unsynced::UnsyncedUnit;
 
-/// What the engine must do once a unit is written or has failed.
+/// The engine's action once a unit is written or has failed.
 pub(crate) enum PendingUnit {
     /// A frame, pinned until its write ends.
-    Frame(FrameGuard),
+    Frame(FrameHold),
     /// A record that reclaim moves: fingerprint and old location of each member.
     Move(Vec<(u128, SsdLocation)>),
     /// Tombstones, and the job that waits for them; `None` if reclaim carries them forward.
@@ -80,7 +80,7 @@ impl Units {
     }
 
     /// The record of a frame.
-    pub fn add_frame(&mut self, held: FrameGuard, memory: &Arc<ArenaMemory>) -> Unit {
+    pub fn add_frame(&mut self, held: FrameHold, memory: &Arc<ArenaMemory>) -> Unit {
         let id = self.next_id();
         let data = &held.data;
         let member = |m: &crate::memory::frames::FrameMember| RecordMember {
@@ -140,7 +140,7 @@ impl Units {
     pub fn frames_written(
         &mut self,
         core: &mut Core,
-        frames: impl Iterator<Item = (u64, FrameGuard, RecordLocation)>,
+        frames: impl Iterator<Item = (u64, FrameHold, RecordLocation)>,
     ) -> Vec<u64> {
         let mut lost = Vec::new();
         for (id, held, place) in frames {
@@ -181,7 +181,7 @@ impl Units {
                 }
                 core.count_lost(held.data.namespace, held.data.members.len());
                 core.release_frame(held.frame);
-                core.mark_frame_clean(held.frame);
+                core.make_evictable(held.frame);
                 (false, None)
             }
             Some(PendingUnit::Tombstones(Some(job))) => {
@@ -236,7 +236,7 @@ impl Units {
 /// not be readable there.
 fn frame_written(
     core: &mut Core,
-    held: &FrameGuard,
+    held: &FrameHold,
     place: &RecordLocation,
 ) -> Option<UnsyncedUnit> {
     let data = &held.data;
@@ -266,6 +266,6 @@ fn frame_written(
     }
     let bytes = data.object_bytes();
     core.release_frame(held.frame);
-    core.mark_frame_clean(held.frame);
+    core.make_evictable(held.frame);
     Some(UnsyncedUnit { namespace: Some(data.namespace), members, bytes, from: Vec::new() })
 }

@@ -13,8 +13,8 @@ impl ValidConfig {
     /// Checks against this machine, apart from its memory: directories whose files are in memory
     /// (tmpfs), and the longest file that this process may write. Inspects the directories; creates
     /// nothing.
-    pub fn check_machine(&self, facts: &MachineLimits) -> Result<(), ConfigError> {
-        self.check_with(facts, file_bytes_max(), is_memory)
+    pub fn check_machine(&self, limits: &MachineLimits) -> Result<(), ConfigError> {
+        self.check_with(limits, file_bytes_max(), is_memory)
     }
 
     /// The directories whose files are in memory (tmpfs).
@@ -24,7 +24,7 @@ impl ValidConfig {
 
     pub(super) fn check_with(
         &self,
-        facts: &MachineLimits,
+        limits: &MachineLimits,
         file_max: Option<u64>,
         is_memory: impl Fn(&Path) -> bool,
     ) -> Result<(), ConfigError> {
@@ -50,18 +50,18 @@ impl ValidConfig {
                 .saturating_add(self.memory_reserve())
                 .saturating_add(files);
             if let [(_, dir), ..] = in_memory[..]
-                && needed > facts.memory_bytes
+                && needed > limits.memory_bytes
             {
                 let message = format!(
                     "must be on a drive, or ssd.bytes lower: the files of dir={} are memory, and they, the memory plan and \
                      memory.reserve must be at most {}, got={} files={} plan={} memory.reserve={} source={}",
                     dir.display(),
-                    size(facts.memory_bytes),
+                    size(limits.memory_bytes),
                     size(needed),
                     size(files),
                     size(self.memory_plan().total),
                     size(self.memory_reserve()),
-                    facts.memory_source
+                    limits.memory_source
                 );
                 problem("ssd.dirs", message);
             }
@@ -103,10 +103,10 @@ mod tests {
         config.ssd.bytes = Size::gib(1);
         config.ssd.dirs = dirs.iter().map(PathBuf::from).collect();
         config.dram.shared = true;
-        config.validate(&facts(8 << 30)).expect("valid")
+        config.validate(&limits(8 << 30)).expect("valid")
     }
 
-    fn facts(memory_bytes: u64) -> MachineLimits {
+    fn limits(memory_bytes: u64) -> MachineLimits {
         MachineLimits { memory_bytes, memory_source: "test".into() }
     }
 
@@ -119,7 +119,7 @@ mod tests {
         let config = valid(&["/memory/a", "/drive/b"]);
         let without = config.memory_plan().total + config.memory_reserve();
         let on_memory = |dir: &Path| dir.starts_with("/memory");
-        let check = |memory: u64| config.check_with(&facts(memory), None, on_memory);
+        let check = |memory: u64| config.check_with(&limits(memory), None, on_memory);
         assert!(
             check(without + (544 << 20)).is_ok(),
             "half of the segments, and manifests and checkpoints"
@@ -130,7 +130,7 @@ mod tests {
             "{refused}"
         );
         assert_eq!(
-            fields(config.check_with(&facts(without), None, |_| false)),
+            fields(config.check_with(&limits(without), None, |_| false)),
             Vec::<String>::new()
         );
     }
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn longest_file_is_checked_against_the_file_size_limit() {
         let config = valid(&["/a"]);
-        let check = |most| fields(config.check_with(&facts(8 << 30), most, |_| false));
+        let check = |most| fields(config.check_with(&limits(8 << 30), most, |_| false));
         assert_eq!(check(None), Vec::<String>::new());
         assert_eq!(check(Some(1 << 30)), Vec::<String>::new());
         assert_eq!(check(Some(512 << 20)), ["ssd.bytes"]);

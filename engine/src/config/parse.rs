@@ -273,8 +273,8 @@ impl<'a> ConfigBuilder<'a> {
 
     /// The configuration ready to open a store: one error for all problems of all layers and
     /// relations.
-    pub fn validate(self, facts: &MachineLimits) -> Result<ValidConfig, ConfigError> {
-        validate::resolve(self.draft(), facts)
+    pub fn validate(self, limits: &MachineLimits) -> Result<ValidConfig, ConfigError> {
+        validate::resolve(self.draft(), limits)
     }
 
     fn draft(self) -> Draft {

@@ -155,7 +155,7 @@ impl ValidConfig {
         self.config.ssd.policy
     }
 
-    /// Most bytes that reclaim copies forward, per byte put.
+    /// Largest share of a reclaimed segment that is written again, besides pinned objects.
     pub fn reinsert_ratio(&self) -> f64 {
         self.config.ssd.reinsert_ratio
     }

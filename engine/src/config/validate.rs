@@ -32,15 +32,15 @@ const OBJECTS_DERIVED: (u64, u64) = (65_536, 16_777_216);
 impl Config {
     /// Check every setting, and the relations between them and to the machine. The error contains
     /// all problems; nothing is created, neither files nor memory.
-    pub fn validate(&self, facts: &MachineLimits) -> Result<ValidConfig, ConfigError> {
+    pub fn validate(&self, limits: &MachineLimits) -> Result<ValidConfig, ConfigError> {
         let mut draft = Draft::of(self.clone());
         draft.check_ranges();
-        resolve(draft, facts)
+        resolve(draft, limits)
     }
 }
 
 /// The draft's problems and those of its relations, or else its resolved numbers.
-pub(super) fn resolve(draft: Draft, facts: &MachineLimits) -> Result<ValidConfig, ConfigError> {
+pub(super) fn resolve(draft: Draft, limits: &MachineLimits) -> Result<ValidConfig, ConfigError> {
     let numbers = Resolved::of(&draft.config);
     let mut relations = Relations { draft, numbers };
     relations.check_capacity();
@@ -48,7 +48,7 @@ pub(super) fn resolve(draft: Draft, facts: &MachineLimits) -> Result<ValidConfig
     relations.check_probe();
     relations.check_remote();
     relations.check_staging();
-    relations.check_memory(facts);
+    relations.check_memory(limits);
     let Draft { config, problems, .. } = relations.draft;
     ok_unless_problems(problems, ()).map(|()| ValidConfig {
         config,
@@ -285,7 +285,7 @@ impl Relations {
 
     /// The store's memory and the reserve fit the machine. The problem names the largest term, the
     /// first of equal ones, since lowering it gains most.
-    fn check_memory(&mut self, facts: &MachineLimits) {
+    fn check_memory(&mut self, limits: &MachineLimits) {
         let terms = [
             "dram.bytes",
             "ssd.bytes",
@@ -300,7 +300,7 @@ impl Relations {
         let plan = self.numbers.memory;
         let reserve = self.draft.config.memory.reserve;
         let needed = plan.total.saturating_add(reserve.bytes());
-        if needed <= facts.memory_bytes {
+        if needed <= limits.memory_bytes {
             return;
         }
         let arena_field = if self.draft.config.dram.bytes == Size::ZERO {
@@ -325,7 +325,7 @@ impl Relations {
         let message = format!(
             "must be lower: arena + staging + index + headers + history + memory.reserve must be at most {}, \
              got={} arena={} staging={} index={} headers={} history={} memory.reserve={} source={}",
-            size(facts.memory_bytes),
+            size(limits.memory_bytes),
             size(needed),
             size(plan.arena),
             size(plan.staging),
@@ -333,7 +333,7 @@ impl Relations {
             size(plan.headers),
             size(plan.history),
             reserve,
-            facts.memory_source
+            limits.memory_source
         );
         self.problem(largest, message);
     }

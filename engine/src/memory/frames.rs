@@ -79,6 +79,26 @@ impl FrameData {
 }
 
 /// State of a frame: its progress to SSD, until it is dropped.
+///
+/// | from | to | when | by |
+/// | --- | --- | --- | --- |
+/// | | `Queued` | its put makes it visible | `publish::insert_frame` |
+/// | | `Evictable` | it is promoted from SSD | `promote::promote` |
+/// | `Queued` | `Writing` | the flusher takes it | `JobWriter` |
+/// | `Writing` | `Evictable` | its record is written | `Core::make_evictable` |
+/// | `Writing` | `Queued` | its record must be appended again | `Core::requeue_front` |
+/// | `Queued`, `Writing` | `Evictable` | it will not be written | `Core::make_evictable` |
+/// | `Evictable` | `Queued` | it must be written after all | `Core::requeue_frame` |
+/// | any | `Dead` | it is evicted, removed, cleared, replaced or damaged | `Core::drop_frame` |
+/// | `Dead` | | its last reader leaves, and its extents are freed | `Core::free_if_unread` |
+///
+/// A frame is not written if admission refuses it, if the SSD tier takes no writes, or if its write
+/// was given up.
+///
+/// Invariants:
+/// - The eviction policy has the frames that are `Evictable`, and no others.
+/// - `refused` is set only while it is `Evictable` and in the queue's list of refused frames.
+/// - A live frame that the queue lists as visible and not queued yet is `Queued`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FrameState {
     /// Waits for its write, or for a repeated one.
@@ -86,7 +106,7 @@ pub(crate) enum FrameState {
     /// Being written.
     Writing,
     /// Written, or exempt from being written: may be evicted.
-    Clean,
+    Evictable,
     /// Dropped: no index entry, policy or queued write leads to it. Its last reader frees it.
     Dead,
 }

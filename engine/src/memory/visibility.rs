@@ -9,7 +9,7 @@ use pagelith_mutants::{self as mutant, Mutant};
 
 use crate::memory::index::{Entry, SsdLocation};
 
-/// Generations and hidden records and segments, which readers ignore although the index may lead to
+/// Generations, and the records and segments that readers must not use although the index leads to
 /// them. The core owns it, and publishes a copy to lock-free readers after each change.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Visibility {

@@ -64,7 +64,7 @@ pub(crate) fn submit(
     }
     let align = facts.memory_align.max(facts.offset_align);
     let Some((file, offset)) =
-        io.shared.ssd.volume.as_ref().map(|v| v.place(read.segment, read.offset))
+        io.shared.ssd.volume.as_ref().map(|v| v.file_offset(read.segment, read.offset))
     else {
         return Err((Blocked::Queue, read));
     };

@@ -413,7 +413,7 @@ impl GetBatch {
         self.discard_read(io, i);
         let slot = &mut self.slots[i];
         if let Some(object) = slot.take_off_ssd() {
-            slot.attempts.tried.push(object.place());
+            slot.attempts.tried.push(object.ssd_location());
             release_segment(&io.shared, object.segment());
         }
         self.locate(io, &[i]);

@@ -29,7 +29,7 @@ use crate::memory::index::{Entry, PREFETCH_GROUP, SsdLocation, TICK_MODULUS};
 use crate::memory::visibility::VisibilityFilter;
 use crate::read::slot::{Slot, SsdObject, record_members};
 use crate::state::core::Core;
-use crate::state::frame_access::{FrameGuard, FrameReader};
+use crate::state::frame_access::{FrameHold, FramePin};
 use crate::state::read_view::{LOCK_FREE_TRIES, Snapshot};
 use crate::state::recency::{FoundObject, record};
 use crate::state::session_io::release_segment;
@@ -47,7 +47,7 @@ pub(crate) enum Located<'a> {
 
 /// The member of a frame that is the object, and the requested range of it.
 pub(crate) struct LocatedMember<'a> {
-    pub entered: FrameReader<'a>,
+    pub entered: FramePin<'a>,
     pub frame: FrameId,
     pub member: usize,
     pub want: Range<u64>,
@@ -96,7 +96,7 @@ fn undo(shared: &Shared, slot: &mut Slot, located: Located<'_>) {
 }
 
 /// Leave a frame after a get; the last reader of a dropped frame frees it.
-pub(crate) fn leave_frame(shared: &Shared, entered: FrameReader<'_>, frame: FrameId) {
+pub(crate) fn leave_frame(shared: &Shared, entered: FramePin<'_>, frame: FrameId) {
     if entered.leave() {
         shared.lock().free_if_unread(frame);
     }
@@ -171,8 +171,8 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
         }
     }
 
-    fn enter(&self, frame: u32) -> Option<FrameReader<'a>> {
-        self.shared.read_view.frames.enter(frame as usize).map(FrameReader::new)
+    fn enter(&self, frame: u32) -> Option<FramePin<'a>> {
+        self.shared.read_view.frames.enter(frame as usize).map(FramePin::new)
     }
 
     /// Locate one object, for which the index has these `entries`.
@@ -258,13 +258,13 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
         Some(Expected {
             identity: SegmentIdentity { store: volume.store, segment, incarnation },
             offset: u64::from(place.record_block) * 4096,
-            payload_delta: u64::from(place.payload_delta) * 4096,
+            payload_offset: u64::from(place.payload_block) * 4096,
             generation,
             length: entry.length.into(),
         })
     }
 
-    fn leave_frame(&mut self, entered: FrameReader<'a>, frame: u32) {
+    fn leave_frame(&mut self, entered: FramePin<'a>, frame: u32) {
         if entered.leave() {
             self.dropped_frames.push(FrameId(frame));
         }
@@ -279,7 +279,7 @@ pub(crate) fn hold_in_memory(
     key: &ObjectKey,
     at: Recency,
     fits: impl Fn(u64) -> bool,
-) -> Option<(FrameGuard, usize)> {
+) -> Option<(FrameHold, usize)> {
     let generation = core.generation(key.namespace());
     let fingerprint = shared.fingerprint(key, generation);
     if core.index.find(fingerprint).any(|e| e.attached && !core.is_visible(&e)) {
@@ -288,7 +288,7 @@ pub(crate) fn hold_in_memory(
     let (frame, member) = core.find_memory(key, fingerprint, generation)?;
     core.dram.frames.get(frame.id).filter(|f| fits(f.data.members[member].extent.bytes))?;
     core.touch(fingerprint, |e| e.frame == Some(frame.id.0), at);
-    Some((FrameGuard::new(core, frame)?, member))
+    Some((FrameHold::new(core, frame)?, member))
 }
 
 /// Leave the slot's segment; the object is to be looked up again.
@@ -308,7 +308,7 @@ pub(crate) fn drop_lost_record(
     object: &SsdObject,
     record: Option<Record<'_>>,
 ) {
-    let (place, expected) = (object.place(), &object.expected);
+    let (place, expected) = (object.ssd_location(), &object.expected);
     let record = record.filter(|r| r.expect(expected.identity, expected.offset).is_ok());
     let mut core = shared.lock();
     let known = core.index.find(slot.fingerprint).any(|e| e.ssd == Some(place));

@@ -26,7 +26,7 @@ pub(crate) struct ReadTarget {
     /// Offset of the record in the segment, and of the payload in the record, both in bytes. The
     /// fields of [`SsdLocation`](crate::memory::index::SsdLocation) are in sectors.
     pub record: u64,
-    pub payload_delta: u64,
+    pub payload_offset: u64,
     /// The ranges of the payload to read, each a multiple of 4096 from an aligned start.
     pub chunks: Vec<Range<u64>>,
     /// Number of parts of the caller's memory for a direct read; `None` for a staged one.
@@ -107,7 +107,7 @@ pub(crate) fn plan(
     let mut order: Vec<usize> = (0..targets.len()).collect();
     order.sort_by_key(|&i| {
         let t = &targets[i];
-        (t.segment, t.record, t.payload_delta, t.chunks.first().map_or(0, |c| c.start))
+        (t.segment, t.record, t.payload_offset, t.chunks.first().map_or(0, |c| c.start))
     });
     let mut reads: Vec<PlannedRead> = Vec::new();
     let mut headers: Vec<HeaderLocation> = Vec::new();
@@ -117,7 +117,7 @@ pub(crate) fn plan(
         let place = HeaderLocation { segment: t.segment, record: t.record };
         if headers.last() != Some(&place) {
             headers.push(place);
-            let bytes = if t.payload_delta <= LEAD_BYTES_MAX { t.payload_delta } else { ALIGN };
+            let bytes = if t.payload_offset <= LEAD_BYTES_MAX { t.payload_offset } else { ALIGN };
             let header = headers_before + headers.len() - 1;
             // The header is in the stage of the first target that needs it. In a later stage, the
             // earlier target would wait for a stage that itself waits for that target.
@@ -138,7 +138,7 @@ pub(crate) fn plan(
         }
         header_of[i] = headers_before + headers.len() - 1;
         for chunk in &t.chunks {
-            let at = t.record + t.payload_delta + chunk.start;
+            let at = t.record + t.payload_offset + chunk.start;
             let (piece, parts) = match t.direct_parts {
                 Some(parts) => {
                     let bytes = chunk.end - chunk.start;
@@ -170,7 +170,7 @@ pub(crate) fn plan(
 /// Whether a record's header of `bytes` bytes starts where the last read ends, and ends where the
 /// requested payload begins, and that read has room for a whole further object.
 fn header_bridges_reads(reads: &[PlannedRead], t: &ReadTarget, bytes: u64) -> bool {
-    let wanted = t.chunks.first().filter(|chunk| t.payload_delta == bytes && chunk.start == 0);
+    let wanted = t.chunks.first().filter(|chunk| t.payload_offset == bytes && chunk.start == 0);
     reads.last().zip(wanted).is_some_and(|(last, chunk)| {
         let continues = last.segment == t.segment && last.offset + last.bytes == t.record;
         continues && last.stage == t.stage && last.bytes + bytes + chunk.end <= JOIN_BYTES_MAX
@@ -260,11 +260,11 @@ pub(crate) fn is_whole_blocks(want: &Range<u64>, length: u64) -> bool {
 }
 
 /// Split a range into chunks of at most `chunk` bytes.
-pub(crate) fn split_chunks(stretch: Range<u64>, chunk: u64) -> Vec<Range<u64>> {
+pub(crate) fn split_chunks(range: Range<u64>, chunk: u64) -> Vec<Range<u64>> {
     let mut out = Vec::new();
-    let mut at = stretch.start;
-    while at < stretch.end {
-        let end = (at + chunk).min(stretch.end);
+    let mut at = range.start;
+    while at < range.end {
+        let end = (at + chunk).min(range.end);
         out.push(at..end);
         at = end;
     }
@@ -275,13 +275,13 @@ pub(crate) fn split_chunks(stretch: Range<u64>, chunk: u64) -> Vec<Range<u64>> {
 mod tests {
     use super::*;
 
-    fn target(slot: usize, record: u64, payload_delta: u64, bytes: u64) -> ReadTarget {
+    fn target(slot: usize, record: u64, payload_offset: u64, bytes: u64) -> ReadTarget {
         ReadTarget {
             slot,
             round: 0,
             segment: SegmentId(1),
             record,
-            payload_delta,
+            payload_offset,
             chunks: split_chunks(0..bytes, bytes),
             direct_parts: Some(1),
             unaligned_tail: false,
@@ -329,7 +329,7 @@ mod tests {
         assert!(reads.iter().all(|f| f.bytes == 65536) && reads.len() == 2);
         // A short payload is not a header, which would be coalesced with any payload after it.
         let long = ReadTarget {
-            payload_delta: 4096 + 65536,
+            payload_offset: 4096 + 65536,
             chunks: split_chunks(0..2 << 20, 2 << 20),
             ..cached(1, 4096)
         };
@@ -353,10 +353,10 @@ mod tests {
 
     #[test]
     fn header_is_read_in_stage_of_first_target_that_needs_it() {
-        let staged = |slot, payload_delta, stage| ReadTarget {
+        let staged = |slot, payload_offset, stage| ReadTarget {
             direct_parts: None,
             stage,
-            ..target(slot, 4096, payload_delta, 32768)
+            ..target(slot, 4096, payload_offset, 32768)
         };
         // The last member is requested first; the first member's payload has the later stage.
         let (v, k) = (staged(0, 4096 + 32768, 1), staged(1, 4096, 2));

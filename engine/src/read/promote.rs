@@ -28,7 +28,7 @@ pub(crate) fn promote(shared: &Shared, slots: &mut [Slot], at: Recency) -> u64 {
     for (i, slot) in slots.iter().enumerate() {
         if let Some(VerifiedRecord { facts, place, .. }) = verified(slot) {
             let record = records.entry((facts.identity.segment, facts.offset)).or_default();
-            record.insert(place.payload_delta, i);
+            record.insert(place.payload_block, i);
         }
     }
     let mut objects = 0;
@@ -95,7 +95,7 @@ fn promote_record(shared: &Shared, slots: &mut [Slot], which: &[usize], at: Rece
         members,
     });
     let Some(frame) =
-        core.dram.frames.insert(data.clone(), FrameState::Clean, Recency { depth, ..at })
+        core.dram.frames.insert(data.clone(), FrameState::Evictable, Recency { depth, ..at })
     else {
         data.members.iter().for_each(|m| core.dram.space.free(m.extent));
         return false;
@@ -110,7 +110,7 @@ fn promote_record(shared: &Shared, slots: &mut [Slot], which: &[usize], at: Rece
         core.events.stored(Tier::Memory, &slot.key, false);
     }
     core.counters.promoted += 1;
-    core.mark_frame_clean(frame);
+    core.make_evictable(frame);
     true
 }
 

@@ -368,7 +368,7 @@ impl Slot {
             round: self.attempts.round,
             segment: expected.identity.segment,
             record: expected.offset,
-            payload_delta: expected.payload_delta,
+            payload_offset: expected.payload_offset,
             chunks: (!probe)
                 .then(|| plan::widen_to_blocks(want, expected.length))
                 .into_iter()
@@ -440,8 +440,8 @@ impl SsdObject {
     }
 
     /// The location at which the index has the object.
-    pub fn place(&self) -> SsdLocation {
-        SsdLocation::at(self.segment(), self.expected.offset, self.expected.payload_delta)
+    pub fn ssd_location(&self) -> SsdLocation {
+        SsdLocation::at(self.segment(), self.expected.offset, self.expected.payload_offset)
     }
 }
 

@@ -10,13 +10,13 @@ use pagelith_tiers::dram::arena::ArenaMemory;
 use crate::api::error::Result;
 use crate::api::outcome::MissCause;
 use crate::memory::visibility::VisibilityFilter;
-use crate::state::frame_access::FrameGuard;
+use crate::state::frame_access::FrameHold;
 use crate::state::shared::Shared;
 
 /// An object's bytes in the arena. The object is pinned while the view lives. A store that is
 /// closed or dropped still releases its files; the arena lives as long as its last view.
 pub struct View {
-    held: FrameGuard,
+    held: FrameHold,
     member: usize,
     memory: Arc<ArenaMemory>,
     shared: Weak<Shared>,
@@ -73,7 +73,7 @@ pub(crate) fn view(shared: &Arc<Shared>, key: &ObjectKey) -> Result<Option<View>
     if !core.index.find(fingerprint).any(|e| e.frame == Some(frame.id.0) && core.is_visible(&e)) {
         return Ok(None);
     }
-    let Some(held) = FrameGuard::new(&mut core, frame) else { return Ok(None) };
+    let Some(held) = FrameHold::new(&mut core, frame) else { return Ok(None) };
     let verified = core.dram.frames.get(frame.id).is_some_and(|f| f.verified);
     drop(core);
     let view = View { held, member, memory: shared.memory.clone(), shared: Arc::downgrade(shared) };

@@ -29,16 +29,16 @@ use crate::state::shared::Shared;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Bytes of server state per requested object, without its checksums.
 pub(crate) const REQUESTED_OBJECT_BYTES: usize = size_of::<RequestedObject>();
-/// Maximum number of objects probed under one acquisition of the core lock, which bounds how long
+/// Maximum number of objects looked up under one acquisition of the core lock, which bounds how long
 /// other threads wait for it.
-const PROBES_MAX: usize = 32;
+const LOOKUPS_MAX: usize = 32;
 
 /// A requested object.
 struct RequestedObject {
     key: ObjectKey,
     /// The requested byte range; the wire has no empty one.
-    span: Range<u64>,
-    /// Whether the span must be the whole object.
+    range: Range<u64>,
+    /// Whether the range must be the whole object.
     whole: bool,
     /// Whether the bytes may be passed by reference.
     allow_ref: bool,
@@ -51,7 +51,7 @@ enum ObjectState {
     Requested,
     /// Not in DRAM, and no chunk of it was read yet.
     Reading,
-    /// Not local: the whole span is requested from the peers at once.
+    /// Not local: the whole range is requested from the peers at once.
     Remote,
     /// A part of it was read, and not all of it was sent.
     Sending(SendingObject),
@@ -63,7 +63,7 @@ enum ObjectState {
 
 /// An object that is being sent.
 struct SendingObject {
-    /// Bytes of the span that are not sent yet.
+    /// Bytes of the range that are not sent yet.
     unsent_bytes: u64,
     /// Checksums of all blocks of the object, from the first chunk that was read: all chunks must
     /// be of the same object. Empty for an object of a peer, which is one chunk.
@@ -76,7 +76,7 @@ struct SentObject {
     tier: Tier,
     /// Group members and base that the object was put with.
     group_info: GroupInfo,
-    /// Checksums of the blocks that overlap the span, each over the bytes that are sent.
+    /// Checksums of the blocks that overlap the range, each over the bytes that are sent.
     sums: Checksums,
 }
 
@@ -84,31 +84,31 @@ impl RequestedObject {
     fn new(item: &GetItem) -> RequestedObject {
         RequestedObject {
             key: item.key,
-            span: item.stretch(),
+            range: item.byte_range(),
             whole: item.range().is_none(),
             allow_ref: !item.is_sent(),
             state: ObjectState::Requested,
         }
     }
 
-    /// Length of the span.
+    /// Length of the range.
     fn length(&self) -> u64 {
-        self.span.end - self.span.start
+        self.range.end - self.range.start
     }
 
-    /// Number of blocks that overlap the span.
+    /// Number of blocks that overlap the range.
     fn blocks(&self) -> usize {
-        (self.span.end.div_ceil(BLOCK) - self.span.start / BLOCK) as usize
+        (self.range.end.div_ceil(BLOCK) - self.range.start / BLOCK) as usize
     }
 
     /// The push request for this object, item `at` of operation `op`.
     fn push_request(&self, op: OpId, at: usize) -> PushRequest {
-        let (key, span, whole) = (self.key, self.span.clone(), self.whole);
+        let (key, range, whole) = (self.key, self.range.clone(), self.whole);
         PushRequest {
             op,
             item: at as u32,
             key,
-            span,
+            range,
             whole,
             position: at as u32,
             allow_ref: self.allow_ref,
@@ -130,13 +130,13 @@ impl RequestedObject {
     /// The chunk that begins at `from`. Chunks end at block boundaries, so that each block is in
     /// one chunk.
     fn chunk(&self, from: u64) -> Range<u64> {
-        let end = (from / BLOCK * BLOCK).saturating_add(CHUNK_BYTES).min(self.span.end);
+        let end = (from / BLOCK * BLOCK).saturating_add(CHUNK_BYTES).min(self.range.end);
         from..end
     }
 
     /// The error for a destination whose length differs from the object's.
     fn length_mismatch(&self, have: u64) -> Error {
-        let (key, given) = (&self.key, self.span.end);
+        let (key, given) = (&self.key, self.range.end);
         let detail = format!(
             "destination length differs from the object's key={key} object={have} given={given}"
         );
@@ -154,7 +154,7 @@ impl RequestedObject {
         bytes: &[u8],
     ) -> Result<SendingObject, ItemVerdict> {
         let (checksums, group_info) = done.metadata();
-        let (first, blocks) = (self.span.start / BLOCK, self.blocks());
+        let (first, blocks) = (self.range.start / BLOCK, self.blocks());
         let begin = |object_sums, sums| SendingObject {
             unsent_bytes: self.length(),
             object_sums,
@@ -170,7 +170,7 @@ impl RequestedObject {
             sending.sent.group_info = group_info;
             return Ok(sending);
         }
-        if self.whole && done.length != self.span.end {
+        if self.whole && done.length != self.range.end {
             return Err(ItemVerdict::Failed(self.length_mismatch(done.length)));
         }
         let none = || begin(checksums.into(), Checksums::from_elem(Checksum::default(), blocks));
@@ -231,7 +231,7 @@ pub(crate) struct GetOp {
 impl GetOp {
     pub fn new(call: CallContext, items: impl Iterator<Item = GetItem>) -> GetOp {
         let objects: Vec<RequestedObject> = items.map(|item| RequestedObject::new(&item)).collect();
-        let next_offset = objects.first().map_or(0, |object| object.span.start);
+        let next_offset = objects.first().map_or(0, |object| object.range.start);
         let next = (0..objects.len()).collect();
         let (reading, unsent) = (FxHashMap::default(), VecDeque::new());
         let (has_peers, remote_queue) = (false, VecDeque::new());
@@ -302,7 +302,7 @@ impl GetOp {
         // answer.
         let mut batches = [(Vec::new(), Vec::new()), (Vec::new(), Vec::new())];
         while let Some(&at) = self.next.front() {
-            if !self.probe_dram(ctx, link, id, at) {
+            if !self.lookup_dram(ctx, link, id, at) {
                 break;
             }
             let object = &self.objects[at];
@@ -312,18 +312,18 @@ impl GetOp {
                 let Some(part) = ctx.staging.try_part(len) else { break };
                 let destination = Destination([part.split(len).0].into());
                 // A request for the whole object is refused without a read if the length differs.
-                let range = (!object.whole || chunk != object.span).then(|| chunk.clone());
+                let range = (!object.whole || chunk != object.range).then(|| chunk.clone());
                 let (gets, chunks) =
-                    &mut batches[usize::from(self.has_peers && chunk != object.span)];
+                    &mut batches[usize::from(self.has_peers && chunk != object.range)];
                 gets.push(Get { key: object.key, range, destination });
                 chunks.push((at, chunk.clone()));
-                if chunk.end < object.span.end {
+                if chunk.end < object.range.end {
                     self.next_offset = chunk.end;
                     continue;
                 }
             }
             self.next.pop_front();
-            self.next_offset = self.next.front().map_or(0, |at| self.objects[*at].span.start);
+            self.next_offset = self.next.front().map_or(0, |at| self.objects[*at].range.start);
         }
         for ((gets, chunks), local_only) in batches.into_iter().zip([false, true]) {
             if !gets.is_empty() {
@@ -357,12 +357,12 @@ impl GetOp {
     }
 
     /// Requests objects that are longer than a chunk and not local from the peers, one at a time,
-    /// as staging memory for the whole span becomes free. A span that exceeds the staging memory is
+    /// as staging memory for the whole range becomes free. One that exceeds the staging memory is
     /// a miss.
     fn request_remote(&mut self, ctx: &mut ServerCtx, id: OpId) {
         while let Some(&at) = self.remote_queue.front() {
             let object = &mut self.objects[at];
-            let span = object.span.clone();
+            let wanted = object.range.clone();
             let len = object.length() as usize;
             if len > ctx.staging.capacity() {
                 object.state = ObjectState::NoHit(ItemVerdict::Miss(MissCause::Absent));
@@ -370,16 +370,16 @@ impl GetOp {
                 continue;
             }
             let Some(part) = ctx.staging.try_part(len) else { return };
-            let (key, range) = (object.key, (!object.whole).then(|| span.clone()));
+            let (key, range) = (object.key, (!object.whole).then(|| wanted.clone()));
             self.remote_queue.pop_front();
             let destination = Destination([part.split(len).0].into());
-            self.submit(ctx, id, vec![Get { key, range, destination }], vec![(at, span)], false);
+            self.submit(ctx, id, vec![Get { key, range, destination }], vec![(at, wanted)], false);
         }
     }
 
     /// Looks up object `at` in DRAM, unless it was looked up before, and some of the objects after
     /// it. Sends those that it finds; returns false if the link has no capacity for object `at`.
-    fn probe_dram(
+    fn lookup_dram(
         &mut self,
         ctx: &mut ServerCtx,
         link: &mut dyn Link,
@@ -392,9 +392,9 @@ impl GetOp {
             return true;
         }
         let most = if self.objects.len() > 2 * in_flight_sends::FIRST_BATCH {
-            in_flight_sends::batch_len(at).min(PROBES_MAX)
+            in_flight_sends::batch_len(at).min(LOOKUPS_MAX)
         } else {
-            PROBES_MAX
+            LOOKUPS_MAX
         };
         let ahead =
             self.objects.iter().enumerate().skip(at).filter(|(_, object)| is_requested(object));
@@ -419,7 +419,7 @@ impl GetOp {
         let chunks = self.reading.remove(&ticket).unwrap_or_default();
         for ((at, chunk), mut done) in chunks.into_iter().zip(done) {
             let object = &mut self.objects[at];
-            let is_part = chunk != object.span;
+            let is_part = chunk != object.range;
             let before = match std::mem::replace(&mut object.state, ObjectState::Reading) {
                 ObjectState::Sending(sending) => Some(sending),
                 ObjectState::Requested | ObjectState::Reading => None,
@@ -448,7 +448,7 @@ impl GetOp {
             match accepted {
                 Ok(sending) => {
                     object.state = ObjectState::Sending(sending);
-                    let (offset, allow_ref) = (chunk.start - object.span.start, object.allow_ref);
+                    let (offset, allow_ref) = (chunk.start - object.range.start, object.allow_ref);
                     let push = Push { op: id, item: at as u32, offset, parts, token: 0, allow_ref };
                     self.unsent.push_back((at, push));
                 }

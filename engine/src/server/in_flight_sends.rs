@@ -20,7 +20,7 @@ use crate::api::group_info::GroupInfo;
 use crate::memory::frames::FrameRef;
 use crate::read::locate;
 use crate::read::touch_hits::touch_held;
-use crate::state::frame_access::FrameGuard;
+use crate::state::frame_access::FrameHold;
 use crate::state::group_info;
 use crate::state::session_io::recency;
 use crate::state::shared::Shared;
@@ -60,8 +60,8 @@ pub(crate) struct PushRequest {
     pub op: OpId,
     pub item: u32,
     pub key: ObjectKey,
-    pub span: std::ops::Range<u64>,
-    /// Whether the span must be the whole object.
+    pub range: std::ops::Range<u64>,
+    /// Whether the range must be the whole object.
     pub whole: bool,
     /// Position of the object in its operation.
     pub position: u32,
@@ -70,22 +70,22 @@ pub(crate) struct PushRequest {
 }
 
 impl PushRequest {
-    /// Length of the span.
+    /// Length of the range.
     fn length(&self) -> u64 {
-        self.span.end - self.span.start
+        self.range.end - self.range.start
     }
 }
 
 /// The result of a push request.
 pub(crate) enum PushResult {
-    /// Pushed: checksums of the blocks that overlap the span, and the group that the object was put
+    /// Pushed: checksums of the blocks that overlap the range, and the group that the object is put
     /// with.
     Sent(Checksums, GroupInfo),
     /// The bytes in memory do not match their checksums; the object was dropped from memory.
     Damaged,
     /// Not pushed: the link has no capacity now.
     NoCapacity,
-    /// The object is not in DRAM, its length does not match, or the span exceeds the bound.
+    /// The object is not in DRAM, its length does not match, or the range exceeds the bound.
     NotInDram,
 }
 
@@ -125,7 +125,7 @@ pub(crate) fn push_from_dram(
     let held = pin_frames(&shared, requests, &ctx.in_flight_sends, link.room().pushes, options);
     let mut tally = PushTally::default();
     let mut is_full = false;
-    let push = |(request, held): (&PushRequest, Option<(FrameGuard, usize)>)| {
+    let push = |(request, held): (&PushRequest, Option<(FrameHold, usize)>)| {
         let Some((held, member)) = held else { return PushResult::NotInDram };
         // After a push that found no capacity nothing is sent, which keeps the order.
         let result = match is_full {
@@ -155,7 +155,7 @@ fn pin_frames(
     in_flight: &InFlightSends,
     mut pushes: usize,
     options: &crate::api::request::Options,
-) -> Vec<Option<(FrameGuard, usize)>> {
+) -> Vec<Option<(FrameHold, usize)>> {
     let most = (shared.config.arena_bytes() / IN_FLIGHT_SHARE).min(IN_FLIGHT_BYTES_MAX);
     let mut left = most.saturating_sub(in_flight.bytes);
     let at = recency(shared, options);
@@ -172,7 +172,7 @@ fn pin_frames(
         }
         let at = Recency { depth: at.depth.saturating_add(request.position), ..at };
         let fits = |have: u64| {
-            if request.whole { have == request.span.end } else { request.span.end <= have }
+            if request.whole { have == request.range.end } else { request.range.end <= have }
         };
         let found = locate::hold_in_memory(shared, &mut core, &request.key, at, fits);
         if let Some((held, _)) = &found {
@@ -219,7 +219,7 @@ fn push_one(
     ctx: &mut ServerCtx,
     link: &mut dyn Link,
     request: &PushRequest,
-    held: &FrameGuard,
+    held: &FrameHold,
     member: usize,
     tally: &mut PushTally,
 ) -> PushResult {
@@ -265,24 +265,24 @@ fn push_one(
 
 fn slice(part: Part, request: &PushRequest) -> Part {
     let (from, len) =
-        (request.span.start as usize, (request.span.end - request.span.start) as usize);
+        (request.range.start as usize, (request.range.end - request.range.start) as usize);
     part.split(from).1.split(len).0
 }
 
-/// Checksums of the blocks that overlap the span, each over the bytes that are sent; `None` if a
+/// Checksums of the blocks that overlap the range, each over the bytes that are sent; `None` if a
 /// block that was to be verified does not match its checksum.
 fn span_checksums(
     shared: &Shared,
-    held: &FrameGuard,
+    held: &FrameHold,
     member: usize,
     request: &PushRequest,
     verify: bool,
 ) -> Option<Checksums> {
     let object_sums = &held.data.members[member].checksums;
-    let (bytes, span) = (held.bytes(&shared.memory, member), &request.span);
+    let (bytes, range) = (held.bytes(&shared.memory, member), &request.range);
     let block = |block: u64| {
         let all = block * BLOCK..((block + 1) * BLOCK).min(bytes.len() as u64);
-        let sent = all.start.max(span.start)..all.end.min(span.end);
+        let sent = all.start.max(range.start)..all.end.min(range.end);
         let sum = object_sums.get(block as usize).copied().unwrap_or_default();
         let is_whole = sent == all;
         // A partial block must be verified as a whole before the part gets a checksum of its own.
@@ -291,5 +291,5 @@ fn span_checksums(
         }
         Some(if is_whole { sum } else { checksum(&bytes[sent.start as usize..sent.end as usize]) })
     };
-    (span.start / BLOCK..span.end.div_ceil(BLOCK)).map(block).collect()
+    (range.start / BLOCK..range.end.div_ceil(BLOCK)).map(block).collect()
 }

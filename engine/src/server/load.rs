@@ -119,7 +119,7 @@ pub(crate) fn cost(ask: &RequestBody<'_>, body: usize) -> u64 {
                 s.end.div_ceil(BLOCK_BYTES.into()) - s.start / u64::from(BLOCK_BYTES)
             };
             // Stored with the object, sent, and in the outcome.
-            let sums: u64 = items.iter().map(|item| 3 * 16 * blocks(item.stretch())).sum();
+            let sums: u64 = items.iter().map(|item| 3 * 16 * blocks(item.byte_range())).sum();
             sums + (items.len() * (REQUESTED_OBJECT_BYTES + OUTCOME_BYTES)) as u64
         }
         // The checksums are part of the body.

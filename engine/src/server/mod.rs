@@ -249,7 +249,7 @@ impl Server {
             if let Err(error) = self.handle_event(event) {
                 let peer = &self.link.facts().peer;
                 tracing::warn!(%peer, %error, "protocol violation by the peer, closing the link");
-                self.closed = Some(LinkError::ProtocolViolation(error));
+                self.closed = Some(error.into());
                 self.link.close();
             }
         }

@@ -36,6 +36,7 @@ use crate::memory::frames::FrameData;
 use crate::memory::index::{Entry, name_of};
 use crate::memory::visibility::VisibilityFilter;
 use crate::read::exists;
+use crate::state::group_memory::no_room;
 use crate::state::put_spec::{ObjectSize, PutKind, PutOrigin};
 use crate::state::read_view::CoreGuard;
 use crate::state::reserve;
@@ -262,8 +263,7 @@ impl PutOp {
                     let keys = objects.iter().map(|item| &self.objects[*item].key);
                     let now = ctx.shared().now();
                     ctx.shared().lock().count_busy(keys, now);
-                    let detail = format!("arena is full of pages in use bytes={bytes}");
-                    self.settle(first, || ItemVerdict::Failed(Error::busy(detail.clone())));
+                    self.settle(first, || ItemVerdict::Failed(no_room(bytes)));
                     return true;
                 }
             }

@@ -19,7 +19,7 @@ use crate::memory::visibility::{Visibility, VisibilityFilter};
 use crate::state::dram_core::DramCore;
 use crate::state::event_log::EventLog;
 use crate::state::flush_counts::FlushCounts;
-use crate::state::frame_access::FrameGuard;
+use crate::state::frame_access::FrameHold;
 use crate::state::jobs::{Job, JobTable};
 use crate::state::peer_queue::PeerQueue;
 use crate::state::pending_groups::PendingGroups;
@@ -134,8 +134,8 @@ impl Core {
     }
 
     /// Record a request for an object.
-    pub fn touch(&mut self, fingerprint: u128, place: impl Fn(&Entry) -> bool, at: Recency) {
-        let Some((slot, entry)) = self.index.locate(fingerprint, place) else { return };
+    pub fn touch(&mut self, fingerprint: u128, is_match: impl Fn(&Entry) -> bool, at: Recency) {
+        let Some((slot, entry)) = self.index.locate(fingerprint, is_match) else { return };
         let now = self.now_tick();
         if let Some(frame) = entry.frame.map(FrameId) {
             self.dram.frames.touches().raise(frame, at);
@@ -282,7 +282,7 @@ impl Core {
 
     /// Return a frame that was taken for a write to the front of the queue. A frame that was
     /// dropped meanwhile is released instead.
-    pub fn requeue_front(&mut self, held: &FrameGuard) {
+    pub fn requeue_front(&mut self, held: &FrameHold) {
         let live = self.dram.frames.get_live(held.frame);
         let queued = live.map(|f| f.state = FrameState::Queued).is_some();
         if let Some(ssd) = self.ssd.as_mut().filter(|_| queued) {
@@ -294,9 +294,9 @@ impl Core {
     /// Mark a frame as written, or as exempt from it: it may be evicted from now on. If the arena
     /// is only a write buffer the frame is dropped at once, even while it has readers, because no
     /// later step would drop it. Its last reader then frees it.
-    pub fn mark_frame_clean(&mut self, frame: FrameRef) {
+    pub fn make_evictable(&mut self, frame: FrameRef) {
         let Some(f) = self.dram.frames.get_live(frame) else { return };
-        f.state = FrameState::Clean;
+        f.state = FrameState::Evictable;
         let bytes = f.data.bytes();
         let fingerprint = f.data.members.first().map_or(0, |m| m.fingerprint);
         let pinned = f.any_fingerprint(|fingerprint| self.pins.is_pinned(fingerprint));
@@ -315,7 +315,7 @@ impl Core {
         if !self.ssd.as_ref().is_some_and(|s| s.health.writes()) || self.dram.write_buffer_only {
             return false;
         }
-        let Some(f) = self.dram.frames.get(id).filter(|f| f.state == FrameState::Clean) else {
+        let Some(f) = self.dram.frames.get(id).filter(|f| f.state == FrameState::Evictable) else {
             return false;
         };
         let (data, serial) = (f.data.clone(), f.serial);
@@ -388,7 +388,7 @@ impl Core {
         Some(id)
     }
 
-    /// Count a put of these objects that was refused as `Busy`.
+    /// Count a put of these objects that is answered `Busy`.
     pub fn count_busy<'a>(&mut self, keys: impl Iterator<Item = &'a ObjectKey>, now: Mono) {
         let is_first = |key: &&ObjectKey| self.dram.busy.record(key, now);
         self.counters.puts_busy += keys.filter(is_first).count() as u64;
@@ -410,7 +410,7 @@ impl Core {
             FrameState::Queued | FrameState::Writing => true,
             // A dead frame was written, or was removed or cleared, which the log records, or its
             // damage was noted when it was dropped.
-            FrameState::Clean | FrameState::Dead => false,
+            FrameState::Evictable | FrameState::Dead => false,
         });
         self.drop_frame(id, false);
         if let Some(ssd) = self.ssd.as_mut().filter(|_| may_be_written) {

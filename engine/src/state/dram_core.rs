@@ -15,6 +15,6 @@ pub(crate) struct DramCore {
     pub write_buffer_only: bool,
     /// Bytes of buffers for objects that groups adopt, outside the arena.
     pub adopting_bytes: u64,
-    /// Recent puts that found the arena full, and are counted as busy.
+    /// Recent puts that were answered `Busy`.
     pub busy: BusyPuts,
 }

@@ -107,7 +107,7 @@ impl Core {
         let (frames, pins) = (&self.dram.frames, &self.pins);
         let mut evictable = |id: FrameId| {
             frames.get(id).is_some_and(|f| {
-                let is_idle = !frames.has_readers(id) && f.state == FrameState::Clean;
+                let is_idle = !frames.has_readers(id) && f.state == FrameState::Evictable;
                 is_idle
                     && !(pins.any() && f.any_fingerprint(|fingerprint| pins.is_pinned(fingerprint)))
             })

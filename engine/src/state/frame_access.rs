@@ -67,20 +67,20 @@ impl UnpublishedExtent {
 /// A counted reader of a frame: created under the core's lock together with `readers += 1`, and
 /// released with [`crate::state::core::Core::release_frame`] after all slices and parts made from
 /// it are gone.
-pub(crate) struct FrameGuard {
+pub(crate) struct FrameHold {
     pub frame: crate::memory::frames::FrameRef,
     pub data: Arc<FrameData>,
 }
 
-impl FrameGuard {
+impl FrameHold {
     /// Add a reader. `None` if the frame does not exist any more.
     pub fn new(
         core: &mut crate::state::core::Core,
         frame: crate::memory::frames::FrameRef,
-    ) -> Option<FrameGuard> {
+    ) -> Option<FrameHold> {
         let f = core.dram.frames.get_ref(frame)?;
         f.readers += 1;
-        Some(FrameGuard { frame, data: f.data.clone() })
+        Some(FrameHold { frame, data: f.data.clone() })
     }
 
     /// A member's bytes.
@@ -111,12 +111,12 @@ impl FrameGuard {
 
 /// A lock-free reader of a frame, registered by the frame's number. The frame keeps its extents
 /// until [`crate::read::locate::leave_frame`].
-pub(crate) struct FrameReader<'a>(PinnedRef<'a, FrameData>);
+pub(crate) struct FramePin<'a>(PinnedRef<'a, FrameData>);
 
-impl<'a> FrameReader<'a> {
+impl<'a> FramePin<'a> {
     /// `inside` must come from the table that frees the frames.
-    pub fn new(inside: PinnedRef<'a, FrameData>) -> FrameReader<'a> {
-        FrameReader(inside)
+    pub fn new(inside: PinnedRef<'a, FrameData>) -> FramePin<'a> {
+        FramePin(inside)
     }
 
     /// A member's bytes.
@@ -134,7 +134,7 @@ impl<'a> FrameReader<'a> {
     }
 }
 
-impl Deref for FrameReader<'_> {
+impl Deref for FramePin<'_> {
     type Target = FrameData;
     fn deref(&self) -> &FrameData {
         &self.0

@@ -2,6 +2,7 @@
 
 use pagelith_tiers::dram::arena::Extent;
 
+use crate::api::error::Error;
 use crate::memory::frames::FrameNumber;
 use crate::state::core::Core;
 use crate::state::put_spec::ObjectSize;
@@ -26,6 +27,12 @@ impl Reservation {
         self.extents.drain(..).flatten().for_each(|e| core.dram.space.free(e));
         core.dram.frames.give_back(self.number.take());
     }
+}
+
+/// The error of a put without memory for `bytes` bytes.
+pub(crate) fn no_room(bytes: u64) -> Error {
+    let cause = "its frames are unwritten, pinned or being read";
+    Error::busy(format!("no room in the arena: {cause}; retry, or raise dram.bytes bytes={bytes}"))
 }
 
 /// Reserve memory for every object of the group that is not in the arena. If there is not enough,

@@ -23,7 +23,7 @@ pub(crate) const WINDOW: Duration = Duration::from_secs(60);
 /// Failing rounds of writes within [`WINDOW`] after which the tier becomes read-only.
 pub(crate) const ROUNDS_MAX: usize = 3;
 
-/// What the SSD tier accepts.
+/// Operations that the SSD tier accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TierState {
     On,

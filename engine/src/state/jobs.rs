@@ -55,7 +55,7 @@ impl JobQueue {
         self.removals
     }
 
-    /// As if so many objects were to be removed.
+    /// As if this number of objects were removed.
     #[cfg(test)]
     pub fn set_removals(&mut self, objects: usize) {
         self.removals = objects;

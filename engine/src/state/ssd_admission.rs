@@ -1,7 +1,7 @@
 //! Admission to SSD: asks the policy which frames are written, and counts the others.
 //!
-//! A refused frame is clean: it may be evicted, and then its objects are gone. A flush writes all
-//! refused frames that DRAM still has ([`Core::requeue_refused`]).
+//! A refused frame may be evicted, and then its objects are gone. A flush writes all refused frames
+//! that DRAM still has ([`Core::requeue_refused`]).
 //!
 //! Lock order: the core lock, then that of the policy, which is a leaf.
 
@@ -166,7 +166,7 @@ impl Core {
         let Some(f) = self.dram.frames.get_live(frame) else { return };
         if ssd.queue.refuse(frame) {
             f.refused = true;
-            self.mark_frame_clean(frame);
+            self.make_evictable(frame);
         }
     }
 

@@ -32,7 +32,7 @@ impl Core {
     pub fn unwritten(&self) -> (u64, u64) {
         let Some(ssd) = &self.ssd else { return (0, 0) };
         let takes_writes = ssd.health.writes();
-        let waits = |frame: &Frame| frame.state != FrameState::Clean || !takes_writes;
+        let waits = |frame: &Frame| frame.state != FrameState::Evictable || !takes_writes;
         let alive = self.dram.frames.iter().filter(|(_, frame)| !frame.is_dead() && waits(frame));
         let counts = alive.map(|(id, frame)| self.only_in_dram(id, frame));
         counts.fold((0, 0), |sum, count| (sum.0 + count.0, sum.1 + count.1))

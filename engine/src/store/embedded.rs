@@ -34,7 +34,7 @@ use crate::store::registered_memory::Registration;
 use crate::store::session::Session;
 use crate::store::stats;
 use crate::store::{blocking_calls, close, flush, open, prefetch, rdma, registered_memory, remove};
-use crate::write::open_group::GroupId;
+use crate::write::open_group::OpenGroupId;
 
 /// An open store. Threads share it by reference; a thread with many gets or puts should have its
 /// own [`Session`].
@@ -214,7 +214,7 @@ impl Store {
 
     /// The open group with this ID, for callers that cannot keep a [`Group`]; `None` if it is not
     /// open any more.
-    pub fn open_group(&self, id: GroupId) -> Option<Group<'_>> {
+    pub fn open_group(&self, id: OpenGroupId) -> Option<Group<'_>> {
         group::open(self, id)
     }
 
@@ -327,7 +327,8 @@ impl Store {
     }
 
     /// Make all objects put so far durable, except objects that wait for their group or their base.
-    /// The report counts the objects that became durable since the last report.
+    /// The report counts the objects that became durable since the last report, and those that
+    /// could not: the device failed (lost), or they left DRAM and were never written (refused).
     pub fn flush(&self, options: Options) -> Result<FlushReport> {
         flush::flush(&self.shared, options)
     }

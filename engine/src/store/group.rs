@@ -8,7 +8,7 @@ use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::{CompletedBatch, PutOutcome};
 use crate::api::request::{Options, PutSlice};
 use crate::store::embedded::Store;
-use crate::write::open_group::{GroupId, JoinedGroup, join};
+use crate::write::open_group::{JoinedGroup, OpenGroupId, join};
 
 /// A base group of one page that was begun and is not committed yet. Created by
 /// [`Store::begin_group`]; may be used by several threads at once. Dropping it leaves the group
@@ -28,13 +28,13 @@ pub(crate) fn begin<'a>(
 }
 
 /// See [`Store::open_group`].
-pub(crate) fn open(store: &Store, id: GroupId) -> Option<Group<'_>> {
+pub(crate) fn open(store: &Store, id: OpenGroupId) -> Option<Group<'_>> {
     JoinedGroup::of(&store.shared, id).map(|joined| Group { store, joined })
 }
 
 impl Group<'_> {
     /// The group's identifier, for [`crate::Session::submit_commit`].
-    pub fn id(&self) -> GroupId {
+    pub fn id(&self) -> OpenGroupId {
         self.joined.id()
     }
 

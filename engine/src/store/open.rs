@@ -69,9 +69,9 @@ pub struct OpenReport {
     /// Objects found.
     pub objects: u64,
     /// I/O backend of the SSD tier; `None` without one.
-    pub side: Option<IoBackend>,
+    pub backend: Option<IoBackend>,
     /// Reason for that backend.
-    pub side_reason: String,
+    pub backend_reason: String,
     /// The memory that was allocated.
     pub memory: MemoryPlan,
     /// Number of segments.
@@ -441,8 +441,8 @@ fn report(
         made: ssd.is_some_and(|o| o.made),
         recovery: env.clock.now().since(began),
         objects: core.index.objects(),
-        side: facts.as_ref().map(|f| f.side),
-        side_reason: facts.map(|f| f.reason).unwrap_or_default(),
+        backend: facts.as_ref().map(|f| f.backend),
+        backend_reason: facts.map(|f| f.reason).unwrap_or_default(),
         memory: config.memory_plan(),
         segments: geometry.map_or(0, |g| g.segment_count),
         segment_bytes: geometry.map_or(0, |g| g.segment_bytes),
@@ -455,8 +455,8 @@ fn report(
         mended_blocks: ssd.map_or(0, |o| o.mended),
     };
     tracing::info!(
-        side = ?report.side,
-        reason = report.side_reason,
+        backend = ?report.backend,
+        reason = report.backend_reason,
         memory = %report.memory,
         objects = report.objects,
         recovery_ms = report.recovery.as_millis() as u64,

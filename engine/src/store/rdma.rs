@@ -64,7 +64,7 @@ pub fn rdma_use(transport: BulkTransport, config: &RdmaConfig) -> Result<RdmaUse
     }
 }
 
-/// What [`Client::over`] dials with to attach to the store process at `peer`, with devices of this
+/// Dial options for [`Client::over`], to attach to the store process at `peer` with devices of this
 /// configuration.
 ///
 /// # Errors

@@ -31,7 +31,7 @@ use crate::state::session_io::{SessionIo, recency, release_segment};
 use crate::state::shared::Shared;
 use crate::state::verify_sampler::VerifySampler;
 use crate::write::cache_remote;
-use crate::write::open_group::GroupId;
+use crate::write::open_group::OpenGroupId;
 use crate::write::put::payload::PayloadGroup;
 use crate::write::put_batch::PutBatch;
 
@@ -179,7 +179,7 @@ impl Session {
     /// Make a group visible that [`crate::Store::begin_group`] opened. Never waits. Outcomes as for
     /// [`crate::Group::commit`], one for each of [`crate::Group::required`]; none if the group is
     /// not open any more.
-    pub fn submit_commit(&mut self, group: GroupId, options: Options) -> Ticket {
+    pub fn submit_commit(&mut self, group: OpenGroupId, options: Options) -> Ticket {
         let ticket = self.ticket();
         let at = recency(&self.io.shared, &options);
         let deadline = self.io.shared.deadline(options.timeout);

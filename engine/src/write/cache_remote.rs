@@ -24,7 +24,7 @@ use crate::state::put_spec::{ObjectSize, PutKind, PutOrigin};
 use crate::state::shared::Shared;
 use crate::state::ssd_admission;
 use crate::write::put;
-use crate::write::put::admit::{Admission, admit};
+use crate::write::put::admit::{AdmitOutcome, admit};
 use crate::write::put::copy::{CopySource, MemberSource, prepare};
 use crate::write::put::publish::publish;
 
@@ -109,7 +109,7 @@ fn cache_page(
     }
     // An object that is or may be present in any form is left as it is.
     let mut admitted = match admit(shared, &mut core, kind, &sizes, None, &[]) {
-        Admission::Admitted(admitted) => admitted,
+        AdmitOutcome::Admitted(admitted) => admitted,
         _ => return Vec::new(),
     };
     if admitted.has_existing() {

@@ -29,12 +29,12 @@ use crate::write::put;
 /// Identifies an open group in a [`crate::Session`] of its store. In a session of another store it
 /// would identify another group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct GroupId(pub(crate) u64);
+pub struct OpenGroupId(pub(crate) u64);
 
 /// An open group, as a caller or a connection that joined it holds it.
 #[derive(Clone)]
 pub(crate) struct JoinedGroup {
-    id: GroupId,
+    id: OpenGroupId,
     required: Arc<[ObjectKey]>,
 }
 
@@ -69,7 +69,7 @@ pub(crate) fn join(
     let generation = core.generation(first.namespace());
     check_other_groups(shared, &core, required, generation)?;
     let (id, required) = core.pending_groups.join(required, generation, at, deadline, over_link)?;
-    Ok(JoinedGroup { id: GroupId(id), required })
+    Ok(JoinedGroup { id: OpenGroupId(id), required })
 }
 
 /// An error if DRAM has one of these objects in another group. Objects that are only on SSD are
@@ -95,7 +95,7 @@ fn check_other_groups(
 
 impl JoinedGroup {
     /// The open group of this identifier; `None` if there is none.
-    pub fn of(shared: &Shared, id: GroupId) -> Option<JoinedGroup> {
+    pub fn of(shared: &Shared, id: OpenGroupId) -> Option<JoinedGroup> {
         let required = shared.lock().pending_groups.get(id.0)?.required.clone();
         Some(JoinedGroup { id, required })
     }
@@ -106,7 +106,7 @@ impl JoinedGroup {
     }
 
     /// The group's identifier.
-    pub fn id(&self) -> GroupId {
+    pub fn id(&self) -> OpenGroupId {
         self.id
     }
 
@@ -239,7 +239,7 @@ impl JoinedGroup {
                     core.expire(shared.now());
                     group_memory::reserve_extent(&mut core, length)
                 })
-                .ok_or_else(|| Error::busy(format!("arena is full of pages in use bytes={length}")))
+                .ok_or_else(|| group_memory::no_room(length))
         });
         let extent = extent.inspect_err(|_| core.count_busy(std::iter::once(key), shared.now()))?;
         let fingerprint = shared.fingerprint(key, generation);

@@ -71,7 +71,7 @@ impl AdmittedGroup {
     }
 }
 
-/// Result of publishing a group. Its memory is the caller's no longer.
+/// Result of publishing a group. The caller no longer owns its memory.
 pub(crate) struct Published {
     pub outcome: PutOutcome,
     /// The frames to be written to SSD: its own, and those of attached groups that waited for it.

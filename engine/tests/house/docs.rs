@@ -83,16 +83,9 @@ fn spans(page: &str) -> Vec<&str> {
 /// Spans `module::function` and `Type::function` that no source file defines. A module is a file's
 /// name or its directory's.
 fn absent_functions(page: &str, sources: &[(String, String)]) -> Vec<String> {
-    let name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let mut absent = Vec::new();
     for span in spans(page) {
-        let Some((place, function)) = span.split_once("::") else { continue };
-        if place.is_empty()
-            || function.is_empty()
-            || !place.chars().chain(function.chars()).all(name)
-        {
-            continue;
-        }
+        let Some((place, function)) = function_name(span) else { continue };
         let is_type = place.starts_with(|c: char| c.is_ascii_uppercase());
         let there = sources.iter().any(|(path, code)| {
             let here = if is_type {
@@ -109,6 +102,77 @@ fn absent_functions(page: &str, sources: &[(String, String)]) -> Vec<String> {
         }
     }
     absent
+}
+
+/// The file that a path of docs/architecture.md names, by its own rule: `CRATE/...` from the root,
+/// the folders of the client from `client/src`, the rest from `engine/src`.
+fn architecture_file(path: &str) -> String {
+    if exists(path) {
+        path.to_owned()
+    } else if ["api/", "rpc/", "client/"].iter().any(|folder| path.starts_with(folder)) {
+        format!("client/src/{path}")
+    } else {
+        format!("engine/src/{path}")
+    }
+}
+
+/// Spans `module::function` and `Type::function` whose file does not define them. The file of a
+/// function is the next one if nothing but names is between them, and else the one before it in
+/// the same paragraph, step or bullet. In a row of a table it is any file of the row.
+fn misplaced_functions(page: &str, sources: &[(String, String)]) -> Vec<String> {
+    let mut misplaced = Vec::new();
+    for block in blocks(page) {
+        let parts: Vec<&str> = block.split('`').collect();
+        let is_file = |i: &usize| parts[*i].ends_with(".rs") && parts[*i].contains('/');
+        let is_function = |i: usize| function_name(parts[i]).is_some();
+        for i in (1..parts.len()).step_by(2).filter(|i| is_function(*i)) {
+            let named: Vec<usize> = (1..parts.len()).step_by(2).filter(is_file).collect();
+            let joined = |j: usize| {
+                (i + 1..j).all(|k| match k % 2 {
+                    0 => matches!(parts[k].trim(), "" | "(" | "," | "and" | ", and" | "or" | "in"),
+                    _ => is_function(k),
+                })
+            };
+            let next = named.iter().find(|j| **j > i && joined(**j));
+            let own = next.or_else(|| named.iter().rfind(|j| **j < i)).copied();
+            let files = if block.starts_with('|') { named } else { Vec::from_iter(own) };
+            let files: Vec<_> = files.iter().map(|j| architecture_file(parts[*j])).collect();
+            let there = sources.iter().filter(|(path, _)| files.contains(path));
+            if absent_functions(&format!("`{}`", parts[i]), &there.cloned().collect::<Vec<_>>())
+                .is_empty()
+            {
+                continue;
+            }
+            misplaced.push(format!("{} {files:?}", parts[i]));
+        }
+    }
+    misplaced
+}
+
+/// Type or module, and function, of a span `place::function`.
+fn function_name(span: &str) -> Option<(&str, &str)> {
+    let name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let (place, function) = span.split_once("::")?;
+    let is_name = |text: &str| !text.is_empty() && text.chars().all(name);
+    (is_name(place) && is_name(function)).then_some((place, function))
+}
+
+/// Paragraphs, list items and rows of tables of a page, without fenced blocks.
+fn blocks(page: &str) -> Vec<String> {
+    let outside: String = page.split("\n```").step_by(2).collect();
+    let mut blocks = vec![String::new()];
+    for line in outside.lines() {
+        let text = line.trim_start();
+        let item = text.split_once(". ").is_some_and(|(n, _)| n.parse::<u32>().is_ok());
+        if text.is_empty() || item || text.starts_with(['|', '#']) || text.starts_with("- ") {
+            blocks.push(String::new());
+        }
+        if let Some(block) = blocks.last_mut() {
+            *block += text;
+            block.push(' ');
+        }
+    }
+    blocks
 }
 
 /// Rust files that the page names and that do not exist: from the root, below `src` of the engine
@@ -140,13 +204,21 @@ fn sources() -> Vec<(String, String)> {
 #[test]
 fn functions_named_in_documents_exist() {
     let sources = sources();
-    for page in
-        ["docs/architecture.md", "docs/promises.md", "docs/operations.md", "docs/security.md"]
-    {
+    for page in ["docs/promises.md", "docs/operations.md", "docs/security.md"] {
         assert_eq!(absent_functions(&text(page), &sources), Vec::<String>::new(), "{page}");
     }
     let planted = absent_functions("`put::admit` `put::no_such` `Flusher::step` `A::b`", &sources);
     assert_eq!(planted, ["put::no_such", "A::b"]);
+}
+
+#[test]
+fn files_in_numbered_steps_define_their_functions() {
+    let sources = sources();
+    for page in ["docs/architecture.md", "docs/policy.md", "docs/decisions/0026-rdma-links.md"] {
+        assert_eq!(misplaced_functions(&text(page), &sources), Vec::<String>::new(), "{page}");
+    }
+    let planted = "`Core::drop_damaged` (`state/damage.rs`).\n\n`Log::sync` has no file.";
+    assert_eq!(misplaced_functions(planted, &sources).len(), 2);
 }
 
 /// Tests named as `path.rs` `test` in the page's rows that do not exist: a path that begins a span,

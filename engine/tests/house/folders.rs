@@ -41,7 +41,7 @@ fn module(path: &str) -> String {
     path[..end].split("::").filter(|part| !part.is_empty()).take(2).collect::<Vec<_>>().join("::")
 }
 
-/// What a file names that is to the right of its folder; and what does not say its folder.
+/// Names of a file that are to the right of its folder, and names without a folder.
 fn upward(path: &str, rust: &str) -> BTreeSet<(String, String)> {
     let Some((own, depth)) = place(path) else { return BTreeSet::new() };
     let code = shipping(rust);

@@ -39,12 +39,12 @@ fn got(
     range: Option<Range<u64>>,
     len: usize,
 ) -> pagelith::Result<GetOutcome> {
-    let stretch = range.clone().map_or(0..len, |r| r.start as usize..r.end as usize);
-    let mut memory = vec![0xee; stretch.len()];
+    let wanted = range.clone().map_or(0..len, |r| r.start as usize..r.end as usize);
+    let mut memory = vec![0xee; wanted.len()];
     let get = GetSlice { key, range, pieces: &mut [&mut memory] };
     let outcome = client.get_batch(&mut [get], Options::default()).remove(0);
     if outcome.as_ref().is_ok_and(GetOutcome::is_hit) {
-        assert!(memory == content_of(&key, len)[stretch], "wrong bytes key={key}");
+        assert!(memory == content_of(&key, len)[wanted], "wrong bytes key={key}");
     }
     outcome
 }

@@ -118,9 +118,9 @@ impl Link for CountingLink {
         place
     }
 
-    fn peer_ref(&self, stretch: ItemRange, place: (u32, u64), length: u64) -> Option<ShmRef> {
+    fn peer_ref(&self, range: ItemRange, place: (u32, u64), length: u64) -> Option<ShmRef> {
         let (region, at) = place;
-        self.0.peer_ref(stretch, (region, at + self.1.shift.load(Ordering::Relaxed)), length)
+        self.0.peer_ref(range, (region, at + self.1.shift.load(Ordering::Relaxed)), length)
     }
 
     fn push(&mut self, push: Push) -> Result<(), Push> {

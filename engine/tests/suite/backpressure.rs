@@ -26,9 +26,7 @@ pub fn full_arena_answers_busy_at_once(world: &TestEnv) {
     for (n, done) in (0u64..).zip(done) {
         match n {
             0..16 => assert_eq!(done.outcome, Ok(PutOutcome::Stored), "n={n}"),
-            _ => {
-                refused(done.outcome, ErrorKind::Busy, "arena is full of pages in use bytes=131072")
-            }
+            _ => refused(done.outcome, ErrorKind::Busy, &no_room(LEN)),
         }
     }
     assert_eq!((store.stats().puts_stored, store.stats().puts_busy), (16, 8));

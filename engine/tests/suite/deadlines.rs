@@ -19,7 +19,7 @@ pub fn put_into_a_pinned_arena_ends_busy(world: &TestEnv) {
     for options in [NOW, SOON] {
         let outcome = put_with(&store, key(9), &bytes(9, LEN), options);
         match world.is_embedded() {
-            true => refused(outcome, ErrorKind::Busy, "arena is full of pages in use bytes=50000"),
+            true => refused(outcome, ErrorKind::Busy, &no_room(LEN)),
             // The last try may have timed out.
             false => {
                 let kind = outcome.expect_err("there is no room").kind;

@@ -174,9 +174,13 @@ impl TestEnv {
                 IoKind::Blocking | IoKind::Refused => IoBackend::Blocking,
                 IoKind::Sim => IoBackend::Simulated,
             };
-            assert_eq!(report.side, Some(side), "reason={}", report.side_reason);
+            assert_eq!(report.backend, Some(side), "reason={}", report.backend_reason);
             if self.kind == IoKind::Refused {
-                assert!(report.side_reason.contains("io_uring"), "reason={}", report.side_reason);
+                assert!(
+                    report.backend_reason.contains("io_uring"),
+                    "reason={}",
+                    report.backend_reason
+                );
             }
         }
         store

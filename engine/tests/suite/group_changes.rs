@@ -96,7 +96,7 @@ pub fn attached_group_with_evicted_base_does_not_block_put(world: &TestEnv) {
 /// Number of polls before the other thread's call.
 const POLLS: std::ops::Range<usize> = 0..8;
 
-pub fn object_removed_or_cleared_while_a_group_absorbs_it_stays_gone(world: &TestEnv) {
+pub fn object_removed_or_cleared_while_a_group_adopts_it_stays_gone(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // A begun group cannot rely on present objects.
     }
@@ -138,7 +138,7 @@ pub fn object_removed_or_cleared_while_a_group_absorbs_it_stays_gone(world: &Tes
     }
 }
 
-pub fn object_cleared_while_a_one_call_group_absorbs_it_stays_gone(world: &TestEnv) {
+pub fn object_cleared_while_a_one_call_group_adopts_it_stays_gone(world: &TestEnv) {
     for polls in POLLS {
         let world = world.fresh(1);
         let mut config = world.cold_config();

@@ -101,7 +101,7 @@ pub fn invalid_groups_are_refused(world: &TestEnv) {
     );
 }
 
-pub fn group_put_absorbs_standalone_objects(world: &TestEnv) {
+pub fn group_put_adopts_standalone_objects(world: &TestEnv) {
     for config in [world.config(), world.cold_config()] {
         let world = world.fresh(1);
         let config = pagelith::Config {

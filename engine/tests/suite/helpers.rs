@@ -214,6 +214,12 @@ pub fn flush(store: &Store) {
     store.flush(Options::default()).expect("flushed");
 }
 
+/// The message of a put that found no memory for `bytes` bytes.
+pub fn no_room(bytes: usize) -> String {
+    let cause = "its frames are unwritten, pinned or being read";
+    format!("no room in the arena: {cause}; retry, or raise dram.bytes bytes={bytes}")
+}
+
 #[track_caller]
 pub fn refused<T: std::fmt::Debug>(outcome: Result<T>, kind: ErrorKind, message: &str) {
     let error = outcome.expect_err("refused");

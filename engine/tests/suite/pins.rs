@@ -185,7 +185,7 @@ pub fn remove_overrides_a_pin(world: &TestEnv) {
     store_pages(&store, 0..15, LEN);
     let pin = store.pin(&keys(0..15));
     let busy = put_with(&store, key(99), &bytes(99, 500_000), NOW);
-    refused(busy, ErrorKind::Busy, "arena is full of pages in use bytes=500000");
+    refused(busy, ErrorKind::Busy, &no_room(500_000));
     drop(pin);
     assert_eq!(put(&store, key(99), &bytes(99, 500_000)), Ok(PutOutcome::Stored));
 }

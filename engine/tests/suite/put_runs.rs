@@ -66,7 +66,7 @@ pub fn page_repeated_in_a_batch_is_put_as_if_one_by_one(world: &TestEnv) {
 }
 
 /// The header of one object must be read, and the bytes of another are in memory.
-pub fn groups_of_one_batch_absorb_objects_in_memory_and_on_ssd(world: &TestEnv) {
+pub fn groups_of_one_batch_adopt_objects_in_memory_and_on_ssd(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // Each put would need headers.
     }
@@ -87,8 +87,8 @@ pub fn groups_of_one_batch_absorb_objects_in_memory_and_on_ssd(world: &TestEnv) 
     let done = session.wait(ticket, Duration::from_secs(30));
     let Some(CompletedBatch::Put(done)) = done else { panic!("no outcome") };
     let outcomes: Vec<_> = done.into_iter().map(|done| done.outcome).collect();
-    let absorbed = [Ok(PutOutcome::AlreadyPresent), Ok(PutOutcome::Stored)];
-    assert_eq!(outcomes, [absorbed.clone(), absorbed].concat());
+    let adopted = [Ok(PutOutcome::AlreadyPresent), Ok(PutOutcome::Stored)];
+    assert_eq!(outcomes, [adopted.clone(), adopted].concat());
     for (key, bytes) in in_memory.iter().chain(&on_ssd) {
         hit(&store, *key, bytes);
     }

@@ -12,7 +12,7 @@ const LEN: usize = 50_000;
 pub fn store_without_ssd_works(world: &TestEnv) {
     let config = world.memory_config(Size::mib(1));
     let store = world.open(&config);
-    assert_eq!((store.opened().side, store.opened().segments), (None, 0));
+    assert_eq!((store.opened().backend, store.opened().segments), (None, 0));
     store_pages(&store, 0..10, LEN);
     for n in 0..10 {
         assert_eq!(hit_page(&store, n, LEN), Tier::Memory);

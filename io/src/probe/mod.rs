@@ -1,5 +1,4 @@
-//! The choice of the I/O backend, found by trying each, logged, and never changed silently. Fields
-//! and logs call it `side`.
+//! The choice of the I/O backend, found by trying each, logged, and never changed silently.
 //!
 //! A sysctl, a container's seccomp filter or an old kernel may disable io_uring, and a file system
 //! may accept O_DIRECT at open without any effect (tmpfs since Linux 6.5). So each mechanism is
@@ -97,19 +96,21 @@ fn real_disk(dirs: &[PathBuf], choice: BackendChoice, depth: usize) -> Result<Re
     let pool = Arc::new(Pool::start()?);
     let uring = || try_uring(&probes, depth, &pool);
     let chosen = decide(choice, uring, || try_direct(&probes, &pool))?;
-    let mover = match chosen.side {
+    let mover = match chosen.backend {
         IoBackend::Uring => {
             TransferBackend::Uring { pool, may_do_without: choice == BackendChoice::Auto }
         }
         IoBackend::Blocking | IoBackend::Simulated => TransferBackend::Blocking(pool),
     };
-    tracing::info!(side = ?chosen.side, direct = chosen.direct, reason = %chosen.reason, "disk opened");
+    tracing::info!(
+        backend = ?chosen.backend, direct = chosen.direct, reason = %chosen.reason, "disk opened"
+    );
     Ok(RealDisk::new(dirs, mover, chosen.direct, chosen.align, chosen.reason))
 }
 
 #[derive(Debug, PartialEq, Eq)]
 struct BackendDecision {
-    side: IoBackend,
+    backend: IoBackend,
     direct: bool,
     align: Alignment,
     reason: String,
@@ -128,7 +129,12 @@ fn decide(
         match uring() {
             Ok(align) => {
                 let reason = "io_uring and O_DIRECT work in every directory".to_owned();
-                return Ok(BackendDecision { side: IoBackend::Uring, direct: true, align, reason });
+                return Ok(BackendDecision {
+                    backend: IoBackend::Uring,
+                    direct: true,
+                    align,
+                    reason,
+                });
             }
             Err(fault) if !refuses_mechanism(&fault) => return Err(fault),
             Err(mut fault) if choice == BackendChoice::Uring => {
@@ -141,12 +147,14 @@ fn decide(
         }
     }
     match direct() {
-        Ok(align) => Ok(BackendDecision { side: IoBackend::Blocking, direct: true, align, reason }),
+        Ok(align) => {
+            Ok(BackendDecision { backend: IoBackend::Blocking, direct: true, align, reason })
+        }
         Err(fault) if !refuses_mechanism(&fault) => Err(fault),
         Err(fault) => {
             let reason = format!("{reason}; no O_DIRECT: {}", why(&fault));
             Ok(BackendDecision {
-                side: IoBackend::Blocking,
+                backend: IoBackend::Blocking,
                 direct: false,
                 align: BUFFERED,
                 reason,

@@ -15,33 +15,33 @@ fn chosen(
     uring: Result<Alignment, IoFault>,
     direct: Result<Alignment, IoFault>,
 ) -> Result<(IoBackend, bool, Alignment, String), IoFault> {
-    decide(choice, || uring, || direct).map(|c| (c.side, c.direct, c.align, c.reason))
+    decide(choice, || uring, || direct).map(|c| (c.backend, c.direct, c.align, c.reason))
 }
 
 #[test]
 fn uring_is_chosen_where_it_works() {
     for choice in [BackendChoice::Auto, BackendChoice::Uring] {
-        let (side, direct, align, _) =
+        let (backend, direct, align, _) =
             chosen(choice, Ok(ALIGN), Err(unsupported("d", 22))).unwrap();
-        assert_eq!((side, direct, align), (IoBackend::Uring, true, ALIGN));
+        assert_eq!((backend, direct, align), (IoBackend::Uring, true, ALIGN));
     }
-    let (side, direct, ..) = chosen(BackendChoice::Blocking, Ok(ALIGN), Ok(ALIGN)).unwrap();
-    assert_eq!((side, direct), (IoBackend::Blocking, true));
+    let (backend, direct, ..) = chosen(BackendChoice::Blocking, Ok(ALIGN), Ok(ALIGN)).unwrap();
+    assert_eq!((backend, direct), (IoBackend::Blocking, true));
 }
 
 #[test]
 fn refusal_is_named_and_falls_back_only_with_auto() {
     let eperm = || Err(unsupported("io_uring_setup", 1));
-    let (side, direct, align, reason) = chosen(BackendChoice::Auto, eperm(), Ok(ALIGN)).unwrap();
-    assert_eq!((side, direct, align), (IoBackend::Blocking, true, ALIGN));
+    let (backend, direct, align, reason) = chosen(BackendChoice::Auto, eperm(), Ok(ALIGN)).unwrap();
+    assert_eq!((backend, direct, align), (IoBackend::Blocking, true, ALIGN));
     assert!(
         reason.starts_with("io_uring_setup: errno=1") && reason.ends_with("using blocking"),
         "{reason}"
     );
 
-    let (side, direct, align, reason) =
+    let (backend, direct, align, reason) =
         chosen(BackendChoice::Auto, eperm(), Err(unsupported("dir", 22))).unwrap();
-    assert_eq!((side, direct, align), (IoBackend::Blocking, false, BUFFERED));
+    assert_eq!((backend, direct, align), (IoBackend::Blocking, false, BUFFERED));
     assert!(
         reason.contains("errno=1 ") && reason.contains("no O_DIRECT: dir: errno=22"),
         "{reason}"

@@ -109,7 +109,7 @@ impl SharedRegion {
     }
 
     /// The offset of the `len` bytes at address `addr`; `None` if they are not inside.
-    pub fn place(&self, addr: usize, len: usize) -> Option<u64> {
+    pub fn offset_of(&self, addr: usize, len: usize) -> Option<u64> {
         let at = addr.checked_sub(self.base() as usize)?;
         (at.checked_add(len)? <= self.len()).then_some(at as u64)
     }
@@ -415,8 +415,11 @@ mod tests {
             "longer than the file"
         );
         let region = SharedRegion::mapped(fd, map.as_ptr() as usize, 8192).expect("in memory");
-        assert_eq!((region.place(map.as_ptr() as usize + 5, 10), region.len()), (Some(5), 8192));
-        assert_eq!(region.place(map.as_ptr() as usize + 5, 8192), None);
+        assert_eq!(
+            (region.offset_of(map.as_ptr() as usize + 5, 10), region.len()),
+            (Some(5), 8192)
+        );
+        assert_eq!(region.offset_of(map.as_ptr() as usize + 5, 8192), None);
         write(&region, 100, b"there");
         let mut seen = [0; 5];
         PeerMemory::of(descriptor(&region)).expect("in memory").copy_out(100, &mut seen);
@@ -435,7 +438,7 @@ mod tests {
             (base - 1, 1, None),
             (base, usize::MAX, None),
         ] {
-            assert_eq!(region.place(addr, len), place, "{addr:#x} {len}");
+            assert_eq!(region.offset_of(addr, len), place, "{addr:#x} {len}");
         }
         let view = PeerMemory::of(descriptor(&region)).expect("sealed");
         assert!(view.has(8191, 1) && view.has(8192, 0));

@@ -13,7 +13,7 @@ use super::abi;
 use super::error::{Result, VerbsError, last_errno};
 use super::library::{Handle, Library, check};
 
-/// What a device allows.
+/// Limits of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceLimits {
     /// Bytes of a memory region.
@@ -107,7 +107,7 @@ impl Device {
         &self.name
     }
 
-    /// What the device allows.
+    /// Limits of the device.
     pub fn limits(&self) -> &DeviceLimits {
         &self.limits
     }

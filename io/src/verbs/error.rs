@@ -157,7 +157,7 @@ pub enum VerbsError {
     /// The two ends of a rail do not fit together.
     #[error("rail refused: {reason}; {remedy}, or use TCP own={own} peer={peer}")]
     RailRefused {
-        /// What does not fit.
+        /// The limit that is exceeded.
         reason: &'static str,
         /// The remedy.
         remedy: &'static str,

@@ -153,7 +153,7 @@ impl Drop for ProtectionDomain {
     }
 }
 
-/// What peers may do with a region. The device itself may always read and write it.
+/// Access of peers to a region. The device itself may always read and write it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteAccess {
     /// Peers that know the key may read.

@@ -58,7 +58,7 @@ pub struct Attachment {
     pub gid: GidEntry,
 }
 
-/// What a peer needs to know of a queue pair to connect to it.
+/// Address of a queue pair: a peer connects to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// The number of the queue pair.
@@ -100,7 +100,7 @@ pub struct QueuePair {
     released: bool,
 }
 
-/// What must exist as long as the queue pair.
+/// Objects that must exist as long as the queue pair.
 #[derive(Clone)]
 struct Used {
     domain: Arc<ProtectionDomain>,
@@ -167,7 +167,7 @@ impl QueuePair {
         self.number
     }
 
-    /// What the peer needs to know.
+    /// The address for the peer.
     pub fn endpoint(&self) -> Endpoint {
         let Attachment { port, gid } = &self.attachment;
         Endpoint {

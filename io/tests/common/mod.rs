@@ -23,7 +23,7 @@ pub(crate) fn on_each_side(test: impl Fn(&Arc<dyn Disk>, &Path)) {
         let dir = TempDir::new().unwrap();
         let Some(disk) = disk(dir.path(), choice) else { continue };
         let facts = disk.facts();
-        eprintln!("side={:?} direct={}", facts.side, facts.direct);
+        eprintln!("backend={:?} direct={}", facts.backend, facts.direct);
         test(&disk, dir.path());
     }
 }
@@ -46,8 +46,8 @@ pub(crate) fn disk(dir: &Path, choice: BackendChoice) -> Option<Arc<dyn Disk>> {
 fn check_facts(facts: &DiskFacts, choice: BackendChoice) {
     let expected =
         if choice == BackendChoice::Uring { IoBackend::Uring } else { IoBackend::Blocking };
-    assert_eq!(facts.side, expected);
-    assert!(facts.direct || facts.side == IoBackend::Blocking, "{facts:?}");
+    assert_eq!(facts.backend, expected);
+    assert!(facts.direct || facts.backend == IoBackend::Blocking, "{facts:?}");
     for align in [facts.memory_align, facts.offset_align] {
         assert!(align.is_power_of_two() && (512..=4096).contains(&align), "{facts:?}");
     }

@@ -1,4 +1,4 @@
-//! What each operation does, and how it fails.
+//! Effects and failures of each operation.
 
 use std::time::Duration;
 

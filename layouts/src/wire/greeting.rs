@@ -86,7 +86,7 @@ pub const REFUSAL_TEXT_MAX: usize = 512;
 /// Longest name of a host in bytes, as in DNS.
 const HOST_NAME_MAX: usize = 253;
 
-/// What a peer may or may not have. Bits 20 and 21 are reserved: by them earlier builds mean a
+/// Optional features of a peer. Bits 20 and 21 are reserved: by them earlier builds mean a
 /// client's word for its memory in place of checksums, and a catalog of memory that is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u64)]

@@ -47,7 +47,7 @@ structure! {
         request: u64,
         /// Namespace to clear; else zero.
         namespace: NamespaceId,
-        /// What the client calls a pin (pin, unpin, view) or an open group (begin, put into,
+        /// The client's name of a pin (pin, unpin, view) or an open group (begin, put into,
         /// commit, abort, missing) or a hold (hold, release), of this connection; how many
         /// milliseconds (lease), how many bytes (used). At least 1 there. From where on (events), 0
         /// for what happens from now on. Reserved, of any value (put, put attached, put parts).
@@ -194,7 +194,7 @@ impl GetItem {
     }
 
     /// The requested bytes of the object, as a range.
-    pub fn stretch(&self) -> Range<u64> {
+    pub fn byte_range(&self) -> Range<u64> {
         self.range().unwrap_or(0..self.length)
     }
 
@@ -288,7 +288,7 @@ pub enum RequestBody<'a> {
     Hold(u64),
     /// Release the hold with this name; the reply states whether it was still in force.
     Release(u64),
-    /// Reserved: these were copied from memory that is shown, so many bytes in all.
+    /// Reserved: these were copied from memory that is shown; the number of bytes in all.
     Used(u64, List<'a, ObjectKey>),
 }
 

@@ -1,7 +1,6 @@
 //! Bytes that are passed by reference: their location in memory that the sender handed over on the
-//! connection's socket. The receiver copies them, releases the reference, and compares
-//! checksums: until then, and only until then, the sender keeps them as they are, for as long as it
-//! thinks right.
+//! connection's socket. The receiver copies them, releases the reference, and compares checksums.
+//! The sender does not change them before the release, or before a timeout of its own choice.
 
 use super::List;
 use crate::error::FormatError;
@@ -23,7 +22,7 @@ structure! {
 }
 
 structure! {
-    /// Bytes side by side in one region.
+    /// Contiguous bytes in one region.
     pub struct ShownPiece = 24 {
         /// Number of the region, in the order in which the sender handed them over, from 0.
         pub region: u32,

@@ -228,12 +228,12 @@ proptest! {
         tick in 0..1u32 << 20,
         attached in any::<bool>(),
     ) {
-        let (segment, record_block, payload_delta) = place;
+        let (segment, record_block, payload_block) = place;
         let object = CheckpointEntry {
             fingerprint: fingerprint.to_le_bytes(),
             segment,
             record_block,
-            payload_delta,
+            payload_block,
             length,
             tick: CheckpointEntry::tick(tick, attached),
         };

@@ -57,9 +57,7 @@ fn read_all(kind: FrameKind, body: &[u8]) -> bool {
         FrameKind::Request => read_request(body),
         FrameKind::Outcome => read_outcome(body),
         FrameKind::Shown => shm_ref::decode(body).is_ok_and(|said| said.pieces.iter().count() > 0),
-        FrameKind::Taken => {
-            shm_ref::decode_released(body).is_ok_and(|stretches| stretches.count() > 0)
-        }
+        FrameKind::Taken => shm_ref::decode_released(body).is_ok_and(|ranges| ranges.count() > 0),
         FrameKind::Rails => Rails::decode(body).is_ok(),
         FrameKind::Regions => rdma_regions::decode(body).is_ok_and(|regions| {
             regions.iter().all(|(item, keys)| item.chunks() == keys.len() as u64)
@@ -153,7 +151,7 @@ fn read_request(body: &[u8]) -> bool {
             assert!(keys.iter().all(|key| key.to_string().parse() == Ok(key)));
         }
         RequestBody::Get(items) => {
-            assert!(items.iter().all(|i| i.stretch().end - i.stretch().start == i.length()))
+            assert!(items.iter().all(|i| i.byte_range().end - i.byte_range().start == i.length()))
         }
         RequestBody::Put(puts) => {
             let groups = puts.objects().map(|o| o.group).max().map(|last| last + 1);

@@ -108,7 +108,7 @@ fn golden_requests_are_read_in_every_field() {
     });
     read("get", &|ask| {
         let RequestBody::Get(items) = ask else { panic!("{ask:?}") };
-        let whole = |i: GetItem| (i.key, i.range(), i.length(), i.stretch());
+        let whole = |i: GetItem| (i.key, i.range(), i.length(), i.byte_range());
         let [k, v, _] = keys();
         let expected = [(k, None, 70_000, 0..70_000), (v, Some(100..4096), 3996, 100..4096)];
         assert_eq!(items.iter().map(whole).collect::<Vec<_>>(), expected);

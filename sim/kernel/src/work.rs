@@ -33,7 +33,7 @@ pub struct StoreRun {
     pub over_max: Duration,
     /// Faults that the store counted; may exceed the number injected.
     pub noticed: u64,
-    /// What the device may have done so far.
+    /// Operations that the device may have done so far.
     pub device: Device,
     rng: Rng,
     version: u64,

@@ -21,7 +21,7 @@ const READS: u8 = 8;
 const REQUESTS: u32 = 16;
 const PIECES: u32 = 4;
 
-/// What the other side needs to know.
+/// Facts that the other side needs.
 #[derive(Clone, Copy, Debug)]
 pub struct PeerAddress {
     pub queue_pair: u32,

@@ -221,7 +221,7 @@ impl FaultInjector {
         }
     }
 
-    /// What a struck write of `blocks` leaves, and in which file and range.
+    /// Bytes that a struck write of `blocks` leaves, with their file and range.
     pub(crate) fn write(
         &mut self,
         fault: DiskFault,

@@ -66,7 +66,7 @@ impl SimProcess {
 /// Facts of every simulated disk.
 pub(super) fn simulated() -> DiskFacts {
     DiskFacts {
-        side: IoBackend::Simulated,
+        backend: IoBackend::Simulated,
         direct: true,
         // The strictest that the interface allows, so that code that passes here passes on every
         // backend.

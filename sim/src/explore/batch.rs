@@ -1,6 +1,6 @@
 //! A batch of gets or puts in flight.
 
-use pagelith::{GroupId, Ticket};
+use pagelith::{OpenGroupId, Ticket};
 use pagelith_io::clock::Mono;
 
 use super::memory::Target;
@@ -26,7 +26,7 @@ pub(super) struct PendingPut {
     /// The put may be refused by its form.
     pub odd: bool,
     /// The open group that is being committed.
-    pub open: Option<GroupId>,
+    pub open: Option<OpenGroupId>,
 }
 
 /// The gets or puts of a batch.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-use pagelith::{Error, ErrorKind, GroupId, Pin, Session, Store, View};
+use pagelith::{Error, ErrorKind, OpenGroupId, Pin, Session, Store, View};
 use pagelith_io::clock::Clock;
 
 use super::batch::Batch;
@@ -26,7 +26,7 @@ const SLACK: Duration = Duration::from_millis(45);
 /// An open group, and the put number of its bytes.
 pub(super) struct OpenGroup {
     pub page: usize,
-    pub id: GroupId,
+    pub id: OpenGroupId,
     pub no: u32,
     pub filled: Vec<ObjectId>,
 }

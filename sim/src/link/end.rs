@@ -187,15 +187,15 @@ impl SimLink {
             Packet::Targets(op, targets) => {
                 self.rdma_server.iter_mut().for_each(|rdma| rdma.add_targets(op, targets.clone()));
             }
-            Packet::ShmRef { stretch, pieces } if self.rdma_server.is_some() => {
-                self.fetch(stretch, &pieces)?;
+            Packet::ShmRef { range, pieces } if self.rdma_server.is_some() => {
+                self.fetch(range, &pieces)?;
             }
-            Packet::ShmRef { stretch, pieces } => {
-                let shown = self.sharing.arrived(stretch, pieces);
+            Packet::ShmRef { range, pieces } => {
+                let shown = self.sharing.arrived(range, pieces);
                 self.shown(shown.ok_or(LinkError::Disconnected)?, events);
             }
-            Packet::Taken(stretch) => {
-                events.extend(self.sharing.taken(&mut self.net.wire(), self.side, stretch));
+            Packet::Taken(range) => {
+                events.extend(self.sharing.taken(&mut self.net.wire(), self.side, range));
             }
             Packet::End { goodbye: true } => return Err(LinkError::Goodbye),
             Packet::End { goodbye: false } => return Err(LinkError::Disconnected),
@@ -226,9 +226,9 @@ impl SimLink {
 
     /// The other end passes bytes by reference, to exposed memory if possible.
     fn shown(&mut self, shown: ShmRef, events: &mut Vec<LinkEvent>) {
-        let (stretch, length) = (shown.stretch(), shown.length());
-        let (op, item, offset) = stretch;
-        if let Some(parts) = self.exposed.unused(stretch, length) {
+        let (range, length) = (shown.range(), shown.length());
+        let (op, item, offset) = range;
+        if let Some(parts) = self.exposed.unused(range, length) {
             self.counts.bytes_in += length;
             self.sharing.look(&mut self.net.wire(), self.side, &shown);
             if self.plant == PlantedBug::Unverified {
@@ -245,7 +245,7 @@ impl SimLink {
             self.counts.bytes_late += length;
             self.net.wire().net_stats.late += 1;
         }
-        self.outbox.push_back(Queued::Taken(stretch));
+        self.outbox.push_back(Queued::Taken(range));
     }
 
     fn poll_once(&mut self, events: &mut Vec<LinkEvent>) -> Result<(), LinkError> {
@@ -324,18 +324,12 @@ impl Link for SimLink {
         }
     }
 
-    fn peer_ref(
-        &self,
-        stretch: ItemRange,
-        (region, at): (u32, u64),
-        length: u64,
-    ) -> Option<ShmRef> {
-        self.sharing
-            .arrived(stretch, std::iter::once(ShownPiece::new(region, at, length)).collect())
+    fn peer_ref(&self, range: ItemRange, (region, at): (u32, u64), length: u64) -> Option<ShmRef> {
+        self.sharing.arrived(range, std::iter::once(ShownPiece::new(region, at, length)).collect())
     }
 
     fn release_ref(&mut self, shown: ShmRef) {
-        self.queue(Queued::Taken(shown.stretch()));
+        self.queue(Queued::Taken(shown.range()));
     }
 
     /// Copies the bytes into packets now or when the hold ends; a later poll returns the memory.

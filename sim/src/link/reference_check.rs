@@ -29,12 +29,12 @@ impl ReferenceCheck {
         &mut self.0[usize::from(side == LinkRole::Server)]
     }
 
-    pub fn show(&mut self, side: LinkRole, stretch: ItemRange, bytes: Checksum) {
-        self.of(side).insert(stretch, bytes);
+    pub fn show(&mut self, side: LinkRole, range: ItemRange, bytes: Checksum) {
+        self.of(side).insert(range, bytes);
     }
 
-    pub fn forget(&mut self, side: LinkRole, stretch: ItemRange) {
-        self.of(side).remove(&stretch);
+    pub fn forget(&mut self, side: LinkRole, range: ItemRange) {
+        self.of(side).remove(&range);
     }
 
     /// The end is closed.
@@ -44,8 +44,8 @@ impl ReferenceCheck {
 
     /// Whether the bytes that the other end reads are unchanged; `None` if the reference was
     /// withdrawn.
-    pub fn look(&mut self, side: LinkRole, stretch: ItemRange, bytes: Checksum) -> Option<bool> {
-        self.of(side).get(&stretch).map(|shown| *shown == bytes)
+    pub fn look(&mut self, side: LinkRole, range: ItemRange, bytes: Checksum) -> Option<bool> {
+        self.of(side).get(&range).map(|shown| *shown == bytes)
     }
 }
 
@@ -60,18 +60,17 @@ pub(super) struct OutcomeCheck {
 impl OutcomeCheck {
     pub fn on_request(&mut self, frame: &Frame) {
         if let Ok((_, RequestBody::Get(items))) = request::decode(&frame.body) {
-            self.requested.insert(frame.op, items.iter().map(|item| item.stretch()).collect());
+            self.requested.insert(frame.op, items.iter().map(|item| item.byte_range()).collect());
         }
     }
 
     /// Records a reference to all of an item; references to parts are not checked.
     pub fn shown(&mut self, (op, item, offset): ItemRange, bytes: &[u8]) {
-        let stretch = self.requested.get(&op).and_then(|all| all.get(item as usize));
-        let whole = |stretch: &&Range<u64>| {
-            offset == 0 && stretch.end - stretch.start == bytes.len() as u64
-        };
-        if let Some(stretch) = stretch.filter(whole) {
-            self.shown.insert((op, item), sums(stretch, bytes));
+        let range = self.requested.get(&op).and_then(|all| all.get(item as usize));
+        let whole =
+            |range: &&Range<u64>| offset == 0 && range.end - range.start == bytes.len() as u64;
+        if let Some(range) = range.filter(whole) {
+            self.shown.insert((op, item), sums(range, bytes));
         }
     }
 
@@ -100,13 +99,12 @@ impl OutcomeCheck {
 
 /// A checksum for each block that a range of an object touches, over the bytes of the block in the
 /// range.
-fn sums(stretch: &Range<u64>, bytes: &[u8]) -> Vec<Checksum> {
+fn sums(range: &Range<u64>, bytes: &[u8]) -> Vec<Checksum> {
     let block = |block: u64| {
-        let (from, to) =
-            ((block * BLOCK).max(stretch.start), ((block + 1) * BLOCK).min(stretch.end));
-        checksum(&bytes[(from - stretch.start) as usize..(to - stretch.start) as usize])
+        let (from, to) = ((block * BLOCK).max(range.start), ((block + 1) * BLOCK).min(range.end));
+        checksum(&bytes[(from - range.start) as usize..(to - range.start) as usize])
     };
-    (stretch.start / BLOCK..stretch.end.div_ceil(BLOCK)).map(block).collect()
+    (range.start / BLOCK..range.end.div_ceil(BLOCK)).map(block).collect()
 }
 
 #[cfg(test)]
@@ -123,13 +121,13 @@ mod tests {
 
     #[test]
     fn released_reference_is_not_checked() {
-        let (mut watch, stretch) = (ReferenceCheck::default(), (OpId(1), 0, 0));
-        watch.show(LinkRole::Server, stretch, sum(b"shown"));
-        assert_eq!(watch.look(LinkRole::Server, stretch, sum(b"shown")), Some(true));
-        assert_eq!(watch.look(LinkRole::Server, stretch, sum(b"other")), Some(false));
-        assert_eq!(watch.look(LinkRole::Client, stretch, sum(b"shown")), None);
-        watch.forget(LinkRole::Server, stretch);
-        assert_eq!(watch.look(LinkRole::Server, stretch, sum(b"other")), None);
+        let (mut watch, range) = (ReferenceCheck::default(), (OpId(1), 0, 0));
+        watch.show(LinkRole::Server, range, sum(b"shown"));
+        assert_eq!(watch.look(LinkRole::Server, range, sum(b"shown")), Some(true));
+        assert_eq!(watch.look(LinkRole::Server, range, sum(b"other")), Some(false));
+        assert_eq!(watch.look(LinkRole::Client, range, sum(b"shown")), None);
+        watch.forget(LinkRole::Server, range);
+        assert_eq!(watch.look(LinkRole::Server, range, sum(b"other")), None);
     }
 
     #[test]

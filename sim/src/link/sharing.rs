@@ -20,7 +20,7 @@ use super::wire::{Packet, Wire};
 /// Shared memory in use.
 #[derive(Default)]
 pub(super) struct SharingState {
-    /// What each side has handed over, as this end has it. The default is nothing: as between two
+    /// Memory that each side has handed over, as this end has it. None by default: as between two
     /// hosts.
     pub regions: LinkRegions,
     /// References sent to the other end and not yet released.
@@ -76,12 +76,12 @@ impl SharingState {
 
     /// Passes a push by reference.
     pub fn show(&mut self, wire: &mut Wire, side: LinkRole, push: Push, pieces: Vec<ShownPiece>) {
-        let (stretch, bytes) = (item_range_of(&push), concat_bytes(&push.parts));
-        self.outcome_check.shown(stretch, &bytes);
-        wire.reference_check.show(side, stretch, sum(&bytes));
+        let (range, bytes) = (item_range_of(&push), concat_bytes(&push.parts));
+        self.outcome_check.shown(range, &bytes);
+        wire.reference_check.show(side, range, sum(&bytes));
         wire.net_stats.shown += 1;
-        wire.send(side, Packet::ShmRef { stretch, pieces });
-        self.shown.insert(stretch, push);
+        wire.send(side, Packet::ShmRef { range, pieces });
+        self.shown.insert(range, push);
     }
 
     /// The other end released a reference.
@@ -89,10 +89,10 @@ impl SharingState {
         &mut self,
         wire: &mut Wire,
         side: LinkRole,
-        stretch: ItemRange,
+        range: ItemRange,
     ) -> Option<LinkEvent> {
-        wire.reference_check.forget(side, stretch);
-        self.shown.remove(&stretch).map(|push| pushed_event(push, true))
+        wire.reference_check.forget(side, range);
+        self.shown.remove(&range).map(|push| pushed_event(push, true))
     }
 
     /// Withdraws the references of `op`, or all.
@@ -104,24 +104,24 @@ impl SharingState {
         events: &mut Vec<LinkEvent>,
     ) {
         self.outcome_check.forget(op);
-        for (stretch, push) in std::mem::take(&mut self.shown) {
-            if op.is_some_and(|op| op != stretch.0) {
-                self.shown.insert(stretch, push);
+        for (range, push) in std::mem::take(&mut self.shown) {
+            if op.is_some_and(|op| op != range.0) {
+                self.shown.insert(range, push);
                 continue;
             }
-            wire.reference_check.forget(side, stretch);
+            wire.reference_check.forget(side, range);
             events.push(pushed_event(push, false));
         }
     }
 
     /// The reference that the other end sent; `None` if that end shares no such memory.
-    pub fn arrived(&self, stretch: ItemRange, pieces: Vec<ShownPiece>) -> Option<ShmRef> {
-        self.regions.shown(stretch, pieces.into_iter())
+    pub fn arrived(&self, range: ItemRange, pieces: Vec<ShownPiece>) -> Option<ShmRef> {
+        self.regions.shown(range, pieces.into_iter())
     }
 
     /// This end reads the bytes of a reference.
     pub fn look(&self, wire: &mut Wire, side: LinkRole, shown: &ShmRef) {
-        wire.looked(side, shown.stretch(), &ref_bytes(shown));
+        wire.looked(side, shown.range(), &ref_bytes(shown));
     }
 
     /// A request arrived at this end, or an outcome leaves it.

@@ -105,7 +105,7 @@ pub(super) enum Packet {
     },
     /// A reference to bytes in the sender's memory.
     ShmRef {
-        stretch: ItemRange,
+        range: ItemRange,
         pieces: Vec<ShownPiece>,
     },
     /// The sender no longer reads the bytes of a reference.
@@ -194,8 +194,8 @@ impl Wire {
             Packet::Data { op, item, offset, bytes } => {
                 format!("{op} {item} {offset} {}", checksum64(bytes))
             }
-            Packet::ShmRef { stretch, pieces } => format!("shown {stretch:?} {pieces:?}"),
-            Packet::Taken(stretch) => format!("taken {stretch:?}"),
+            Packet::ShmRef { range, pieces } => format!("shown {range:?} {pieces:?}"),
+            Packet::Taken(range) => format!("taken {range:?}"),
             Packet::Targets(op, targets) => format!("targets {op} {}", targets.len()),
             Packet::Placed { op, item, offset, len, notice } => {
                 format!("placed {op} {item} {offset} {len} {notice}")
@@ -329,8 +329,8 @@ impl Wire {
     }
 
     /// `side` has read these bytes of a reference of the other side.
-    pub fn looked(&mut self, side: LinkRole, stretch: ItemRange, bytes: &[u8]) {
-        match self.reference_check.look(side.other(), stretch, sum(bytes)) {
+    pub fn looked(&mut self, side: LinkRole, range: ItemRange, bytes: &[u8]) {
+        match self.reference_check.look(side.other(), range, sum(bytes)) {
             None => self.net_stats.looked_late += 1,
             Some(true) => {}
             Some(false) => self.net_stats.broken += 1,

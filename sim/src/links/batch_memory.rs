@@ -21,7 +21,7 @@ pub struct PendingPut {
 
 /// Ranges of objects being read, their memory, and the moment at which the get began.
 pub struct PendingGet {
-    stretches: Vec<(usize, Range<usize>, Target)>,
+    wanted: Vec<(usize, Range<usize>, Target)>,
     since: u64,
 }
 
@@ -79,18 +79,18 @@ impl SimClient {
                 from..from + 1 + self.rng.below(len as u64 - from)
             });
             let range = range.map(|range| range.start..range.end.min(len as u64));
-            let stretch: Range<usize> =
+            let wanted: Range<usize> =
                 range.clone().map_or(0..len, |r| r.start as usize..r.end as usize);
             let target =
-                self.memory.target(stretch.len(), MemoryShape::draw(&mut self.rng), &mut self.rng);
+                self.memory.target(wanted.len(), MemoryShape::draw(&mut self.rng), &mut self.rng);
             gets.push(Get { key: key(object), range, destination: target.destination() });
-            lent.push((object, stretch, target));
+            lent.push((object, wanted, target));
         }
         let since = self.shared.oracle().moment();
         if let Some((object, ..)) = lent.last() {
             self.shared.asked_last.store(*object, Relaxed);
         }
-        (gets, PendingGet { stretches: lent, since })
+        (gets, PendingGet { wanted: lent, since })
     }
 
     /// The get ended or was given up.
@@ -101,7 +101,7 @@ impl SimClient {
         self.store_unavailable = outcomes.iter().flatten().any(alone);
         let outcomes =
             outcomes.into_iter().flatten().map(Some).chain(std::iter::repeat_with(|| None));
-        for ((object, stretch, target), outcome) in lent.stretches.into_iter().zip(outcomes) {
+        for ((object, wanted, target), outcome) in lent.wanted.into_iter().zip(outcomes) {
             let mut tally = self.shared.tally();
             tally.gets += 1;
             if let Some(Ok(GetOutcome::Hit { bytes, .. })) = outcome {
@@ -112,7 +112,7 @@ impl SimClient {
                 if let Some(wrong) = self.shared.oracle().read(
                     self.handle.store(),
                     object,
-                    &stretch,
+                    &wanted,
                     &got,
                     lent.since,
                 ) {

@@ -63,11 +63,11 @@ fn word(object: usize, version: usize, at: u64) -> u64 {
 }
 
 /// Bytes of a version of an object.
-pub fn content(object: usize, version: usize, stretch: Range<usize>) -> Vec<u8> {
-    let words = stretch.start / 8..stretch.end.div_ceil(8);
-    let skip = stretch.start - words.start * 8;
+pub fn content(object: usize, version: usize, range: Range<usize>) -> Vec<u8> {
+    let words = range.start / 8..range.end.div_ceil(8);
+    let skip = range.start - words.start * 8;
     let bytes = words.flat_map(|at| word(object, version, at as u64).to_ne_bytes());
-    bytes.skip(skip).take(stretch.len()).collect()
+    bytes.skip(skip).take(range.len()).collect()
 }
 
 impl Oracle {
@@ -131,19 +131,19 @@ impl Oracle {
         &self,
         by: usize,
         object: usize,
-        stretch: &Range<usize>,
+        range: &Range<usize>,
         bytes: &[u8],
         since: u64,
     ) -> Option<String> {
         let versions = &self.objects[object].versions;
         let found = (0..versions.len()).rev().find(|no| {
-            let head = stretch.start..stretch.end.min(stretch.start + 16);
+            let head = range.start..range.end.min(range.start + 16);
             bytes.starts_with(&content(object, *no, head))
-                && bytes == content(object, *no, stretch.clone())
+                && bytes == content(object, *no, range.clone())
         });
         let Some(no) = found else {
             let head = &bytes[..bytes.len().min(16)];
-            return Some(format!("bytes of no put object={object} {stretch:?} head={head:02x?}"));
+            return Some(format!("bytes of no put object={object} {range:?} head={head:02x?}"));
         };
         let version = &versions[no];
         let seen = self.may_be_seen(by, object, version, since);

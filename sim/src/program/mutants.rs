@@ -107,7 +107,7 @@ pub struct Outcome {
     pub how: String,
 }
 
-/// What is planted in a process.
+/// Bugs planted in a process.
 #[derive(Clone, Copy)]
 enum Planted {
     Nothing,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use pagelith::layouts::ids::NamespaceId;
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{
-    CompletedBatch, Error, ErrorKind, Group, GroupId, Options, PutGroup, PutOutcome, PutSlice,
+    CompletedBatch, Error, ErrorKind, Group, OpenGroupId, Options, PutGroup, PutOutcome, PutSlice,
     Result, Session, Source, Store, Ticket,
 };
 use pagelith_io::clock::Clock;
@@ -23,7 +23,7 @@ const BUSY: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 struct Opened {
     keys: Vec<ObjectKey>,
-    id: GroupId,
+    id: OpenGroupId,
     put: Put,
     filled: BTreeSet<ObjectKey>,
     /// Members that were put, and perhaps removed since together with an object of a common group.

@@ -34,10 +34,10 @@ impl PartialOrd for Recency {
 ///
 /// **Cost.** Every method is O(log frames), plus one call of `evictable` for each frame that
 /// `victim` examines. The order is that of [`Recency`], not of the calls. So a store may insert a
-/// dirty frame once it is clean, with the recency of its put, without changing the order. It should
-/// do so if much of the arena can be dirty: `victim` of LRU and FIFO examines dirty frames last,
-/// since they are the newest, but S3-FIFO examines its small queue first, which has exactly the
-/// newest frames.
+/// frame once no write waits for it, with the recency of its put, without changing the order. It
+/// should do so if much of the arena can wait for writes: `victim` of LRU and FIFO examines such
+/// frames last, since they are the newest, but S3-FIFO examines its small queue first, which has
+/// exactly the newest frames.
 pub trait FramePolicy: Send {
     /// The name under which [`frame_policy`](super::frame_policy) creates it.
     fn name(&self) -> &'static str;
@@ -50,8 +50,9 @@ pub trait FramePolicy: Send {
     /// Remove a frame that leaves without being a victim (removed, cleared, damaged). Unknown
     /// frames are ignored.
     fn remove(&mut self, frame: FrameId);
-    /// The next frame to evict for which `evictable` is true (it is false for pinned, dirty and
-    /// leased frames). The frame is removed from the policy. `None` if there is none, or none among
+    /// The next frame to evict for which `evictable` is true. The caller adds only frames that no
+    /// write waits for; `evictable` is false for those of them that are read, pinned or leased. The
+    /// frame is removed from the policy. `None` if there is none, or none among
     /// the frames that one call examines. The next call continues where this one stopped, so that a
     /// long run of ineligible frames delays a victim but never hides it.
     fn victim(&mut self, evictable: &mut dyn FnMut(FrameId) -> bool) -> Option<FrameId>;

@@ -1,4 +1,4 @@
-//! The ghost queue: pages that were evicted lately, in 8 bytes each.
+//! The ghost queue: pages that were evicted lately. Its table has 13 to 26 bytes for each.
 //!
 //! A set-associative table of buckets of one cache line. An entry has 32 bits of the page's
 //! fingerprint and the number of its eviction. It is in the queue while fewer evictions followed

@@ -66,8 +66,8 @@ impl Entry {
     }
 }
 
-/// S3-FIFO eviction. Memory is that of [`Lru`](super::Lru), and some 13 bytes per ghost; there are
-/// at most as many ghosts as frames.
+/// S3-FIFO eviction. Memory is that of [`Lru`](super::Lru) and of the ghost queue; there are at
+/// most as many ghosts as frames.
 #[derive(Debug)]
 pub struct S3Fifo {
     entries: Slab<Entry>,

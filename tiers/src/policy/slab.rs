@@ -4,7 +4,7 @@ use pagelith_io::hugepage;
 
 use super::frame::FrameId;
 
-/// What a policy notes of each frame. As long as the largest frame number seen.
+/// Values that a policy keeps for each frame. As long as the largest frame number seen.
 #[derive(Debug)]
 pub(super) struct Slab<T> {
     notes: Vec<Option<T>>,
@@ -15,7 +15,7 @@ impl<T> Slab<T> {
         Slab { notes: Vec::new() }
     }
 
-    /// There will be at most so many frames: room for all of them at once.
+    /// There will be at most `frames` frames: reserve room for all of them.
     pub(super) fn reserve(&mut self, frames: usize) {
         if self.notes.is_empty() {
             self.notes = hugepage::table(frames);

@@ -70,7 +70,7 @@ impl Log {
                 if !segment.wants_footer() || self.sync_fault.is_some() {
                     let facts = segment.footer_facts();
                     self.sealing.remove(i);
-                    events.push(LogEvent::Sealed(facts, false));
+                    events.push(LogEvent::Sealed { facts, has_footer: false });
                     continue;
                 }
                 if mutant::on(Mutant::FooterBeforeData) {
@@ -128,7 +128,10 @@ impl Log {
                 self.syncs.write_ended(token, file);
                 if let Some(at) = self.sealing.iter().position(|s| s.segment.segment() == segment) {
                     let sealed = self.sealing.remove(at).segment;
-                    events.push(LogEvent::Sealed(sealed.footer_facts(), completion.result.is_ok()));
+                    events.push(LogEvent::Sealed {
+                        facts: sealed.footer_facts(),
+                        has_footer: completion.result.is_ok(),
+                    });
                     if let Err(fault) = completion.result {
                         events.push(LogEvent::WriteFailed(sealed.identity, Vec::new(), fault));
                     }
@@ -262,7 +265,7 @@ impl Log {
                 self.sealing[i].stage = Stage::Writes;
             }
         }
-        events.extend(ids.into_iter().map(|id| LogEvent::Synced(id, ok)));
+        events.extend(ids.into_iter().map(|id| LogEvent::Synced { id, durable: ok }));
     }
 
     fn write_footer(&mut self, i: usize) {
@@ -275,7 +278,7 @@ impl Log {
         };
         buf.copy_from_slice(&bytes);
         self.sealing[i].stage = Stage::Footer;
-        let (file, offset) = self.volume.place(segment, at);
+        let (file, offset) = self.volume.file_offset(segment, at);
         self.bytes_written += bytes.len() as u64;
         self.begin(
             Op::Write { file, offset, parts: vec![buf.into_part()] },

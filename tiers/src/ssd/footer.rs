@@ -23,7 +23,7 @@ pub(super) fn read_footer(
     // take two reads.
     let first = (64 * 1024).min(segment_bytes) as usize;
     let tail_at = segment_bytes - first as u64;
-    let (file, at) = volume.place(identity.segment, tail_at);
+    let (file, at) = volume.file_offset(identity.segment, tail_at);
     let tail = serial.read(file, at, first)?;
     let Some(bytes) = footer::claimed_bytes(&tail, segment_bytes) else {
         return Ok(footer::decode(&tail, identity, segment_bytes));
@@ -31,7 +31,7 @@ pub(super) fn read_footer(
     if bytes <= first as u64 {
         return Ok(footer::decode(&tail[first - bytes as usize..], identity, segment_bytes));
     }
-    let (file, at) = volume.place(identity.segment, segment_bytes - bytes);
+    let (file, at) = volume.file_offset(identity.segment, segment_bytes - bytes);
     let whole = serial.read(file, at, bytes as usize)?;
     Ok(footer::decode(&whole, identity, segment_bytes))
 }

@@ -49,12 +49,22 @@ pub enum LogEvent {
     /// A sync failed: these records were written since the last successful one and must not be
     /// trusted.
     Untrusted(Vec<(u64, RecordLocation)>, IoFault),
-    /// A request of [`Log::sync`] is complete; true if everything it covers is durable.
-    Synced(SyncId, bool),
+    /// A request of [`Log::sync`] is complete.
+    Synced {
+        /// The request.
+        id: SyncId,
+        /// Whether everything it covers is durable.
+        durable: bool,
+    },
     /// A segment's incarnation is durable: this segment is opened next.
     Ready(SegmentId, Incarnation, SegmentOrder),
-    /// A segment is full and closed; false if it has no footer because a write failed.
-    Sealed(FooterFacts, bool),
+    /// A segment is full and closed.
+    Sealed {
+        /// The facts of its footer.
+        facts: FooterFacts,
+        /// Whether it has the footer; it has none if a write failed.
+        has_footer: bool,
+    },
     /// A namespace's generation is durable; after an error it may or may not be.
     Generation(NamespaceId, Generation, Result<(), IoFault>),
     /// The segment's new incarnation may or may not be durable; the segment is not opened.
@@ -389,7 +399,7 @@ impl Log {
         let Some(open) = self.open.as_ref() else { return };
         let CoalescedWrite { offset, parts, units, .. } = write;
         let segment = open.segment();
-        let (file, at) = self.volume.place(segment, offset);
+        let (file, at) = self.volume.file_offset(segment, offset);
         let header = offset == 0;
         self.token += 1;
         self.pending.insert(self.token, PendingOp::Records { segment, file, units, header });

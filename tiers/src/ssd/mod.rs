@@ -11,8 +11,11 @@
 //! 2. [`log`] syncs a segment's data before it writes the footer.
 //! 3. The engine's reclaim frees a segment only after a sync that covers every record moved out
 //!    of it.
-//! 4. [`checkpoint`] syncs its chunks before it writes its header, and syncs the header before the
+//! 4. The engine copies the index, then syncs the data, and only then completes the checkpoint.
+//!    [`checkpoint`] syncs its chunks before it writes its header, and syncs the header before the
 //!    checkpoint is used.
+//! 5. A clear is answered after the generation is in both copies of the manifest, each synced; a
+//!    removal after its tombstones were synced and read back.
 
 pub mod append;
 pub mod checkpoint;

@@ -17,7 +17,7 @@ pub struct Expected {
     /// Byte offset of the record in the segment.
     pub offset: u64,
     /// Byte offset of the payload in the record.
-    pub payload_delta: u64,
+    pub payload_offset: u64,
     /// Generation of its namespace.
     pub generation: Generation,
     /// Length in bytes.
@@ -56,11 +56,11 @@ pub fn check_header<'a>(
     if facts.kind != RecordKind::Data {
         return wrong("kind", format!("{:?}", facts.kind));
     }
-    let any_key = || record.members().find(|m| m.payload_offset == expected.payload_delta);
+    let any_key = || record.members().find(|m| m.payload_offset == expected.payload_offset);
     let found = if mutant::on(Mutant::KeyUnchecked) { any_key() } else { record.find(key) };
     let Some(member) = found else { return HeaderCheck::OtherKey };
     // The record has the key, but the index entry belongs to another member of the record.
-    let other = |m: Member| m.payload_offset == expected.payload_delta && m.key != *key;
+    let other = |m: Member| m.payload_offset == expected.payload_offset && m.key != *key;
     if record.members().any(other) && !mutant::on(Mutant::KeyUnchecked) {
         return HeaderCheck::OtherKey;
     }
@@ -71,7 +71,7 @@ pub fn check_header<'a>(
     if member.length != expected.length {
         return wrong("length", member.length.to_string());
     }
-    if member.payload_offset != expected.payload_delta {
+    if member.payload_offset != expected.payload_offset {
         return wrong("payload_offset", member.payload_offset.to_string());
     }
     HeaderCheck::Match(record, member)

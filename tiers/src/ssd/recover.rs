@@ -310,7 +310,7 @@ fn is_unused(
     serial: &mut SerialQueue,
     identity: SegmentIdentity,
 ) -> Result<bool, IoFault> {
-    let (file, start) = volume.place(identity.segment, 0);
+    let (file, start) = volume.file_offset(identity.segment, 0);
     let block = match serial.read(file, start, ALIGN as usize) {
         Ok(block) => block,
         Err(fault) => return fail_if_late(serial, fault).map(|()| false),
@@ -327,7 +327,7 @@ fn is_unused(
 /// ones.
 fn was_used(volume: &Volume, serial: &mut SerialQueue, identity: SegmentIdentity) -> bool {
     let footer = read_footer(volume, serial, identity).is_ok_and(|f| f.is_ok());
-    let (file, at) = volume.place(identity.segment, ALIGN);
+    let (file, at) = volume.file_offset(identity.segment, ALIGN);
     let first = |bytes: &AlignedBuf| {
         Record::decode(bytes).is_ok_and(|record| record.expect(identity, ALIGN).is_ok())
     };
@@ -377,7 +377,7 @@ fn scan_segment(
 ) -> Result<Option<Footer>, IoFault> {
     found.scanned += 1;
     let segment_bytes = volume.geometry.segment_bytes;
-    let (file, start) = volume.place(identity.segment, 0);
+    let (file, start) = volume.file_offset(identity.segment, 0);
     let len = scan::SCRATCH_BYTES.min(segment_bytes as usize);
     let mut scratch = AlignedBuf::new(len).map_err(|e| no_memory(len, &e))?;
     let mut seen = ScanResult::default();
@@ -420,7 +420,7 @@ fn record_follows(
     if end + ALIGN > volume.geometry.segment_bytes {
         return false;
     }
-    let (file, at) = volume.place(identity.segment, end);
+    let (file, at) = volume.file_offset(identity.segment, end);
     let begins = |bytes: &AlignedBuf| {
         Record::decode(bytes).is_ok_and(|record| record.expect(identity, end).is_ok())
     };
@@ -443,7 +443,7 @@ fn seal(
     serial: &mut SerialQueue,
     (facts, entries): &Footer,
 ) -> Result<u64, IoFault> {
-    let (file, start) = volume.place(facts.identity.segment, 0);
+    let (file, start) = volume.file_offset(facts.identity.segment, 0);
     // The scan read the records, but they may not be durable; a footer is written only after a
     // sync.
     serial.sync(file)?;

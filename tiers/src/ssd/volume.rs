@@ -120,7 +120,7 @@ pub struct Volume {
 
 impl Volume {
     /// The file and byte offset of byte `offset` of a segment.
-    pub fn place(&self, segment: SegmentId, offset: u64) -> (FileId, u64) {
+    pub fn file_offset(&self, segment: SegmentId, offset: u64) -> (FileId, u64) {
         let (dir, start) =
             names::segment_place(segment, self.geometry.dirs, self.geometry.segment_bytes);
         (self.segments[dir], start + offset)

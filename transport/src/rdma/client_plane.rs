@@ -242,10 +242,13 @@ impl ClientPlane {
     /// Whether bytes have landed that the server has placed.
     pub fn has_landed(&self, op: OpId, placed: &PlacedBody) -> Result<bool, LinkError> {
         if !self.is_live(op) {
-            return Err(LinkError::broken("op", "no bytes were to be placed for it"));
+            return Err(LinkError::violation(format_args!(
+                "bytes were placed without a target op={}",
+                op.0
+            )));
         }
         let queue = self.rails.queues.get(placed.rail as usize);
-        let queue = queue.ok_or_else(|| LinkError::broken("rail", placed.rail))?;
+        let queue = queue.ok_or_else(|| LinkError::bad_field("rail", placed.rail))?;
         Ok(queue.noticed() >= placed.notice || mutant::on(Mutant::RdmaServerBelieved))
     }
 

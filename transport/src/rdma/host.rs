@@ -1,4 +1,4 @@
-//! What all RDMA links of a process share: open devices, rails and registered memory.
+//! State shared by all RDMA links of a process: open devices, rails and registered memory.
 //!
 //! Invariants:
 //! - A region is registered with every rail, or with none.

@@ -40,7 +40,7 @@ impl OwnRegions {
         let next = self.sorted.partition_point(|region| region.base() <= address as u64);
         // Regions may overlap: the one that begins last need not be the one that has all bytes.
         self.sorted[..next].iter().rev().find_map(|region| {
-            let at = region.place(address, length)?;
+            let at = region.offset_of(address, length)?;
             Some(LocalRange { region: region.clone(), at, length: length as u64 })
         })
     }

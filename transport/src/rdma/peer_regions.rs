@@ -34,7 +34,7 @@ struct PeerRegion {
 }
 
 impl PeerRegions {
-    /// No region yet, of a client with so many rails.
+    /// No region yet, of a client with `rails` rails.
     pub fn new(rails: usize) -> PeerRegions {
         PeerRegions { rails, regions: BTreeMap::new(), keys: 0 }
     }
@@ -43,7 +43,7 @@ impl PeerRegions {
     pub fn receive(&mut self, body: &[u8]) -> Result<(), LinkError> {
         for (item, keys) in rdma_regions::decode(body)?.iter() {
             if item.rail as usize >= self.rails {
-                return Err(LinkError::broken("rail", item.rail));
+                return Err(LinkError::bad_field("rail", item.rail));
             }
             let RegionItem { number, rail, base, length, chunk_bytes } = item;
             if length == 0 {
@@ -52,12 +52,12 @@ impl PeerRegions {
                 continue;
             }
             if chunk_bytes < CHUNK_BYTES_MIN.min(length) {
-                return Err(LinkError::broken("chunk_bytes", chunk_bytes));
+                return Err(LinkError::bad_field("chunk_bytes", chunk_bytes));
             }
             self.keys += keys.len();
             let room = self.regions.len() < REGIONS_MAX * self.rails && self.keys <= KEYS_MAX;
             if !room || self.regions.contains_key(&(number, rail)) {
-                return Err(LinkError::broken("regions", number));
+                return Err(LinkError::bad_field("regions", number));
             }
             let keys = keys.iter().collect();
             self.regions.insert((number, rail), PeerRegion { base, length, chunk_bytes, keys });

@@ -3,7 +3,7 @@
 //! Invariants:
 //! - Completions of requests arrive in the order of posting. Any other order is a fault of the
 //!   device, and ends the link: a completion that is lost, doubled or swapped hands back no memory.
-//! - Notices arrive in order, numbered from 1 in their immediate values; the same.
+//! - Notices arrive in order, numbered from 1 in their immediate values; the same rule applies.
 //! - A notice is posted only if the peer has a receive for it.
 
 use std::cell::RefCell;
@@ -60,12 +60,12 @@ impl RailError {
     }
 }
 
-/// What a completed request did.
+/// Effect of a completed request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     /// Wrote bytes of these pushes.
     Writes(Vec<WrittenBytes>),
-    /// Read so many bytes for a job.
+    /// Read `bytes` bytes for a job.
     Read { job: u64, bytes: u64 },
 }
 
@@ -186,8 +186,8 @@ impl RailQueue {
         self.receives
     }
 
-    /// Connect to the peer's queue pair. The client can receive so many notices on each rail before
-    /// it reports them.
+    /// Connect to the peer's queue pair. The client can receive `notices_max` notices on each rail
+    /// before it reports them.
     pub fn connect(&mut self, peer: &Endpoint, notices_max: u32) -> Result<(), VerbsError> {
         self.pair.ready_to_receive(peer)?;
         self.pair.ready_to_send(peer)?;
@@ -289,7 +289,7 @@ impl RailQueue {
         id
     }
 
-    /// The client has polled so many notices.
+    /// The client has polled this number of notices.
     pub fn note_reported(&mut self, notices: u64) -> bool {
         let valid = (self.notices_reported..=self.notices).contains(&notices);
         if valid {

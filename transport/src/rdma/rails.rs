@@ -14,7 +14,7 @@ use super::rail_queue::{RailError, RailQueue, Work};
 use super::take_down::TakeDown;
 use crate::link_error::LinkError;
 
-/// What the data planes of both ends have in common.
+/// The part that the data planes of both ends share.
 pub(crate) struct Rails {
     pub(super) host: Arc<RdmaHost>,
     /// In the order of the server's rails frame.

@@ -102,7 +102,7 @@ impl RailsExchange {
         for theirs in &theirs.rails {
             let queue = offered.get_mut(theirs.pair as usize).and_then(Option::take);
             let Some(mut queue) = queue else {
-                return Err(LinkError::broken("pair", theirs.pair));
+                return Err(LinkError::bad_field("pair", theirs.pair));
             };
             if let Err(error) = queue.connect(&endpoint(theirs), notices) {
                 // The server has these rails, and would use all of them: so none is used.
@@ -160,7 +160,7 @@ fn no_rail(reasons: &[String]) -> String {
     }
 }
 
-/// What decides which rails are paired.
+/// Facts that decide which rails are paired.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct RailEnd {
     device: String,

@@ -43,7 +43,7 @@ impl RdmaRegion {
         self.memory.bytes() as u64
     }
 
-    /// What peers may do.
+    /// Access of peers.
     pub fn access(&self) -> RemoteAccess {
         self.access
     }
@@ -55,7 +55,7 @@ impl RdmaRegion {
 
     /// The offset in the region of a range of memory; `None` if it is empty, not inside of the
     /// region, or if the registration has ended.
-    pub fn place(&self, address: usize, length: usize) -> Option<u64> {
+    pub fn offset_of(&self, address: usize, length: usize) -> Option<u64> {
         let offset = (address as u64).checked_sub(self.base())?;
         let end = offset.checked_add(length as u64)?;
         (length > 0 && end <= self.bytes() && self.is_registered()).then_some(offset)

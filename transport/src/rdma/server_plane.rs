@@ -29,17 +29,18 @@ use crate::link_error::LinkError;
 
 /// Maximum bytes of one placement: what one rail moves before the next one gets its turn.
 pub(crate) const STRIPE_BYTES: u64 = 1 << 20;
-/// Maximum bytes of an operation that are posted and not completed, plus one placement.
+/// No more is placed for an operation with this number of bytes posted and not completed: at most
+/// 5 MiB are, with the placement that reaches it.
 const POSTED_BYTES_MAX: u64 = 4 << 20;
 
 /// Maximum ranges that are being read or wait for it. Of a further one, the client sends the bytes.
 const READS_MAX: usize = 4096;
 
-/// What became of the next bytes of a push.
+/// Placement of the next bytes of a push.
 pub(crate) enum Placement {
     /// They are being written; the body of the placed frame.
     Placed(PlacedBody),
-    /// At most so many of them travel on the stream.
+    /// At most this number of them travels on the stream.
     OnStream(u64),
     /// They wait for completions of requests, or until the client reports notices as polled.
     Blocked,
@@ -55,7 +56,7 @@ pub(crate) struct ReadDone {
     pub bytes: u64,
 }
 
-/// What has been completed since the last poll.
+/// Work completed since the last poll.
 #[derive(Default)]
 pub(crate) struct Completed {
     pub writes: Vec<WrittenBytes>,
@@ -65,7 +66,7 @@ pub(crate) struct Completed {
 /// A range that is read from the client's memory.
 struct ReadJob {
     done: ReadDone,
-    /// What is not posted yet, of both sides.
+    /// Ranges not posted yet, of both sides.
     local: VecDeque<LocalRange>,
     remote: VecDeque<(u32, u64, u64)>,
     left: u64,
@@ -107,7 +108,7 @@ impl ServerPlane {
         for item in placement::decode_noticed(body)?.iter() {
             let queue = self.rails.queues.get_mut(item.rail as usize);
             if !queue.is_some_and(|queue| queue.note_reported(item.notices)) {
-                return Err(LinkError::broken("notices", item.notices));
+                return Err(LinkError::bad_field("notices", item.notices));
             }
         }
         Ok(())
@@ -191,7 +192,7 @@ impl ServerPlane {
         let requests = self.plan(rail, &local, &remote)?;
         let length: u64 = requests.iter().map(|request| request.bytes).sum();
         if length == 0 {
-            return Err(LinkError::broken("region", "removed while it was written"));
+            return Err(LinkError::violation("the region of a get was removed before its outcome"));
         }
         let queue = &mut self.rails.queues[rail];
         let Some(notice) = queue.next_notice() else { return Ok(Placement::Blocked) };
@@ -274,7 +275,7 @@ impl ServerPlane {
         if let Some((region, ..)) =
             remote.iter().find(|(region, at, length)| !self.regions.has(*region, *at, *length))
         {
-            return Err(LinkError::broken("region", region));
+            return Err(LinkError::bad_field("region", region));
         }
         if self.jobs.len() >= READS_MAX {
             self.rails.host.counters().note_stream(StreamReason::Scattered, shown.length);
@@ -316,7 +317,9 @@ impl ServerPlane {
                 let bytes: u64 = requests.iter().map(|request| request.bytes).sum();
                 if bytes == 0 {
                     // The client has removed the region meanwhile.
-                    return Err(LinkError::broken("region", "removed while it was read"));
+                    return Err(LinkError::violation(
+                        "the region of a put was removed before its outcome",
+                    ));
                 }
                 if let Err(error) = self.rails.queues[rail].read(id, &requests) {
                     return Err(self.rails.failed(rail, &error));

@@ -103,7 +103,7 @@ impl TakeDown {
     }
 }
 
-/// What the thread does.
+/// Work of the thread.
 struct Job {
     host: Arc<RdmaHost>,
     rails: Vec<RailQueue>,
@@ -114,7 +114,7 @@ struct Job {
 impl Job {
     fn run(self) {
         let clock = SystemClock::new();
-        let begun: Vec<_> = self.rails.into_iter().map(Falling::begin).collect();
+        let begun: Vec<_> = self.rails.into_iter().map(ClosingQueuePair::begin).collect();
         let pairs = begun.len() as u64;
         let leaked = begun.into_iter().map(|rail| rail.end(&clock)).filter(|down| !down).count();
         let counters = self.host.counters();
@@ -147,20 +147,20 @@ fn run_on_thread(job: Job) {
 }
 
 /// A queue pair on its way down: both queues are drained, for a limited time, and it is destroyed.
-struct Falling {
+struct ClosingQueuePair {
     rail: String,
     pair: QueuePair,
     completions: Arc<CompletionQueue>,
     drain: Option<Drain>,
 }
 
-impl Falling {
-    fn begin(rail: RailQueue) -> Falling {
+impl ClosingQueuePair {
+    fn begin(rail: RailQueue) -> ClosingQueuePair {
         let (rail, pair, completions) = rail.into_parts();
         // A queue pair that failed already may never flush markers: its destruction suffices.
         let failed = pair.state().is_ok_and(|state| state == State::Error);
         let drain = if failed { None } else { pair.begin_drain(MARKERS).ok() };
-        Falling { rail, pair, completions, drain }
+        ClosingQueuePair { rail, pair, completions, drain }
     }
 
     /// False if the device did not release the queue pair.

@@ -21,12 +21,12 @@ pub(crate) struct Targets {
     count: usize,
 }
 
-/// What a client wants with the bytes from an offset on.
+/// Destination of the bytes of an item from an offset on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// So many bytes have no target.
+    /// This number of bytes has no target.
     OnStream(u64),
-    /// So many bytes have one, from this offset of this region on.
+    /// `length` bytes have one, from the offset `at` of this region on.
     In { region: u32, at: u64, length: u64 },
 }
 
@@ -42,7 +42,7 @@ impl Targets {
         let of_op = self.ops.entry(op).or_default();
         for item in items.iter() {
             if !regions.has(item.region, item.at, item.length) {
-                return Err(LinkError::broken("region", item.region));
+                return Err(LinkError::bad_field("region", item.region));
             }
             let key = (item.item, item.offset);
             let before = of_op.range(..key).next_back().map(|(_, before)| before);
@@ -53,19 +53,25 @@ impl Targets {
             if before.is_some_and(|before| overlaps(before, &item))
                 || after.is_some_and(|after| overlaps(&item, after))
             {
-                return Err(LinkError::broken("targets", item.offset));
+                return Err(LinkError::violation(format_args!(
+                    "targets overlap item={} offset={}",
+                    item.item, item.offset
+                )));
             }
             of_op.insert(key, item);
             self.count += 1;
         }
         if self.count > TARGETS_MAX {
-            Err(LinkError::broken("targets", self.count))
+            Err(LinkError::violation(format_args!(
+                "too many targets count={} max={TARGETS_MAX}",
+                self.count
+            )))
         } else {
             Ok(())
         }
     }
 
-    /// What the client wants with bytes of an item.
+    /// Destination of bytes of an item.
     pub fn at(&self, op: OpId, item: u32, offset: u64) -> Wanted {
         let Some(of_op) = self.ops.get(&op) else { return Wanted::OnStream(u64::MAX) };
         let last = of_op.range(..=(item, offset)).next_back().map(|(_, last)| last);

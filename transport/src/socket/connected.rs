@@ -258,7 +258,9 @@ impl Stream for Socket {
                     }
                 },
                 (LinkRole::Client, None) => {
-                    return Err(LinkError::broken("shared memory", "this end has none"));
+                    return Err(LinkError::violation(
+                        "shared memory of a server that this end did not request",
+                    ));
                 }
             };
             if let Some((rings, theirs)) = begun {

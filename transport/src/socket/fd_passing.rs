@@ -61,7 +61,7 @@ pub(super) fn receive_fds(socket: &OwnedFd, tag: u8) -> Result<Option<Vec<OwnedF
         return Err(system_error("recvmsg")(Errno::MFILE));
     }
     if byte[0] != tag {
-        return Err(LinkError::broken("shared memory", "none was handed over"));
+        return Err(LinkError::violation("no shared memory came with the handshake"));
     }
     Ok(Some(fds))
 }

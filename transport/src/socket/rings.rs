@@ -103,7 +103,7 @@ impl Rings {
         let Some(fds) = fd_passing::receive_fds(socket, TAG_RINGS)? else { return Ok(None) };
         let mut fds = fds.into_iter();
         let Some(fd) = fds.next().filter(|_| fds.len() <= regions_max) else {
-            return Err(LinkError::broken("shared memory", "none was handed over"));
+            return Err(LinkError::violation("no shared memory came with the handshake"));
         };
         let memory = SharedMemory::of(fd, PAIR_MEMORY_BYTES).map_err(|e| unmapped(&e))?;
         Ok(Some((Rings::new(memory, false), views(fds, Some(bound))?)))
@@ -304,7 +304,7 @@ fn unmapped(e: &std::io::Error) -> LinkError {
         Some(errno) if errno == Errno::NOMEM.raw_os_error() => {
             LinkError::SystemCall { operation: "mmap", errno }
         }
-        _ => LinkError::broken("shared memory", e),
+        _ => LinkError::violation(format_args!("its shared memory cannot be mapped: {e}")),
     }
 }
 

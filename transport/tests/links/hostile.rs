@@ -198,7 +198,7 @@ fn ping_flood_ends_the_link() {
     pair.server.poll(&mut events);
     assert_eq!(
         event_lines(&events),
-        ["closed: the peer broke the protocol: frame is malformed field=kind value=too many pings"]
+        ["closed: the peer broke the protocol: more pings than answers fit in the send buffer"]
     );
 }
 

@@ -57,7 +57,7 @@ impl End {
         self.pair.post_send(&[SendRequest { id, signaled: true, operation }]).expect("posted");
     }
 
-    /// Poll until so many completions succeeded.
+    /// Poll until this number of completions succeeded.
     fn until(&self, count: usize) {
         let mut found = Vec::new();
         while found.len() < count {

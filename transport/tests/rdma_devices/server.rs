@@ -20,7 +20,7 @@ use pagelith_transport::socket::{AdmissionResult, ListenConfig, Listener, Socket
 
 use crate::memory::{Memory, scattered, total};
 
-/// What a request asks for.
+/// Work of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     pub kind: RequestKind,
@@ -63,7 +63,7 @@ pub struct Server {
     memory: Memory,
     /// Operations that get no outcome.
     silent: Vec<OpId>,
-    /// What happened, for the test.
+    /// Events, for the test.
     pub seen: Seen,
 }
 

@@ -41,7 +41,7 @@ impl Case {
         }
     }
 
-    /// What was found where the rule held.
+    /// Finding where the rule held.
     pub(super) fn rule(self) -> &'static str {
         match self {
             Case::Notice => "all bytes landed before their notice",

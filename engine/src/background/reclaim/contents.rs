@@ -1,4 +1,4 @@
-//! What a victim contains, and which of it must be written again.
+//! Contents of a victim, and which of them must be written again.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +43,7 @@ struct LiveRecord {
     member_count: u32,
 }
 
-/// What a victim contains.
+/// Contents of a victim.
 pub(super) struct Contents {
     pub members: Vec<Member>,
     /// Records that survive; the last is moved first.

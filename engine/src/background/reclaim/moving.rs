@@ -105,7 +105,7 @@ impl Moving {
                 }
                 break;
             };
-            let (file, offset) = cx.volume.place(identity.segment, survivor.offset);
+            let (file, offset) = cx.volume.file_offset(identity.segment, survivor.offset);
             let number = self.next_read;
             self.next_read += 1;
             let part = part.split(survivor.bytes as usize).0;
@@ -227,7 +227,7 @@ pub(crate) fn move_written(
         // A record moves as a unit: its payloads keep their distance from its header.
         let (segment, record) = (place.identity.segment, place.offset);
         let new =
-            SsdLocation { payload_delta: old.payload_delta, ..SsdLocation::at(segment, record, 0) };
+            SsdLocation { payload_block: old.payload_block, ..SsdLocation::at(segment, record, 0) };
         if core.place_ssd(*fingerprint, |e| e.ssd == Some(*old), new) {
             now.push((*fingerprint, new));
             from.push(*old);

@@ -131,7 +131,7 @@ impl ScrubPass {
                 self.current = None;
                 continue;
             };
-            let (file, offset) = volume.place(segment, at);
+            let (file, offset) = volume.file_offset(segment, at);
             return Some(Op::Read { file, offset, parts: vec![buf.into_part()] });
         }
     }

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! words 0 and 1  fingerprint, low half first; 0 = the slot is empty
-//! word  2        A: segment 18 | record_block 16 | payload_delta 16 | flags 4 | tick, high half 10
-//! word  3        B: length 28 | frame 24 | freq 2                             | tick, low half 10
+//! word  2        A: segment 18 | record_block 16 | payload_block 16 | flags 4 | tick, high half 10
+//! word  3        B: length 28 | frame 24 | zero 2                             | tick, low half 10
 //! ```
 //!
 //! A link sets only its flag in word A, and stores the name of a base group's member in word B.
@@ -23,21 +23,21 @@ pub(crate) const SLOT_WORDS: usize = 4;
 
 const SEGMENT_BITS: u32 = 18;
 const RECORD_BLOCK_BITS: u32 = 16;
-const PAYLOAD_DELTA_BITS: u32 = 16;
+const PAYLOAD_BLOCK_BITS: u32 = 16;
 const FLAG_BITS: u32 = 4;
 const LENGTH_BITS: u32 = 28;
 const FRAME_BITS: u32 = 24;
-const FREQ_BITS: u32 = 2;
+const SPARE_BITS: u32 = 2;
 const HALF_TICK_BITS: u32 = 10;
 const TICK_BITS: u32 = 2 * HALF_TICK_BITS;
 
 const RECORD_BLOCK_AT: u32 = SEGMENT_BITS;
-const PAYLOAD_DELTA_AT: u32 = RECORD_BLOCK_AT + RECORD_BLOCK_BITS;
-const FLAGS_AT: u32 = PAYLOAD_DELTA_AT + PAYLOAD_DELTA_BITS;
+const PAYLOAD_BLOCK_AT: u32 = RECORD_BLOCK_AT + RECORD_BLOCK_BITS;
+const FLAGS_AT: u32 = PAYLOAD_BLOCK_AT + PAYLOAD_BLOCK_BITS;
 const TICK_HIGH_AT: u32 = FLAGS_AT + FLAG_BITS;
 const FRAME_AT: u32 = LENGTH_BITS;
-const FREQ_AT: u32 = FRAME_AT + FRAME_BITS;
-const TICK_LOW_AT: u32 = FREQ_AT + FREQ_BITS;
+const SPARE_AT: u32 = FRAME_AT + FRAME_BITS;
+const TICK_LOW_AT: u32 = SPARE_AT + SPARE_BITS;
 
 /// One of the four flag bits is spare and zero.
 const FLAG_ON_SSD: u64 = 1;
@@ -52,8 +52,6 @@ const _: () = assert!(SEGMENT_MAX == (1 << SEGMENT_BITS) - 1);
 pub const FRAME_MAX: u32 = FRAME_NONE - 1;
 /// The longest object, bytes: 128 MiB, the limit of the format.
 pub const LENGTH_MAX: u32 = 128 << 20;
-/// The highest use count an entry can hold; callers saturate here.
-pub const FREQ_MAX: u8 = (1 << FREQ_BITS) - 1;
 /// Ticks are counted modulo this; compare them only through [`tick_age`].
 pub const TICK_MODULUS: u32 = 1 << TICK_BITS;
 
@@ -62,7 +60,7 @@ const _: () = {
     assert!(TICK_LOW_AT + HALF_TICK_BITS == u64::BITS, "word B is full");
     assert!(size_of::<u128>() + 2 * size_of::<u64>() == SLOT_BYTES);
     assert!(
-        RECORD_BLOCK_BITS == u16::BITS && PAYLOAD_DELTA_BITS == u16::BITS,
+        RECORD_BLOCK_BITS == u16::BITS && PAYLOAD_BLOCK_BITS == u16::BITS,
         "no range check is needed"
     );
     assert!(LENGTH_MAX < 1 << LENGTH_BITS);
@@ -77,7 +75,7 @@ pub struct SsdLocation {
     /// Offset in the segment of the record's header, in sectors of 4096 bytes.
     pub record_block: u16,
     /// Distance from the record's header to this object's payload, in sectors.
-    pub payload_delta: u16,
+    pub payload_block: u16,
 }
 
 impl SsdLocation {
@@ -88,18 +86,18 @@ impl SsdLocation {
         SsdLocation {
             segment: segment.0,
             record_block: blocks(record),
-            payload_delta: blocks(delta),
+            payload_block: blocks(delta),
         }
     }
 
     /// The location that a footer entry names.
     pub fn of_entry(segment: SegmentId, entry: &FooterEntry) -> SsdLocation {
-        let (record_block, payload_delta) = (entry.record_block as u16, entry.payload_delta as u16);
-        SsdLocation { segment: segment.0, record_block, payload_delta }
+        let (record_block, payload_block) = (entry.record_block as u16, entry.payload_block as u16);
+        SsdLocation { segment: segment.0, record_block, payload_block }
     }
 }
 
-/// What the index knows about one object, unpacked.
+/// An entry of the index for one object, unpacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Entry {
     /// Keyed hash of the whole key. Not its identity: two keys may share one. 0 is stored as 1.
@@ -112,8 +110,6 @@ pub struct Entry {
     pub frame: Option<u32>,
     /// When it was last used; kept modulo [`TICK_MODULUS`].
     pub tick: u32,
-    /// A small use count for the eviction policies, at most [`FREQ_MAX`].
-    pub freq: u8,
     /// Whether it is attached to a base group, and visible only while that is. Its link names the
     /// base.
     pub attached: bool,
@@ -159,10 +155,9 @@ impl PackedEntry {
     /// Refuses a field that does not fit: a truncated location would name another object's bytes.
     pub(crate) fn pack(entry: &Entry) -> Result<PackedEntry, IndexError> {
         let place =
-            entry.ssd.unwrap_or(SsdLocation { segment: 0, record_block: 0, payload_delta: 0 });
+            entry.ssd.unwrap_or(SsdLocation { segment: 0, record_block: 0, payload_block: 0 });
         in_range("segment", place.segment, 0, SEGMENT_MAX)?;
         in_range("length", entry.length, 1, LENGTH_MAX)?;
-        in_range("freq", entry.freq.into(), 0, FREQ_MAX.into())?;
         if let Some(frame) = entry.frame {
             in_range("frame", frame, 0, FRAME_MAX)?;
         }
@@ -176,13 +171,12 @@ impl PackedEntry {
         let tick = u64::from(entry.tick & TICK_MASK);
         let a = u64::from(place.segment)
             | u64::from(place.record_block) << RECORD_BLOCK_AT
-            | u64::from(place.payload_delta) << PAYLOAD_DELTA_AT
+            | u64::from(place.payload_block) << PAYLOAD_BLOCK_AT
             | flags << FLAGS_AT
             | (tick >> HALF_TICK_BITS) << TICK_HIGH_AT;
         // The shift drops the high half of the tick.
         let b = u64::from(entry.length)
             | u64::from(entry.frame.unwrap_or(FRAME_NONE)) << FRAME_AT
-            | u64::from(entry.freq) << FREQ_AT
             | tick << TICK_LOW_AT;
         Ok(PackedEntry { fingerprint: stored(entry.fingerprint), a, b })
     }
@@ -221,11 +215,10 @@ impl PackedEntry {
             ssd: (flags & FLAG_ON_SSD != 0).then(|| SsdLocation {
                 segment: bits(self.a, 0, SEGMENT_BITS) as u32,
                 record_block: bits(self.a, RECORD_BLOCK_AT, RECORD_BLOCK_BITS) as u16,
-                payload_delta: bits(self.a, PAYLOAD_DELTA_AT, PAYLOAD_DELTA_BITS) as u16,
+                payload_block: bits(self.a, PAYLOAD_BLOCK_AT, PAYLOAD_BLOCK_BITS) as u16,
             }),
             frame: (frame != FRAME_NONE).then_some(frame),
             tick: self.tick(),
-            freq: bits(self.b, FREQ_AT, FREQ_BITS) as u8,
             attached: flags & FLAG_ATTACHED != 0,
         }
     }
@@ -260,15 +253,7 @@ mod tests {
     use super::*;
 
     fn plain() -> Entry {
-        Entry {
-            fingerprint: 7,
-            length: 1,
-            ssd: None,
-            frame: None,
-            tick: 0,
-            freq: 0,
-            attached: false,
-        }
+        Entry { fingerprint: 7, length: 1, ssd: None, frame: None, tick: 0, attached: false }
     }
 
     fn round_trip(entry: Entry) {
@@ -294,14 +279,12 @@ mod tests {
                 for frame in [None, Some(0), Some(FRAME_MAX)] {
                     for length in [1, LENGTH_MAX - 1, LENGTH_MAX] {
                         for tick in ticks {
-                            for (freq, attached) in
-                                [(0, false), (0, true), (FREQ_MAX, false), (FREQ_MAX, true)]
-                            {
-                                let ssd = place.map(|(segment, record_block, payload_delta)| {
-                                    SsdLocation { segment, record_block, payload_delta }
+                            for attached in [false, true] {
+                                let ssd = place.map(|(segment, record_block, payload_block)| {
+                                    SsdLocation { segment, record_block, payload_block }
                                 });
                                 let entry =
-                                    Entry { fingerprint, length, ssd, frame, tick, freq, attached };
+                                    Entry { fingerprint, length, ssd, frame, tick, attached };
                                 round_trip(entry);
                                 let slot =
                                     PackedEntry::pack(&Entry { tick: !tick & TICK_MASK, ..entry });
@@ -316,14 +299,13 @@ mod tests {
 
     #[test]
     fn pack_field_out_of_range_names_field() {
-        let at = |segment| Some(SsdLocation { segment, record_block: 0, payload_delta: 0 });
+        let at = |segment| Some(SsdLocation { segment, record_block: 0, payload_block: 0 });
         let cases = [
             ("length", Entry { length: 0, ..plain() }),
             ("length", Entry { length: LENGTH_MAX + 1, ..plain() }),
             ("segment", Entry { ssd: at(SEGMENT_MAX + 1), ..plain() }),
             ("frame", Entry { frame: Some(FRAME_MAX + 1), ..plain() }),
             ("frame", Entry { frame: Some(u32::MAX), ..plain() }),
-            ("freq", Entry { freq: FREQ_MAX + 1, ..plain() }),
         ];
         for (name, entry) in cases {
             match PackedEntry::pack(&entry) {
@@ -353,7 +335,7 @@ mod tests {
                 assert_eq!(slot.as_link(), Some((fingerprint, base)));
             }
         }
-        let all = Entry { tick: TICK_MASK, freq: FREQ_MAX, attached: true, ..plain() };
+        let all = Entry { tick: TICK_MASK, attached: true, ..plain() };
         assert_eq!(PackedEntry::pack(&all).expect("in range").as_link(), None);
     }
 

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::entry::{FREQ_MAX, SLOT_BYTES, stored};
+use super::entry::{SLOT_BYTES, stored};
 use super::*;
 use crate::config::SEGMENT_MAX;
 
@@ -69,11 +69,10 @@ fn entry(random: &mut Random, fingerprint: u128, name: u32) -> Entry {
         ssd: (bits & 1 == 0).then_some(SsdLocation {
             segment: (bits >> 8) as u32 & SEGMENT_MAX,
             record_block: (bits >> 26) as u16,
-            payload_delta: (bits >> 42) as u16,
+            payload_block: (bits >> 42) as u16,
         }),
         frame: (bits & 2 == 0).then_some((bits >> 40) as u32 & 0xffff),
         tick: (bits >> 32) as u32 % TICK_MODULUS,
-        freq: (bits >> 4) as u8 & FREQ_MAX,
         attached: bits & 4 == 0,
     }
 }

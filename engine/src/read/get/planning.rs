@@ -29,12 +29,12 @@ impl GetBatch {
                 continue;
             };
             if target.direct_parts.is_none() {
-                let stretch = target.chunks[0].clone();
-                let cost = staging::cost(stretch.end - stretch.start);
+                let range = target.chunks[0].clone();
+                let cost = staging::cost(range.end - range.start);
                 if cost > budget {
                     // Above the whole budget: streamed alone, in chunks.
                     target.chunks =
-                        plan::split_chunks(stretch, io.shared.config.staging_chunk_bytes());
+                        plan::split_chunks(range, io.shared.config.staging_chunk_bytes());
                 }
                 staged.push((targets.len(), cost));
             }

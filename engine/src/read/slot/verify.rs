@@ -23,7 +23,7 @@ use crate::memory::index::SsdLocation;
 use crate::read::get::Header;
 use crate::read::plan;
 use crate::rpc::scatter;
-use crate::state::frame_access::FrameReader;
+use crate::state::frame_access::FramePin;
 use crate::state::shared::Shared;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -56,7 +56,7 @@ impl Slot {
     pub fn copy_out(
         &mut self,
         shared: &Shared,
-        entered: &FrameReader<'_>,
+        entered: &FramePin<'_>,
         member: usize,
         want: &Range<u64>,
         verify: bool,
@@ -70,7 +70,8 @@ impl Slot {
             return hit(true, length);
         }
         let Some(destination) = self.destination.as_mut() else {
-            let detail = format!("memory is in use by a read, please report it key={}", self.key);
+            let lent = "memory of the get is lent to a read";
+            let detail = format!("a bug in Pagelith, please report it: {lent} key={}", self.key);
             return Settled::Failed(Error::new(ErrorKind::Internal, detail));
         };
         let parts = &mut destination.0;
@@ -178,7 +179,7 @@ fn verify_read(
     });
     let is_whole = object.want == (0..length);
     let record = (wants.record && is_whole).then(|| {
-        let (member_count, place) = (record.member_count(), object.place());
+        let (member_count, place) = (record.member_count(), object.ssd_location());
         Box::new(VerifiedRecord { facts, member_count, checksums, place })
     });
     let source = HitSource::Ssd { record, staged_bytes: *staged_bytes };

@@ -31,7 +31,7 @@ pub(crate) struct StandaloneMember {
 }
 
 /// Result of the admission of a group, before its bytes are read.
-pub(crate) enum Admission {
+pub(crate) enum AdmitOutcome {
     /// The put of the group has its outcome.
     Done(Result<PutOutcome>),
     /// These members (by index) may be on SSD: an entry has their fingerprint, and only the record
@@ -83,7 +83,7 @@ pub(crate) fn admit(
     group: &[ObjectSize],
     probed: Option<&[Option<ProbedObject>]>,
     adopted: &[Option<Location>],
-) -> Admission {
+) -> AdmitOutcome {
     let generation = core.generation(group[0].key.namespace());
     let fingerprints: Vec<u128> =
         group.iter().map(|o| shared.fingerprint(&o.key, generation)).collect();
@@ -100,24 +100,26 @@ pub(crate) fn admit(
             KeyState::Unclear => {
                 core.count_busy(group.iter().map(|o| &o.key), shared.now());
                 let key = object.key;
-                let detail =
-                    format!("key may be present, its header was not read in time key={key}");
-                return Admission::Done(Err(Error::busy(detail)));
+                let detail = format!(
+                    "cannot tell whether the key is present: its record header was not read in \
+                     time; retry key={key}"
+                );
+                return AdmitOutcome::Done(Err(Error::busy(detail)));
             }
         }
     }
     if !need_headers.is_empty() {
-        return Admission::NeedHeaders(need_headers);
+        return AdmitOutcome::NeedHeaders(need_headers);
     }
     let group_state = core
         .pending_groups
         .check_overlap(kind, group)
         .and_then(|()| classify_group(kind, group, &found));
     let standalone_members = match group_state {
-        Err(error) => return Admission::Done(Err(error)),
+        Err(error) => return AdmitOutcome::Done(Err(error)),
         Ok(GroupState::Present) => {
             core.counters.puts_present += group.len() as u64;
-            return Admission::Done(Ok(PutOutcome::AlreadyPresent));
+            return AdmitOutcome::Done(Ok(PutOutcome::AlreadyPresent));
         }
         Ok(GroupState::New(standalone_members)) => standalone_members,
     };
@@ -128,12 +130,12 @@ pub(crate) fn admit(
         .any(|(i, object)| object.length.is_none() && standalone(i).is_none())
     {
         // Some objects of the group were never put.
-        return Admission::Done(Ok(PutOutcome::Waiting));
+        return AdmitOutcome::Done(Ok(PutOutcome::Waiting));
     }
     let was_read =
         |a: &StandaloneMember| adopted.get(a.member).copied().flatten() == Some(a.location);
     if !standalone_members.iter().all(was_read) {
-        return Admission::NeedObjects(
+        return AdmitOutcome::NeedObjects(
             standalone_members.into_iter().filter(|a| !was_read(a)).collect(),
         );
     }
@@ -149,13 +151,13 @@ pub(crate) fn admit(
         // The lengths of adopted members are known only now.
         let lengths: Vec<u64> = sizes.iter().filter_map(|o| o.length).collect();
         if let Err(error) = super::check_bytes(shared, &group[0].key, &lengths) {
-            return Admission::Done(Err(error));
+            return AdmitOutcome::Done(Err(error));
         }
     }
     let reservation = Reservation::with_capacity(sizes.len());
     let mut admission =
         reserve_memory(shared, core, (generation, fingerprints), &sizes, reservation);
-    if let Admission::Admitted(admitted) = &mut admission {
+    if let AdmitOutcome::Admitted(admitted) = &mut admission {
         if found.iter().any(Option::is_some) {
             admitted.existing = found.iter().map(|f| f.as_ref().map(|f| f.location)).collect();
         }
@@ -172,17 +174,17 @@ pub(crate) fn reserve_memory(
     (generation, fingerprints): (Generation, Vec<u128>),
     group: &[ObjectSize],
     mut reservation: Reservation,
-) -> Admission {
+) -> AdmitOutcome {
     let mut reserve = |core: &mut Core| group_memory::reserve_group(core, group, &mut reservation);
     let reserved = reserve(core) || {
         core.expire(shared.now());
         reserve(core)
     };
     if !reserved {
-        return Admission::NoMemory(group.iter().filter_map(|o| o.length).sum());
+        return AdmitOutcome::NoMemory(group.iter().filter_map(|o| o.length).sum());
     }
     let (existing, adopts, open_group, origin) = (Vec::new(), Vec::new(), None, PutOrigin::Put);
-    Admission::Admitted(AdmittedGroup {
+    AdmitOutcome::Admitted(AdmittedGroup {
         generation,
         fingerprints,
         reservation,

@@ -5,7 +5,7 @@
 use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
 
-use super::admit::{Admission, reserve_memory};
+use super::admit::{AdmitOutcome, reserve_memory};
 use crate::api::outcome::PutOutcome;
 use crate::state::core::Core;
 use crate::state::group_memory::Reservation;
@@ -72,13 +72,13 @@ impl NewKeys {
         core: &mut Core,
         kind: PutKind<'_>,
         group: &[ObjectSize],
-    ) -> Option<Admission> {
+    ) -> Option<AdmitOutcome> {
         let complete = group.iter().all(|object| object.length.is_some());
         if !complete || core.generation(group[0].key.namespace()) != self.generation {
             return None;
         }
         if let Err(error) = core.pending_groups.check_overlap(kind, group) {
-            return Some(Admission::Done(Err::<PutOutcome, _>(error)));
+            return Some(AdmitOutcome::Done(Err::<PutOutcome, _>(error)));
         }
         Some(reserve_memory(
             shared,

@@ -221,7 +221,7 @@ fn count_put(core: &mut Core, origin: PutOrigin, objects: u64, bytes: u64) {
 }
 
 fn too_many_frames() -> Error {
-    Error::busy("too many pages in memory")
+    Error::busy("no free frame number: too many groups are in DRAM; retry later")
 }
 
 fn free_members(core: &mut Core, members: &[FrameMember]) {
@@ -283,7 +283,11 @@ fn changed_member(
         match (existing, frame) {
             (Some(Location::Frame(admitted)), Some(frame)) => {
                 admitted == frame
-                    && core.dram.frames.get(frame.id).is_some_and(|f| f.state == FrameState::Clean)
+                    && core
+                        .dram
+                        .frames
+                        .get(frame.id)
+                        .is_some_and(|f| f.state == FrameState::Evictable)
             }
             (Some(Location::Ssd(admitted)), None) => {
                 core.find_ssd(m.fingerprint).iter().any(|e| e.ssd == Some(admitted))
@@ -358,7 +362,7 @@ fn insert_frame(
     if core.ssd.is_some() && origin != PutOrigin::Fetched {
         core.count_lost(data.namespace, data.members.len());
     }
-    core.mark_frame_clean(frame);
+    core.make_evictable(frame);
     Ok(None)
 }
 
@@ -372,7 +376,6 @@ fn index_frame(core: &mut Core, id: FrameId, data: &FrameData) {
             ssd: None,
             frame: Some(id.0),
             tick,
-            freq: 0,
             attached: data.is_attached(),
         };
         let inserted = core.index.insert(&entry);

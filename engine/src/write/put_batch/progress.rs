@@ -33,7 +33,7 @@ pub(super) enum GroupProgress {
 /// The probe of each member's header; `None` for an absent object, or one that was not probed.
 pub(super) type Headers = Vec<Option<ProbedObject>>;
 
-/// What was read for a group; nothing when it is tried for the first time.
+/// Data read for a group; empty when it is tried for the first time.
 #[derive(Default)]
 pub(super) struct GroupReads {
     headers: Option<Headers>,

@@ -15,11 +15,12 @@ use super::{GroupSource, PutBatch};
 use crate::api::error::Error;
 use crate::api::outcome::PutOutcome;
 use crate::state::core::Core;
+use crate::state::group_memory::no_room;
 use crate::state::put_spec::ObjectSize;
 use crate::state::shared::Shared;
 use crate::state::ssd_admission;
 use crate::write::put;
-use crate::write::put::admit::{Admission, admit};
+use crate::write::put::admit::{AdmitOutcome, admit};
 use crate::write::put::copy::PreparedGroup;
 use crate::write::put::new_keys;
 use crate::write::put::new_keys::NewKeys;
@@ -190,7 +191,7 @@ impl PutBatch {
             let admit_by_lookup =
                 || admit(shared, core, kind, sizes, group.progress.headers(), &adopted);
             match admitted_as_new.unwrap_or_else(admit_by_lookup) {
-                Admission::Admitted(mut one) => {
+                AdmitOutcome::Admitted(mut one) => {
                     let has_existing = one.has_existing();
                     one.origin = self.origin;
                     admitted.push((at, one));
@@ -201,23 +202,22 @@ impl PutBatch {
                         break;
                     }
                 }
-                Admission::NoMemory(_) if !admitted.is_empty() => {
+                AdmitOutcome::NoMemory(_) if !admitted.is_empty() => {
                     end = member.group;
                     break;
                 }
-                Admission::NoMemory(bytes) => {
+                AdmitOutcome::NoMemory(bytes) => {
                     core.count_busy(sizes.iter().map(|size| &size.key), shared.now());
                     full = true;
-                    let detail = format!("arena is full of pages in use bytes={bytes}");
-                    self.set_outcome(member.group, Err(Error::busy(detail)), Vec::new());
+                    self.set_outcome(member.group, Err(no_room(bytes)), Vec::new());
                 }
-                Admission::Done(outcome) => self.set_outcome(member.group, outcome, Vec::new()),
-                Admission::NeedHeaders(members) => {
+                AdmitOutcome::Done(outcome) => self.set_outcome(member.group, outcome, Vec::new()),
+                AdmitOutcome::NeedHeaders(members) => {
                     if !self.groups[member.group].progress.need_headers(members) {
                         self.fail_changed(member.group);
                     }
                 }
-                Admission::NeedObjects(members) => {
+                AdmitOutcome::NeedObjects(members) => {
                     if !self.groups[member.group].progress.need_objects(members) {
                         self.fail_changed(member.group);
                     }

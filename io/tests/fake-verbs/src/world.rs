@@ -40,7 +40,7 @@ pub struct World {
     pub channels: HashMap<usize, ChannelState>,
     queues: HashMap<usize, Queue>,
     pairs: BTreeMap<u32, Pair>,
-    /// What is under way to pairs that were destroyed, on devices that deliver it.
+    /// Messages under way to pairs that were destroyed, on devices that deliver them.
     orphans: Vec<Arrival>,
     numbers: u32,
 }
@@ -94,7 +94,7 @@ struct Pair {
     access: i32,
     sends: VecDeque<Send>,
     receives: VecDeque<Receive>,
-    /// What peers sent to this pair and has not arrived, in order.
+    /// Messages of peers to this pair that have not arrived, in order.
     arrivals: VecDeque<Arrival>,
     sends_max: usize,
     receives_max: usize,

@@ -7,7 +7,7 @@ use crate::killed::content::Rng;
 const BLOCK: usize = 4096;
 const SECTOR: usize = 512;
 
-/// What a power cut leaves of unsynced blocks.
+/// Effect of a power cut on unsynced blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
     /// Nothing.

@@ -21,7 +21,7 @@ fn read_over_several_parts_returns_written_bytes() {
     let bytes: Vec<u8> = done.op.into_parts().iter().flat_map(|p| p.bytes().to_vec()).collect();
     let firsts: Vec<u8> = bytes.chunks(4096).map(|c| c[0]).collect();
     assert_eq!(firsts, [0, 1, 2, 2, 0]);
-    assert_eq!(b.process.facts().side, IoBackend::Simulated);
+    assert_eq!(b.process.facts().backend, IoBackend::Simulated);
 }
 
 #[test]

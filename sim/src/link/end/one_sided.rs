@@ -126,21 +126,21 @@ impl SimLink {
     /// The server reads bytes that the client refers to into exposed memory.
     pub(super) fn fetch(
         &mut self,
-        stretch: ItemRange,
+        range: ItemRange,
         pieces: &[ShownPiece],
     ) -> Result<(), LinkError> {
         let length = pieces.iter().map(|piece| piece.length).sum();
-        let Some(parts) = self.exposed.unused(stretch, length) else {
+        let Some(parts) = self.exposed.unused(range, length) else {
             self.counts.bytes_late += length;
             self.net.wire().net_stats.late += 1;
-            self.outbox.push_back(Queued::Taken(stretch));
+            self.outbox.push_back(Queued::Taken(range));
             return Ok(());
         };
         let Some(server) = &mut self.rdma_server else { return Ok(()) };
         let read = self
             .net
             .wire()
-            .with_fabric(|fabric, now| server.read(fabric, now, stretch, pieces, parts));
+            .with_fabric(|fabric, now| server.read(fabric, now, range, pieces, parts));
         read.flatten().ok_or(LinkError::Disconnected)
     }
 
@@ -177,16 +177,16 @@ impl SimLink {
                     }
                     events.push(event);
                 }
-                Some(Finished::Fetched(stretch, is_received, parts)) => {
-                    let (op, item, offset) = stretch;
+                Some(Finished::Fetched(range, is_received, parts)) => {
+                    let (op, item, offset) = range;
                     let bytes = concat_bytes(&parts);
-                    self.outbox.push_back(Queued::Taken(stretch));
+                    self.outbox.push_back(Queued::Taken(range));
                     if !is_received {
                         events.push(LinkEvent::Retracted { op, item, offset, parts });
                         continue;
                     }
                     self.counts.bytes_in += bytes.len() as u64;
-                    self.net.wire().looked(LinkRole::Server, stretch, &bytes);
+                    self.net.wire().looked(LinkRole::Server, range, &bytes);
                     events.push(LinkEvent::Received { op, item, offset, parts });
                 }
             }

@@ -1,4 +1,4 @@
-//! What an end of a simulated link has to send, in order.
+//! Queue of an end of a simulated link, in sending order.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ impl SimLink {
                         u64::from(self.side == LinkRole::Server && !self.owed.sent(&frame));
                     wire.send(self.side, Packet::Frame(frame));
                 }
-                Queued::Taken(stretch) => self.net.wire().send(self.side, Packet::Taken(stretch)),
+                Queued::Taken(range) => self.net.wire().send(self.side, Packet::Taken(range)),
                 Queued::Targets(op, targets) => {
                     self.net.wire().send(self.side, Packet::Targets(op, targets));
                 }

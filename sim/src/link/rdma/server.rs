@@ -43,7 +43,7 @@ pub(in crate::link) enum Placement {
 /// A work request that has not completed.
 enum Posted {
     Write { op: OpId, token: u64, requests: usize, bytes: u64 },
-    Read { stretch: ItemRange, retracted: bool },
+    Read { range: ItemRange, retracted: bool },
 }
 
 /// A finished work request.
@@ -172,7 +172,7 @@ impl RdmaServer {
         &mut self,
         fabric: &mut Fabric,
         now: Mono,
-        stretch: ItemRange,
+        range: ItemRange,
         pieces: &[ShownPiece],
         parts: Vec<Part>,
     ) -> Option<()> {
@@ -184,15 +184,15 @@ impl RdmaServer {
         };
         let places: Vec<_> = pieces.iter().map(place).collect::<Option<_>>()?;
         let id = fabric.post(now, false, parts, &places);
-        self.posted.insert(id, Posted::Read { stretch, retracted: false });
+        self.posted.insert(id, Posted::Read { range, retracted: false });
         Some(())
     }
 
     /// Retracts the READs of an operation: their memory comes back with their completions.
     pub fn retract(&mut self, op: OpId) {
         for posted in self.posted.values_mut() {
-            if let Posted::Read { stretch, retracted } = posted {
-                *retracted |= stretch.0 == op;
+            if let Posted::Read { range, retracted } = posted {
+                *retracted |= range.0 == op;
             }
         }
     }
@@ -204,8 +204,8 @@ impl RdmaServer {
             Posted::Write { op, token, .. } => {
                 Finished::Pushed(LinkEvent::Pushed { op, token, sent: executed, parts })
             }
-            Posted::Read { stretch, retracted } => {
-                Finished::Fetched(stretch, executed && !retracted, parts)
+            Posted::Read { range, retracted } => {
+                Finished::Fetched(range, executed && !retracted, parts)
             }
         })
     }

@@ -106,7 +106,7 @@ impl TestEnv {
         own.fill(0xC3);
         self.runtime.run_for(Duration::from_secs(1));
         assert!(parts[0].bytes().iter().all(|byte| *byte == 0xC3), "written late");
-        assert!(self.region.place(parts[0].addr(), LEN).is_some());
+        assert!(self.region.offset_of(parts[0].addr(), LEN).is_some());
     }
 }
 
@@ -250,7 +250,7 @@ fn dropped_end_waits_until_nothing_can_land() {
         let TestEnv { client, runtime, net, region, .. } = world;
         drop(client);
         let registered = RegisteredRegion::new(region.clone(), u64::MAX);
-        let at = region.place(address, LEN).expect("registered");
+        let at = region.offset_of(address, LEN).expect("registered");
         let mut before = vec![0; LEN];
         registered.read(at, &mut before);
         runtime.run_for(Duration::from_secs(1));

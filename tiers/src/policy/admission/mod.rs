@@ -8,12 +8,12 @@
 //! time that a page occupies its place. A page is written if
 //!
 //! 1. at least `min_reuse` of its class is reused within two laps of the log, and
-//! 2. once the log has wrapped, its worth is at least `thrift` times the mean worth of the places
+//! 2. once reclaim has begun, its worth is at least `thrift` times the mean worth of the places
 //!    that reclaim has given up lately.
 //!
 //! Invariants:
-//! - Pages are decided from head to tail, and none after a refused page of its request is written:
-//!   without its prefix it would be of no use.
+//! - Decisions are made from head to tail, and no page after a refused page of its request is
+//!   written: without its prefix it would be of no use.
 //! - No clock and no randomness: time is counted in bytes that are requested, and the sample and
 //!   the coins are hashes of the pages. The same calls give the same decisions.
 //! - Before anything was learned, every page is written. What was learned long ago is forgotten.
@@ -46,9 +46,9 @@ const REUSE_LAPS: f64 = 2.0;
 const LAP_PARTS: u64 = 8;
 /// Touches of the sample without which nothing is learned: fewer are no evidence.
 const LEARN_TOUCHES_MIN: usize = 500;
-/// What is kept of all counts when half a lap has passed.
+/// Share of all counts that is kept when half a lap has passed.
 const KEPT: f64 = 0.9;
-/// What the newest victim contributes to the mean worth of what reclaim gives up.
+/// Weight of the newest victim in the mean worth of what reclaim gives up.
 const VICTIM_SHARE: f64 = 0.1;
 /// Places of a victim that are examined for that.
 pub const VICTIM_SAMPLES: usize = 32;
@@ -130,7 +130,7 @@ pub struct AdmissionCounts {
     pub refused_put_again: u64,
 }
 
-/// What is known of a request while its batches come.
+/// State of a request while its batches come.
 #[derive(Clone, Copy, Debug, Default)]
 struct RequestNote {
     epoch: u64,

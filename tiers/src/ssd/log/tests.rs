@@ -93,7 +93,7 @@ impl Queue for Device {
 impl Disk for Device {
     fn facts(&self) -> DiskFacts {
         DiskFacts {
-            side: IoBackend::Blocking,
+            backend: IoBackend::Blocking,
             direct: true,
             memory_align: 4096,
             offset_align: 4096,
@@ -278,7 +278,11 @@ fn sync_covers_queued_writes() {
     assert_eq!(all.iter().map(durable).sum::<usize>(), 0);
     let events = rig.end(1, true);
     assert_eq!(events.iter().map(durable).sum::<usize>() as u64, count, "{events:?}");
-    assert!(events.iter().any(|event| matches!(event, LogEvent::Synced(id, true) if *id == asked)));
+    assert!(
+        events
+            .iter()
+            .any(|event| matches!(event, LogEvent::Synced { id, durable: true } if *id == asked))
+    );
     assert!(rig.log.idle());
 }
 
@@ -312,7 +316,10 @@ fn queued_writes_are_dropped_after_failed_sync() {
     assert_eq!(rig.device.writes().len(), DEPTH);
     let events = rig.end(DEPTH, true);
     assert!(rig.device.writes().is_empty(), "nothing is written after the failed sync");
-    assert!(events.iter().any(|event| matches!(event, LogEvent::Sealed(_, false))), "{events:?}");
+    assert!(
+        events.iter().any(|event| matches!(event, LogEvent::Sealed { has_footer: false, .. })),
+        "{events:?}"
+    );
 
     // Dropped writes do not delay a later sync.
     assert!(rig.log.resume_after_sync_fault());
@@ -322,7 +329,10 @@ fn queued_writes_are_dropped_after_failed_sync() {
     rig.end(DEPTH, true);
     rig.end(DEPTH, true);
     let events = rig.end(1, true);
-    assert!(events.iter().any(|event| matches!(event, LogEvent::Synced(_, true))), "{events:?}");
+    assert!(
+        events.iter().any(|event| matches!(event, LogEvent::Synced { durable: true, .. })),
+        "{events:?}"
+    );
 }
 
 #[test]
