@@ -1,6 +1,6 @@
 #!/bin/busybox sh
-# The first program of the virtual machine: loads modules, mounts the host's root below a file system in memory, and starts
-# guest.sh in it.
+# The first program of the virtual machine: loads modules, mounts the host's root below a file
+# system in memory, and starts guest.sh in it.
 bb=/bin/busybox
 stop() {
     echo "guest-init.sh: $*" >/dev/console
@@ -23,7 +23,8 @@ if [ -e /has-packages ]; then
     $bb mount $nine,ro,cache=loose packages /top/packages || stop "cannot mount the packages"
     lower=/top/packages:/host
 fi
-$bb mount -t overlay -o "lowerdir=$lower,upperdir=/top/changes,workdir=/top/work" overlay /top/root || stop "cannot mount the root"
+layers="lowerdir=$lower,upperdir=/top/changes,workdir=/top/work"
+$bb mount -t overlay -o "$layers" overlay /top/root || stop "cannot mount the root"
 
 root=/top/root
 $bb mkdir -p $root/share $root/proc $root/sys $root/dev $root/run $root/tmp

@@ -1,4 +1,5 @@
-# Sourced by bash in the virtual machine, as root: makes the RDMA devices, runs the command, and stops the machine.
+# Run by bash in the virtual machine, as root: makes the RDMA devices, runs the command, and stops
+# the machine.
 exec </dev/null >/dev/hvc0 2>&1
 stty -F /dev/hvc0 raw -echo
 ulimit -l unlimited
@@ -18,8 +19,9 @@ for end in wire0 wire1; do
     ip link set "$end" mtu 4200 up
 done
 
-# Both addresses are of this machine, so the kernel would deliver packets between them without the wire, and rxe refuses such a
-# route. Rules send each packet out of the sender's end, and accept it at the other end.
+# Both addresses are of this machine, so the kernel would deliver packets between them without the
+# wire, and rxe refuses such a route. Rules send each packet out of the sender's end, and accept it
+# at the other end.
 if [ "$netdev" = pair ]; then
     echo 0 >/proc/sys/net/ipv4/conf/all/rp_filter
     for end in wire0 wire1; do

@@ -16,8 +16,6 @@ pub enum StreamReason {
 /// Why a link that may have RDMA has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoRdmaReason {
-    /// The devices of this host could not be opened.
-    Host,
     /// The peer offers no RDMA.
     Peer,
     /// Every rail rests, or no rail of one end fits one of the other.
@@ -65,8 +63,6 @@ counters! {
     stream_small,
     /// Bytes on streams because their memory is scattered.
     stream_scattered,
-    /// Links without RDMA because this host has none.
-    no_rdma_host,
     /// Links without RDMA because the peer offers none.
     no_rdma_peer,
     /// Links without RDMA because no rail can be used.
@@ -87,7 +83,6 @@ impl RdmaCounters {
     /// Count a link without RDMA.
     pub fn note_no_rdma(&self, reason: NoRdmaReason) {
         let counter = match reason {
-            NoRdmaReason::Host => &self.no_rdma_host,
             NoRdmaReason::Peer => &self.no_rdma_peer,
             NoRdmaReason::Rails => &self.no_rdma_rails,
         };

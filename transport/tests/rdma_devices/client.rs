@@ -104,29 +104,46 @@ impl Client {
 
     /// Put all bytes.
     pub fn put(&mut self, from: &Memory, ranges: &[Range<usize>], pieces: u32) {
-        let op = self.begin_put(from, ranges, pieces);
+        if let Err(why) = self.try_put(from, ranges, pieces) {
+            panic!("the link ended: {why}");
+        }
+    }
+
+    /// Put all bytes, or return why the link ended.
+    pub fn try_put(
+        &mut self,
+        from: &Memory,
+        ranges: &[Range<usize>],
+        pieces: u32,
+    ) -> Result<(), LinkError> {
+        let op = self.begin_put(from, ranges, pieces)?;
         let (mut is_sent, mut has_outcome) = (false, false);
-        self.until("the put's end", |event| {
+        self.try_until("the put's end", |event| {
             is_sent |= matches!(event, LinkEvent::Pushed { sent: true, .. });
             has_outcome |= is_outcome(event, op);
             is_sent && has_outcome
-        });
+        })
     }
 
     /// Send the request of a put, and its bytes once the server pulls them.
-    pub fn begin_put(&mut self, from: &Memory, ranges: &[Range<usize>], pieces: u32) -> u64 {
+    fn begin_put(
+        &mut self,
+        from: &Memory,
+        ranges: &[Range<usize>],
+        pieces: u32,
+    ) -> Result<u64, LinkError> {
         self.ops += 1;
         let (op, bytes) = (self.ops, total(ranges) as u32);
         let request = Request { kind: RequestKind::Put, bytes, pieces };
         self.link.send(request.frame(op)).expect("room");
-        self.until(
+        self.try_until(
             "a pull",
             |event| matches!(event, LinkEvent::Frame(frame) if frame.kind == FrameKind::Pull),
-        );
+        )?;
         let (parts, op_id) = (from.parts(ranges), OpId(op));
         let push = Push { op: op_id, item: 0, offset: 0, parts, token: op, allow_ref: true };
         self.link.push(push).expect("room");
-        op
+        Ok(op)
     }
 
     /// Poll until a byte of the memory has arrived. False if the link ended before.
@@ -193,13 +210,25 @@ impl Client {
     }
 
     /// Take events until one is found.
-    fn until(&mut self, what: &str, mut found: impl FnMut(&LinkEvent) -> bool) {
+    fn until(&mut self, what: &str, found: impl FnMut(&LinkEvent) -> bool) {
+        let ended = self.try_until(what, found);
+        assert!(ended.is_ok(), "{ended:?} before {what}");
+    }
+
+    /// Take events until one is found, or return why the link ended.
+    fn try_until(
+        &mut self,
+        what: &str,
+        mut found: impl FnMut(&LinkEvent) -> bool,
+    ) -> Result<(), LinkError> {
         loop {
             let event = self.next(what);
             if found(&event) {
-                return;
+                return Ok(());
             }
-            assert!(!matches!(event, LinkEvent::Ended(_)), "{event:?} before {what}");
+            if let LinkEvent::Ended(why) = event {
+                return Err(why);
+            }
         }
     }
 

@@ -4,6 +4,8 @@
 use std::process::Command;
 use std::time::Duration;
 
+use pagelith_transport::link_error::LinkError;
+
 use crate::client::Client;
 use crate::memory::{BACK, Memory, gathered, pattern, scattered};
 use crate::server::{Request, RequestKind, ServerThread, cut};
@@ -23,6 +25,20 @@ fn has_wire() -> bool {
 fn run(command: &str) {
     let status = Command::new("sh").args(["-c", command]).status().expect("a shell");
     assert!(status.success(), "{command}");
+}
+
+/// Call `action` with a new link, and again with others while links end: a busy host may keep an
+/// emulated machine from acknowledging or from sending a heartbeat in time.
+fn with_links(
+    connect: impl Fn() -> Client,
+    mut action: impl FnMut(&mut Client) -> Result<(), LinkError>,
+) {
+    let mut tries = 0;
+    while let Err(why) = action(&mut connect()) {
+        println!("another link: {why}");
+        tries += 1;
+        assert!(tries < 10, "no link lasts");
+    }
 }
 
 /// Undoes a change of the network.
@@ -45,7 +61,7 @@ fn bytes_are_right_although_one_packet_in_a_hundred_is_lost() {
         let server = ServerThread::start(server_host(), &content);
         let host = client_host();
         let memory = Memory::new(BYTES, &host);
-        let mut client = Client::connect(&server.address, &host);
+        let connect = || Client::connect(&server.address, &host);
         run(
             "modprobe sch_netem; for end in wire0 wire1; do tc qdisc add dev $end root netem loss 1%; done",
         );
@@ -53,14 +69,7 @@ fn bytes_are_right_although_one_packet_in_a_hundred_is_lost() {
         for pieces in [1, 5, 64] {
             memory.take_back();
             let ranges = cut(scattered(BYTES, pieces), BYTES - 64 * 64);
-            // A busy host may keep an emulated machine from acknowledging in time.
-            let mut tries = 0;
-            while let Err(why) = client.try_get(&memory, &ranges, 7) {
-                println!("another link: {why}");
-                tries += 1;
-                assert!(tries < 10, "no get succeeds");
-                client = Client::connect(&server.address, &host);
-            }
+            with_links(connect, |client| client.try_get(&memory, &ranges, 7));
             let from = cut(scattered(BYTES, 7), BYTES - 64 * 64);
             let expected = gathered(&content, &from);
             assert!(gathered(&memory.bytes(), &ranges) == expected, "bytes differ");
@@ -69,9 +78,9 @@ fn bytes_are_right_although_one_packet_in_a_hundred_is_lost() {
         let ranges = cut(scattered(BYTES, 5), BYTES - 64 * 64);
         memory.fill(&pattern(8, BYTES));
         let expected = gathered(&memory.bytes(), &ranges);
-        client.put(&memory, &ranges, 7);
+        with_links(connect, |client| client.try_put(&memory, &ranges, 7));
         memory.take_back();
-        client.get(&memory, &ranges, 7);
+        with_links(connect, |client| client.try_get(&memory, &ranges, 7));
         assert!(gathered(&memory.bytes(), &ranges) == expected, "bytes differ");
         let counts = host.counters().counts();
         assert!(counts.bytes_placed > 3 * (BYTES as u64 - 64 * 64) - 1, "{counts:?}");
