@@ -214,12 +214,7 @@ impl Client {
     /// `Invalid` if more than [`REGIONS_MAX`] regions are shared. As
     /// [`Client::register_memory`], over RDMA.
     pub fn share(&self, region: Arc<SharedRegion>) -> Result<()> {
-        self.rdma.share(&region)?;
-        if !self.shared_regions.add(region) {
-            return Err(Error::invalid(format!(
-                "too many shared memory regions max={REGIONS_MAX}"
-            )));
-        }
+        self.rdma.share(&self.shared_regions, region)?;
         // A link hands over its regions when it is established.
         let mut idle = self.lock_idle();
         idle.share_count += 1;
