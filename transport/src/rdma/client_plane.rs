@@ -30,8 +30,9 @@ use super::region::RdmaRegion;
 use super::targets::TARGETS_MAX;
 use crate::link_error::LinkError;
 
-/// Shortest piece that RDMA moves. A shorter one costs more as a request of its own than on the
-/// stream.
+/// Shortest piece that RDMA moves: a WRITE takes a request for each piece of the client, while the
+/// stream copies short pieces in one call. The value is a guess: on soft-RoCE devices the stream is
+/// always faster (benches/results/rdma.md), and no network card has run this yet.
 pub(crate) const PIECE_BYTES_MIN: usize = 512;
 /// Maximum pieces of a push that the server reads.
 const SHOWN_PIECES_MAX: usize = 512;
