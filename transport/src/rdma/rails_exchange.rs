@@ -77,7 +77,8 @@ impl RailsExchange {
             return self.refuse(no_rail(&reasons));
         }
         self.host.counters().links.fetch_add(1, Ordering::Relaxed);
-        let plane = DataPlane::Server(ServerPlane::new(LinkRails::new(self.host, self.peer, queues)));
+        let plane =
+            DataPlane::Server(ServerPlane::new(LinkRails::new(self.host, self.peer, queues)));
         let answer = Rails { rails, notices: 0, text: String::new() };
         Exchanged { answer: Some(answer), plane: Ok(plane) }
     }
@@ -112,7 +113,8 @@ impl RailsExchange {
             queues.push(queue);
         }
         self.host.counters().links.fetch_add(1, Ordering::Relaxed);
-        let plane = DataPlane::Client(ClientPlane::new(LinkRails::new(self.host, self.peer, queues)));
+        let plane =
+            DataPlane::Client(ClientPlane::new(LinkRails::new(self.host, self.peer, queues)));
         Ok(Exchanged { answer: None, plane: Ok(plane) })
     }
 
