@@ -4,7 +4,7 @@
 # std: see sim/concurrency/README.md. Builds into target/thread and target/address. Exits with an
 # error if the sanitizer found something.
 #
-#   sim/sanitize.sh thread|address [NAME...]   NAME: layouts io tiers client engine (default: all)
+#   sim/sanitize.sh thread|address [NAME...]   NAME: layouts io tiers transport client engine (default: all)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -26,7 +26,7 @@ address)
     verbs=(--test verbs)
     ;;
 *)
-    echo "usage: $0 thread|address [layouts|io|tiers|client|engine...]" >&2
+    echo "usage: $0 thread|address [layouts|io|tiers|transport|client|engine...]" >&2
     exit 2
     ;;
 esac
@@ -56,6 +56,8 @@ wanted() {
 wanted layouts "$@" && tests layouts -p pagelith-layouts --lib
 wanted io "$@" && tests io -p pagelith-io --lib --test queue_behaviour --test disk_behaviour "${verbs[@]}"
 wanted tiers "$@" && tests tiers -p pagelith-tiers --lib
+# Links over the fake verbs library, which ThreadSanitizer does not see through.
+[ "$sanitizer" = address ] && wanted transport "$@" && tests transport -p pagelith-transport --test rdma --test rdma_host --test rdma_use
 wanted client "$@" && tests client -p pagelith-client --lib
 # Every behaviour test on every backend, but without the constant fingerprint: it finds the same
 # races, slowly.

@@ -56,6 +56,19 @@ fn client_finds_objects_of_the_previous_client_over_tcp_and_unix_socket() {
 }
 
 #[test]
+fn store_process_logs_the_configured_host_name_of_its_client() {
+    let mut server = StoreProcess::at("tcp:127.0.0.1:0");
+    let mut client = replay(&server.address, "1");
+    client.env("PAGELITH_REMOTE__LOCAL_HOSTNAME", "engine-7.example");
+    assert!(is_right(&json(&client.output().expect("run"))));
+    server.says("host=engine-7.example");
+    client.env("PAGELITH_REMOTE__LOCAL_HOSTNAME", "engine 7");
+    let refused = client.output().expect("run");
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && text.contains("remote.local_hostname"), "{text}");
+}
+
+#[test]
 fn pages_of_several_pools_hit_as_whole_groups() {
     let server = StoreProcess::at("tcp:127.0.0.1:0");
     for model in ["deepseek-v3.2+deepseek-v3.2-mtp", "qwen3-next"] {

@@ -15,6 +15,8 @@ mod harness;
 #[path = "suite/helpers.rs"]
 #[allow(dead_code, reason = "each test program uses its own part")]
 mod helpers;
+#[path = "rdma/layouts.rs"]
+mod layouts;
 #[path = "suite/rdma.rs"]
 #[allow(dead_code, reason = "each test program uses its own part")]
 mod rdma;
@@ -26,6 +28,7 @@ use fake::{Fake, copied, load};
 use harness::{Store, Transport};
 use helpers::{bytes, key};
 use pagelith::config::{Config, RdmaConfig};
+use pagelith::io::shm::SharedRegion;
 use pagelith::io::verbs::{Device, Library};
 use pagelith::rpc::Peer;
 use pagelith::transport::capability::Capabilities;
@@ -33,6 +36,7 @@ use pagelith::transport::dial::SocketDial;
 use pagelith::transport::peer_address::{BulkTransport, PeerAddress};
 use pagelith::transport::rdma::host::RdmaHost;
 use pagelith::transport::rdma::rdma_use::RdmaUse;
+use pagelith::transport::shown::REGIONS_MAX;
 use pagelith::{
     AlignedBuf, Error, ErrorKind, GetOutcome, GetSlice, MachineLimits, Options, PutOutcome,
     PutSlice, Size, Tier,
@@ -43,12 +47,17 @@ const PAGES: u64 = 8;
 
 /// A store process and its client; `None`, and a line that says so, without devices.
 fn served() -> Option<(TestEnv, Store)> {
+    served_with(Size::mib(16))
+}
+
+/// The same, with an arena of this size.
+fn served_with(arena: Size) -> Option<(TestEnv, Store)> {
     if let Some(why) = rdma::unavailable() {
         println!("skipped: {why}");
         return None;
     }
     let world = TestEnv::over(Transport::Rdma, IoKind::Blocking, false, 1);
-    let store = world.open(&world.memory_config(Size::mib(16)));
+    let store = world.open(&world.memory_config(arena));
     Some((world, store))
 }
 
@@ -123,6 +132,19 @@ fn registered_memory_moves_by_rdma_alone_and_other_memory_over_tcp() {
     let counts = own.counters().counts();
     assert_eq!((counts.bytes_placed, counts.stream_unregistered), (total, total));
     assert_eq!(server.counters().counts().bytes_written, total);
+}
+
+#[test]
+fn shared_region_beyond_the_limit_is_not_registered() {
+    let Some((_world, store)) = served() else { return };
+    let (client, [_, own]) = (store.client(), store.devices());
+    let region = || Arc::new(SharedRegion::new(4096).expect("memory"));
+    (0..REGIONS_MAX).for_each(|_| client.share(region()).expect("shared"));
+    let registered = own.registered_bytes();
+    assert_eq!(registered, REGIONS_MAX as u64 * 4096);
+    let error = client.share(region()).expect_err("one more");
+    assert!(error.message.ends_with("too many shared memory regions max=32"), "{error}");
+    assert_eq!(own.registered_bytes(), registered);
 }
 
 #[test]

@@ -67,9 +67,9 @@ pub fn attach(
     let key = key.map_err(|error| wrong(&error))?;
     let name = format!("attached=\"{address}\"");
     log::begin(py)?;
-    let devices = rdma::config_of_environment().map_err(|error| refused(&error))?;
+    let config = rdma::config_of_environment().map_err(|error| refused(&error))?;
     let attached = py.detach(|| {
-        let dial = rdma::dial(&address, key.as_ref(), &devices)?;
+        let dial = rdma::dial(&address, key.as_ref(), &config)?;
         StoreHandle::attach(dial, may_be_down)
     });
     log::deliver(py)?;

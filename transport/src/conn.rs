@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pagelith_io::buffer::Part;
-use pagelith_io::clock::{Clock, Mono};
+use pagelith_io::clock::Clock;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::shm_ref::{ItemRange, Released, ShownPiece};
 use pagelith_layouts::wire::{Frame, FrameKind, LinkRole};
@@ -178,7 +178,7 @@ impl<S: Stream> Conn<S> {
     /// Move bytes both ways once.
     fn step(&mut self, events: &mut Vec<LinkEvent>) -> Result<(), LinkError> {
         let now = self.heartbeat.clock.now();
-        let moved = self.poll_devices(now, events);
+        let moved = self.poll_devices(events);
         let paused = self.is_congested();
         let Some(stream) = self.stream.as_mut() else { return Ok(()) };
         let had = events.len();
@@ -252,8 +252,8 @@ impl<S: Stream> Conn<S> {
     }
 
     /// Handle what the devices have done.
-    fn poll_devices(&mut self, now: Mono, events: &mut Vec<LinkEvent>) -> Result<(), LinkError> {
-        let Polled { report, completed } = self.devices.poll(now)?;
+    fn poll_devices(&mut self, events: &mut Vec<LinkEvent>) -> Result<(), LinkError> {
+        let Polled { report, completed } = self.devices.poll()?;
         self.outbound.send_own(report.into_iter().collect());
         self.outbound.complete_writes(&completed.writes, events, &mut self.counts);
         self.end_reads(completed.reads, events);

@@ -98,12 +98,12 @@ impl LinkDevices {
     }
 
     /// Handle completions.
-    pub fn poll(&mut self, now: Mono) -> Result<Polled, LinkError> {
+    pub fn poll(&mut self) -> Result<Polled, LinkError> {
         let Some(plane) = self.plane.as_deref_mut() else { return Ok(Polled::default()) };
         let (mut report, mut completed) = (None, Completed::default());
         match plane {
-            DataPlane::Client(client) => report = client.poll(now)?,
-            DataPlane::Server(server) => completed = server.poll(now)?,
+            DataPlane::Client(client) => report = client.poll()?,
+            DataPlane::Server(server) => completed = server.poll()?,
         }
         Ok(Polled { report, completed })
     }
@@ -165,6 +165,6 @@ impl LinkDevices {
         let plane = self.plane.take().filter(|plane| plane.is_any_live());
         let ending = self.ending.take().map(|ending| ending.take_down);
         let take_down = ending.or_else(|| Some(plane?.take_down()));
-        take_down.is_none_or(|down| down.wait(DROP_WAIT_MAX) == Some(TakenDown::Down))
+        take_down.is_none_or(|down| down.wait(DROP_WAIT_MAX) == TakenDown::Down)
     }
 }

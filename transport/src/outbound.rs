@@ -469,18 +469,20 @@ impl Outbound {
         let mut most = u64::from(self.writer.data_bytes_max).min(left);
         if let Some(plane) = plane {
             let bytes = front.next_slices(left.min(STRIPE_BYTES), usize::MAX);
-            match plane.place(&front.push, front.id, offset, &bytes)? {
+            let placed = plane.place(&front.push, front.id, offset, &bytes);
+            if placed.is_err() {
+                // Requests may be posted in part: the memory waits for the end of the link.
+                front.writing += left;
+            }
+            match placed? {
                 Placement::OnStream(length) => most = most.min(length),
                 Placement::Blocked => {
                     self.is_blocked = true;
                     return Ok(false);
                 }
                 Placement::Placed(body) => {
-                    let length = u64::from(body.length);
                     self.writer.placed(&front.push, offset, &body.encode(), &mut self.staged);
-                    front.advance(body.length as usize);
-                    front.framed += length;
-                    front.writing += length;
+                    front.note_placed(body.length);
                     if front.framed == front.len
                         && let Some(Queued::Push(whole)) = self.queue.pop_front()
                     {

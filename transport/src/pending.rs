@@ -237,7 +237,7 @@ impl<S: Stream> PendingHandshake<S> {
         let Some(host) = self.rdma.host().filter(|_| features & Feature::Rdma.bit() != 0) else {
             return Ok(agreed);
         };
-        let exchange = RailsExchange::new(host.clone(), self.clock.now(), self.offer.instance);
+        let exchange = RailsExchange::new(host.clone(), self.stream.peer_ip(), self.offer.instance);
         let mut rails = PendingRails::new(exchange, self.side);
         if let Some(first) = rails.first() {
             agreed.append_frame(FrameKind::Rails, &first.encode(), self.handshake.out());

@@ -45,6 +45,13 @@ impl PushCursor {
         found
     }
 
+    /// Note that a device writes the next `bytes` bytes.
+    pub fn note_placed(&mut self, bytes: u32) {
+        self.advance(bytes as usize);
+        self.framed += u64::from(bytes);
+        self.writing += u64::from(bytes);
+    }
+
     pub fn advance(&mut self, bytes: usize) {
         self.part_offset += bytes;
         while let Some(part) =

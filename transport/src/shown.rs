@@ -1,6 +1,6 @@
 //! Memory that the two ends of a link share, and references to bytes in them.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pagelith_io::buffer::Part;
 use pagelith_io::hashed_copy::SourcePiece;
@@ -19,10 +19,8 @@ impl SharedRegions {
     /// Add a region. Returns false, and adds nothing, if the list has [`REGIONS_MAX`] regions.
     /// Regions that overlap its addresses are removed first: they are no longer mapped there.
     pub fn add(&self, region: Arc<SharedRegion>) -> bool {
-        let mut regions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (first, end) = (region.base() as usize, region.base() as usize + region.len());
-        regions
-            .retain(|one| one.base() as usize >= end || one.base() as usize + one.len() <= first);
+        let mut regions = self.lock();
+        regions.retain(|one| !overlap(one, &region));
         let room = regions.len() < REGIONS_MAX;
         if room {
             regions.push(region);
@@ -30,10 +28,26 @@ impl SharedRegions {
         room
     }
 
+    /// Whether [`SharedRegions::add`] would add a region.
+    pub fn has_room_for(&self, region: &SharedRegion) -> bool {
+        self.lock().iter().filter(|one| !overlap(one, region)).count() < REGIONS_MAX
+    }
+
     /// All regions, in the order in which they were added.
     pub fn regions(&self) -> Vec<Arc<SharedRegion>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.lock().clone()
     }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<SharedRegion>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether two regions have an address in common.
+fn overlap(one: &SharedRegion, other: &SharedRegion) -> bool {
+    let range = |region: &SharedRegion| (region.base().addr(), region.base().addr() + region.len());
+    let ((first, end), (other_first, other_end)) = (range(one), range(other));
+    first < other_end && other_first < end
 }
 
 /// The regions and files that each end has handed over, in that order.

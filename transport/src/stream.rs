@@ -1,6 +1,7 @@
 //! The byte stream under a link: a socket, or a pipe in memory in tests.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -52,6 +53,11 @@ pub trait Stream: Send {
     fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> StreamResult;
     /// Send from `parts` in order. Never waits.
     fn write(&mut self, parts: &[IoSlice<'_>]) -> StreamResult;
+    /// The address of the peer's host, if it has one.
+    fn peer_ip(&self) -> Option<IpAddr> {
+        None
+    }
+
     /// Whether the stream moves to a faster carrier after the handshake if these features are
     /// agreed.
     fn will_upgrade(&self, _features: u64) -> bool {

@@ -45,7 +45,7 @@ use pagelith_transport::link::Link;
 use pagelith_transport::link_error::LinkError;
 use pagelith_transport::rdma::host::RdmaHost;
 use pagelith_transport::rdma::registration::RdmaRegistration;
-use pagelith_transport::shown::{REGIONS_MAX, SharedRegions};
+use pagelith_transport::shown::SharedRegions;
 
 use self::batch::{RemotePutBatch, begin_get};
 use self::events::EventCursor;
@@ -211,15 +211,10 @@ impl Client {
     /// until the link ends. Over RDMA it is registered, as by [`Client::register_memory`].
     ///
     /// # Errors
-    /// `Invalid` if more than [`REGIONS_MAX`] regions are shared. As
-    /// [`Client::register_memory`], over RDMA.
+    /// `Invalid` if more than [`REGIONS_MAX`](pagelith_transport::shown::REGIONS_MAX) regions are
+    /// shared. As [`Client::register_memory`], over RDMA.
     pub fn share(&self, region: Arc<SharedRegion>) -> Result<()> {
-        self.rdma.share(&region)?;
-        if !self.shared_regions.add(region) {
-            return Err(Error::invalid(format!(
-                "too many shared memory regions max={REGIONS_MAX}"
-            )));
-        }
+        self.rdma.share(&self.shared_regions, region)?;
         // A link hands over its regions when it is established.
         let mut idle = self.lock_idle();
         idle.share_count += 1;

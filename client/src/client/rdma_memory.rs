@@ -5,6 +5,7 @@ use pagelith_io::sync::{Arc, Mutex, PoisonError};
 use pagelith_io::verbs::{CallerMemory, VerbsError};
 use pagelith_transport::rdma::host::RdmaHost;
 use pagelith_transport::rdma::registration::RdmaRegistration;
+use pagelith_transport::shown::{REGIONS_MAX, SharedRegions};
 
 use crate::api::error::{Error, ErrorKind, Result};
 
@@ -29,16 +30,23 @@ impl RdmaMemory {
         self.host.as_ref().map(|host| register_memory(host, base, len)).transpose()
     }
 
-    /// Register a shared region as long as this value lives. A region that is mapped over others
-    /// replaces them.
-    pub fn share(&self, region: &Arc<SharedRegion>) -> Result<()> {
+    /// Add a shared region to `regions`, and register it as long as this value lives. A region that
+    /// is mapped over others replaces them.
+    pub fn share(&self, regions: &SharedRegions, region: Arc<SharedRegion>) -> Result<()> {
+        // Calls are serialised, so that the room that is found stays.
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        if !regions.has_room_for(&region) {
+            return Err(Error::invalid(format!(
+                "too many shared memory regions max={REGIONS_MAX}"
+            )));
+        }
         let range = |one: &SharedRegion| (one.base().addr(), one.base().addr() + one.len());
-        let (first, end) = range(region);
+        let (first, end) = range(&region);
         shared.retain(|(one, _)| range(one).0 >= end || range(one).1 <= first);
         if let Some(registration) = self.register(region.base(), region.len())? {
             shared.push((region.clone(), registration));
         }
+        regions.add(region);
         Ok(())
     }
 }

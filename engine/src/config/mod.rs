@@ -234,9 +234,9 @@ pub struct RemoteConfig {
     /// other user may read it. Default none. Needed for peers that demand keys (`pagelith serve
     /// --keys`).
     pub key: Option<PathBuf>,
-    /// The name of this host, which peers show in their log. Default none: they log its address.
-    /// Up to 253 letters, digits, dots, hyphens and underscores. Set it where addresses are
-    /// translated, or change.
+    /// The name of this host, which peers, and the store process to which a client attaches, show
+    /// in their log. Default none: they log its address. Up to 253 letters, digits, dots, hyphens
+    /// and underscores. Set it where addresses are translated, or change.
     pub local_hostname: Option<String>,
 }
 

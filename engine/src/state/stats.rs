@@ -209,6 +209,6 @@ pub struct Stats {
     pub rdma_notices: u64,
     /// Queue pairs that were taken down to end a peer's access to memory.
     pub rdma_taken_down: u64,
-    /// Queue pairs that a device did not release; their memory is leaked.
+    /// Queue pairs that a device did not release, or not in time; their memory is leaked.
     pub rdma_leaked: u64,
 }

@@ -64,28 +64,29 @@ pub fn rdma_use(transport: BulkTransport, config: &RdmaConfig) -> Result<RdmaUse
     }
 }
 
-/// Dial options for [`Client::over`], to attach to the store process at `peer` with devices of this
-/// configuration.
+/// Dial options for [`Client::over`], to attach to the store process at `peer` with the devices and
+/// the host name of this configuration.
 ///
 /// # Errors
 /// As [`open_host`], if the transport is `rdma`.
-pub fn dial(peer: &PeerAddress, key: Option<&Key>, config: &RdmaConfig) -> Result<SocketDial> {
-    let rdma = rdma_use(peer.transport, config)?;
-    Ok(SocketDial { rdma, ..Client::dial(&peer.address, key) })
+pub fn dial(peer: &PeerAddress, key: Option<&Key>, config: &Config) -> Result<SocketDial> {
+    let rdma = rdma_use(peer.transport, &config.rdma)?;
+    let local_hostname = config.remote.local_hostname.clone();
+    Ok(SocketDial { rdma, local_hostname, ..Client::dial(&peer.address, key) })
 }
 
-/// The settings of RDMA in the environment, for a process that opens no store: variables that begin
-/// with `PAGELITH_RDMA__`.
+/// The settings of a process that opens no store and attaches to one: of those in the environment,
+/// `remote.local_hostname`, and all that begin with `PAGELITH_RDMA__`.
 ///
 /// # Errors
 /// If one of them is not a setting, or has a wrong value.
-pub fn config_of_environment() -> std::result::Result<RdmaConfig, ConfigError> {
-    let prefix = format!("{ENV_PREFIX}RDMA__");
-    let of_rdma = |(name, _): &(OsString, OsString)| {
-        name.to_str().is_some_and(|name| name.starts_with(&prefix))
+pub fn config_of_environment() -> std::result::Result<Config, ConfigError> {
+    let (rdma, host) =
+        (format!("{ENV_PREFIX}RDMA__"), format!("{ENV_PREFIX}REMOTE__LOCAL_HOSTNAME"));
+    let is_used = |(name, _): &(OsString, OsString)| {
+        name.to_str().is_some_and(|name| name.starts_with(&rdma) || name == host)
     };
-    let config = Config::builder().env(std::env::vars_os().filter(of_rdma)).build()?;
-    Ok(config.rdma)
+    Config::builder().env(std::env::vars_os().filter(is_used)).build()
 }
 
 /// The GPUs of this host, and which of them the process sees.

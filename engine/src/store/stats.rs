@@ -10,7 +10,7 @@ use crate::state::stats::Stats;
 pub(crate) fn of(shared: &Shared) -> Stats {
     let prefetch_waiting = shared.prefetch.waiting();
     let rdma = shared.rdma.host.get();
-    let rdma_counts = rdma.map(|host| host.counters().counts()).unwrap_or_default();
+    let rdma_counts = rdma.map(|host| host.counts()).unwrap_or_default();
     let now = shared.now();
     let admission = shared.admission.counts();
     let mut core = shared.lock();
@@ -77,7 +77,7 @@ pub(crate) fn of(shared: &Shared) -> Stats {
         readers: core.dram.frames.iter().map(|(id, _)| core.dram.frames.readers(id)).sum::<u64>()
             + core.ssd.as_ref().map_or(0, |s| s.guards.count()),
         rdma_rails: rdma.map_or(0, |host| host.rails().len() as u64),
-        rdma_rails_up: rdma.map_or(0, |host| host.rails_up(now).count() as u64),
+        rdma_rails_up: rdma.map_or(0, |host| host.rails_up().count() as u64),
         rdma_registered_bytes: rdma.map_or(0, |host| host.registered_bytes()),
         rdma_links: rdma_counts.links,
         rdma_links_without: nonzero([

@@ -52,6 +52,7 @@ const ARROWS: &[(&str, &str, &[&str])] = &[
     // The wheel, the same.
     ("pagelith-python", "python", &["pagelith"]),
     // Tests only.
+    ("pagelith-rdma-store", "python/tests/rdma-store", &["pagelith"]),
     ("pagelith-concurrency", "sim/concurrency", &[]),
     ("pagelith-fake-verbs", "io/tests/fake-verbs", &[]),
 ];

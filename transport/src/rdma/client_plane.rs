@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use pagelith_io::buffer::Part;
-use pagelith_io::clock::Mono;
 use pagelith_io::verbs::RemoteAccess;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::placement::{self, NoticedItem, PlacedBody, TargetItem};
@@ -24,7 +23,6 @@ use pagelith_layouts::wire::{Frame, FrameKind};
 use pagelith_mutants::{self as mutant, Mutant};
 
 use super::counters::StreamReason;
-use super::host::RdmaHost;
 use super::peer_regions::REGIONS_MAX;
 use super::rail_queue::RailQueue;
 use super::rails::Rails;
@@ -32,8 +30,9 @@ use super::region::RdmaRegion;
 use super::targets::TARGETS_MAX;
 use crate::link_error::LinkError;
 
-/// Shortest piece that RDMA moves. A shorter one costs more as a request of its own than on the
-/// stream.
+/// Shortest piece that RDMA moves: a WRITE takes a request for each piece of the client, while the
+/// stream copies short pieces in one call. The value is a guess: on soft-RoCE devices the stream is
+/// always faster (benches/results/rdma.md), and no network card has run this yet.
 pub(crate) const PIECE_BYTES_MIN: usize = 512;
 /// Maximum pieces of a push that the server reads.
 const SHOWN_PIECES_MAX: usize = 512;
@@ -56,9 +55,9 @@ pub(crate) struct ClientPlane {
 }
 
 impl ClientPlane {
-    pub fn new(host: Arc<RdmaHost>, queues: Vec<RailQueue>) -> ClientPlane {
+    pub fn new(rails: Rails) -> ClientPlane {
         ClientPlane {
-            rails: Rails::new(host, queues),
+            rails,
             named: BTreeSet::new(),
             frames: Vec::new(),
             unsent: BTreeMap::new(),
@@ -258,9 +257,9 @@ impl ClientPlane {
     }
 
     /// Handle notices. Returns the frame that reports them, if it is time for it.
-    pub fn poll(&mut self, now: Mono) -> Result<Option<Frame>, LinkError> {
+    pub fn poll(&mut self) -> Result<Option<Frame>, LinkError> {
         let before: u64 = self.rails.queues.iter().map(RailQueue::noticed).sum();
-        self.rails.poll(now)?;
+        self.rails.poll()?;
         let after: u64 = self.rails.queues.iter().map(RailQueue::noticed).sum();
         if after == before {
             return Ok(None);

@@ -55,7 +55,7 @@ counters! {
     links,
     /// Queue pairs that were taken down to end a peer's access to memory.
     taken_down,
-    /// Queue pairs that their devices did not release; their memory is leaked.
+    /// Queue pairs that their devices did not release, or not in time; their memory is leaked.
     leaked,
     /// Bytes on streams because their memory is not registered.
     stream_unregistered,

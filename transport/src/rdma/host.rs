@@ -7,17 +7,20 @@
 use std::fmt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use pagelith_io::clock::Mono;
+use pagelith_io::clock::{Clock, Mono};
+use pagelith_io::system::SystemClock;
 use pagelith_io::verbs::{
     Device, DeviceMemory, GidWish, Library, NicCandidate, NicChoice, NicWish, Place, Port,
     ProtectionDomain, RegisteredMemory, RemoteAccess, VerbsError, choose_nics, locked_memory_limit,
 };
 
-use super::counters::RdmaCounters;
+use super::counters::{RdmaCounters, RdmaCounts};
 use super::rail::Rail;
+use super::rail_health::PeerHost;
 use super::region::RdmaRegion;
+use super::take_down::Progress;
 
 /// Bytes of a chunk at most. A piece of a scatter list is inside of one chunk, and its length has
 /// 32 bits; a message has at most 2 GiB.
@@ -58,6 +61,10 @@ pub struct RdmaHost {
     /// Raised with each change of the list of regions.
     version: AtomicU64,
     counters: RdmaCounters,
+    /// The queue pairs that are being taken down, of which no link may be left to ask.
+    take_downs: Mutex<Vec<Weak<Progress>>>,
+    /// The clock of all failures and rests: links may have clocks that begin at other moments.
+    clock: SystemClock,
 }
 
 #[derive(Default)]
@@ -91,6 +98,9 @@ impl RdmaHost {
             regions: Mutex::default(),
             version: AtomicU64::new(0),
             counters: RdmaCounters::default(),
+            take_downs: Mutex::default(),
+            // The system's: verbs are never simulated.
+            clock: SystemClock::new(),
         }))
     }
 
@@ -104,9 +114,21 @@ impl RdmaHost {
         &self.choice
     }
 
-    /// The rails that new links may use, with their numbers.
-    pub fn rails_up(&self, now: Mono) -> impl Iterator<Item = (usize, &Rail)> {
-        self.rails.iter().enumerate().filter(move |(_, rail)| rail.is_up(now))
+    /// The rails that do not rest for all peers.
+    pub fn rails_up(&self) -> impl Iterator<Item = &Rail> {
+        let now = self.now();
+        self.rails.iter().filter(move |rail| rail.is_up(now))
+    }
+
+    /// The rails that new links to this peer may use, with their numbers.
+    pub fn rails_up_for(&self, peer: PeerHost) -> impl Iterator<Item = (usize, &Rail)> {
+        let now = self.now();
+        self.rails.iter().enumerate().filter(move |(_, rail)| rail.is_up_for(peer, now))
+    }
+
+    /// The time of failures and rests.
+    pub(super) fn now(&self) -> Mono {
+        self.clock.now()
     }
 
     /// Register memory with every rail. Its pages are locked until the registration ends, once for
@@ -176,6 +198,25 @@ impl RdmaHost {
     /// Counters of all links of this process.
     pub fn counters(&self) -> &RdmaCounters {
         &self.counters
+    }
+
+    /// Their values now, with the queue pairs whose devices need too long to release them.
+    pub fn counts(&self) -> RdmaCounts {
+        self.take_downs().iter().filter_map(Weak::upgrade).for_each(|progress| {
+            progress.result();
+        });
+        self.counters.counts()
+    }
+
+    /// Note that queue pairs are being taken down.
+    pub(super) fn note_take_down(&self, progress: &Arc<Progress>) {
+        let mut all = self.take_downs();
+        all.retain(|one| one.strong_count() > 0);
+        all.push(Arc::downgrade(progress));
+    }
+
+    fn take_downs(&self) -> MutexGuard<'_, Vec<Weak<Progress>>> {
+        self.take_downs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn check_locked_memory(&self, regions: &Regions, bytes: usize) -> Result<(), VerbsError> {

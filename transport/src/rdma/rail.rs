@@ -3,14 +3,13 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use pagelith_io::clock::Mono;
 use pagelith_io::verbs::{
     Attachment, Device, DeviceEvent, GidWish, Port, ProtectionDomain, VerbsError,
 };
 
-use super::rail_health::RailHealth;
+use super::rail_health::{PeerHost, RailHealth, Rest};
 
 /// A port that carries data of links. Its number is its position in
 /// [`RdmaHost::rails`](super::host::RdmaHost::rails).
@@ -19,13 +18,22 @@ pub struct Rail {
     gid: GidWish,
     domain: Arc<ProtectionDomain>,
     health: Mutex<RailHealth>,
+    /// A request succeeded since the last failure.
+    has_succeeded: AtomicBool,
     /// The device reported that all of its objects are unusable.
     is_dead: AtomicBool,
 }
 
 impl Rail {
     pub(super) fn new(port: u8, gid: GidWish, domain: Arc<ProtectionDomain>) -> Rail {
-        Rail { port, gid, domain, health: Mutex::default(), is_dead: AtomicBool::new(false) }
+        Rail {
+            port,
+            gid,
+            domain,
+            health: Mutex::default(),
+            has_succeeded: AtomicBool::new(false),
+            is_dead: AtomicBool::new(false),
+        }
     }
 
     /// The device.
@@ -76,10 +84,27 @@ impl Rail {
         self.health().is_up(now) && !self.is_dead.load(Ordering::Relaxed)
     }
 
-    /// Note that a queue pair of the rail failed, other than by a fault of a request. Returns the
-    /// length of the rest that the failure begins, if it begins one.
-    pub fn note_failure(&self, now: Mono) -> Option<Duration> {
-        self.health().note_failure(now)
+    /// Whether new links to this peer may use the rail.
+    pub fn is_up_for(&self, peer: PeerHost, now: Mono) -> bool {
+        self.health().is_up_for(peer, now) && !self.is_dead.load(Ordering::Relaxed)
+    }
+
+    /// Note that a request of the rail has succeeded.
+    pub fn note_success(&self) {
+        // Links of many threads share the flag, so it is written only if it changes.
+        if !self.has_succeeded.load(Ordering::Relaxed) {
+            self.has_succeeded.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Note that a queue pair of a link to `peer` failed, other than by a fault of a request.
+    /// Returns the rest that the failure begins, if it begins one.
+    pub fn note_failure(&self, peer: PeerHost, now: Mono) -> Option<Rest> {
+        let mut health = self.health();
+        if self.has_succeeded.swap(false, Ordering::Relaxed) {
+            health.note_success();
+        }
+        health.note_failure(peer, now)
     }
 
     fn health(&self) -> std::sync::MutexGuard<'_, RailHealth> {

@@ -1,11 +1,18 @@
 //! The health of a rail: after several failures in a short time it rests for a while.
+//!
+//! A request that fails does not tell whether this port, the peer, or the network between them is
+//! at fault. So:
+//! - Failures with one peer make the rail rest for that peer.
+//! - It rests for all peers after failures with several of them, if no request of the rail
+//!   succeeded meanwhile.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use pagelith_io::clock::Mono;
 
-/// Failures that make a rail rest.
+/// Failures that make a rail rest: with one peer, or each with another one.
 pub const FAILURES_MAX: usize = 3;
 /// The time in which they happen.
 pub const FAILURES_WITHIN: Duration = Duration::from_secs(10);
@@ -14,43 +21,101 @@ pub const REST_MIN: Duration = Duration::from_secs(30);
 /// The longest rest. A rail that did not fail for as long begins with the first rest again.
 pub const REST_MAX: Duration = Duration::from_secs(300);
 
+/// The host at the other end of a link, by the address of its byte stream, which it cannot choose
+/// as it likes; `None` if the stream has no address.
+pub type PeerHost = Option<IpAddr>;
+
+/// A rest that has begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rest {
+    /// The only peer for which the rail rests, or all of them.
+    pub of: RestOf,
+    /// Its length.
+    pub length: Duration,
+}
+
+/// For whom a rail rests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RestOf {
+    /// The peer of the failed link.
+    Peer,
+    /// All peers.
+    Rail,
+}
+
 /// Failures and rests of a rail.
 #[derive(Debug, Default)]
 pub struct RailHealth {
-    /// The latest failures, at most [`FAILURES_MAX`].
-    failures: VecDeque<Mono>,
-    rest: Option<Rest>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Rest {
-    until: Mono,
-    length: Duration,
+    /// At most one failure of each peer counts for all.
+    rail: Failures,
+    /// Peers with failures that still matter.
+    peers: BTreeMap<PeerHost, Failures>,
 }
 
 impl RailHealth {
-    /// Whether the rail may be used.
+    /// Whether the rail may be used at all.
     pub fn is_up(&self, now: Mono) -> bool {
-        self.rest.is_none_or(|rest| now >= rest.until)
+        self.rail.is_up(now)
     }
 
-    /// Note a failure. Returns the length of the rest that it begins, if it begins one. Failures
+    /// Whether links to this peer may use the rail.
+    pub fn is_up_for(&self, peer: PeerHost, now: Mono) -> bool {
+        self.is_up(now) && self.peers.get(&peer).is_none_or(|of_peer| of_peer.is_up(now))
+    }
+
+    /// Note that a request of the rail has succeeded: the port works.
+    pub fn note_success(&mut self) {
+        self.rail.latest.clear();
+    }
+
+    /// Note a failure with a peer. Returns the rest that it begins, if it begins one. Failures
     /// during a rest are those of links from before it, and count for nothing.
-    pub fn note_failure(&mut self, now: Mono) -> Option<Duration> {
-        if !self.is_up(now) {
+    pub fn note_failure(&mut self, peer: PeerHost, now: Mono) -> Option<Rest> {
+        if !self.is_up_for(peer, now) {
             return None;
         }
-        self.failures.push_back(now);
-        self.failures.retain(|failure| now.since(*failure) <= FAILURES_WITHIN);
-        if self.failures.len() < FAILURES_MAX {
+        self.peers.retain(|_, of_peer| !of_peer.is_past(now));
+        self.rail.latest.retain(|(_, other)| *other != peer);
+        let of_peer = self.peers.entry(peer).or_default().note(peer, now);
+        let of_rail = self.rail.note(peer, now);
+        let rest = |of| move |length| Rest { of, length };
+        of_rail.map(rest(RestOf::Rail)).or(of_peer.map(rest(RestOf::Peer)))
+    }
+}
+
+/// Failures, and the rest that they have begun.
+#[derive(Debug, Default)]
+struct Failures {
+    /// The latest ones, fewer than [`FAILURES_MAX`].
+    latest: VecDeque<(Mono, PeerHost)>,
+    /// The end of the last rest, and its length.
+    rest: Option<(Mono, Duration)>,
+}
+
+impl Failures {
+    fn is_up(&self, now: Mono) -> bool {
+        self.rest.is_none_or(|(until, _)| now >= until)
+    }
+
+    /// Whether nothing of them matters any more.
+    fn is_past(&self, now: Mono) -> bool {
+        self.rest.is_none_or(|(until, _)| now.since(until) >= REST_MAX)
+            && self.latest.iter().all(|(failure, _)| now.since(*failure) > FAILURES_WITHIN)
+    }
+
+    /// Note one. Returns the length of the rest that it begins, if it begins one.
+    fn note(&mut self, peer: PeerHost, now: Mono) -> Option<Duration> {
+        self.latest.push_back((now, peer));
+        self.latest.retain(|(failure, _)| now.since(*failure) <= FAILURES_WITHIN);
+        if self.latest.len() < FAILURES_MAX {
             return None;
         }
-        self.failures.clear();
+        self.latest.clear();
         let length = match self.rest {
-            Some(last) if now.since(last.until) < REST_MAX => (last.length * 2).min(REST_MAX),
+            Some((until, last)) if now.since(until) < REST_MAX => (last * 2).min(REST_MAX),
             _ => REST_MIN,
         };
-        self.rest = Some(Rest { until: now.after(length), length });
+        self.rest = Some((now.after(length), length));
         Some(length)
     }
 }
@@ -63,22 +128,58 @@ mod tests {
         Mono::default().after(Duration::from_secs(seconds))
     }
 
-    /// Three failures at once; the rest that they begin, in seconds.
+    fn peer(number: u8) -> PeerHost {
+        Some(IpAddr::from([10, 0, 0, number]))
+    }
+
+    /// Three failures with a peer at once; the rest that they begin, in seconds.
     fn fail(health: &mut RailHealth, now: u64) -> Option<u64> {
-        let rests: Vec<_> = (0..3).map(|_| health.note_failure(at(now))).collect();
+        let rests: Vec<_> = (0..3).map(|_| health.note_failure(peer(1), at(now))).collect();
         assert_eq!(rests[..2], [None; 2]);
-        rests[2].map(|rest| rest.as_secs())
+        assert!(health.is_up(at(now)), "one peer");
+        rests[2].map(|rest| rest.length.as_secs())
+    }
+
+    fn rest(of: RestOf, seconds: u64) -> Option<Rest> {
+        Some(Rest { of, length: Duration::from_secs(seconds) })
     }
 
     #[test]
-    fn third_failure_in_10_s_begins_a_rest_of_30_s() {
+    fn third_failure_with_a_peer_in_10_s_begins_a_rest_of_30_s_for_it() {
         let mut health = RailHealth::default();
-        let failures = [100, 105, 111].map(|now| health.note_failure(at(now)));
+        let failures = [100, 105, 111].map(|now| health.note_failure(peer(1), at(now)));
         assert_eq!(failures, [None; 3], "the first is too old");
-        assert!(health.is_up(at(111)));
-        assert_eq!(health.note_failure(at(115)), Some(REST_MIN));
-        assert!(!health.is_up(at(115)) && !health.is_up(at(144)));
-        assert!(health.is_up(at(145)));
+        assert!(health.is_up_for(peer(1), at(111)));
+        assert_eq!(health.note_failure(peer(1), at(115)), rest(RestOf::Peer, 30));
+        for now in [115, 144] {
+            assert!(!health.is_up_for(peer(1), at(now)));
+            assert!(health.is_up_for(peer(2), at(now)) && health.is_up(at(now)));
+        }
+        assert!(health.is_up_for(peer(1), at(145)));
+    }
+
+    #[test]
+    fn failures_with_three_peers_in_10_s_begin_a_rest_for_all() {
+        let mut health = RailHealth::default();
+        for (number, now) in [(1, 100), (2, 105), (1, 106), (3, 117)] {
+            assert_eq!(health.note_failure(peer(number), at(now)), None, "peer={number}");
+        }
+        assert_eq!(health.note_failure(peer(2), at(118)), None, "two peers in 10 s");
+        assert_eq!(health.note_failure(peer(1), at(119)), rest(RestOf::Rail, 30));
+        assert!(!health.is_up(at(148)) && !health.is_up_for(peer(9), at(148)));
+        assert!(health.is_up_for(peer(9), at(149)));
+    }
+
+    #[test]
+    fn failures_with_several_peers_count_for_each_alone_if_the_rail_succeeded_meanwhile() {
+        let mut health = RailHealth::default();
+        for now in 100..102 {
+            for number in 1..=3 {
+                assert_eq!(health.note_failure(peer(number), at(now)), None);
+                health.note_success();
+            }
+        }
+        assert_eq!(health.note_failure(peer(1), at(102)), rest(RestOf::Peer, 30));
     }
 
     #[test]
@@ -98,8 +199,17 @@ mod tests {
         let mut health = RailHealth::default();
         assert_eq!(fail(&mut health, 0), Some(30));
         assert_eq!(fail(&mut health, 29), None);
-        assert_eq!(health.note_failure(at(30)), None);
-        assert_eq!(health.note_failure(at(31)), None);
-        assert_eq!(health.note_failure(at(32)), Some(Duration::from_secs(60)));
+        assert_eq!(health.note_failure(peer(1), at(30)), None);
+        assert_eq!(health.note_failure(peer(1), at(31)), None);
+        assert_eq!(health.note_failure(peer(1), at(32)), rest(RestOf::Peer, 60));
+    }
+
+    #[test]
+    fn peers_whose_failures_are_past_are_forgotten() {
+        let mut health = RailHealth::default();
+        for number in 0..100 {
+            health.note_failure(peer(number), at(11 * u64::from(number)));
+        }
+        assert_eq!(health.peers.len(), 1);
     }
 }

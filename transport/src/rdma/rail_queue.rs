@@ -55,6 +55,8 @@ impl RailError {
             RailError::Request(status) => {
                 *status != Status::REMOTE_ACCESS && *status != Status::FLUSHED
             }
+            // The memory is no longer registered.
+            RailError::Verbs(VerbsError::OutsideRegion { .. }) => false,
             RailError::Verbs(_) | RailError::Completion(_) => true,
         }
     }

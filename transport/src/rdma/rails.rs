@@ -10,6 +10,7 @@ use pagelith_layouts::ids::OpId;
 
 use super::host::RdmaHost;
 use super::own_regions::OwnRegions;
+use super::rail_health::{PeerHost, RestOf};
 use super::rail_queue::{RailError, RailQueue, Work};
 use super::take_down::TakeDown;
 use crate::link_error::LinkError;
@@ -17,6 +18,7 @@ use crate::link_error::LinkError;
 /// The part that the data planes of both ends share.
 pub(crate) struct Rails {
     pub(super) host: Arc<RdmaHost>,
+    peer: PeerHost,
     /// In the order of the server's rails frame.
     pub(super) queues: Vec<RailQueue>,
     pub(super) own: OwnRegions,
@@ -25,29 +27,25 @@ pub(crate) struct Rails {
     /// When the byte stream of the link was seen to have ended while bytes were awaited that the
     /// peer's device writes.
     stream_ended: Option<Mono>,
-    /// The time of the last poll.
-    now: Mono,
 }
 
 impl Rails {
-    pub fn new(host: Arc<RdmaHost>, queues: Vec<RailQueue>) -> Rails {
-        Rails {
-            host,
-            queues,
-            own: OwnRegions::new(),
-            retracted: BTreeMap::new(),
-            stream_ended: None,
-            now: Mono::default(),
-        }
+    pub fn new(host: Arc<RdmaHost>, peer: PeerHost, queues: Vec<RailQueue>) -> Rails {
+        let (own, retracted) = (OwnRegions::new(), BTreeMap::new());
+        Rails { host, peer, queues, own, retracted, stream_ended: None }
     }
 
     /// Handle completions.
-    pub fn poll(&mut self, now: Mono) -> Result<Vec<Work>, LinkError> {
-        self.now = now;
+    pub fn poll(&mut self) -> Result<Vec<Work>, LinkError> {
         let mut done = Vec::new();
         for at in 0..self.queues.len() {
-            if let Err(error) = self.queues[at].poll(&mut done) {
+            let queue = &mut self.queues[at];
+            let before = (done.len(), queue.noticed());
+            if let Err(error) = queue.poll(&mut done) {
                 return Err(self.failed(at, &error));
+            }
+            if (done.len(), queue.noticed()) != before {
+                self.host.rails()[queue.host_rail].note_success();
             }
         }
         Ok(done)
@@ -57,12 +55,20 @@ impl Rails {
     pub fn failed(&self, rail: usize, error: &RailError) -> LinkError {
         let queue = &self.queues[rail];
         if error.is_of_rail()
-            && let Some(rest) = self.host.rails()[queue.host_rail].note_failure(self.now)
+            && let Some(rest) =
+                self.host.rails()[queue.host_rail].note_failure(self.peer, self.host.now())
         {
-            tracing::warn!(
-                rail = %queue, rest_s = rest.as_secs(),
-                "rail failed several times; new links do without it for a while"
-            );
+            let (rest_s, peer) = (rest.length.as_secs(), self.peer);
+            match rest.of {
+                RestOf::Peer => tracing::warn!(
+                    rail = %queue, ?peer, rest_s,
+                    "rail failed several times; new links to this peer do without it for a while"
+                ),
+                RestOf::Rail => tracing::warn!(
+                    rail = %queue, rest_s,
+                    "rail failed with several peers; new links do without it for a while"
+                ),
+            }
         }
         LinkError::Rdma { rail: queue.to_string(), detail: error.to_string() }
     }

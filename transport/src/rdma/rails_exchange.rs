@@ -7,7 +7,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use pagelith_io::clock::Mono;
 use pagelith_io::verbs::{Endpoint, Gid, LinkLayer, Mtu, Port, RemoteAccess, VerbsError};
 use pagelith_layouts::wire::LinkRole;
 use pagelith_layouts::wire::rails::{ETHERNET, INFINIBAND, RAILS_MAX, RailItem, Rails};
@@ -17,14 +16,16 @@ use super::counters::NoRdmaReason;
 use super::data_plane::DataPlane;
 use super::host::RdmaHost;
 use super::rail::Rail;
+use super::rail_health::PeerHost;
 use super::rail_queue::RailQueue;
+use super::rails::Rails as LinkRails;
 use super::server_plane::ServerPlane;
 use crate::link_error::LinkError;
 
 /// The exchange of one end.
 pub(crate) struct RailsExchange {
     host: Arc<RdmaHost>,
-    now: Mono,
+    peer: PeerHost,
     instance: [u8; 16],
     /// The client's queue pairs, in the order of its frame.
     offered: Vec<RailQueue>,
@@ -33,16 +34,16 @@ pub(crate) struct RailsExchange {
 }
 
 impl RailsExchange {
-    /// The exchange of an end with this host; `instance` is random, of this process.
-    pub fn new(host: Arc<RdmaHost>, now: Mono, instance: [u8; 16]) -> RailsExchange {
-        RailsExchange { host, now, instance, offered: Vec::new(), reason: None }
+    /// The exchange of an end that has `host` with `peer`; `instance` is random, of this process.
+    pub fn new(host: Arc<RdmaHost>, peer: PeerHost, instance: [u8; 16]) -> RailsExchange {
+        RailsExchange { host, peer, instance, offered: Vec::new(), reason: None }
     }
 
     /// The client's frame.
     fn offer(&mut self) -> Rails {
         let host = self.host.clone();
         let (mut rails, mut reasons) = (Vec::new(), Vec::new());
-        for (number, rail) in host.rails_up(self.now).take(RAILS_MAX) {
+        for (number, rail) in host.rails_up_for(self.peer).take(RAILS_MAX) {
             match RailQueue::new(&host, number, self.packet(), RemoteAccess::READ_WRITE) {
                 Ok(queue) => {
                     rails.push(item(rail, &queue, rails.len() as u32));
@@ -76,7 +77,8 @@ impl RailsExchange {
             return self.refuse(no_rail(&reasons));
         }
         self.host.counters().links.fetch_add(1, Ordering::Relaxed);
-        let plane = DataPlane::Server(ServerPlane::new(self.host, queues));
+        let plane =
+            DataPlane::Server(ServerPlane::new(LinkRails::new(self.host, self.peer, queues)));
         let answer = Rails { rails, notices: 0, text: String::new() };
         Exchanged { answer: Some(answer), plane: Ok(plane) }
     }
@@ -111,7 +113,8 @@ impl RailsExchange {
             queues.push(queue);
         }
         self.host.counters().links.fetch_add(1, Ordering::Relaxed);
-        let plane = DataPlane::Client(ClientPlane::new(self.host, queues));
+        let plane =
+            DataPlane::Client(ClientPlane::new(LinkRails::new(self.host, self.peer, queues)));
         Ok(Exchanged { answer: None, plane: Ok(plane) })
     }
 
@@ -119,7 +122,7 @@ impl RailsExchange {
     fn pairs(&self, theirs: &[RailItem]) -> Vec<(usize, usize)> {
         let own: Vec<(usize, RailEnd)> = self
             .host
-            .rails_up(self.now)
+            .rails_up_for(self.peer)
             .filter_map(|(number, rail)| Some((number, RailEnd::of(&rail.attachment().ok()?.port))))
             .collect();
         let peers: Vec<RailEnd> = theirs.iter().map(RailEnd::of_item).collect();

@@ -8,18 +8,15 @@
 //! - Memory of this end is in use until the completion of its last request.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use pagelith_io::clock::Mono;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::placement::{self, PlacedBody};
 use pagelith_layouts::wire::shm_ref::{ItemRange, ShmRefBody};
 
 use super::counters::StreamReason;
-use super::host::RdmaHost;
 use super::peer_regions::PeerRegions;
-use super::rail_queue::{RailError, RailQueue, Work, WrittenBytes};
+use super::rail_queue::{RailError, Work, WrittenBytes};
 use super::rails::Rails;
 use super::requests::{LocalRange, PlannedRequest, RemoteRange, plan};
 use super::targets::{Targets, Wanted};
@@ -86,10 +83,9 @@ pub(crate) struct ServerPlane {
 }
 
 impl ServerPlane {
-    pub fn new(host: Arc<RdmaHost>, queues: Vec<RailQueue>) -> ServerPlane {
-        let regions = PeerRegions::new(queues.len());
+    pub fn new(rails: Rails) -> ServerPlane {
+        let regions = PeerRegions::new(rails.queues.len());
         let (jobs, posted) = (BTreeMap::new(), BTreeMap::new());
-        let rails = Rails::new(host, queues);
         ServerPlane { rails, regions, targets: Targets::default(), jobs, last_job: 0, posted }
     }
 
@@ -120,9 +116,9 @@ impl ServerPlane {
     }
 
     /// Handle completions, and post what waited for them.
-    pub fn poll(&mut self, now: Mono) -> Result<Completed, LinkError> {
+    pub fn poll(&mut self) -> Result<Completed, LinkError> {
         let mut completed = Completed::default();
-        for work in self.rails.poll(now)? {
+        for work in self.rails.poll()? {
             match work {
                 Work::Writes(writes) => {
                     writes.iter().for_each(|done| self.note_completed(done.op, done.bytes));

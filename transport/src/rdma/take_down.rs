@@ -2,6 +2,9 @@
 //!
 //! Only after this end has taken its own queue pairs down can it reuse memory that a peer or a
 //! device may still access. Neither the peer's completions nor the end of the byte stream say so.
+//!
+//! Each taking down has one result, `DOWN` or `LEAKED`, which never changes: a device that releases
+//! a queue pair after that is too late, since its memory is leaked and counted already.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -40,16 +43,58 @@ pub(crate) enum TakenDown {
 }
 
 /// Queue pairs that are being taken down.
-pub(crate) struct TakeDown {
-    state: Arc<Shared>,
+pub(crate) struct TakeDown(Arc<Progress>);
+
+/// The progress of a taking down.
+pub(super) struct Progress {
+    host: Arc<RdmaHost>,
+    pairs: u64,
+    result: AtomicU8,
     /// Begins at zero when the taking down begins, so its time is the duration so far.
     clock: SystemClock,
-}
-
-struct Shared {
-    result: AtomicU8,
     /// Readable once there is a result; `None` if the system has no descriptor.
     wake: Option<OwnedFd>,
+}
+
+impl Progress {
+    /// Time until there is a result in any case.
+    fn due(&self) -> Duration {
+        DESTROY_MAX.saturating_sub(self.clock.now().since(Mono::default()))
+    }
+
+    /// The result, if there is one. A device that needs too long counts as one that does not
+    /// release its queue pairs.
+    pub fn result(&self) -> Option<TakenDown> {
+        if self.due().is_zero() {
+            self.leak();
+        }
+        match self.result.load(Ordering::Acquire) {
+            DOWN => Some(TakenDown::Down),
+            LEAKED => Some(TakenDown::Leaked),
+            _ => None,
+        }
+    }
+
+    /// Without a result, the result is that all of the queue pairs are leaked.
+    fn leak(&self) {
+        if self.finish(LEAKED, self.pairs) {
+            tracing::error!(
+                pairs = self.pairs,
+                "queue pairs are not released in time, and their memory is leaked; restart this \
+                 process"
+            );
+        }
+    }
+
+    /// Set the result and count the leaked queue pairs. False if there is a result already.
+    fn finish(&self, result: u8, leaked: u64) -> bool {
+        let (done, order) = (&self.result, (Ordering::AcqRel, Ordering::Acquire));
+        let is_first = done.compare_exchange(RUNNING, result, order.0, order.1).is_ok();
+        if is_first {
+            self.host.counters().leaked.fetch_add(leaked, Ordering::Relaxed);
+        }
+        is_first
+    }
 }
 
 impl TakeDown {
@@ -57,42 +102,44 @@ impl TakeDown {
     /// it; otherwise the link was idle.
     pub fn begin(host: Arc<RdmaHost>, rails: Vec<RailQueue>, revokes: bool) -> TakeDown {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let state =
-            Arc::new(Shared { result: AtomicU8::new(RUNNING), wake: eventfd(0, flags).ok() });
-        // The system clock: verbs are never simulated.
-        let clock = SystemClock::new();
-        run_on_thread(Job { host, rails, revokes, state: state.clone() });
-        TakeDown { state, clock }
+        let progress = Arc::new(Progress {
+            host: host.clone(),
+            pairs: rails.len() as u64,
+            result: AtomicU8::new(RUNNING),
+            // The system clock: verbs are never simulated.
+            clock: SystemClock::new(),
+            wake: eventfd(0, flags).ok(),
+        });
+        host.note_take_down(&progress);
+        run_on_thread(Job { rails, revokes, progress: progress.clone() });
+        TakeDown(progress)
     }
 
-    /// The result, if there is one. A device that needs too long counts as one that does not
-    /// release its queue pair.
+    /// The result, if there is one.
     pub fn result(&self) -> Option<TakenDown> {
-        match self.state.result.load(Ordering::Acquire) {
-            DOWN => Some(TakenDown::Down),
-            LEAKED => Some(TakenDown::Leaked),
-            _ if self.due().is_zero() => Some(TakenDown::Leaked),
-            _ => None,
-        }
+        self.0.result()
     }
 
     /// Time until there is a result in any case.
     pub fn due(&self) -> Duration {
-        DESTROY_MAX.saturating_sub(self.clock.now().since(Mono::default()))
+        self.0.due()
     }
 
     /// Readable once the queue pairs are down or leaked.
     pub fn wake(&self) -> Option<BorrowedFd<'_>> {
-        self.state.wake.as_ref().map(AsFd::as_fd)
+        self.0.wake.as_ref().map(AsFd::as_fd)
     }
 
-    /// Wait at most `timeout` for the result.
-    pub fn wait(&self, timeout: Duration) -> Option<TakenDown> {
-        let until = self.clock.now().after(timeout.min(self.due()));
+    /// Wait at most `timeout` for the result. Without one until then, the queue pairs are leaked.
+    pub fn wait(&self, timeout: Duration) -> TakenDown {
+        let until = self.0.clock.now().after(timeout);
         loop {
-            let left = until.since(self.clock.now());
-            if self.result().is_some() || left.is_zero() {
-                return self.result();
+            let left = until.since(self.0.clock.now()).min(self.due());
+            if left.is_zero() {
+                self.0.leak();
+            }
+            if let Some(result) = self.result() {
+                return result;
             }
             let mut fds: Vec<_> =
                 self.wake().iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
@@ -105,26 +152,23 @@ impl TakeDown {
 
 /// Work of the thread.
 struct Job {
-    host: Arc<RdmaHost>,
     rails: Vec<RailQueue>,
     revokes: bool,
-    state: Arc<Shared>,
+    progress: Arc<Progress>,
 }
 
 impl Job {
     fn run(self) {
+        let Job { rails, revokes, progress } = self;
         let clock = SystemClock::new();
-        let begun: Vec<_> = self.rails.into_iter().map(ClosingQueuePair::begin).collect();
-        let pairs = begun.len() as u64;
+        let begun: Vec<_> = rails.into_iter().map(ClosingQueuePair::begin).collect();
         let leaked = begun.into_iter().map(|rail| rail.end(&clock)).filter(|down| !down).count();
-        let counters = self.host.counters();
-        counters.leaked.fetch_add(leaked as u64, Ordering::Relaxed);
-        if self.revokes {
-            counters.taken_down.fetch_add(pairs, Ordering::Relaxed);
+        if revokes {
+            let counters = progress.host.counters();
+            counters.taken_down.fetch_add(progress.pairs, Ordering::Relaxed);
         }
-        let result = if leaked > 0 { LEAKED } else { DOWN };
-        self.state.result.store(result, Ordering::Release);
-        if let Some(wake) = &self.state.wake {
+        progress.finish(if leaked > 0 { LEAKED } else { DOWN }, leaked as u64);
+        if let Some(wake) = &progress.wake {
             let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
         }
     }

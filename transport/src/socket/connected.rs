@@ -1,6 +1,7 @@
 //! A connected, non-blocking socket, and its move to shared memory.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use pagelith_layouts::wire::greeting::Feature;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, readv, retry_on_intr};
 use rustix::net::sockopt::{set_socket_keepalive, set_tcp_nodelay};
-use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use rustix::net::{SendAncillaryBuffer, SendFlags, getpeername, sendmsg};
 
 use super::rings::Rings;
 use crate::conn::Conn;
@@ -157,6 +158,11 @@ impl AsFd for Socket {
 }
 
 impl Stream for Socket {
+    fn peer_ip(&self) -> Option<IpAddr> {
+        let address = SocketAddr::try_from(getpeername(&self.fd).ok()??).ok()?;
+        Some(address.ip().to_canonical())
+    }
+
     fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> StreamResult {
         if let Carrier::Rings(rings, _) = &mut self.carrier {
             return rings.read(&self.fd, parts);

@@ -128,8 +128,13 @@ impl Ends {
 
     /// Another link between the same hosts.
     pub fn reconnect(&mut self) {
+        self.reconnect_over("127.0.0.1");
+    }
+
+    /// Another link between the same hosts, over TCP at this address.
+    pub fn reconnect_over(&mut self, ip: &str) {
         (self.client, self.server) =
-            linked(&self.clock, [Some(&self.hosts[0]), Some(&self.hosts[1])]);
+            linked_over(ip, &self.clock, [Some(&self.hosts[0]), Some(&self.hosts[1])]);
     }
 
     pub fn client_memory(&self, bytes: usize) -> Memory {
@@ -210,7 +215,7 @@ impl Ends {
     }
 
     pub fn counts(&self) -> [RdmaCounts; 2] {
-        [0, 1].map(|end: usize| self.hosts[end].counters().counts())
+        [0, 1].map(|end: usize| self.hosts[end].counts())
     }
 
     /// Bulk bytes that the stream has carried, as each end has counted them.
@@ -225,10 +230,19 @@ pub fn linked(
     clock: &Arc<ManualClock>,
     hosts: [Option<&Arc<RdmaHost>>; 2],
 ) -> (Box<dyn Link>, Box<SocketLink>) {
+    linked_over("127.0.0.1", clock, hosts)
+}
+
+/// The same, at this IP address.
+fn linked_over(
+    ip: &str,
+    clock: &Arc<ManualClock>,
+    hosts: [Option<&Arc<RdmaHost>>; 2],
+) -> (Box<dyn Link>, Box<SocketLink>) {
     let [at_client, at_server] = hosts;
     let clock: Arc<dyn Clock> = clock.clone();
     let listen = ListenConfig {
-        address: "tcp:127.0.0.1:0".parse().expect("an address"),
+        address: format!("tcp:{ip}:0").parse().expect("an address"),
         admission: keys(1),
         allow_remote: false,
     };

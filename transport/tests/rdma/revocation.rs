@@ -218,6 +218,62 @@ fn memory_that_a_device_does_not_release_is_leaked_and_counted() {
 }
 
 #[test]
+fn memory_of_a_queue_pair_that_is_not_destroyed_in_time_is_leaked_and_counted() {
+    let (mut ends, _to) = begun(["stuck-destroy=1 late-bytes=100000", "stuck-destroy=1"]);
+    // Nothing waits for the server's queue pair.
+    ends.server.close();
+    ends.client.close();
+    let at_client = ended(&mut ends);
+    assert_eq!(returned(&at_client, (1, 0)), Some(Vec::new()), "no memory is handed back");
+    assert_eq!(ends.counts().map(|counts| counts.leaked), [1, 1]);
+    // It stays leaked although the devices release the queue pairs now.
+    for device in 1..=2 {
+        ends.control.change(device, "stuck-destroy=0");
+        while ends.control.count(device, "pairs") > 0 {
+            ends.control.step();
+        }
+    }
+    assert_eq!(ends.counts().map(|counts| counts.leaked), [1, 1]);
+}
+
+#[test]
+fn memory_of_a_dropped_link_whose_device_is_stuck_is_leaked_and_counted() {
+    let (ends, _to) = begun(["stuck-destroy=1 late-bytes=100000", ""]);
+    let Ends { client, hosts, control, .. } = ends;
+    drop(client);
+    assert_eq!(hosts[0].counts().leaked, 1);
+    control.change(1, "stuck-destroy=0");
+}
+
+#[test]
+fn memory_of_a_push_whose_requests_were_posted_in_part_waits_for_the_queue_pair() {
+    for (fault, memory_back) in [("fail-destroy=0", true), ("fail-destroy=1", false)] {
+        let mut ends = Ends::new(["", &format!("refuse-posts=1 delay=100000 {fault}")]);
+        let (from, to) = (ends.server_memory(MIB), ends.client_memory(MIB));
+        // Two requests, of which the device takes the first.
+        ends.request(1, vec![to.parts(&scattered(0, &[1000, 1000]))]);
+        ends.push(1, 0, from.parts(&[(0, 2000)]));
+        let mut at_server = Vec::new();
+        while at_server.is_empty() {
+            ends.server.poll(&mut at_server);
+            if ends.server.stream().is_none() {
+                // Nothing comes back before the queue pair is down.
+                ends.server.retract(OpId(1));
+                break;
+            }
+        }
+        ends.until_ended(&mut at_server);
+        let pushed = |event: &LinkEvent| match event {
+            LinkEvent::Pushed { sent, parts, .. } => Some((*sent, !parts.is_empty())),
+            _ => None,
+        };
+        let back: Vec<_> = at_server.iter().filter_map(pushed).collect();
+        assert_eq!(back, [(false, memory_back)], "{fault}: {:?}", event_lines(&at_server));
+        assert_eq!(ends.server.counts().pairs_down, 1, "{fault}");
+    }
+}
+
+#[test]
 fn notices_lost_doubled_or_swapped_end_the_link_before_memory_is_handed_back() {
     for fault in ["lose-completion=1", "double-completion=1", "swap-completion=1"] {
         let mut ends = Ends::new([fault, "late-bytes=5"]);

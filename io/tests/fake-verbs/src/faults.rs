@@ -33,10 +33,14 @@ pub struct Faults {
     pub stuck: bool,
     /// `fail-requests=1`: requests fail, as if the peer did not acknowledge them.
     pub fail_requests: bool,
+    /// `refuse-posts=1`: of a list of several requests only the first is posted.
+    pub refuse_posts: bool,
     /// `never-drain=1`: requests are not flushed in the error state.
     pub never_drain: bool,
     /// `fail-destroy=N`: the first N attempts to destroy a queue pair fail.
     pub fail_destroy: u32,
+    /// `stuck-destroy=1`: the destruction of a queue pair waits until the script changes.
+    pub stuck_destroy: bool,
     /// `fail-registration=N`: the Nth registration fails with ENOMEM.
     pub fail_registration: u32,
     /// `max-mr-size=N`: bytes of a memory region.
@@ -64,8 +68,10 @@ impl Faults {
             lands_after_deregister: false,
             stuck: false,
             fail_requests: false,
+            refuse_posts: false,
             never_drain: false,
             fail_destroy: 0,
+            stuck_destroy: false,
             fail_registration: 0,
             max_mr_size: 1 << 40,
             port_down: false,
@@ -96,8 +102,10 @@ impl Faults {
                 "lands-after-deregister" => self.lands_after_deregister = number()? != 0,
                 "stuck" => self.stuck = number()? != 0,
                 "fail-requests" => self.fail_requests = number()? != 0,
+                "refuse-posts" => self.refuse_posts = number()? != 0,
                 "never-drain" => self.never_drain = number()? != 0,
                 "fail-destroy" => self.fail_destroy = number()?,
+                "stuck-destroy" => self.stuck_destroy = number()? != 0,
                 "fail-registration" => self.fail_registration = number()?,
                 "max-mr-size" => self.max_mr_size = u64::from(number()?),
                 "port" => self.port_down = value == "down",

@@ -17,6 +17,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::os::fd::AsRawFd;
 use std::ptr::null_mut;
 
+use rustix::event::{Timespec, poll};
 use rustix::io::Errno;
 
 use abi::{
@@ -281,7 +282,11 @@ exported! {
     }
 
     fn ibv_destroy_qp(qp: *mut Qp) -> c_int {
-        let result = world().remove_pair((*qp).qp_num);
+        let number = (*qp).qp_num;
+        while world().faults(number).stuck_destroy {
+            let _ = poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 }));
+        }
+        let result = world().remove_pair(number);
         if result.is_ok() {
             drop(Box::from_raw(qp));
         }
@@ -309,7 +314,12 @@ exported! {
                 raw.num_sge as usize,
             );
             let request = Send::of(raw, pieces);
-            if let Err(errno) = world().post_send((*qp).qp_num, request) {
+            let is_refused = next != first && world().faults((*qp).qp_num).refuse_posts;
+            let posted = match is_refused {
+                true => Err(Errno::NOMEM),
+                false => world().post_send((*qp).qp_num, request),
+            };
+            if let Err(errno) = posted {
                 *refused = next;
                 return errno.raw_os_error();
             }

@@ -431,6 +431,12 @@ impl World {
         Ok(())
     }
 
+    /// The faults of a pair's device.
+    pub fn faults(&mut self, number: u32) -> &Faults {
+        let device = self.pairs[&number].device;
+        &self.device(device).faults
+    }
+
     pub fn remove_pair(&mut self, number: u32) -> Result<(), Errno> {
         let device = self.pairs[&number].device;
         let device = self.device(device);
@@ -455,8 +461,7 @@ impl World {
     }
 
     pub fn post_send(&mut self, number: u32, mut request: Send) -> Result<(), Errno> {
-        let device = self.pairs[&number].device;
-        let faults = self.device(device).faults.clone();
+        let faults = self.faults(number).clone();
         let pair = self.pairs.get_mut(&number).ok_or(Errno::INVAL)?;
         if pair.state == qp_state::ERR {
             if !faults.never_drain {
