@@ -260,8 +260,7 @@ impl PutOp {
                     let objects = self.object_numbers(&run);
                     let bytes: u64 = objects.iter().map(|item| self.objects[*item].length).sum();
                     let keys = objects.iter().map(|item| &self.objects[*item].key);
-                    let now = ctx.shared().now();
-                    ctx.shared().lock().count_busy(keys, now);
+                    ctx.shared().count_busy(&mut ctx.shared().lock(), keys);
                     let detail = format!("arena is full of pages in use bytes={bytes}");
                     self.settle(first, || ItemVerdict::Failed(Error::busy(detail.clone())));
                     return true;

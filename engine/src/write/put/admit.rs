@@ -98,7 +98,7 @@ pub(crate) fn admit(
                 found.push(None);
             }
             KeyState::Unclear => {
-                core.count_busy(group.iter().map(|o| &o.key), shared.now());
+                shared.count_busy(core, group.iter().map(|o| &o.key));
                 let key = object.key;
                 let detail =
                     format!("key may be present, its header was not read in time key={key}");

@@ -206,7 +206,7 @@ impl PutBatch {
                     break;
                 }
                 Admission::NoMemory(bytes) => {
-                    core.count_busy(sizes.iter().map(|size| &size.key), shared.now());
+                    shared.count_busy(core, sizes.iter().map(|size| &size.key));
                     full = true;
                     let detail = format!("arena is full of pages in use bytes={bytes}");
                     self.set_outcome(member.group, Err(Error::busy(detail)), Vec::new());
