@@ -146,7 +146,7 @@ impl Shared {
         }
     }
 
-    /// Count an object of a client that no session was asked for before the deadline.
+    /// Count an object of a client that was not read before the deadline.
     pub fn count_late(&self) {
         let mut late = Counters::default();
         late.miss(MissCause::Late);
