@@ -267,6 +267,8 @@ mod response_tests {
         let mut stats =
             Stats { objects: 3, puts_stored: 7, ssd_state: "read-only".into(), ..Stats::default() };
         stats.misses.insert("absent".into(), 5);
+        stats.absent.insert("refused".into(), 5);
+        stats.exists_absent.insert("unknown".into(), 1);
         stats.rdma_links_without.insert("peer".into(), 1);
         stats.rdma_stream_bytes.insert("small".into(), 1);
         let text = metrics(&stats, &[("links", "clients", 2)]);
@@ -276,6 +278,7 @@ mod response_tests {
             "# TYPE pagelith_puts_stored counter",
             "pagelith_puts_stored_total 7",
             "pagelith_misses_total{name=\"absent\"} 5",
+            "pagelith_absent_total{name=\"refused\"} 5",
             "pagelith_ssd_state{name=\"read-only\"} 1",
             "pagelith_links 2",
         ] {

@@ -55,7 +55,7 @@ fn keys(json: &str) -> Vec<String> {
 fn json_has_the_documented_keys_and_no_problems() {
     let ran = replay(&[]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
-    let expected = "requests pages_requested prefix_hits prefix_hit_ratio misses bytes_put bytes_to_device \
+    let expected = "requests pages_requested prefix_hits prefix_hit_ratio misses absent_objects bytes_put bytes_to_device \
                     write_amplification wrong_bytes partial_groups busy_waits get_gb_per_s put_gb_per_s \
                     cpu_s_per_gb get_batch_ms dram_peak_bytes rss_peak_bytes reopen_ms io";
     assert_eq!(keys(&ran.stdout).join(" "), expected);

@@ -351,10 +351,12 @@ fn defaults_open_and_print_and_read_back() {
             index: 65_536 * 40,
             headers: 0,
             history: 0,
-            total: (320 << 20) + 65_536 * 40
+            departed: 65_536 * 2,
+            total: (320 << 20) + 65_536 * 42
         }
     );
-    let printed = "arena=256MiB staging=64MiB index=2560KiB headers=0B history=0B total=330240KiB";
+    let printed = "arena=256MiB staging=64MiB index=2560KiB headers=0B history=0B departed=128KiB \
+                   total=330368KiB";
     assert_eq!(valid.memory_plan().to_string(), printed);
     assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
     assert_eq!(Config::from_toml_str(""), Ok(config.clone()));
@@ -385,13 +387,13 @@ fn unset_sizes_are_derived_from_tier_sizes() {
 
 #[test]
 fn memory_plan_above_the_limit_is_refused_with_each_part() {
-    let needed = (320 << 20) + 65_536 * 40 + (256 << 20);
+    let needed = (320 << 20) + 65_536 * 42 + (256 << 20);
     Config::default().validate(&facts(needed)).unwrap();
     let error = Config::default().validate(&facts(needed - 1)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "dram.bytes: must be lower: arena + staging + index + headers + history + memory.reserve must be at most 606601215B, \
-         got=592384KiB arena=256MiB staging=64MiB index=2560KiB headers=0B history=0B memory.reserve=256MiB source=test"
+        "dram.bytes: must be lower: arena + staging + index + headers + history + departed + memory.reserve must be at most 606732287B, \
+         got=592512KiB arena=256MiB staging=64MiB index=2560KiB headers=0B history=0B departed=128KiB memory.reserve=256MiB source=test"
     );
     let largest = |set: fn(&mut Config)| {
         let error = Config::builder().set(set).validate(&facts(1 << 29)).unwrap_err();

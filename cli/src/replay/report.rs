@@ -20,6 +20,7 @@ pub(crate) struct Report {
     pub(crate) prefix_hits: PrefixHits,
     pub(crate) prefix_hit_ratio: f64,
     pub(crate) misses: BTreeMap<String, u64>,
+    pub(crate) absent_objects: BTreeMap<String, u64>,
     pub(crate) bytes_put: u64,
     pub(crate) bytes_to_device: u64,
     pub(crate) write_amplification: f64,
@@ -71,6 +72,8 @@ pub(crate) struct Costs {
     pub(crate) reopen: Option<Duration>,
     /// The I/O backend of the SSD tier.
     pub(crate) io: String,
+    /// Objects that look-ups and gets did not find, by cause.
+    pub(crate) absent: BTreeMap<String, u64>,
 }
 
 impl Report {
@@ -84,6 +87,7 @@ impl Report {
             prefix_hits: tally.hits,
             prefix_hit_ratio: ratio(hits as f64, tally.pages_requested as f64),
             misses: tally.misses.clone(),
+            absent_objects: costs.absent,
             bytes_put: tally.bytes_put,
             bytes_to_device: costs.bytes_to_device,
             write_amplification: ratio(costs.bytes_to_device as f64, tally.bytes_put as f64),
@@ -135,6 +139,11 @@ impl Report {
         let causes = self.misses.iter().map(|(cause, n)| (format!("misses: {cause}"), pages(*n)));
         let causes: Vec<_> = causes.collect();
         rows.extend(causes.iter().map(|(name, value)| (name.as_str(), value.clone())));
+        let absent: Vec<_> = self.absent_objects.iter().collect();
+        let absent =
+            absent.into_iter().map(|(cause, n)| (format!("objects: {cause}"), n.to_string()));
+        let absent: Vec<_> = absent.collect();
+        rows.extend(absent.iter().map(|(name, value)| (name.as_str(), value.clone())));
         rows.extend([
             ("bytes put", mib(self.bytes_put)),
             ("bytes to device", mib(self.bytes_to_device)),
@@ -275,6 +284,7 @@ mod tests {
             rss_peak_bytes: 6,
             reopen: Some(Duration::from_micros(1500)),
             io: "uring".into(),
+            absent: [("refused".to_owned(), 2)].into(),
         };
         (Report::new(&tally, &plain(), costs), tally)
     }
@@ -283,7 +293,7 @@ mod tests {
     fn json_has_the_documented_keys_in_order() {
         let expected = concat!(
             r#"{"requests":2,"pages_requested":20,"prefix_hits":{"dram":6,"ssd":1,"remote":0},"prefix_hit_ratio":0.35,"#,
-            r#""misses":{"absent":2,"damaged":1},"bytes_put":3000000,"bytes_to_device":3300000,"#,
+            r#""misses":{"absent":2,"damaged":1},"absent_objects":{"refused":2},"bytes_put":3000000,"bytes_to_device":3300000,"#,
             r#""write_amplification":1.1,"wrong_bytes":0,"partial_groups":0,"busy_waits":0,"get_gb_per_s":0.5,"#,
             r#""put_gb_per_s":1.0,"cpu_s_per_gb":0.25,"get_batch_ms":{"p50":2.0,"p99":2.0,"max":2.0},"#,
             r#""dram_peak_bytes":5,"rss_peak_bytes":6,"reopen_ms":1.5,"io":"uring"}"#
@@ -305,7 +315,14 @@ mod tests {
     fn table_and_plot_show_both_tiers() {
         let (report, tally) = report();
         let table = report.table();
-        for row in ["prefix hits in DRAM", "6 (30.0 %)", "misses: damaged", "0.3500", "1.5 ms"] {
+        for row in [
+            "prefix hits in DRAM",
+            "6 (30.0 %)",
+            "misses: damaged",
+            "objects: refused",
+            "0.3500",
+            "1.5 ms",
+        ] {
             assert!(table.contains(row), "{row}\n{table}");
         }
         let plot = plot(&tally.series);

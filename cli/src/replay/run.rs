@@ -33,6 +33,10 @@ impl Totals {
         self.sum.bytes_to_device += since(counters.bytes_to_device, self.before.bytes_to_device);
         self.sum.dram_peak_bytes = self.sum.dram_peak_bytes.max(counters.dram_peak_bytes);
         self.sum.groups_dropped += since(counters.groups_dropped, self.before.groups_dropped);
+        for (cause, now) in counters.absent {
+            let before = self.before.absent.get(&cause).copied().unwrap_or(0);
+            *self.sum.absent.entry(cause).or_default() += since(now, before);
+        }
         self.before = StoreCounters::default();
     }
 }
@@ -100,6 +104,7 @@ pub(crate) fn replay(plan: &ReplayPlan, source: RequestSource) -> anyhow::Result
         rss_peak_bytes: rss_peak_bytes(),
         reopen,
         io,
+        absent: totals.absent,
     };
     Ok((Report::new(&harness.tally, &plan.pages, costs), harness.tally.series))
 }

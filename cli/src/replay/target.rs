@@ -1,5 +1,6 @@
 //! The open store that a replay drives: one of this process, or one that it is attached to.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +32,8 @@ pub(super) struct StoreCounters {
     pub(super) bytes_to_device: u64,
     pub(super) dram_peak_bytes: u64,
     pub(super) groups_dropped: u64,
+    /// Objects that look-ups and gets did not find, by cause.
+    pub(super) absent: BTreeMap<String, u64>,
 }
 
 impl OpenTarget {
@@ -132,16 +135,20 @@ impl OpenTarget {
                     bytes_to_device: stats.bytes_to_device,
                     dram_peak_bytes: stats.dram_peak_bytes,
                     groups_dropped: stats.groups_dropped,
+                    absent: sum_by_cause([stats.absent, stats.exists_absent]),
                 }
             }
             OpenTarget::Attached(attached) => {
                 let text = attached.stats(Options::default()).unwrap_or_default();
                 let stats: Value = serde_json::from_str(&text).unwrap_or_default();
                 let number = |name: &str| stats[name].as_u64().unwrap_or(0);
+                let by_cause =
+                    |name: &str| serde_json::from_value(stats[name].clone()).unwrap_or_default();
                 StoreCounters {
                     bytes_to_device: number("bytes_to_device"),
                     dram_peak_bytes: number("dram_peak_bytes"),
                     groups_dropped: number("groups_dropped"),
+                    absent: sum_by_cause(["absent", "exists_absent"].map(by_cause)),
                 }
             }
         }
@@ -169,4 +176,12 @@ pub(super) fn wait(session: &mut Session, ticket: Ticket) -> anyhow::Result<Comp
     session
         .wait(ticket, STALL_MAX)
         .with_context(|| format!("no result waited_s={}", STALL_MAX.as_secs()))
+}
+
+fn sum_by_cause(counts: [BTreeMap<String, u64>; 2]) -> BTreeMap<String, u64> {
+    let mut sum = BTreeMap::new();
+    for (cause, n) in counts.into_iter().flatten() {
+        *sum.entry(cause).or_default() += n;
+    }
+    sum
 }

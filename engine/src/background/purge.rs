@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use pagelith_tiers::policy::FrameId;
 
 use crate::background::log_context::LogContext;
+use crate::memory::departed::Departure;
 use crate::memory::index::{SlotContent, SsdLocation};
 
 /// Drops the entries of the first of `SsdCore::purges`, which stays there until all are dropped.
@@ -43,7 +44,7 @@ impl Purger {
         });
         let mut pages = BTreeSet::new();
         for (fingerprint, place, frame) in entries {
-            walk.objects += u64::from(core.drop_ssd(fingerprint, place, None));
+            walk.objects += u64::from(core.drop_ssd(fingerprint, place, None, Departure::Lost));
             pages.extend(frame);
         }
         walk.requeued +=

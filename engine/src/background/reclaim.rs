@@ -33,6 +33,7 @@ use self::moving::Moving;
 use self::scan::{Scan, Scanned};
 use crate::background::log_context::{LogContext, SyncPurpose};
 use crate::background::log_op::LogOp;
+use crate::memory::departed::Departure;
 use crate::memory::visibility::VisibilityFilter;
 
 /// A victim is emptied only if at least one part in `GAIN_MIN` of it becomes free. With less, the
@@ -415,7 +416,7 @@ impl Reclaimer {
         for m in members {
             // The event of the clear covers cleared objects: no event for each key.
             let key = (core.generation(m.key.namespace()) == m.generation).then_some(&m.key);
-            core.drop_ssd(m.fingerprint, m.place, key);
+            core.drop_ssd(m.fingerprint, m.place, key, Departure::EvictedSsd);
         }
         // If headers were read instead of the footer, a damaged header hides the records after it.
         if let Some(ssd) = core.ssd.as_mut().filter(|s| s.segments.get(segment).live_objects > 0) {

@@ -15,6 +15,7 @@ use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::ssd::recover::RecoverySink;
 
 use crate::api::error::{Error, ErrorKind, Result};
+use crate::memory::departed::Departure;
 use crate::memory::index::{Entry, SsdLocation, name_of};
 use crate::state::core::Core;
 
@@ -212,7 +213,8 @@ impl RecoveryCollector {
         // A group with room for only some of its members is dropped as a whole.
         for o in &self.objects {
             if without_room.contains(&o.record()) {
-                core.drop_ssd(constant.unwrap_or(o.fingerprint), o.place, None);
+                let fingerprint = constant.unwrap_or(o.fingerprint);
+                core.drop_ssd(fingerprint, o.place, None, Departure::EvictedSsd);
             }
         }
         let (found, kept) = (self.objects.len() as u64, core.index.objects());

@@ -15,6 +15,7 @@ use rustc_hash::FxHashMap;
 
 use crate::api::error::{Error, ErrorKind};
 use crate::api::outcome::FlushReport;
+use crate::memory::departed::Departure;
 use crate::memory::frames::Frame;
 use crate::memory::index::{Entry, SsdLocation};
 use crate::state::core::Core;
@@ -219,7 +220,7 @@ impl Units {
                 let lost = w
                     .members
                     .into_iter()
-                    .filter(|(fp, place)| core.drop_ssd(*fp, *place, None))
+                    .filter(|(fp, place)| core.drop_ssd(*fp, *place, None, Departure::Lost))
                     .count();
                 w.namespace.iter().for_each(|namespace| core.count_lost(*namespace, lost));
                 core.events.forgot();

@@ -59,6 +59,8 @@ pub struct MemoryPlan {
     pub headers: u64,
     /// The history of pages from which admission to SSD learns.
     pub history: u64,
+    /// Why objects left or were not taken.
+    pub departed: u64,
     /// The sum.
     pub total: u64,
 }
@@ -68,11 +70,12 @@ impl fmt::Display for MemoryPlan {
         let size = Size::from_bytes;
         let (arena, staging) = (size(self.arena), size(self.staging));
         let (index, headers) = (size(self.index), size(self.headers));
-        let (history, total) = (size(self.history), size(self.total));
+        let (history, departed) = (size(self.history), size(self.departed));
+        let total = size(self.total);
         write!(
             f,
             "arena={arena} staging={staging} index={index} headers={headers} history={history} \
-             total={total}"
+             departed={departed} total={total}"
         )
     }
 }

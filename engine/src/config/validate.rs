@@ -25,6 +25,9 @@ const SEGMENT_DERIVED: (u64, u64) = (4 << 20, 256 << 20);
 const SEGMENTS_DERIVED: u64 = 64;
 /// The limit of DESIGN.md, "Index".
 const INDEX_BYTES_PER_OBJECT: u64 = 40;
+/// Bytes that remember why objects left, for each object of the index: one entry of 4 bytes for
+/// two. With the 8 bytes of the history all policies together take 10.
+const DEPARTED_BYTES_PER_OBJECT: u64 = 2;
 /// Mean object size for which the derived index is sized, and bounds of its number of objects.
 const OBJECT_BYTES_ASSUMED: u64 = 16 << 10;
 const OBJECTS_DERIVED: (u64, u64) = (65_536, 16_777_216);
@@ -90,13 +93,24 @@ impl Resolved {
             true => Admission::memory_bytes(history_pages(max_objects)),
             false => 0,
         };
-        let parts = [arena, staging_bytes, index, headers, history];
+        // In whole cache lines.
+        let departed =
+            max_objects.saturating_mul(DEPARTED_BYTES_PER_OBJECT).div_ceil(64).saturating_mul(64);
+        let parts = [arena, staging_bytes, index, headers, history, departed];
         let total = parts.into_iter().fold(0u64, u64::saturating_add);
         Resolved {
             segment,
             staging_budget: staging::usable(staging_bytes, config.staging.ratio),
             max_objects,
-            memory: MemoryPlan { arena, staging: staging_bytes, index, headers, history, total },
+            memory: MemoryPlan {
+                arena,
+                staging: staging_bytes,
+                index,
+                headers,
+                history,
+                departed,
+                total,
+            },
         }
     }
 }
@@ -314,6 +328,7 @@ impl Relations {
             (plan.index, "index.max_objects"),
             (plan.headers, "ssd.headers_bytes"),
             (plan.history, "index.max_objects"),
+            (plan.departed, "index.max_objects"),
             (reserve.bytes(), "memory.reserve"),
         ];
         let largest = terms
@@ -323,8 +338,9 @@ impl Relations {
             .map_or(arena_field, |(_, field)| *field);
         let size = Size::from_bytes;
         let message = format!(
-            "must be lower: arena + staging + index + headers + history + memory.reserve must be at most {}, \
-             got={} arena={} staging={} index={} headers={} history={} memory.reserve={} source={}",
+            "must be lower: arena + staging + index + headers + history + departed + \
+             memory.reserve must be at most {}, \
+             got={} arena={} staging={} index={} headers={} history={} departed={} memory.reserve={} source={}",
             size(limits.memory_bytes),
             size(needed),
             size(plan.arena),
@@ -332,6 +348,7 @@ impl Relations {
             size(plan.index),
             size(plan.headers),
             size(plan.history),
+            size(plan.departed),
             reserve,
             limits.memory_source
         );

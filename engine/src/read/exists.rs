@@ -9,7 +9,9 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
 
 use crate::memory::index::{PREFETCH_GROUP, TICK_MODULUS};
+use crate::read::absence::AbsenceFinder;
 use crate::read::page_depth::PageDepths;
+use crate::state::absence::{Absence, AbsenceCounts};
 use crate::state::core::Core;
 use crate::state::read_view::{LOCK_FREE_TRIES, Snapshot};
 use crate::state::recency;
@@ -41,11 +43,11 @@ pub(crate) fn exists_locked(
     keys: impl Iterator<Item: Borrow<ObjectKey>>,
     at: Recency,
 ) -> Vec<bool> {
-    lookup_locked(shared, core, at, |lookup| lookup.each(keys))
+    lookup_locked(shared, core, at, |lookup| lookup.each(keys)).0
 }
 
 /// The answer of `query`, whose lookups were all true at one moment. `query` may run several times;
-/// the objects that its last run found count as used.
+/// the objects that its last run found count as used, and its keys are counted.
 pub(crate) fn lookup_at_one_moment<R>(
     shared: &Shared,
     at: Recency,
@@ -56,47 +58,59 @@ pub(crate) fn lookup_at_one_moment<R>(
     for _ in 0..LOCK_FREE_TRIES {
         let pin = crossbeam_epoch::pin();
         let snapshot = read_view.read(&pin);
-        let mut lookup = IndexLookup::new(shared, &snapshot, at);
+        let mut lookup = IndexLookup::new(AbsenceFinder::new(shared, &snapshot, None), at);
         let answer = query(&mut lookup);
-        let touched = lookup.touched;
+        let IndexLookup { touched, absent, .. } = lookup;
         if snapshot.validate(&pin) {
             drop(pin);
             record(shared, &touched, at);
+            shared.reads.counters.add_exists(at.epoch, touched.len() as u64, &absent);
             return answer;
         }
     }
-    lookup_locked(shared, &mut shared.lock(), at, query)
+    let (answer, found, absent) = lookup_locked(shared, &mut shared.lock(), at, query);
+    shared.reads.counters.add_exists(at.epoch, found, &absent);
+    answer
 }
 
-/// The same under the lock: the published state is complete and does not change.
+/// The same under the lock: the published state is complete and does not change. Returns the number
+/// of keys found, and the others by cause, too.
 fn lookup_locked<R>(
     shared: &Shared,
     core: &mut Core,
     at: Recency,
     query: impl FnOnce(&mut IndexLookup<'_>) -> R,
-) -> R {
+) -> (R, u64, AbsenceCounts) {
     let pin = crossbeam_epoch::pin();
     let snapshot = shared.read_view.read(&pin);
-    let mut lookup = IndexLookup::new(shared, &snapshot, at);
+    let finder = AbsenceFinder::new(shared, &snapshot, Some(&core.pending_groups));
+    let mut lookup = IndexLookup::new(finder, at);
     let answer = query(&mut lookup);
-    lookup.touched.iter().for_each(|touched| touched.record_in(core, at));
-    answer
+    let IndexLookup { touched, absent, .. } = lookup;
+    touched.iter().for_each(|touched| touched.record_in(core, at));
+    (answer, touched.len() as u64, absent)
 }
 
 /// Lookups in the index.
 pub(crate) struct IndexLookup<'a> {
     shared: &'a Shared,
     snapshot: &'a Snapshot<'a>,
+    finder: AbsenceFinder<'a>,
     depth: u32,
     /// The current tick, in the form that the index stores.
     tick: u32,
     touched: Vec<FoundObject>,
+    /// Absent keys, by cause.
+    absent: AbsenceCounts,
 }
 
 impl<'a> IndexLookup<'a> {
-    fn new(shared: &'a Shared, snapshot: &'a Snapshot<'a>, at: Recency) -> IndexLookup<'a> {
+    fn new(finder: AbsenceFinder<'a>, at: Recency) -> IndexLookup<'a> {
+        let (shared, snapshot) = (finder.shared, finder.snapshot);
         let tick = (shared.read_view.tick.load(Ordering::Relaxed) % u64::from(TICK_MODULUS)) as u32;
-        IndexLookup { shared, snapshot, depth: at.depth, tick, touched: Vec::new() }
+        let absent = AbsenceCounts::default();
+        let (depth, touched) = (at.depth, Vec::new());
+        IndexLookup { shared, snapshot, finder, depth, tick, touched, absent }
     }
 
     /// Which of `keys` are present.
@@ -106,7 +120,13 @@ impl<'a> IndexLookup<'a> {
 
     /// How many of `keys` are present before the first that is absent.
     pub fn prefix(&mut self, keys: impl Iterator<Item: Borrow<ObjectKey>>) -> usize {
-        self.lookup(keys, true).into_iter().take_while(|present| *present).count()
+        let given = keys.size_hint();
+        let found = self.lookup(keys, true);
+        // The keys after the first absent one are not looked up.
+        if given.1 == Some(given.0) {
+            self.absent[Absence::Stranded.number()] += (given.0 - found.len()) as u64;
+        }
+        found.into_iter().take_while(|present| *present).count()
     }
 
     fn lookup<K: Borrow<ObjectKey>>(
@@ -120,10 +140,11 @@ impl<'a> IndexLookup<'a> {
         let mut depths = PageDepths::default();
         // The keys of a batch usually have one namespace.
         let mut last_namespace: Option<(NamespaceId, Generation)> = None;
-        // Fingerprint and depth of the keys that are compared now, and of those that are prefetched
-        // meanwhile. Each step handles a whole group, so that its cache misses overlap, also with
-        // the comparisons of the group before.
-        let (mut group, mut next) = (Vec::<(u128, u32)>::new(), Vec::new());
+        // Fingerprint, depth and key of those that are compared now, and of those that are
+        // prefetched meanwhile. Each step handles a whole group, so that its cache misses overlap,
+        // also with the comparisons of the group before.
+        let (mut group, mut next) = (Vec::<(u128, u32, K)>::new(), Vec::new());
+        let mut absent = Vec::new();
         loop {
             next.clear();
             for key in keys.by_ref().take(PREFETCH_GROUP) {
@@ -134,17 +155,27 @@ impl<'a> IndexLookup<'a> {
                     *last_namespace.insert(known.unwrap_or_else(|| (namespace, generation())));
                 let fingerprint = self.shared.fingerprint(key.borrow(), generation);
                 self.shared.read_view.index.prefetch(&[fingerprint]);
-                next.push((fingerprint, self.depth.saturating_add(depths.depth_of(key.borrow()))));
+                let depth = self.depth.saturating_add(depths.depth_of(key.borrow()));
+                next.push((fingerprint, depth, key));
             }
             let seen = self.touched.len();
-            for (fingerprint, depth) in &group {
+            for (at, (fingerprint, depth, key)) in group.iter().enumerate() {
                 let entry = self.snapshot.find(*fingerprint);
                 found.push(entry.is_some());
                 match entry {
                     Some(entry) => self.touched.push(FoundObject::new(&entry, *depth, self.tick)),
-                    None if stop => return found,
-                    None => {}
+                    None if stop => {
+                        self.finder.count(key.borrow(), *fingerprint, &mut self.absent);
+                        return found;
+                    }
+                    None => {
+                        self.finder.prefetch(*fingerprint);
+                        absent.push(at);
+                    }
                 }
+            }
+            for (fingerprint, _, key) in absent.drain(..).map(|at| &group[at]) {
+                self.finder.count(key.borrow(), *fingerprint, &mut self.absent);
             }
             recency::prefetch(self.shared, &self.touched[seen..]);
             if next.is_empty() {

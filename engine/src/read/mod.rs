@@ -1,5 +1,6 @@
 //! Reads: lookups, gets from every tier, views and pins.
 
+pub(crate) mod absence;
 pub(crate) mod disk_read;
 pub(crate) mod exists;
 pub(crate) mod exists_groups;

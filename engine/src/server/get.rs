@@ -285,10 +285,12 @@ impl GetOp {
                     ItemVerdict::Hit(tier, length, sums, members, base.map(Box::new))
                 }
                 ObjectState::NoHit(verdict) => verdict,
-                ObjectState::Requested
-                | ObjectState::Reading
-                | ObjectState::Remote
-                | ObjectState::Sending(_) => ItemVerdict::Miss(MissCause::Late),
+                ObjectState::Requested | ObjectState::Reading | ObjectState::Remote => {
+                    // The session counts the others.
+                    shared.count_late();
+                    ItemVerdict::Miss(MissCause::Late)
+                }
+                ObjectState::Sending(_) => ItemVerdict::Miss(MissCause::Late),
             };
             (object.key, verdict)
         };

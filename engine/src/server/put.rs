@@ -261,8 +261,7 @@ impl PutOp {
                     let objects = self.object_numbers(&run);
                     let bytes: u64 = objects.iter().map(|item| self.objects[*item].length).sum();
                     let keys = objects.iter().map(|item| &self.objects[*item].key);
-                    let now = ctx.shared().now();
-                    ctx.shared().lock().count_busy(keys, now);
+                    ctx.shared().count_busy(&mut ctx.shared().lock(), keys);
                     self.settle(first, || ItemVerdict::Failed(no_room(bytes)));
                     return true;
                 }

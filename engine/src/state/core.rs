@@ -12,8 +12,10 @@ use pagelith_tiers::policy::{FrameId, Recency};
 
 use crate::api::events::Event;
 use crate::api::outcome::{FlushReport, Tier};
+use crate::memory::departed::{DepartedObjects, Departure};
 use crate::memory::frames::{Frame, FrameData, FrameRef, FrameState};
 use crate::memory::index::{Entry, Index, SsdLocation, TICK_MODULUS, tick_age};
+use crate::memory::namespaces::KnownNamespaces;
 use crate::memory::pins::Pins;
 use crate::memory::visibility::{Visibility, VisibilityFilter};
 use crate::state::dram_core::DramCore;
@@ -41,6 +43,10 @@ pub(crate) struct Core {
     pub pending_groups: PendingGroups,
     pub sequence: Sequence,
     pub counters: Counters,
+    /// Why objects left or were not taken.
+    pub departed: DepartedObjects,
+    /// Namespaces in which objects were put.
+    pub namespaces: Arc<KnownNamespaces>,
     /// Counts for the reports of flushes.
     pub flushes: FlushCounts,
     /// Objects stored and removed, for event subscribers.
@@ -79,7 +85,7 @@ impl Core {
         let in_namespace = |f: &Frame| !f.is_dead() && f.data.namespace == namespace;
         let frames: Vec<_> =
             self.dram.frames.iter().filter(|(_, f)| in_namespace(f)).map(|(id, _)| id).collect();
-        frames.into_iter().for_each(|id| self.drop_frame(id, true));
+        frames.into_iter().for_each(|id| self.drop_frame(id, true, Departure::Removed));
         self.pins.end_leases(namespace);
         self.events.note(|| Event::Cleared { namespace });
         generation
@@ -153,13 +159,15 @@ impl Core {
         }
     }
 
-    /// Remove an entry, and subtract it from the live bytes of its segment.
+    /// Remove an entry, subtract it from the live bytes of its segment, and note why it left.
     pub fn remove_entry(
         &mut self,
         fingerprint: u128,
         matches: impl FnMut(&Entry) -> bool,
+        departure: Departure,
     ) -> Option<Entry> {
         let entry = self.index.remove(fingerprint, matches)?;
+        self.departed.note(fingerprint, departure);
         if entry.attached {
             self.index.remove_link(fingerprint);
         }
@@ -207,6 +215,7 @@ impl Core {
         fingerprint: u128,
         place: SsdLocation,
         key: Option<&ObjectKey>,
+        departure: Departure,
     ) -> bool {
         let at = |e: &Entry| e.ssd == Some(place);
         let Some(entry) = self.index.find(fingerprint).find(at) else { return false };
@@ -214,7 +223,7 @@ impl Core {
             if let Some(key) = key {
                 self.emit_removed(key, &entry);
             }
-            return self.remove_entry(fingerprint, at).is_some();
+            return self.remove_entry(fingerprint, at, departure).is_some();
         };
         if let Some(key) = self.key_in_frame(frame, fingerprint) {
             self.events.removed(Tier::Ssd, &key, false);
@@ -230,12 +239,13 @@ impl Core {
         &mut self,
         lost: impl IntoIterator<Item = (u128, SsdLocation, Option<ObjectKey>)>,
     ) -> BTreeSet<u32> {
+        let departure = Departure::Damaged;
         let mut frames = BTreeSet::new();
         for (fingerprint, place, key) in lost {
             let frame =
                 self.index.find(fingerprint).find(|e| e.ssd == Some(place)).and_then(|e| e.frame);
             frames.extend(frame);
-            let dropped = self.drop_ssd(fingerprint, place, key.as_ref());
+            let dropped = self.drop_ssd(fingerprint, place, key.as_ref(), departure);
             if dropped {
                 self.note_damage(SegmentId(place.segment));
             }
@@ -301,7 +311,7 @@ impl Core {
         let fingerprint = f.data.members.first().map_or(0, |m| m.fingerprint);
         let pinned = f.any_fingerprint(|fingerprint| self.pins.is_pinned(fingerprint));
         if self.dram.write_buffer_only && !pinned {
-            self.drop_frame(frame.id, false);
+            self.drop_frame(frame.id, false, Departure::Lost);
         } else {
             let at =
                 self.dram.frames.touches().get(frame.id).unwrap_or(Recency { epoch: 0, depth: 0 });
@@ -328,7 +338,7 @@ impl Core {
         for m in &data.members {
             let place =
                 self.index.find(m.fingerprint).find(|e| e.frame == Some(id.0)).and_then(|e| e.ssd);
-            place.map(|place| self.drop_ssd(m.fingerprint, place, Some(&m.key)));
+            place.map(|place| self.drop_ssd(m.fingerprint, place, Some(&m.key), Departure::Lost));
         }
         self.dram.policy.remove(id);
         if let Some(f) = self.dram.frames.get_mut(id) {
@@ -388,12 +398,6 @@ impl Core {
         Some(id)
     }
 
-    /// Count a put of these objects that is answered `Busy`.
-    pub fn count_busy<'a>(&mut self, keys: impl Iterator<Item = &'a ObjectKey>, now: Mono) {
-        let is_first = |key: &&ObjectKey| self.dram.busy.record(key, now);
-        self.counters.puts_busy += keys.filter(is_first).count() as u64;
-    }
-
     /// Something in a segment was dropped as damaged.
     pub fn note_damage(&mut self, segment: SegmentId) {
         if let Some(ssd) = self.ssd.as_mut() {
@@ -412,7 +416,7 @@ impl Core {
             // damage was noted when it was dropped.
             FrameState::Evictable | FrameState::Dead => false,
         });
-        self.drop_frame(id, false);
+        self.drop_frame(id, false, Departure::Damaged);
         if let Some(ssd) = self.ssd.as_mut().filter(|_| may_be_written) {
             ssd.damage.writing = true;
         }

@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::api::outcome::MissCause;
+use crate::state::absence::{Absence, AbsenceCounts};
 use crate::state::stats::Counters;
 
 /// Number of stripes. If there are more sessions, some share a stripe.
@@ -22,6 +23,9 @@ struct CounterStripe {
     staged_bytes: AtomicU64,
     damaged: AtomicU64,
     misses: [AtomicU64; MissCause::ALL.len()],
+    absent: [AtomicU64; Absence::ALL.len()],
+    exists_found: AtomicU64,
+    exists_absent: [AtomicU64; Absence::ALL.len()],
 }
 
 /// The counters of all sessions.
@@ -45,6 +49,27 @@ impl StripedCounters {
         });
     }
 
+    /// Add the keys that one call of `exists` found, and those that it did not.
+    pub fn add_exists(&self, epoch: u64, found: u64, absent: &AbsenceCounts) {
+        // A call has no session; calls that follow each other use different stripes.
+        let stripe = &self.stripes[(epoch % STRIPES as u64) as usize];
+        stripe.exists_found.fetch_add(found, Relaxed);
+        for (sum, n) in stripe.exists_absent.iter().zip(absent).filter(|(_, n)| **n > 0) {
+            sum.fetch_add(*n, Relaxed);
+        }
+    }
+
+    /// Keys that `exists` found, and those that it did not.
+    pub fn exists(&self) -> (u64, AbsenceCounts) {
+        let (mut found, mut absent) = (0, AbsenceCounts::default());
+        for stripe in &self.stripes {
+            found += stripe.exists_found.load(Relaxed);
+            let counts = stripe.exists_absent.iter();
+            absent.iter_mut().zip(counts).for_each(|(sum, n)| *sum += n.load(Relaxed));
+        }
+        (found, absent)
+    }
+
     /// Add the sums over all stripes to `counters`.
     pub fn add_to(&self, counters: &mut Counters) {
         for stripe in &self.stripes {
@@ -57,6 +82,7 @@ impl StripedCounters {
             counters.staged_bytes += read(&stripe.staged_bytes);
             counters.damaged += read(&stripe.damaged);
             counters.misses.iter_mut().zip(&stripe.misses).for_each(|(sum, n)| *sum += read(n));
+            counters.absent.iter_mut().zip(&stripe.absent).for_each(|(sum, n)| *sum += read(n));
         }
     }
 }
@@ -72,7 +98,10 @@ impl CounterStripe {
             (&self.staged_bytes, batch.staged_bytes),
             (&self.damaged, batch.damaged),
         ];
-        named.into_iter().chain(self.misses.iter().zip(batch.misses))
+        named
+            .into_iter()
+            .chain(self.misses.iter().zip(batch.misses))
+            .chain(self.absent.iter().zip(batch.absent))
     }
 }
 

@@ -5,6 +5,7 @@ use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::policy::FrameId;
 
 use crate::api::outcome::Tier;
+use crate::memory::departed::Departure;
 use crate::memory::frames::{Frame, FrameRef, FrameState, FreedFrame};
 use crate::memory::index::Entry;
 use crate::state::core::Core;
@@ -12,16 +13,16 @@ use crate::state::core::Core;
 impl Core {
     /// Remove a frame from the policy, and its objects' frame numbers from the index. Objects that
     /// are also on SSD keep their entries unless `everywhere`.
-    pub fn unlink_frame(&mut self, id: FrameId, everywhere: bool) {
+    fn unlink_frame(&mut self, id: FrameId, everywhere: bool, departure: Departure) {
         let Some(frame) = self.dram.frames.get_mut(id) else { return };
         self.dram.policy.remove(id);
         match frame.single_object().filter(|_| !self.events.is_on()) {
-            Some((fingerprint, _)) => self.unlink(id, fingerprint, None, everywhere),
+            Some((fingerprint, _)) => self.unlink(id, fingerprint, None, everywhere, departure),
             None => {
                 let data = frame.data.clone();
-                data.members
-                    .iter()
-                    .for_each(|m| self.unlink(id, m.fingerprint, Some(&m.key), everywhere));
+                data.members.iter().for_each(|m| {
+                    self.unlink(id, m.fingerprint, Some(&m.key), everywhere, departure);
+                });
             }
         }
     }
@@ -33,6 +34,7 @@ impl Core {
         fingerprint: u128,
         key: Option<&ObjectKey>,
         everywhere: bool,
+        departure: Departure,
     ) {
         let in_frame = |e: &Entry| e.frame == Some(id.0);
         let on_ssd = self.index.find(fingerprint).any(|e| in_frame(&e) && e.ssd.is_some());
@@ -43,14 +45,16 @@ impl Core {
             if let Some(key) = key.filter(|_| updated) {
                 self.events.removed(Tier::Memory, key, false);
             }
-        } else if let (Some(entry), Some(key)) = (self.remove_entry(fingerprint, in_frame), key) {
+        } else if let (Some(entry), Some(key)) =
+            (self.remove_entry(fingerprint, in_frame, departure), key)
+        {
             self.emit_removed(key, &entry);
         }
     }
 
     /// Drop a frame: unlink it, and free it now or when its last reader releases it.
-    pub fn drop_frame(&mut self, id: FrameId, everywhere: bool) {
-        self.drop_frame_for(id, everywhere, None);
+    pub fn drop_frame(&mut self, id: FrameId, everywhere: bool, departure: Departure) {
+        self.drop_frame_for(id, everywhere, departure, None);
     }
 
     /// [`Core::drop_frame`] for an allocation of `wanted` bytes; the result is that of
@@ -59,9 +63,10 @@ impl Core {
         &mut self,
         id: FrameId,
         everywhere: bool,
+        departure: Departure,
         wanted: Option<u64>,
     ) -> Option<FreedFrame> {
-        self.unlink_frame(id, everywhere);
+        self.unlink_frame(id, everywhere, departure);
         let serial = self.dram.frames.get(id)?.serial;
         self.end_refusal(FrameRef { id, serial });
         let frame = self.dram.frames.get_mut(id)?;
@@ -114,9 +119,11 @@ impl Core {
         };
         let id = self.dram.policy.victim(&mut evictable)?;
         self.counters.frames_evicted += 1;
+        let mut departure = Departure::EvictedMemory;
         if let Some(serial) = self.dram.frames.get(id).filter(|f| f.refused).map(|f| f.serial) {
             self.count_refused(FrameRef { id, serial });
+            departure = Departure::Refused;
         }
-        Some(self.drop_frame_for(id, everywhere, wanted))
+        Some(self.drop_frame_for(id, everywhere, departure, wanted))
     }
 }

@@ -1,6 +1,7 @@
 //! State shared by sessions, the flusher and the server: the core with its lock, and the snapshots
 //! that threads read without the lock.
 
+pub(crate) mod absence;
 pub(crate) mod busy_puts;
 pub(crate) mod core;
 pub(crate) mod counters;

@@ -19,6 +19,7 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
 
 use crate::api::error::{Error, Result};
+use crate::memory::departed::Departure;
 use crate::memory::frames::{FrameMember, Members};
 use crate::state::core::Core;
 use crate::state::put_spec::{Location, ObjectSize, PutKind, group_conflict};
@@ -440,6 +441,21 @@ impl PendingGroups {
         out
     }
 
+    /// Whether no group is pending.
+    pub fn is_empty(&self) -> bool {
+        self.open.is_empty() && self.attached.is_empty()
+    }
+
+    /// Whether a pending group has or requires this object.
+    pub fn contains(&self, key: &ObjectKey) -> bool {
+        let page = page_of(key);
+        let open = self.open_of.get(&page).into_iter().flatten();
+        let mut open = open.filter_map(|id| self.open.get(id));
+        let mut attached = self.attached.get(&page).into_iter().flatten();
+        open.any(|group| group.required.contains(key))
+            || attached.any(|(_, group)| group.members.iter().any(|m| m.key == *key))
+    }
+
     /// Number of open and attached groups.
     pub fn len(&self) -> u64 {
         (self.open.len() + self.attached.values().map(Vec::len).sum::<usize>()) as u64
@@ -490,6 +506,8 @@ impl Core {
         }
         let dropped = self.pending_groups.take_where(|_, deadline, _| deadline <= now);
         self.counters.groups_dropped += dropped.len() as u64;
+        let members = dropped.iter().flatten();
+        members.for_each(|m| self.departed.note(m.fingerprint, Departure::Incomplete));
         self.free_members(dropped);
     }
 
@@ -504,6 +522,8 @@ impl Core {
     pub fn drop_pending_groups(&mut self) {
         let dropped = self.pending_groups.take_where(|_, _, _| true);
         self.counters.groups_dropped += dropped.len() as u64;
+        let members = dropped.iter().flatten();
+        members.for_each(|m| self.departed.note(m.fingerprint, Departure::Incomplete));
         self.free_members(dropped);
     }
 

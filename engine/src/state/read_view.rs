@@ -15,8 +15,10 @@ use pagelith_io::sync::{Arc, AtomicU64, MutexGuard};
 use pagelith_tiers::policy::LastRequests;
 use pagelith_tiers::ssd::guards::SegmentGuards;
 
+use crate::memory::departed::DepartedReader;
 use crate::memory::frames::FrameData;
 use crate::memory::index::{Entry, IndexReader, ReadStamps, SsdLocation};
+use crate::memory::namespaces::KnownNamespaces;
 use crate::memory::visibility::{Visibility, VisibilityFilter};
 use crate::state::core::Core;
 
@@ -36,6 +38,12 @@ pub(crate) struct ReadView {
     pub tick: AtomicU64,
     /// Epoch of the last request.
     pub last_request: AtomicU64,
+    /// Why objects left or were not taken.
+    pub departed: DepartedReader,
+    /// Namespaces in which objects were put.
+    pub namespaces: Arc<KnownNamespaces>,
+    /// Whether groups wait for other objects or for their base.
+    has_pending_groups: std::sync::atomic::AtomicBool,
 }
 
 /// Version of the last published visibility. The core keeps it to detect that a new one is needed.
@@ -56,6 +64,9 @@ impl ReadView {
             guards: core.ssd.as_ref().map(|ssd| ssd.guards.clone()),
             tick: AtomicU64::new(core.now_tick()),
             last_request: AtomicU64::new(0),
+            departed: core.departed.reader(),
+            namespaces: core.namespaces.clone(),
+            has_pending_groups: false.into(),
         };
         core.snapshot_version =
             SnapshotVersion { visibility: u64::MAX, ..SnapshotVersion::default() };
@@ -76,7 +87,17 @@ impl ReadView {
             // pinned.
             unsafe { pin.defer_destroy(old) };
         }
+        // Stored only on a change, because all sessions read it.
+        let pending = !core.pending_groups.is_empty();
+        if self.has_pending_groups() != pending {
+            self.has_pending_groups.store(pending, Relaxed);
+        }
         core.index.publish();
+    }
+
+    /// Whether groups wait for other objects or for their base.
+    pub fn has_pending_groups(&self) -> bool {
+        self.has_pending_groups.load(Relaxed)
     }
 
     /// Begin a snapshot read without the lock.

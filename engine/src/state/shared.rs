@@ -17,8 +17,10 @@ use pagelith_tiers::ssd::volume::Volume;
 use pagelith_transport::rdma::host::RdmaHost;
 
 use crate::api::error::{Error, ErrorKind, Result};
+use crate::api::outcome::MissCause;
 use crate::api::request::Options;
 use crate::config::ValidConfig;
+use crate::memory::departed::Departure;
 use crate::memory::index::name_of;
 use crate::rpc::Peers;
 use crate::rpc::removal_fence::RemovalFence;
@@ -30,6 +32,7 @@ use crate::state::prefetch::Prefetch;
 use crate::state::read_view::{CoreGuard, ReadView};
 use crate::state::reads::ReadState;
 use crate::state::ssd_admission::SsdAdmission;
+use crate::state::stats::Counters;
 
 /// The fingerprint of every key if `index.constant_fingerprint` is set, which only tests do.
 pub(crate) const CONSTANT_FINGERPRINT: u128 = 1;
@@ -131,6 +134,23 @@ impl Shared {
     /// fingerprint, also with a constant fingerprint in the index.
     pub fn group_name(&self, key: &ObjectKey, generation: Generation) -> u64 {
         name_of(checksum::fingerprint(&self.fingerprint_key, key, generation))
+    }
+
+    /// Count a put of these objects that was refused as `Busy`.
+    pub fn count_busy<'a>(&self, core: &mut Core, keys: impl Iterator<Item = &'a ObjectKey>) {
+        let now = self.now();
+        for key in keys {
+            core.counters.puts_busy += u64::from(core.dram.busy.record(key, now));
+            let fingerprint = self.fingerprint(key, core.generation(key.namespace()));
+            core.departed.note(fingerprint, Departure::NotTaken);
+        }
+    }
+
+    /// Count an object of a client that was not read before the deadline.
+    pub fn count_late(&self) {
+        let mut late = Counters::default();
+        late.miss(MissCause::Late);
+        self.reads.counters.add(0, &late);
     }
 
     /// Deadline of a group that begins now; an incomplete group is dropped then.

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::api::outcome::{GetOutcome, MissCause};
 use crate::rpc::remote_get::RemoteGet;
+use crate::state::absence::AbsenceCounts;
 
 /// Counted under the core's lock, except for the counts of gets
 /// ([`crate::state::counters::StripedCounters`]).
@@ -27,6 +28,8 @@ pub(crate) struct Counters {
     pub remote_skipped: u64,
     pub bytes_remote_put: u64,
     pub misses: [u64; MissCause::ALL.len()],
+    /// Of the misses `absent`, by cause.
+    pub absent: AbsenceCounts,
     pub damaged: u64,
     pub staged_bytes: u64,
     pub late_direct: u64,
@@ -118,6 +121,12 @@ pub struct Stats {
     pub bytes_remote_put: u64,
     /// Misses, by cause.
     pub misses: BTreeMap<String, u64>,
+    /// Of those, the misses `absent`, by why the object is absent.
+    pub absent: BTreeMap<String, u64>,
+    /// Keys that `exists` found in this store.
+    pub exists_found: u64,
+    /// Keys that it did not find, by why the object is absent.
+    pub exists_absent: BTreeMap<String, u64>,
     /// Objects that failed verification.
     pub damaged: u64,
     /// Bytes that went through staging buffers.

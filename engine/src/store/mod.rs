@@ -13,6 +13,7 @@ pub(crate) mod prefetch;
 pub(crate) mod put_parts;
 pub mod rdma;
 pub(crate) mod registered_memory;
+pub(crate) mod remote_counts;
 pub(crate) mod remove;
 pub(crate) mod session;
 pub(crate) mod stats;

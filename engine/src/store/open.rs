@@ -30,8 +30,10 @@ use crate::background::flusher::Flusher;
 use crate::background::peer_writer::PeerWriter;
 use crate::background::recovery::RecoveryCollector;
 use crate::config::{MachineLimits, MemoryPlan, SsdIo, SsdPolicy, ValidConfig};
+use crate::memory::departed::DepartedObjects;
 use crate::memory::frames::Frames;
 use crate::memory::index::{FRAME_MAX, Index};
+use crate::memory::namespaces::KnownNamespaces;
 use crate::memory::pins::Pins;
 use crate::memory::visibility::Visibility;
 use crate::rpc::connections::PeerConnections;
@@ -155,6 +157,8 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         .map_err(|e| Error::new(ErrorKind::Busy, format!("dram.bytes: {e}")))?;
     let index =
         Index::new(config.max_objects()).map_err(|e| Error::new(ErrorKind::Busy, e.to_string()))?;
+    let departed = DepartedObjects::new(config.memory_plan().departed)
+        .map_err(|e| Error::new(ErrorKind::Busy, format!("index.max_objects: {e}")))?;
     let headers = HeaderCache::new(config.headers_bytes())
         .map_err(|e| Error::new(ErrorKind::Busy, format!("ssd.headers_bytes: {e}")))?;
     let staging = StagingPool::new(config.staging_bytes() as usize)
@@ -219,6 +223,8 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         pending_groups: PendingGroups::default(),
         sequence: Sequence(1),
         counters: Counters::default(),
+        departed,
+        namespaces: Arc::new(KnownNamespaces::new(ssd.as_ref().is_none_or(|o| o.made))),
         flushes: FlushCounts::default(),
         events: EventLog::default(),
         jobs: JobTable::default(),

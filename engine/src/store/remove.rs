@@ -10,7 +10,9 @@ use pagelith_tiers::policy::FrameId;
 
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::request::Options;
+use crate::memory::departed::Departure;
 use crate::memory::frames::FrameRef;
+use crate::memory::index::Entry;
 use crate::memory::index::{SlotContent, SsdLocation, name_of};
 use crate::read::get::ProbedObject;
 use crate::state::core::Core;
@@ -136,12 +138,13 @@ fn unlink(
             gone.insert(m.key);
             core.pins.end_lease(m.fingerprint);
         }
-        core.drop_frame(id, true);
+        core.drop_frame(id, true, Departure::Removed);
         found = true;
     }
     for (sibling, place) in probed.map(|p| p.members).unwrap_or_default() {
         let fingerprint = shared.fingerprint(&sibling, generation);
-        if let Some(entry) = core.remove_entry(fingerprint, |e| e.ssd == Some(place)) {
+        let at = |e: &Entry| e.ssd == Some(place);
+        if let Some(entry) = core.remove_entry(fingerprint, at, Departure::Removed) {
             core.emit_removed(&sibling, &entry);
             core.pins.end_lease(fingerprint);
             found = true;
@@ -150,7 +153,8 @@ fn unlink(
     }
     if !shared.config.constant_fingerprint() {
         // It may have been moved since its header was read.
-        while let Some(entry) = core.remove_entry(fingerprint, |e| e.frame.is_none()) {
+        let on_ssd = |e: &Entry| e.frame.is_none();
+        while let Some(entry) = core.remove_entry(fingerprint, on_ssd, Departure::Removed) {
             core.emit_removed(key, &entry);
             core.pins.end_lease(fingerprint);
             found = true;
@@ -194,13 +198,13 @@ fn drop_attached_object(core: &mut Core, fingerprint: u128, before: Sequence) {
     for entry in entries {
         match entry.frame.map(FrameId) {
             Some(id) if core.dram.frames.get(id).is_some_and(|f| f.data.sequence < before) => {
-                core.drop_frame(id, true);
+                core.drop_frame(id, true, Departure::Removed);
             }
             Some(_) => {}
             None => {
                 // Hide all members of the record at once; the walk reaches the others later.
                 core.hide_record(&entry);
-                core.remove_entry(fingerprint, |e| *e == entry);
+                core.remove_entry(fingerprint, |e| *e == entry, Departure::Removed);
             }
         }
     }

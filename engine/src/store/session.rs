@@ -30,6 +30,7 @@ use crate::state::scratch::Scratch;
 use crate::state::session_io::{SessionIo, recency, release_segment};
 use crate::state::shared::Shared;
 use crate::state::verify_sampler::VerifySampler;
+use crate::store::remote_counts;
 use crate::write::cache_remote;
 use crate::write::open_group::OpenGroupId;
 use crate::write::put::payload::PayloadGroup;
@@ -57,7 +58,8 @@ pub struct Session {
 enum Batch {
     Get(Box<GetBatch>),
     Put(Box<PutBatch>),
-    Remote(Box<RemoteGet>),
+    /// The objects are those that this store missed, by index in the batch.
+    Remote(Box<RemoteGet>, Vec<(usize, ObjectKey)>),
     Exists(Box<RemoteExists>),
 }
 
@@ -362,7 +364,7 @@ impl Session {
             let finished = match batch {
                 Batch::Get(b) => b.advance(&mut self.io, *ticket),
                 Batch::Put(b) => b.advance(&mut self.io, *ticket),
-                Batch::Remote(b) => self
+                Batch::Remote(b, _) => self
                     .io
                     .connections
                     .as_mut()
@@ -384,6 +386,7 @@ impl Session {
                     if let Some(connections) =
                         self.io.connections.as_ref().filter(|_| !missed.is_empty())
                     {
+                        let keys = missed.iter().map(|item| (item.index, item.key)).collect();
                         let since = self.io.shared.remote.removal_fence.epoch_without_removal();
                         let remote = RemoteGet::begin(
                             connections,
@@ -393,15 +396,15 @@ impl Session {
                             GetTarget::Peers,
                             since,
                         );
-                        self.batches.push((ticket, Batch::Remote(Box::new(remote))));
+                        self.batches.push((ticket, Batch::Remote(Box::new(remote), keys)));
                         continue;
                     }
                     CompletedBatch::Get(done)
                 }
                 Batch::Put(b) => CompletedBatch::Put(b.finish(&mut self.io)),
-                Batch::Remote(mut b) => {
+                Batch::Remote(mut b, missed) => {
                     cache_remote::cache_fetched(&self.io.shared, &mut b);
-                    self.io.shared.lock().counters.add_remote(&b);
+                    remote_counts::count(&self.io.shared, &b, &missed);
                     CompletedBatch::Get(b.finish())
                 }
                 Batch::Exists(b) => CompletedBatch::Exists(b.finish()),
@@ -463,7 +466,7 @@ impl Session {
                 b.completed(&mut self.io, completion);
                 false
             }
-            Some((_, Batch::Remote(_) | Batch::Exists(_))) | None => false,
+            Some((_, Batch::Remote(..) | Batch::Exists(_))) | None => false,
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::api::outcome::MissCause;
+use crate::state::absence::{Absence, AbsenceCounts};
 use crate::state::shared::Shared;
 use crate::state::stats::Stats;
 
@@ -20,6 +21,7 @@ pub(crate) fn of(shared: &Shared) -> Stats {
     let dram_objects = core.dram.frames.iter().map(|(_, f)| f.data.members.len() as u64).sum();
     let health = core.ssd.as_ref().map(|s| &s.health);
     let misses = MissCause::ALL.iter().zip(c.misses);
+    let (exists_found, exists_absent) = shared.reads.counters.exists();
     Stats {
         objects: core.index.objects(),
         dram_objects,
@@ -42,6 +44,9 @@ pub(crate) fn of(shared: &Shared) -> Stats {
         bytes_memory: c.bytes_memory,
         bytes_ssd: c.bytes_ssd,
         misses: misses.filter(|(_, n)| *n > 0).map(|(cause, n)| (cause.to_string(), n)).collect(),
+        absent: by_cause(&c.absent),
+        exists_found,
+        exists_absent: by_cause(&exists_absent),
         damaged: c.damaged,
         staged_bytes: c.staged_bytes,
         late_direct: c.late_direct,
@@ -97,6 +102,11 @@ pub(crate) fn of(shared: &Shared) -> Stats {
         rdma_taken_down: rdma_counts.taken_down,
         rdma_leaked: rdma_counts.leaked,
     }
+}
+
+fn by_cause(counts: &AbsenceCounts) -> BTreeMap<String, u64> {
+    let named = Absence::ALL.iter().zip(counts).filter(|(_, n)| **n > 0);
+    named.map(|(cause, n)| (cause.name().to_owned(), *n)).collect()
 }
 
 fn nonzero<const N: usize>(counts: [(&str, u64); N]) -> BTreeMap<String, u64> {

@@ -241,7 +241,7 @@ impl JoinedGroup {
                 })
                 .ok_or_else(|| group_memory::no_room(length))
         });
-        let extent = extent.inspect_err(|_| core.count_busy(std::iter::once(key), shared.now()))?;
+        let extent = extent.inspect_err(|_| shared.count_busy(&mut core, std::iter::once(key)))?;
         let fingerprint = shared.fingerprint(key, generation);
         let place = core.pending_groups.get_mut(self.id.0).and_then(|g| g.places.get_mut(at));
         match place {

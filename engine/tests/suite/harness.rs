@@ -161,6 +161,17 @@ struct Listening {
     _dir: TempDir,
 }
 
+/// Each behaviour ends with it: every absence has one cause.
+impl Drop for Store {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            let stats = self.store.stats();
+            let absent = stats.misses.get("absent").copied().unwrap_or(0);
+            assert_eq!(stats.absent.values().sum::<u64>(), absent, "{stats:?}");
+        }
+    }
+}
+
 impl Drop for Listening {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
@@ -256,8 +267,9 @@ impl Store {
             Some(Serving::Tasks(dial)) => dial.join(),
             None => {}
         }
-        Arc::try_unwrap(self.store)
-            .unwrap_or_else(|_| panic!("a reference to the store still exists"))
+        let store = self.store.clone();
+        drop(self);
+        Arc::try_unwrap(store).unwrap_or_else(|_| panic!("a reference to the store still exists"))
     }
 
     pub fn close(self) -> Result<FlushReport> {

@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods)] // Tests make files and threads of their own.
 #![allow(dead_code)] // Each test program uses its own part.
 
+pub mod absence;
 pub mod admission;
 pub mod attached;
 pub mod backpressure;
@@ -46,6 +47,14 @@ pub mod tombstones;
 macro_rules! for_all_behaviours {
     ($then:ident $(, $arg:tt)*) => {
         $then! { $($arg,)*
+            absence::object_never_stored_is_unknown_or_of_another_namespace,
+            absence::removed_and_cleared_objects_are_known_as_removed,
+            absence::evicted_objects_are_known_by_their_last_tier,
+            absence::refused_object_that_left_memory_is_known_as_refused,
+            absence::put_that_was_busy_is_known_as_not_taken,
+            absence::pending_and_dropped_groups_are_known,
+            absence::objects_after_a_hole_and_without_a_base_are_stranded,
+            absence::damaged_object_is_known_as_damaged_at_the_next_miss,
             admission::refused_page_is_served_from_memory_and_not_written,
             admission::flush_writes_refused_pages_that_memory_has,
             admission::close_writes_refused_pages_that_memory_has,

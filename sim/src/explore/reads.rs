@@ -249,6 +249,7 @@ impl Run<'_> {
         pieces: impl Iterator<Item = (usize, &'a [u8])> + Clone,
     ) -> Option<u32> {
         self.trace(|| format!("  oid={oid} {outcome:?}"));
+        self.gets_answered += u64::from(outcome.is_ok());
         let stopped = self.world.disk.stopped();
         match outcome {
             Ok(GetOutcome::Hit { tier, bytes }) => {

@@ -276,6 +276,10 @@ impl Run<'_> {
         if self.plan.setup.roomy && stats.segments_reclaimed > 0 {
             self.report(FindingKind::Error, "roomy store reclaimed segments");
         }
+        let absent = stats.misses.get("absent").copied().unwrap_or(0);
+        if stats.absent.values().sum::<u64>() != absent {
+            self.report(FindingKind::Error, format!("absences have no or two causes {stats:?}"));
+        }
         if !self.memory.check_all() {
             self.report(FindingKind::Memory, "memory changed after get had ended");
         }
@@ -303,6 +307,7 @@ impl Run<'_> {
         let Some(store) = self.store.clone() else { return };
         let all: Vec<ObjectId> = objects::all().collect();
         self.check_exists(&store, &all);
+        let (before, answered) = (gets_counted(&store), self.gets_answered);
         for page in 0..objects::PAGES {
             if !self.findings.is_empty() {
                 return;
@@ -310,6 +315,11 @@ impl Run<'_> {
             self.get_all_of(page);
         }
         self.drain();
+        let (counted, ended) = (gets_counted(&store) - before, self.gets_answered - answered);
+        if counted != ended {
+            let detail = format!("gets ended={ended} hits and misses counted={counted}");
+            self.report(FindingKind::Error, detail);
+        }
         for ns in 0..NAMESPACES {
             self.clear_one(ns, None);
         }
@@ -416,4 +426,10 @@ impl Run<'_> {
         }
         self.drain();
     }
+}
+
+/// Hits and misses of a store.
+fn gets_counted(store: &Store) -> u64 {
+    let stats = store.stats();
+    stats.hits_memory + stats.hits_ssd + stats.hits_remote + stats.misses.values().sum::<u64>()
 }

@@ -59,6 +59,8 @@ pub struct Run<'p> {
     pub(super) sync_unproven: bool,
     /// Number of damaged reads that the store had reported at the last check.
     found_damaged: u64,
+    /// Gets that ended without an error.
+    pub(super) gets_answered: u64,
     /// Steps until a machine with a stopped disk crashes.
     pub(super) dying: u32,
     /// The clock jumped, or the device was slow: batches may be late.
@@ -119,6 +121,7 @@ impl<'p> Run<'p> {
             sync_failed: false,
             sync_unproven: false,
             found_damaged: 0,
+            gets_answered: 0,
             dying: 0,
             lateness_excused: false,
             misled: false,

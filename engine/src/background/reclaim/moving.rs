@@ -18,6 +18,7 @@ use super::contents::Survivor;
 use crate::background::log_context::LogContext;
 use crate::background::log_op::LogOp;
 use crate::background::units::PendingUnit;
+use crate::memory::departed::Departure;
 use crate::memory::index::SsdLocation;
 use crate::memory::visibility::VisibilityFilter;
 use crate::state::core::Core;
@@ -219,7 +220,7 @@ pub(crate) fn move_written(
         all_in_place(&core, &members) && !members.iter().any(|(_, old)| core.is_hidden_at(*old));
     if !whole {
         members.iter().for_each(|(fingerprint, old)| {
-            core.drop_ssd(*fingerprint, *old, None);
+            core.drop_ssd(*fingerprint, *old, None, Departure::Damaged);
         });
         core.events.forgot();
     }

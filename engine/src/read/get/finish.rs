@@ -5,6 +5,7 @@ use pagelith_tiers::policy::Recency;
 
 use super::GetBatch;
 use crate::api::outcome::{CompletedGet, MissCause};
+use crate::read::absence;
 use crate::read::slot::{Hit, HitSource, Purpose, Settled, Slot};
 use crate::read::touch_hits::touch_hits;
 use crate::rpc::remote_get::{CallOptions, MissedItem};
@@ -43,6 +44,13 @@ impl GetBatch {
                 Some(Settled::Miss(cause)) => counters.miss(*cause),
                 Some(Settled::Failed(_)) | None => {}
             }
+        }
+        if counters.misses.iter().any(|n| *n > 0) {
+            let is_absent =
+                |slot: &&Slot| matches!(slot.settled(), Some(Settled::Miss(MissCause::Absent)));
+            let absent = self.slots.iter().filter(is_absent);
+            let absent = absent.map(|slot| (&slot.key, slot.fingerprint));
+            absence::count(&io.shared, absent, &mut counters.absent);
         }
         io.shared.reads.counters.add(io.counter_stripe, &counters);
         if io.shared.config.batch_summary() {

@@ -41,7 +41,7 @@ impl Drop for Session {
             match batch {
                 Batch::Get(b) => b.abandon(&self.io),
                 Batch::Put(b) => b.abandon(&self.io),
-                Batch::Remote(_) | Batch::Exists(_) => {}
+                Batch::Remote(..) | Batch::Exists(_) => {}
             }
         }
         self.io

@@ -98,7 +98,7 @@ pub(crate) fn admit(
                 found.push(None);
             }
             KeyState::Unclear => {
-                core.count_busy(group.iter().map(|o| &o.key), shared.now());
+                shared.count_busy(core, group.iter().map(|o| &o.key));
                 let key = object.key;
                 let detail = format!(
                     "cannot tell whether the key is present: its record header was not read in \

@@ -13,6 +13,7 @@ use super::copy::ConfirmedGroup;
 use super::{Published, ReturnedGroup, into_members};
 use crate::api::error::Error;
 use crate::api::outcome::{FlushReport, PutOutcome, Tier};
+use crate::memory::departed::Departure;
 use crate::memory::frames::{FrameData, FrameMember, FrameRef, FrameState};
 use crate::memory::index::{Entry, TICK_MODULUS, name_of};
 use crate::memory::visibility::VisibilityFilter;
@@ -41,7 +42,7 @@ pub(crate) fn publish(
         && !since.is_some_and(|since| shared.remote.removal_fence.is_unchanged_since(since))
         && !mutant::on(Mutant::NotifiedBeforeOffers)
     {
-        core.count_busy(data.members.iter().map(|m| &m.key), shared.now());
+        shared.count_busy(core, data.members.iter().map(|m| &m.key));
         let error = Error::busy("objects were removed while a peer's offer was in flight");
         return Err(ReturnedGroup::new(error, data));
     }
@@ -58,12 +59,12 @@ pub(crate) fn publish(
         let error =
             Error::busy(format!("an object was put, removed or is being written key={key}"));
         if !fetched {
-            core.count_busy(data.members.iter().map(|m| &m.key), shared.now());
+            shared.count_busy(core, data.members.iter().map(|m| &m.key));
         }
         return Err(ReturnedGroup::new(error, data));
     }
     if let Some(error) = open_group.and_then(|id| commit_error(core, id)) {
-        core.count_busy(data.members.iter().map(|m| &m.key), shared.now());
+        shared.count_busy(core, data.members.iter().map(|m| &m.key));
         return Err(ReturnedGroup::new(error, data));
     }
     let writes = core.ssd.as_ref().is_some_and(|s| s.health.writes());
@@ -161,7 +162,7 @@ fn wait_for_base(
     }
     let bytes = attached.members.iter().map(|m| m.extent.padded_bytes()).sum();
     if let Err(error) = core.check_pending_capacity(shared.now(), None, bytes) {
-        core.count_busy(attached.members.iter().map(|m| &m.key), shared.now());
+        shared.count_busy(core, attached.members.iter().map(|m| &m.key));
         return Err(ReturnedGroup { error, members: attached.members.into_vec() });
     }
     core.pending_groups.add_attached(attached, shared.group_deadline());
@@ -231,6 +232,7 @@ fn free_members(core: &mut Core, members: &[FrameMember]) {
 fn refuse(core: &mut Core, members: &[FrameMember]) -> Published {
     free_members(core, members);
     core.counters.puts_refused += members.len() as u64;
+    members.iter().for_each(|m| core.departed.note(m.fingerprint, Departure::NotTaken));
     if let Some(first) = members.first() {
         let refused =
             FlushReport { refused_objects: members.len() as u64, ..FlushReport::default() };
@@ -311,12 +313,13 @@ fn remove_replaced(
 ) {
     for m in members {
         if let Some((frame, _)) = core.find_memory(&m.key, m.fingerprint, generation) {
-            core.drop_frame(frame.id, true);
+            core.drop_frame(frame.id, true, Departure::Removed);
         }
         if shared.config.constant_fingerprint() {
             continue;
         }
-        while let Some(entry) = core.remove_entry(m.fingerprint, |e| e.frame.is_none()) {
+        let on_ssd = |e: &Entry| e.frame.is_none();
+        while let Some(entry) = core.remove_entry(m.fingerprint, on_ssd, Departure::Removed) {
             core.emit_removed(&m.key, &entry);
             // A single object's record has no other members. Those of an attached object are only
             // known from its record header.
@@ -350,6 +353,7 @@ fn insert_frame(
     let ssd_writes = core.ssd.as_ref().is_some_and(|s| s.health.writes());
     let frame = core.dram.frames.insert(data.clone(), FrameState::Queued, at).ok_or(())?;
     index_frame(core, frame.id, data);
+    core.namespaces.add(data.namespace);
     if origin == PutOrigin::Put
         && let Some(remote) = core.remote.as_mut()
     {

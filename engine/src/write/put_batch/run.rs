@@ -207,7 +207,7 @@ impl PutBatch {
                     break;
                 }
                 AdmitOutcome::NoMemory(bytes) => {
-                    core.count_busy(sizes.iter().map(|size| &size.key), shared.now());
+                    shared.count_busy(core, sizes.iter().map(|size| &size.key));
                     full = true;
                     self.set_outcome(member.group, Err(no_room(bytes)), Vec::new());
                 }
