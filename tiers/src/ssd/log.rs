@@ -307,7 +307,7 @@ impl Log {
         !self.sealing.is_empty()
     }
 
-    /// Raise a free segment's incarnation and keep it as the spare one; [`LogEvent::Ready`] follows.
+    /// Raise a free segment's incarnation and keep it as spare; [`LogEvent::Ready`] follows.
     pub fn prepare(&mut self, segment: SegmentId, incarnation: Incarnation, order: SegmentOrder) {
         self.preparing = true;
         self.manifest.request(Change::Segment(segment, incarnation, order));
@@ -324,7 +324,7 @@ impl Log {
         self.syncs.request(self.token)
     }
 
-    /// Submit an operation of the owner; [`LogEvent::Other`] follows. Returned if the queue is full.
+    /// Submit the owner's operation; [`LogEvent::Other`] follows. Returned if the queue is full.
     pub fn submit(&mut self, tag: u64, op: Op) -> Result<(), Op> {
         if self.queue.room() == 0 {
             return Err(op);
