@@ -29,8 +29,8 @@ use crate::state::shared::Shared;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Bytes of server state per requested object, without its checksums.
 pub(crate) const REQUESTED_OBJECT_BYTES: usize = size_of::<RequestedObject>();
-/// Maximum number of objects looked up under one acquisition of the core lock, which bounds how long
-/// other threads wait for it.
+/// Maximum number of objects looked up under one acquisition of the core lock, which bounds how
+/// long other threads wait for it.
 const LOOKUPS_MAX: usize = 32;
 
 /// A requested object.

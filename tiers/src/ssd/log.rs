@@ -7,8 +7,7 @@
 //!   for current ones.
 //! - A footer is written only after a sync that covers every record it lists: otherwise a crash
 //!   leaves a valid table of invalid records, and open prefers it to older copies that are intact.
-//! - Records are appended in the order in which they are submitted: a tombstone follows every
-//!   record that it shadows.
+//! - Records are appended in the order of submission: a tombstone follows every record it hides.
 //! - After a failed sync nothing is appended or sealed with a footer, and nothing written since the
 //!   last successful sync is trusted. The sync is never retried; [`Log::resume_after_sync_fault`]
 //!   starts again with other segments.
@@ -38,16 +37,14 @@ pub enum LogEvent {
     /// A write to this segment failed and these records were not written (none, if it was the
     /// footer). The owner may append them again. The segment is sealed early.
     WriteFailed(SegmentIdentity, Vec<u64>, IoFault),
-    /// These records were never written because of a failure that has its own event, or they are
-    /// unusable because the header of their segment was not written. The owner may append them
-    /// again.
+    /// These records were never written because of a failure that has its own event, or the header
+    /// of their segment was not written. The owner may append them again.
     Unwritten(Vec<u64>, IoFault),
     /// A sync failed, or files were missing after it: nothing is appended from now on.
     SyncFailed(IoFault),
     /// These records are durable.
     Durable(Vec<(u64, RecordLocation)>),
-    /// A sync failed: these records were written since the last successful one and must not be
-    /// trusted.
+    /// A sync failed: these records, written since the last successful one, are not trusted.
     Untrusted(Vec<(u64, RecordLocation)>, IoFault),
     /// A request of [`Log::sync`] is complete.
     Synced {
@@ -310,8 +307,7 @@ impl Log {
         !self.sealing.is_empty()
     }
 
-    /// Raise a free segment's incarnation and keep the segment as the spare one;
-    /// [`LogEvent::Ready`] follows.
+    /// Raise a free segment's incarnation and keep it as spare; [`LogEvent::Ready`] follows.
     pub fn prepare(&mut self, segment: SegmentId, incarnation: Incarnation, order: SegmentOrder) {
         self.preparing = true;
         self.manifest.request(Change::Segment(segment, incarnation, order));
@@ -328,8 +324,7 @@ impl Log {
         self.syncs.request(self.token)
     }
 
-    /// Submit an operation of the owner; [`LogEvent::Other`] follows. Returned if the I/O queue is
-    /// full.
+    /// Submit the owner's operation; [`LogEvent::Other`] follows. Returned if the queue is full.
     pub fn submit(&mut self, tag: u64, op: Op) -> Result<(), Op> {
         if self.queue.room() == 0 {
             return Err(op);
@@ -409,8 +404,7 @@ impl Log {
         self.submit_queued(usize::MAX);
     }
 
-    /// Submit at most `most` queued writes, up to `write_depth` in flight; true if one was
-    /// submitted.
+    /// Submit at most `most` queued writes, up to `write_depth` in flight; true if one was.
     pub(super) fn submit_queued(&mut self, most: usize) -> bool {
         let mut count = 0;
         while count < most

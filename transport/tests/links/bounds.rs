@@ -64,7 +64,7 @@ fn operation_beyond_the_limit_is_handed_back_and_ends_a_servers_link() {
     let mut events = Vec::new();
     server.poll(&mut events);
     let last = event_lines(&events).pop().expect("an end");
-    assert!(last.contains("field=op value=more in flight than agreed"), "{last}");
+    assert!(last.contains("more operations are in flight than agreed max="), "{last}");
 }
 
 #[test]
