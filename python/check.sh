@@ -20,12 +20,16 @@ if [ "$what" != test ]; then
     "$python" -m venv "$out/env"
     CARGO_TARGET_DIR=$out "$out/env/bin/pip" wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$out/wheels" .
     "$out/env/bin/pip" install --quiet --disable-pip-version-check --no-index "$out/wheels"/pagelith-*.whl
-    # The store process for tests that attach: the program as the workspace's tests build it, so
-    # that its crates are built once.
-    cargo build --quiet --profile test --manifest-path ../Cargo.toml --target-dir "${CARGO_TARGET_DIR:-../target}" -p pagelith-cli
+    # The store process for tests that attach, and the fake verbs library: as the workspace's tests
+    # build them, so that their crates are built once.
+    cargo build --quiet --profile test --manifest-path ../Cargo.toml --target-dir "${CARGO_TARGET_DIR:-../target}" -p pagelith-cli -p pagelith-fake-verbs
+    # A store over RDMA, from the wheel's crates.
+    cargo build --quiet --release --target-dir "$out" -p pagelith-rdma-store
 fi
 STORE_PROGRAM=$(realpath "${CARGO_TARGET_DIR:-../target}/debug/pagelith")
-export STORE_PROGRAM
+FAKE_VERBS=$(realpath "${CARGO_TARGET_DIR:-../target}/debug/libpagelith_fake_verbs.so")
+RDMA_STORE=$(realpath "$out/release/libpagelith_rdma_store.so")
+export STORE_PROGRAM FAKE_VERBS RDMA_STORE
 # Not in this directory, where Python would import the sources instead of the wheel.
 cd "$out"
 if [ "$what" != test ]; then

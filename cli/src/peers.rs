@@ -66,8 +66,8 @@ impl PeerFlags {
     }
 }
 
-/// Attach to the store process at `address`, authenticated by `key`. RDMA devices and the host's name
-/// are those of the environment.
+/// Attach to the store process at `address`, authenticated by `key`. RDMA devices and the host's
+/// name are those of the environment.
 pub(crate) fn attach(address: &PeerAddress, key: Option<&Key>) -> anyhow::Result<Client> {
     let dial = rdma::dial(address, key, &rdma::config_of_environment()?)?;
     Ok(Client::over(dial, TIMEOUT)?)

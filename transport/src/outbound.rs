@@ -407,8 +407,7 @@ impl Outbound {
         counts: &mut LinkCounters,
     ) -> Result<(), LinkError> {
         self.staged.clear();
-        self.at = 0;
-        self.quiet = self.urgent.is_empty() && self.queue.is_empty();
+        (self.at, self.quiet) = (0, self.urgent.is_empty() && self.queue.is_empty());
         while let Some(frame) = self.urgent.pop_front() {
             self.writer.control(&frame, &mut self.staged);
         }
@@ -493,8 +492,7 @@ impl Outbound {
             }
         }
         // At most `data_bytes_max`, which has 32 bits.
-        let bytes = most as u32;
-        self.writer.data(&front.push, offset, bytes, &mut self.staged);
+        self.writer.data(&front.push, offset, most as u32, &mut self.staged);
         front.framed += most;
         self.body_left = most;
         Ok(false)

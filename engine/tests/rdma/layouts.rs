@@ -1,4 +1,4 @@
-//! Registered host pools of every layout of docs/geometry.md: which of their bytes move by RDMA.
+//! Registered host pools of every layout of docs/geometry.md: all of their bytes move by RDMA.
 
 use pagelith::layouts::geometry::presets::{self, DeepSeekV4Layers};
 use pagelith::layouts::geometry::{
@@ -10,16 +10,6 @@ use super::*;
 
 /// Pages of a host pool.
 const SLOTS: u64 = 2;
-/// Shorter pieces travel over TCP, and so do puts of objects with such a piece.
-const PIECE_BYTES_MIN: u64 = 512;
-
-/// Bytes of a pool's objects, and how many of them travel over TCP.
-#[derive(Clone, Copy, Default)]
-struct Moved {
-    bytes: u64,
-    got_by_tcp: u64,
-    put_by_tcp: u64,
-}
 
 /// A model of each class, with pages of 16 tokens where the length does not change the layout.
 fn models() -> Vec<Model> {
@@ -63,8 +53,13 @@ fn pieces<'a>(buffers: &'a mut [AlignedBuf], chunks: &[Chunk]) -> Vec<&'a mut [u
     found.into_iter().map(|(_, piece)| piece).collect()
 }
 
-/// Put all objects of a pool from registered buffers and get them into the same ones.
-fn round_trip(client: &pagelith::client::Client, pool: &Pool, first_page: u64) -> Moved {
+fn on_streams(counts: RdmaCounts) -> u64 {
+    counts.stream_unregistered + counts.stream_small + counts.stream_scattered
+}
+
+/// Put all objects of a pool from registered buffers and get them into the same ones. Returns their
+/// bytes.
+fn round_trip(client: &pagelith::client::Client, pool: &Pool, first_page: u64) -> u64 {
     let extents = Extents::new(pool, SLOTS).expect("fits");
     let lengths: Vec<usize> = extents.buffer_bytes().iter().map(|bytes| *bytes as usize).collect();
     let mut buffers = AlignedBuf::with_lengths(&lengths).expect("memory");
@@ -102,44 +97,27 @@ fn round_trip(client: &pagelith::client::Client, pool: &Pool, first_page: u64) -
         assert!(buffer[..] == before[..], "bytes of {} differ", pool.client_name());
     }
     drop(registered);
-    let mut moved = Moved::default();
-    for (_, chunks) in &objects {
-        let lengths = || chunks.iter().map(|chunk| chunk.len);
-        let short: u64 = lengths().filter(|length| *length < PIECE_BYTES_MIN).sum();
-        moved.bytes += lengths().sum::<u64>();
-        moved.got_by_tcp += short;
-        moved.put_by_tcp += if short > 0 { lengths().sum() } else { 0 };
-    }
-    moved
+    lengths.iter().map(|length| *length as u64).sum()
 }
 
 #[test]
-fn bytes_of_registered_pools_of_every_layout_move_by_rdma() {
+fn bytes_of_registered_pools_of_every_layout_move_by_rdma_alone() {
     for layout in Layout::ALL {
         let Some((world, store)) = served_with(Size::mib(256)) else { return };
         let (client, [server, own]) = (store.client(), store.devices());
         let pools = pools(layout);
         assert!(pools.iter().any(|pool| !pool.components.is_empty()), "{layout}");
-        let mut total = Moved::default();
+        let mut total = 0;
         for (number, pool) in (0..).zip(&pools) {
-            let Moved { bytes, got_by_tcp, put_by_tcp } = round_trip(client, pool, number * SLOTS);
-            let what = format!("layout={layout} pool={}", pool.client_name());
-            // The scales of an index with one layer: 4 bytes a token.
-            let has_short = layout == Layout::PageFirstKvSplit && pool.client_name() == "draft";
-            assert_eq!(got_by_tcp > 0, has_short, "{what}");
-            total.bytes += bytes;
-            total.got_by_tcp += got_by_tcp;
-            total.put_by_tcp += put_by_tcp;
-            let counts = own.counts();
-            assert_eq!(counts.bytes_placed, total.bytes - total.got_by_tcp, "{what}");
-            assert_eq!(counts.stream_small, total.got_by_tcp + total.put_by_tcp, "{what}");
+            total += round_trip(client, pool, number * SLOTS);
+            let placed = own.counts().bytes_placed;
+            assert_eq!(placed, total, "layout={layout} pool={}", pool.client_name());
             assert_eq!(own.registered_bytes(), 0);
         }
-        let others = |counts: RdmaCounts| counts.stream_unregistered + counts.stream_scattered;
-        assert_eq!((others(own.counts()), others(server.counts())), (0, 0), "layout={layout}");
-        let written = total.bytes - total.got_by_tcp;
-        helpers::until(&world, "WRITEs completed", || store.stats().rdma_bytes_written == written);
-        assert_eq!(store.stats().rdma_bytes_read, total.bytes - total.put_by_tcp, "{layout}");
+        let streams = (on_streams(own.counts()), on_streams(server.counts()));
+        assert_eq!(streams, (0, 0), "layout={layout}");
+        helpers::until(&world, "WRITEs completed", || store.stats().rdma_bytes_written == total);
+        assert_eq!(store.stats().rdma_bytes_read, total, "layout={layout}");
     }
 }
 

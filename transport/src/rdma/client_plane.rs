@@ -30,10 +30,11 @@ use super::region::RdmaRegion;
 use super::targets::TARGETS_MAX;
 use crate::link_error::LinkError;
 
-/// Shortest piece that RDMA moves: a WRITE takes a request for each piece of the client, while the
-/// stream copies short pieces in one call. The value is a guess: on soft-RoCE devices the stream is
-/// always faster (benches/results/rdma.md), and no network card has run this yet.
-pub(crate) const PIECE_BYTES_MIN: usize = 512;
+/// Least average length of the pieces of a transfer that RDMA moves: each piece of the client takes
+/// a request of its own, while the stream copies short pieces in one call. The value is a guess: on
+/// soft-RoCE devices the stream is always faster (benches/results/rdma.md), and no network card has
+/// run this yet.
+const PIECE_BYTES_MIN: u64 = 512;
 /// Maximum pieces of a push that the server reads.
 const SHOWN_PIECES_MAX: usize = 512;
 /// Most bytes of a frame with regions or targets: what every server reads.
@@ -118,7 +119,7 @@ impl ClientPlane {
     }
 
     /// Where the server shall write bytes of an item. Empty if none of the memory is registered, if
-    /// its pieces are too short, or if the operation's request is sent already.
+    /// its pieces are short, or if the operation's request is sent already.
     pub fn targets_of(
         &mut self,
         op: OpId,
@@ -128,11 +129,12 @@ impl ClientPlane {
     ) -> Vec<TargetItem> {
         self.refresh();
         let mut found: Vec<TargetItem> = Vec::new();
-        let mut offset = offset;
+        let (mut offset, mut bytes) = (offset, 0);
         for part in parts {
             let length = part.len() as u64;
             match self.place(part, |access| access.write) {
-                Ok((region, at)) => {
+                Some((region, at)) => {
+                    bytes += length;
                     let adjacent = |last: &&mut TargetItem| {
                         last.region == region
                             && last.at + last.length == at
@@ -143,30 +145,28 @@ impl ClientPlane {
                         None => found.push(TargetItem { item, region, offset, at, length }),
                     }
                 }
-                Err(reason) => self.rails.host.counters().note_stream(reason, length),
+                None => self.note_stream(StreamReason::Unregistered, length),
             }
             offset += length;
+        }
+        if are_short(found.len(), bytes) {
+            self.note_stream(StreamReason::Small, bytes);
+            found.clear();
         }
         let is_sent = self.live.contains_key(&op);
         if is_sent || self.targets + found.len() > TARGETS_MAX { Vec::new() } else { found }
     }
 
     /// The region that the server knows and that has a part, and the part's offset in it.
-    fn place(
-        &self,
-        part: &Part,
-        permits: impl Fn(RemoteAccess) -> bool,
-    ) -> Result<(u32, u64), StreamReason> {
-        let found = self.rails.own.find(part.addr(), part.len());
-        let Some(found) = found.filter(|found| {
-            permits(found.region.access()) && self.named.contains(&found.region.number())
-        }) else {
-            return Err(StreamReason::Unregistered);
-        };
-        if part.len() < PIECE_BYTES_MIN {
-            return Err(StreamReason::Small);
-        }
-        Ok((found.region.number(), found.at))
+    fn place(&self, part: &Part, permits: impl Fn(RemoteAccess) -> bool) -> Option<(u32, u64)> {
+        let found = self.rails.own.find(part.addr(), part.len())?;
+        let number = found.region.number();
+        let is_usable = permits(found.region.access()) && self.named.contains(&number);
+        is_usable.then_some((number, found.at))
+    }
+
+    fn note_stream(&self, reason: StreamReason, bytes: u64) {
+        self.rails.host.counters().note_stream(reason, bytes);
     }
 
     /// Add targets of an operation whose request is not sent.
@@ -191,15 +191,12 @@ impl ClientPlane {
     /// Where the bytes of a push are, if the server can read all of them in a few pieces.
     pub fn shown(&mut self, parts: &[Part]) -> Option<Vec<ShownPiece>> {
         self.refresh();
+        let bytes = parts.iter().map(|part| part.len() as u64).sum();
         let mut pieces: Vec<ShownPiece> = Vec::new();
         for part in parts.iter().filter(|part| !part.is_empty()) {
-            let (region, at) = match self.place(part, |access| access.read) {
-                Ok(found) => found,
-                Err(reason) => {
-                    let length = parts.iter().map(|part| part.len() as u64).sum();
-                    self.rails.host.counters().note_stream(reason, length);
-                    return None;
-                }
+            let Some((region, at)) = self.place(part, |access| access.read) else {
+                self.note_stream(StreamReason::Unregistered, bytes);
+                return None;
             };
             let length = part.len() as u64;
             let adjacent =
@@ -209,9 +206,12 @@ impl ClientPlane {
                 None => pieces.push(ShownPiece::new(region, at, length)),
             }
         }
+        if are_short(pieces.len(), bytes) {
+            self.note_stream(StreamReason::Small, bytes);
+            return None;
+        }
         if pieces.len() > SHOWN_PIECES_MAX {
-            let length = pieces.iter().map(|piece| piece.length).sum();
-            self.rails.host.counters().note_stream(StreamReason::Scattered, length);
+            self.note_stream(StreamReason::Scattered, bytes);
             return None;
         }
         (!pieces.is_empty()).then_some(pieces)
@@ -272,6 +272,11 @@ impl ClientPlane {
         let body = (!items.is_empty()).then(|| placement::encode_noticed(&items));
         Ok(body.map(|body| Frame::new(FrameKind::Noticed, OpId(0), body)))
     }
+}
+
+/// Whether so many pieces are too short for RDMA.
+fn are_short(pieces: usize, bytes: u64) -> bool {
+    bytes < pieces as u64 * PIECE_BYTES_MIN
 }
 
 fn region_frame(items: &mut Vec<RegionItem>, keys: &mut Vec<u32>) -> Frame {

@@ -20,7 +20,7 @@ use super::counters::{RdmaCounters, RdmaCounts};
 use super::rail::Rail;
 use super::rail_health::PeerHost;
 use super::region::RdmaRegion;
-use super::take_down::Progress;
+use super::take_down_progress::TakeDownProgress;
 
 /// Bytes of a chunk at most. A piece of a scatter list is inside of one chunk, and its length has
 /// 32 bits; a message has at most 2 GiB.
@@ -60,9 +60,9 @@ pub struct RdmaHost {
     regions: Mutex<Regions>,
     /// Raised with each change of the list of regions.
     version: AtomicU64,
-    counters: RdmaCounters,
+    counters: Arc<RdmaCounters>,
     /// The queue pairs that are being taken down, of which no link may be left to ask.
-    take_downs: Mutex<Vec<Weak<Progress>>>,
+    take_downs: Mutex<Vec<Weak<TakeDownProgress>>>,
     /// The clock of all failures and rests: links may have clocks that begin at other moments.
     clock: SystemClock,
 }
@@ -97,7 +97,7 @@ impl RdmaHost {
             registering: Mutex::default(),
             regions: Mutex::default(),
             version: AtomicU64::new(0),
-            counters: RdmaCounters::default(),
+            counters: Arc::default(),
             take_downs: Mutex::default(),
             // The system's: verbs are never simulated.
             clock: SystemClock::new(),
@@ -208,14 +208,16 @@ impl RdmaHost {
         self.counters.counts()
     }
 
-    /// Note that queue pairs are being taken down.
-    pub(super) fn note_take_down(&self, progress: &Arc<Progress>) {
+    /// Begin to take down so many queue pairs.
+    pub(super) fn begin_take_down(&self, pairs: u64) -> Arc<TakeDownProgress> {
+        let progress = Arc::new(TakeDownProgress::new(self.counters.clone(), pairs));
         let mut all = self.take_downs();
         all.retain(|one| one.strong_count() > 0);
-        all.push(Arc::downgrade(progress));
+        all.push(Arc::downgrade(&progress));
+        progress
     }
 
-    fn take_downs(&self) -> MutexGuard<'_, Vec<Weak<Progress>>> {
+    fn take_downs(&self) -> MutexGuard<'_, Vec<Weak<TakeDownProgress>>> {
         self.take_downs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -23,6 +23,7 @@ mod rails_exchange;
 mod requests;
 mod server_plane;
 mod take_down;
+mod take_down_progress;
 mod targets;
 
 pub(crate) use client_plane::ClientPlane;
@@ -30,4 +31,5 @@ pub(crate) use data_plane::DataPlane;
 pub(crate) use rail_queue::WrittenBytes;
 pub(crate) use rails_exchange::{Exchanged, PendingRails, RailsExchange};
 pub(crate) use server_plane::{Completed, Placement, ReadDone, STRIPE_BYTES, ServerPlane};
-pub(crate) use take_down::{TakeDown, TakenDown};
+pub(crate) use take_down::TakeDown;
+pub(crate) use take_down_progress::TakenDown;

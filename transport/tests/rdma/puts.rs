@@ -70,9 +70,9 @@ fn memory_that_one_end_has_not_registered_travels_on_the_stream() {
 fn pieces_too_short_to_pay_are_sent() {
     let mut ends = Ends::new(["", ""]);
     let (from, to) = (ends.client_memory(MIB), ends.server_memory(MIB));
-    let places = scattered(0, &[10_000, 511, 10_000]);
-    assert_eq!(put(&mut ends, (&from, &places), (&to, &[(0, 20_511)])), 20_511);
-    assert_eq!(ends.counts()[0].stream_small, 20_511);
+    let places = scattered(0, &[100, 700, 735]);
+    assert_eq!(put(&mut ends, (&from, &places), (&to, &[(0, 1535)])), 1535);
+    assert_eq!(ends.counts()[0].stream_small, 1535, "less than 512 a piece");
 }
 
 #[test]

@@ -431,15 +431,12 @@ impl World {
         Ok(())
     }
 
-    /// The faults of a pair's device.
     pub fn faults(&mut self, number: u32) -> &Faults {
-        let device = self.pairs[&number].device;
-        &self.device(device).faults
+        &self.device(self.pairs[&number].device).faults
     }
 
     pub fn remove_pair(&mut self, number: u32) -> Result<(), Errno> {
-        let device = self.pairs[&number].device;
-        let device = self.device(device);
+        let device = self.device(self.pairs[&number].device);
         if device.faults.fail_destroy > 0 {
             device.faults.fail_destroy -= 1;
             return Err(Errno::BUSY);
