@@ -71,7 +71,7 @@ step "$verbs" --test-threads 2
 machine veth
 step "$verbs" --test-threads 2
 step "$links" --test-threads 1 --nocapture
-step "$behaviours" --test-threads 4 rdma::
+step "$behaviours" --test-threads 2 rdma::
 trace=()
 [ -z "${TEST_PAGELITH_TRACE:-}" ] || trace=(--trace "$TEST_PAGELITH_TRACE")
 step sim/rdma/replay.sh rdma target/debug/pagelith "${trace[@]}" --requests 60 --object-bytes 4KiB

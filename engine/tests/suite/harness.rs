@@ -72,7 +72,7 @@ pub const EMBEDDED_ONLY: &[(&str, &str)] = &[
     ("failing_segments::group_written_while_an_off_tier_is_purged_is_whole_or_gone", SYNCS),
 ];
 
-/// A server's staging memory: little, since each store of a behaviour registers it with two devices.
+/// Staging memory of a server: the least, since each store of a behaviour registers it.
 const STAGING: usize = 8 << 20;
 
 /// A store. Calls that a client has go over the link, if there is one; the rest (views, sessions,
