@@ -9,14 +9,14 @@
 #
 # TEST_PAGELITH_RDMA_CANCELS and TEST_PAGELITH_RDMA_KILLS lengthen the campaigns of
 # transport/tests/rdma_devices.rs. TEST_PAGELITH_TRACE is a trace for the replay.
-# TEST_PAGELITH_VM_TIMEOUT is the longest time of one machine in seconds (default 3600, quick 300).
+# TEST_PAGELITH_VM_TIMEOUT is the longest time of one machine in seconds (default 3600, quick 600).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 what=${1:-all}
 export TEST_PAGELITH_VERBS=libibverbs.so.1
 if [ "$what" = quick ]; then
     export TEST_PAGELITH_RDMA_CANCELS=10 TEST_PAGELITH_RDMA_KILLS=2
-    seconds=300
+    seconds=600
 else
     seconds=3600
 fi
