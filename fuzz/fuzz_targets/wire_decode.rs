@@ -6,6 +6,8 @@ use pagelith_layouts::checksum::{checksum64, key_hash};
 use pagelith_layouts::wire::auth::{ChallengeBody, ProofBody};
 use pagelith_layouts::wire::greeting::{Greeting, Refusal};
 use pagelith_layouts::wire::outcome::{self, DecodedOutcome, EventItem, OutcomeToSend, ViewItem};
+use pagelith_layouts::wire::placement::{self, PlacedBody};
+use pagelith_layouts::wire::rails::Rails;
 use pagelith_layouts::wire::request::{self, RequestBody, Verb};
 use pagelith_layouts::wire::{FrameHead, FrameKind, head, pull, rdma_regions, shm_ref};
 
