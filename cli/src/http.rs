@@ -18,7 +18,7 @@ use pagelith::io::system::SystemClock;
 use pagelith::transport::address::Endpoint;
 use pagelith::transport::limits::LinkLimits;
 use pagelith::transport::resolve::Resolver;
-use pagelith::{NamespaceStats, Stats, Store};
+use pagelith::{Stats, Store};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -279,6 +279,8 @@ fn register_rows(registry: &mut Registry, table: &str, rows: &serde_json::Map<St
 
 #[cfg(test)]
 mod response_tests {
+    use pagelith::NamespaceStats;
+
     use super::*;
 
     #[test]

@@ -27,7 +27,7 @@ pub(crate) enum OpenTarget {
 }
 
 /// The counters of a store that a report needs.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct StoreCounters {
     pub(super) bytes_to_device: u64,
     pub(super) dram_peak_bytes: u64,

@@ -118,7 +118,7 @@ impl DepartedReader {
     fn bucket(&self, fingerprint: u128) -> &[std::sync::atomic::AtomicU64] {
         // Other bits than the tag's and than those that order the index.
         let buckets = self.0.len() / BUCKET_WORDS;
-        let at = ((fingerprint as u64 >> 32) * buckets as u64 >> 32) as usize * BUCKET_WORDS;
+        let at = (((fingerprint as u64 >> 32) * buckets as u64) >> 32) as usize * BUCKET_WORDS;
         &self.0[at..at + BUCKET_WORDS]
     }
 
