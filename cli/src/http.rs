@@ -227,6 +227,9 @@ fn metrics(stats: &Stats, serving: &[(&'static str, &'static str, u64)]) -> Stri
                 counter.inc_by(number.as_u64().unwrap_or(0));
                 registry.register(name, help, counter);
             }
+            Value::Object(rows) if rows.values().any(Value::is_object) => {
+                register_rows(&mut registry, name, rows);
+            }
             Value::Object(named) => {
                 let counters = Family::<Named, Counter>::default();
                 for (cause, count) in named {
@@ -250,8 +253,34 @@ fn metrics(stats: &Stats, serving: &[(&'static str, &'static str, u64)]) -> Stri
     text
 }
 
+/// Register each column of a table as a metric of its own, with a label for the row.
+fn register_rows(registry: &mut Registry, table: &str, rows: &serde_json::Map<String, Value>) {
+    let table = table.strip_suffix('s').unwrap_or(table);
+    let columns = rows.values().next().and_then(Value::as_object);
+    for column in columns.into_iter().flat_map(|columns| columns.keys()) {
+        let (name, help) = (format!("{table}_{column}"), column.replace('_', " "));
+        let values = rows.iter().map(|(row, values)| (row, values[column].as_u64().unwrap_or(0)));
+        if GAUGES.contains(&&**column) {
+            let gauges = Family::<Named, Gauge>::default();
+            for (row, value) in values {
+                let value = i64::try_from(value).unwrap_or(i64::MAX);
+                gauges.get_or_create(&Named { name: row.clone() }).set(value);
+            }
+            registry.register(name, help, gauges);
+        } else {
+            let counters = Family::<Named, Counter>::default();
+            for (row, value) in values {
+                counters.get_or_create(&Named { name: row.clone() }).inc_by(value);
+            }
+            registry.register(name, help, counters);
+        }
+    }
+}
+
 #[cfg(test)]
 mod response_tests {
+    use pagelith::NamespaceStats;
+
     use super::*;
 
     #[test]
@@ -269,6 +298,8 @@ mod response_tests {
         stats.misses.insert("absent".into(), 5);
         stats.absent.insert("refused".into(), 5);
         stats.exists_absent.insert("unknown".into(), 1);
+        let tenant = NamespaceStats { hits: 9, dram_bytes: 4096, ..NamespaceStats::default() };
+        stats.namespaces.insert("others".into(), tenant);
         stats.rdma_links_without.insert("peer".into(), 1);
         stats.rdma_stream_bytes.insert("small".into(), 1);
         let text = metrics(&stats, &[("links", "clients", 2)]);
@@ -278,6 +309,8 @@ mod response_tests {
             "# TYPE pagelith_puts_stored counter",
             "pagelith_puts_stored_total 7",
             "pagelith_misses_total{name=\"absent\"} 5",
+            "pagelith_namespace_hits_total{name=\"others\"} 9",
+            "pagelith_namespace_dram_bytes{name=\"others\"} 4096",
             "pagelith_absent_total{name=\"refused\"} 5",
             "pagelith_ssd_state{name=\"read-only\"} 1",
             "pagelith_links 2",
@@ -285,7 +318,8 @@ mod response_tests {
             assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
         }
         let fields = serde_json::to_value(&stats).expect("JSON");
-        for name in fields.as_object().expect("an object").keys() {
+        let names = fields.as_object().expect("an object").keys();
+        for name in names.filter(|name| *name != "namespaces") {
             assert!(text.contains(&format!("# TYPE pagelith_{name} ")), "{name}");
         }
         assert!(GAUGES.iter().all(|name| fields[*name].is_u64()), "a gauge without a number");

@@ -221,6 +221,8 @@ fn every_setting_of_a_file_is_applied() {
         deadline_ms = 1
         close_timeout_ms = 9
         namespaces_max = 65536
+        [namespaces]
+        counted = 12
         [dram]
         bytes = "3GB"
         policy = "fifo"
@@ -290,7 +292,7 @@ fn every_setting_of_a_file_is_applied() {
         (valid.deadline(), valid.close_timeout()),
         (Duration::from_millis(1), Duration::from_millis(9))
     );
-    assert_eq!(valid.namespaces_max(), 65_536);
+    assert_eq!((valid.namespaces_max(), valid.namespaces_counted()), (65_536, 12));
     assert_eq!((valid.dram_bytes(), valid.arena_bytes()), (3_000_000_000, 2_999_996_416));
     assert_eq!((valid.dram_policy(), valid.promote()), (DramPolicy::Fifo, Promote::Never));
     assert_eq!((valid.has_ssd(), valid.ssd_bytes()), (true, 1 << 40));
@@ -361,7 +363,7 @@ fn defaults_open_and_print_and_read_back() {
     assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
     assert_eq!(Config::from_toml_str(""), Ok(config.clone()));
     assert_eq!(Config::from_json_str("{\"dram\": {}}"), Ok(config));
-    assert_eq!(fields().len(), 44);
+    assert_eq!(fields().len(), 45);
 }
 
 /// (ssd.bytes, dram.bytes) -> (segment, arena, max_objects)

@@ -266,6 +266,8 @@ fn frame_written(
         }
     }
     let bytes = data.object_bytes();
+    let counts = core.namespaces.counts(data.namespace);
+    counts.into_iter().for_each(|counts| counts.count_written(bytes));
     core.release_frame(held.frame);
     core.make_evictable(held.frame);
     Some(UnsyncedUnit { namespace: Some(data.namespace), members, bytes, from: Vec::new() })

@@ -108,6 +108,17 @@ pub struct Config {
     pub memory: MemoryConfig,
     /// Log events.
     pub log: LogConfig,
+    /// Counts by namespace.
+    pub namespaces: NamespacesConfig,
+}
+
+/// Settings of namespaces.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct NamespacesConfig {
+    /// Namespaces that have counts of their own in the statistics: the first in which objects are
+    /// put or found since the open. Default 0: none are counted; at most 512. All others are
+    /// counted together. Set it to the number of tenants, to see what each uses.
+    pub counted: u32,
 }
 
 /// Settings of the DRAM tier.
@@ -348,6 +359,7 @@ impl Default for Config {
             read: ReadConfig { depth: 128 },
             memory: MemoryConfig { reserve: Size::mib(256) },
             log: LogConfig { batch_summary: false },
+            namespaces: NamespacesConfig { counted: 0 },
         }
     }
 }

@@ -330,6 +330,11 @@ impl ValidConfig {
         self.config.namespaces_max
     }
 
+    /// Namespaces that have counts of their own; 0: nothing is counted by namespace.
+    pub fn namespaces_counted(&self) -> usize {
+        self.config.namespaces.counted as usize
+    }
+
     /// Bytes left to the rest of the machine.
     pub fn memory_reserve(&self) -> u64 {
         self.config.memory.reserve.bytes()

@@ -85,6 +85,13 @@ impl DepartedObjects {
         self.0.clone()
     }
 
+    /// Begin to load what [`DepartedObjects::note`] changes.
+    pub fn prefetch(&self, fingerprint: u128) {
+        if let Some(word) = self.0.bucket(fingerprint).first() {
+            prefetch::line_to_write(word);
+        }
+    }
+
     /// Note that an object left, as the newest entry of its bucket.
     pub fn note(&mut self, fingerprint: u128, departure: Departure) {
         let bucket = self.0.bucket(fingerprint);

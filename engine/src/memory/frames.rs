@@ -24,6 +24,7 @@ use pagelith_tiers::policy::{FrameId, LastRequests, Recency};
 use smallvec::SmallVec;
 
 use crate::memory::index::FRAME_MAX;
+use crate::memory::namespaces::KnownNamespaces;
 
 /// Contents of a frame; immutable once it is filled.
 #[derive(Clone, Debug)]
@@ -181,12 +182,18 @@ pub(crate) struct Frames {
     free: Vec<u32>,
     serial: u64,
     touches: Arc<LastRequests>,
+    namespaces: Arc<KnownNamespaces>,
 }
 
 impl Frames {
     /// An empty table for `most` frames at a time, with numbers below `numbers`. `touches` holds
     /// the recency of each frame.
-    pub fn with_capacity(most: usize, numbers: usize, touches: Arc<LastRequests>) -> Frames {
+    pub fn with_capacity(
+        most: usize,
+        numbers: usize,
+        touches: Arc<LastRequests>,
+        namespaces: Arc<KnownNamespaces>,
+    ) -> Frames {
         let numbers = numbers.min(FRAME_MAX as usize + 1);
         let slots = hugepage::table(most.min(numbers));
         Frames {
@@ -196,6 +203,7 @@ impl Frames {
             free: Vec::new(),
             serial: 0,
             touches,
+            namespaces,
         }
     }
 
@@ -242,6 +250,11 @@ impl Frames {
                 self.slots.len() as u32 - 1
             }
         };
+        self.namespaces.add(data.namespace);
+        let counts = self.namespaces.counts(data.namespace);
+        counts.into_iter().for_each(|counts| {
+            counts.frame_inserted(data.members.len() as u64, data.bytes());
+        });
         if !self.pin_table.fill(id as usize, data) {
             return None;
         }
@@ -297,6 +310,13 @@ impl Frames {
         wanted: Option<u64>,
     ) -> Option<FreedFrame> {
         let frame = self.slots.get_mut(id.0 as usize).and_then(Option::take)?;
+        if self.namespaces.is_counting() {
+            let data = &frame.data;
+            let counts = self.namespaces.counts(data.namespace);
+            counts.into_iter().for_each(|counts| {
+                counts.frame_freed(data.members.len() as u64, data.bytes());
+            });
+        }
         let twice = mutant::on(Mutant::FrameFreedTwice);
         let fits = |extent: &Extent| wanted.and_then(|bytes| extent.resized_in_place(bytes));
         let taken = frame.single_object().filter(|_| !twice).and_then(|(_, extent)| fits(&extent));

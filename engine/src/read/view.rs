@@ -9,6 +9,7 @@ use pagelith_tiers::dram::arena::ArenaMemory;
 
 use crate::api::error::Result;
 use crate::api::outcome::MissCause;
+use crate::memory::namespaces::NamespaceCounts;
 use crate::memory::visibility::VisibilityFilter;
 use crate::state::frame_access::FrameHold;
 use crate::state::shared::Shared;
@@ -87,6 +88,8 @@ pub(crate) fn view(shared: &Arc<Shared>, key: &ObjectKey) -> Result<Option<View>
     let mut core = shared.lock();
     if !whole {
         core.counters.miss(MissCause::Damaged);
+        let counts = core.namespaces.counts(key.namespace());
+        counts.into_iter().for_each(NamespaceCounts::count_miss);
         core.drop_damaged(frame.id);
         drop(core);
         return Ok(None);

@@ -287,7 +287,7 @@ impl GetOp {
                 ObjectState::NoHit(verdict) => verdict,
                 ObjectState::Requested | ObjectState::Reading | ObjectState::Remote => {
                     // The session counts the others.
-                    shared.count_late();
+                    shared.count_late(&object.key);
                     ItemVerdict::Miss(MissCause::Late)
                 }
                 ObjectState::Sending(_) => ItemVerdict::Miss(MissCause::Late),

@@ -18,6 +18,7 @@ use rustc_hash::FxHashMap;
 use super::ServerCtx;
 use crate::api::group_info::GroupInfo;
 use crate::memory::frames::FrameRef;
+use crate::memory::namespaces::NamespaceCounts;
 use crate::read::locate;
 use crate::read::touch_hits::touch_held;
 use crate::state::frame_access::FrameHold;
@@ -207,6 +208,9 @@ impl PushTally {
         core.counters.hits_unverified += self.unverified;
         for frame in self.damaged {
             core.counters.miss(crate::api::outcome::MissCause::Damaged);
+            let data = core.dram.frames.get_ref(frame).map(|f| f.data.clone());
+            let counts = data.and_then(|data| core.namespaces.counts(data.namespace));
+            counts.into_iter().for_each(NamespaceCounts::count_miss);
             core.drop_damaged(frame.id);
             core.release_frame(frame);
         }
@@ -259,6 +263,8 @@ fn push_one(
     }
     tally.hits += 1;
     tally.bytes += length;
+    let counts = shared.read_view.namespaces.counts(request.key.namespace());
+    counts.into_iter().for_each(|counts| counts.count_hit(length));
     tally.unverified += u64::from(unverified);
     PushResult::Sent(sums, group_info::of_frame_data(&held.data))
 }

@@ -36,6 +36,8 @@ impl Core {
         everywhere: bool,
         departure: Departure,
     ) {
+        // Meanwhile the entry is loaded.
+        self.departed.prefetch(fingerprint);
         let in_frame = |e: &Entry| e.frame == Some(id.0);
         let on_ssd = self.index.find(fingerprint).any(|e| in_frame(&e) && e.ssd.is_some());
         if on_ssd && !everywhere {

@@ -22,6 +22,7 @@ use crate::api::request::Options;
 use crate::config::ValidConfig;
 use crate::memory::departed::Departure;
 use crate::memory::index::name_of;
+use crate::memory::namespaces::NamespaceCounts;
 use crate::rpc::Peers;
 use crate::rpc::removal_fence::RemovalFence;
 use crate::state::core::Core;
@@ -147,10 +148,12 @@ impl Shared {
     }
 
     /// Count an object of a client that was not read before the deadline.
-    pub fn count_late(&self) {
+    pub fn count_late(&self, key: &ObjectKey) {
         let mut late = Counters::default();
         late.miss(MissCause::Late);
         self.reads.counters.add(0, &late);
+        let counts = self.read_view.namespaces.counts(key.namespace());
+        counts.into_iter().for_each(NamespaceCounts::count_miss);
     }
 
     /// Deadline of a group that begins now; an incomplete group is dropped then.

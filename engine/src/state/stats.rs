@@ -74,6 +74,27 @@ impl Counters {
     }
 }
 
+/// Counters and gauges of one namespace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct NamespaceStats {
+    /// Objects in DRAM now.
+    pub dram_objects: u64,
+    /// Bytes of the arena in use for them now.
+    pub dram_bytes: u64,
+    /// Objects got, from any tier and from peers.
+    pub hits: u64,
+    /// Objects missed.
+    pub misses: u64,
+    /// Bytes got.
+    pub bytes_got: u64,
+    /// Objects stored.
+    pub puts_stored: u64,
+    /// Bytes stored, by the callers' lengths.
+    pub bytes_put: u64,
+    /// Of objects, bytes written to SSD, without those that reclaim wrote again.
+    pub bytes_to_ssd: u64,
+}
+
 /// Counters and gauges of a store.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Stats {
@@ -127,6 +148,9 @@ pub struct Stats {
     pub exists_found: u64,
     /// Keys that it did not find, by why the object is absent.
     pub exists_absent: BTreeMap<String, u64>,
+    /// Counts of each counted namespace, by its identifier, and of all others (`others`); empty
+    /// without `namespaces.counted`.
+    pub namespaces: BTreeMap<String, NamespaceStats>,
     /// Objects that failed verification.
     pub damaged: u64,
     /// Bytes that went through staging buffers.

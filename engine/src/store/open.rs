@@ -205,12 +205,14 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         Some(opened) => fingerprint_key = opened.manifest.superblock().fingerprint_key,
         None => env.entropy.fill(&mut fingerprint_key),
     }
+    let is_new = ssd.as_ref().is_none_or(|opened| opened.made);
+    let namespaces = Arc::new(KnownNamespaces::new(is_new, config.namespaces_counted()));
     let mut core = Core {
         index,
         visibility: Visibility::default(),
         snapshot_version: SnapshotVersion::default(),
         dram: DramCore {
-            frames: Frames::with_capacity(frames_max, frame_numbers, touches),
+            frames: Frames::with_capacity(frames_max, frame_numbers, touches, namespaces.clone()),
             space: arena.space,
             policy,
             write_buffer_only: config.dram_bytes() == 0,
@@ -224,7 +226,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         sequence: Sequence(1),
         counters: Counters::default(),
         departed,
-        namespaces: Arc::new(KnownNamespaces::new(ssd.as_ref().is_none_or(|o| o.made))),
+        namespaces,
         flushes: FlushCounts::default(),
         events: EventLog::default(),
         jobs: JobTable::default(),

@@ -15,6 +15,15 @@ pub(crate) fn count(shared: &Shared, batch: &RemoteGet, missed: &[(usize, Object
         let done = batch.done().get(*index);
         done.is_some_and(|done| done.outcome == Ok(GetOutcome::Miss(MissCause::Absent)))
     };
+    let namespaces = &shared.read_view.namespaces;
+    for (index, key) in missed.iter().filter(|_| namespaces.is_counting()) {
+        let Some(counts) = namespaces.counts(key.namespace()) else { continue };
+        match batch.done().get(*index).map(|done| &done.outcome) {
+            Some(Ok(GetOutcome::Hit { bytes, .. })) => counts.count_hit(*bytes),
+            Some(Ok(GetOutcome::Miss(_))) => counts.count_miss(),
+            Some(Err(_)) | None => {}
+        }
+    }
     let mut counts = AbsenceCounts::default();
     for (_, key) in missed.iter().filter(absent) {
         let generation = shared.lock().generation(key.namespace());

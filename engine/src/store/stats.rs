@@ -1,11 +1,15 @@
 //! Collects the counters of a store.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pagelith_layouts::ids::NamespaceId;
 
 use crate::api::outcome::MissCause;
+use crate::memory::namespaces::{KnownNamespaces, NamespaceCounts};
 use crate::state::absence::{Absence, AbsenceCounts};
 use crate::state::shared::Shared;
-use crate::state::stats::Stats;
+use crate::state::stats::{NamespaceStats, Stats};
 
 /// The store's gauges and counters at this moment.
 pub(crate) fn of(shared: &Shared) -> Stats {
@@ -45,6 +49,7 @@ pub(crate) fn of(shared: &Shared) -> Stats {
         bytes_ssd: c.bytes_ssd,
         misses: misses.filter(|(_, n)| *n > 0).map(|(cause, n)| (cause.to_string(), n)).collect(),
         absent: by_cause(&c.absent),
+        namespaces: of_namespaces(&core.namespaces),
         exists_found,
         exists_absent: by_cause(&exists_absent),
         damaged: c.damaged,
@@ -102,6 +107,23 @@ pub(crate) fn of(shared: &Shared) -> Stats {
         rdma_taken_down: rdma_counts.taken_down,
         rdma_leaked: rdma_counts.leaked,
     }
+}
+
+fn of_namespaces(namespaces: &KnownNamespaces) -> BTreeMap<String, NamespaceStats> {
+    let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+    let stats = |counts: &NamespaceCounts| NamespaceStats {
+        dram_objects: read(&counts.dram_objects),
+        dram_bytes: read(&counts.dram_bytes),
+        hits: read(&counts.hits),
+        misses: read(&counts.misses),
+        bytes_got: read(&counts.bytes_got),
+        puts_stored: read(&counts.puts_stored),
+        bytes_put: read(&counts.bytes_put),
+        bytes_to_ssd: read(&counts.bytes_to_ssd),
+    };
+    let all = namespaces.all_counts().into_iter();
+    let name = |id: Option<NamespaceId>| id.map_or("others".to_owned(), |id| id.to_string());
+    all.map(|(id, counts)| (name(id), stats(counts))).collect()
 }
 
 fn by_cause(counts: &AbsenceCounts) -> BTreeMap<String, u64> {

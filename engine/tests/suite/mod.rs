@@ -40,6 +40,7 @@ pub mod round_trip;
 pub mod scrub;
 pub mod staging;
 pub mod stats;
+pub mod tenants;
 pub mod tier_combinations;
 pub mod tombstones;
 
@@ -192,6 +193,7 @@ macro_rules! for_all_behaviours {
             tier_combinations::reordered_directories_are_refused,
             tier_combinations::missing_directory_is_refused,
             tier_combinations::directory_of_another_store_is_refused,
+            tenants::counts_of_each_namespace_add_up,
             stats::flush_reports_what_it_made_durable,
             stats::hits_and_misses_add_up_to_gets,
             stats::put_counters_add_up,

@@ -5,11 +5,13 @@ use pagelith_tiers::policy::Recency;
 
 use super::GetBatch;
 use crate::api::outcome::{CompletedGet, MissCause};
+use crate::memory::namespaces::NamespaceCounts;
 use crate::read::absence;
 use crate::read::slot::{Hit, HitSource, Purpose, Settled, Slot};
 use crate::read::touch_hits::touch_hits;
 use crate::rpc::remote_get::{CallOptions, MissedItem};
 use crate::state::session_io::SessionIo;
+use crate::state::shared::Shared;
 use crate::state::stats::Counters;
 
 /// The result of a batch in this store.
@@ -53,6 +55,9 @@ impl GetBatch {
             absence::count(&io.shared, absent, &mut counters.absent);
         }
         io.shared.reads.counters.add(io.counter_stripe, &counters);
+        if !is_prefetch {
+            count_by_namespace(&io.shared, &self.slots, missed.is_empty());
+        }
         if io.shared.config.batch_summary() {
             crate::read::summary::log_gets(&self.slots);
         }
@@ -82,6 +87,30 @@ impl GetBatch {
             (Settled::Miss(_) | Settled::Hit(_) | Settled::Failed(_), _) => None,
         };
         self.slots.iter().enumerate().filter_map(missed).collect()
+    }
+}
+
+/// Count hits and, if they are final, misses.
+fn count_by_namespace(shared: &Shared, slots: &[Slot], is_final: bool) {
+    let namespaces = &shared.read_view.namespaces;
+    if !namespaces.is_counting() {
+        return;
+    }
+    for slot in slots {
+        let namespace = slot.key.namespace();
+        match slot.settled() {
+            Some(Settled::Hit(hit)) => {
+                if !namespaces.has(namespace) {
+                    shared.lock().namespaces.add(namespace);
+                }
+                let counts = namespaces.counts(namespace);
+                counts.into_iter().for_each(|counts| counts.count_hit(hit.bytes));
+            }
+            Some(Settled::Miss(_)) if is_final => {
+                namespaces.counts(namespace).into_iter().for_each(NamespaceCounts::count_miss);
+            }
+            Some(Settled::Miss(_) | Settled::Failed(_)) | None => {}
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use pagelith_layouts::ids::Generation;
+use pagelith_layouts::ids::{Generation, NamespaceId};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::GroupKind;
 use pagelith_mutants::{self as mutant, Mutant};
@@ -106,7 +106,7 @@ pub(crate) fn publish(
         // What it replaces may be durable, so admission must not keep it off SSD.
         ssd.queue.push_frames(frames.iter().copied());
     }
-    count_put(core, origin, objects, bytes);
+    count_put(core, origin, data.namespace, (objects, bytes));
     if core.pending_groups.has_attached() {
         let keys: Vec<_> = data.members.iter().map(|m| m.key).collect();
         publish_waiting(shared, core, &keys, generation, &mut frames);
@@ -207,16 +207,23 @@ fn attach(
         let linked = core.index.insert_link(m.fingerprint, name);
         debug_assert!(linked.is_ok(), "{linked:?}");
     }
-    count_put(core, origin, objects, bytes);
+    count_put(core, origin, base.namespace(), (objects, bytes));
     Ok(Published { outcome: PutOutcome::Stored, frames })
 }
 
-fn count_put(core: &mut Core, origin: PutOrigin, objects: u64, bytes: u64) {
+fn count_put(
+    core: &mut Core,
+    origin: PutOrigin,
+    namespace: NamespaceId,
+    (objects, bytes): (u64, u64),
+) {
     match origin {
         PutOrigin::Fetched => core.counters.promoted += 1,
         PutOrigin::Put | PutOrigin::Offered(_) => {
             core.counters.puts_stored += objects;
             core.counters.bytes_put += bytes;
+            let counts = core.namespaces.counts(namespace);
+            counts.into_iter().for_each(|counts| counts.count_put(objects, bytes));
         }
     }
 }
@@ -353,7 +360,6 @@ fn insert_frame(
     let ssd_writes = core.ssd.as_ref().is_some_and(|s| s.health.writes());
     let frame = core.dram.frames.insert(data.clone(), FrameState::Queued, at).ok_or(())?;
     index_frame(core, frame.id, data);
-    core.namespaces.add(data.namespace);
     if origin == PutOrigin::Put
         && let Some(remote) = core.remote.as_mut()
     {
