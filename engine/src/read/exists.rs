@@ -101,17 +101,31 @@ impl<'a> IndexLookup<'a> {
 
     /// Which of `keys` are present.
     pub fn each(&mut self, keys: impl Iterator<Item: Borrow<ObjectKey>>) -> Vec<bool> {
+        self.lookup(keys.map(|key| (key, true)), false)
+    }
+
+    /// The same, with each key whether it counts as used.
+    pub fn each_if_used(&mut self, keys: impl Iterator<Item = (ObjectKey, bool)>) -> Vec<bool> {
         self.lookup(keys, false)
+    }
+
+    /// Look up `keys`, of which the first is this many pages after the first page of the query.
+    pub fn from_page(&mut self, page: usize, keys: impl Iterator<Item = ObjectKey>) {
+        let depth = self.depth;
+        self.depth = depth.saturating_add(u32::try_from(page).unwrap_or(u32::MAX));
+        self.each(keys);
+        self.depth = depth;
     }
 
     /// How many of `keys` are present before the first that is absent.
     pub fn prefix(&mut self, keys: impl Iterator<Item: Borrow<ObjectKey>>) -> usize {
+        let keys = keys.map(|key| (key, true));
         self.lookup(keys, true).into_iter().take_while(|present| *present).count()
     }
 
     fn lookup<K: Borrow<ObjectKey>>(
         &mut self,
-        mut keys: impl Iterator<Item = K>,
+        mut keys: impl Iterator<Item = (K, bool)>,
         stop: bool,
     ) -> Vec<bool> {
         let mut found = Vec::with_capacity(keys.size_hint().0);
@@ -120,13 +134,13 @@ impl<'a> IndexLookup<'a> {
         let mut depths = PageDepths::default();
         // The keys of a batch usually have one namespace.
         let mut last_namespace: Option<(NamespaceId, Generation)> = None;
-        // Fingerprint and depth of the keys that are compared now, and of those that are prefetched
-        // meanwhile. Each step handles a whole group, so that its cache misses overlap, also with
-        // the comparisons of the group before.
-        let (mut group, mut next) = (Vec::<(u128, u32)>::new(), Vec::new());
+        // Fingerprint, depth and use of the keys that are compared now, and of those that are
+        // prefetched meanwhile. Each step handles a whole group, so that its cache misses overlap,
+        // also with the comparisons of the group before.
+        let (mut group, mut next) = (Vec::<(u128, u32, bool)>::new(), Vec::new());
         loop {
             next.clear();
-            for key in keys.by_ref().take(PREFETCH_GROUP) {
+            for (key, is_used) in keys.by_ref().take(PREFETCH_GROUP) {
                 let namespace = key.borrow().namespace();
                 let known = last_namespace.filter(|known| known.0 == namespace);
                 let generation = || self.snapshot.visibility.generation(namespace);
@@ -134,13 +148,15 @@ impl<'a> IndexLookup<'a> {
                     *last_namespace.insert(known.unwrap_or_else(|| (namespace, generation())));
                 let fingerprint = self.shared.fingerprint(key.borrow(), generation);
                 self.shared.read_view.index.prefetch(&[fingerprint]);
-                next.push((fingerprint, self.depth.saturating_add(depths.depth_of(key.borrow()))));
+                let depth = self.depth.saturating_add(depths.depth_of(key.borrow()));
+                next.push((fingerprint, depth, is_used));
             }
             let seen = self.touched.len();
-            for (fingerprint, depth) in &group {
+            for (fingerprint, depth, is_used) in &group {
                 let entry = self.snapshot.find(*fingerprint);
                 found.push(entry.is_some());
                 match entry {
+                    Some(_) if !is_used => {}
                     Some(entry) => self.touched.push(FoundObject::new(&entry, *depth, self.tick)),
                     None if stop => return found,
                     None => {}
