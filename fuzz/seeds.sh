@@ -9,7 +9,7 @@ blocks() { # FILE FIRST COUNT: COUNT blocks of 4096 bytes, from block FIRST
 }
 
 mkdir -p corpus/{key_text,client_names,record_decode,segment_scan,footer_decode,manifest_decode,checkpoint_decode} \
-    corpus/{wire_decode,store_open,ops_model,server,config,trace}
+    corpus/{learned_decode,wire_decode,store_open,ops_model,server,config,trace}
 n=0
 while read -r line; do
     printf '%s' "$line" >"corpus/key_text/key$n"
@@ -26,6 +26,7 @@ blocks segment.bin 0 5 >corpus/segment_scan/group
 { printf '\x03'; cat "$golden/manifest.0.bin" "$golden/superblock_newer.bin"; } >corpus/manifest_decode/newer
 head -c 4608 "$golden/checkpoint.bin" >corpus/checkpoint_decode/marks
 { head -c 4096 "$golden/checkpoint.bin"; tail -c 512 "$golden/checkpoint.bin"; } >corpus/checkpoint_decode/entries
+cp "$golden/learned.bin" corpus/learned_decode/learned
 
 cp ../layouts/tests/golden/wire1/*.bin corpus/wire_decode/
 

@@ -84,13 +84,14 @@ fn bad_input_is_refused_with_its_name() {
     let without = dir.path().join("without.jsonl");
     std::fs::write(&without, "{\"timestamp\":0,\"input_length\":1,\"output_length\":1}\n").unwrap();
     let without = without.to_string_lossy().into_owned();
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 9] = [
         (&["--trace", &path, "--policy", "lru+arc+worth"], "unknown SSD policy \"arc\""),
         (&["--trace", &path, "--policy", "best"], "a policy is DRAM+SSD+ADMISSION"),
         (&["--trace", &path, "--ssd", "120%"], "a share is from 0 % to 100 %"),
         (&["--trace", &path, "--ssd", "many"], "is neither a number of blocks nor a share"),
         (&["--trace", &path, "--ssd", "3"], "an SSD tier has at least 4 blocks"),
         (&["--trace", &path, "--dram", "0", "--ssd", "0"], "no tier has room for a block"),
+        (&["--trace", &path, "--reopen-every", "0"], "must be a number of requests above 0"),
         (&["--trace", &without], "missing field `hash_ids`"),
         (&["--trace", "/none"], "cannot read the trace file=/none"),
     ];
@@ -233,6 +234,20 @@ fn no_policy_beats_the_one_that_knows_the_future() {
             assert!(ratio <= number(bound, "hit_ratio") + 1e-9, "{report} {bound}");
         }
     }
+}
+
+#[test]
+fn learned_admission_writes_less_across_restarts() {
+    let (_dir, path) = trace(&traces::scanned(51, 12_000));
+    let policy = ADMISSION.join(",");
+    let args = ["--trace", &path, "--dram=2%", "--ssd=5%", "--policy", &policy];
+    let written = |every: &str| {
+        let reports = simulate(&[&args[..], &["--reopen-every", every]].concat());
+        number(&reports[1], "blocks_written") / number(&reports[0], "blocks_written")
+    };
+    // With restarts so close to each other a run by itself does not learn enough.
+    let (whole, restarted) = (written("20000"), written("500"));
+    assert!(restarted < whole + 0.1 && whole < 0.7, "{restarted} {whole}");
 }
 
 #[test]

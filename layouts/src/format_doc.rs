@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use crate::format::Structure;
-use crate::{checkpoint, footer, key, manifest, record, segment, shard, wire};
+use crate::{checkpoint, footer, key, learned, manifest, record, segment, shard, wire};
 
 /// Every structure of the format, in the order of `docs/format.md`.
 const STRUCTURES: &[Structure] = &[
@@ -23,6 +23,8 @@ const STRUCTURES: &[Structure] = &[
     checkpoint::ChunkHead::STRUCTURE,
     checkpoint::SegmentMark::STRUCTURE,
     checkpoint::CheckpointEntry::STRUCTURE,
+    learned::LearnedHead::STRUCTURE,
+    learned::BandCounts::STRUCTURE,
 ];
 
 /// Every structure of the protocol, in the order of `docs/protocol.md`.

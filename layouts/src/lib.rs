@@ -21,6 +21,7 @@ pub mod format_doc;
 pub mod geometry;
 pub mod ids;
 pub mod key;
+pub mod learned;
 pub mod manifest;
 pub mod names;
 pub mod namespace;

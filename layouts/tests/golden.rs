@@ -29,6 +29,7 @@ use pagelith_layouts::error::FormatError;
 use pagelith_layouts::footer;
 use pagelith_layouts::ids::*;
 use pagelith_layouts::key::{ObjectKey, Role};
+use pagelith_layouts::learned::{self, LEARNED_BYTES};
 use pagelith_layouts::manifest;
 use pagelith_layouts::record::*;
 use pagelith_layouts::scan::{SCRATCH_BYTES, ScanItem, scan};
@@ -262,6 +263,13 @@ fn golden_checkpoint_is_read() {
     assert_eq!((kind, &read[..]), (ChunkKind::Entries, &checkpoint_entries()[..]));
     let withdrawals: Vec<bool> = read.iter().map(CheckpointEntry::is_withdrawal).collect();
     assert_eq!(withdrawals, [false, false, true]);
+}
+
+#[test]
+fn golden_learned_state_is_read() {
+    let mut kept = golden("learned.bin");
+    kept.resize(LEARNED_BYTES, 0);
+    assert_eq!(learned::decode(&kept, STORE, checkpoint_facts().serial), Ok(learned()));
 }
 
 #[test]

@@ -48,6 +48,8 @@ pub(super) struct Cell {
     pub(super) dram: usize,
     pub(super) ssd: usize,
     pub(super) flags: AdmissionFlags,
+    /// Requests between two restarts of the store.
+    pub(super) reopen_every: Option<usize>,
 }
 
 /// The result of a cell, as `--json` prints it.
@@ -96,9 +98,9 @@ impl Cell {
             self.dram > 0 && (settings.rule != AdmissionRule::Through || settings.budget)
         };
         let settings = settings.filter(refuses);
-        let admission = settings.map(|settings| {
-            Admission::new(settings, capacity * BLOCK_BYTES, capacity * HISTORY_PAGES)
-        });
+        let new_admission =
+            |settings| Admission::new(settings, capacity * BLOCK_BYTES, capacity * HISTORY_PAGES);
+        let admission = settings.map(new_admission);
         let mut tiers =
             TwoTiers::new(self.requests.unique(), self.dram, |touches| frame_policy(dram, touches))
                 .with_context(|| format!("no memory for the simulation --dram={}", self.dram))?;
@@ -106,7 +108,15 @@ impl Cell {
             tiers.add_ssd(self.ssd, reclaim, admission, self.flags.write_budget);
         }
         let mut done = 0;
+        let restart = |before: &Admission| {
+            let mut after = new_admission(before.settings());
+            before.learned().iter().for_each(|learned| after.restore(learned));
+            after
+        };
         for (number, blocks) in self.requests.iter().enumerate() {
+            if number > 0 && self.reopen_every.is_some_and(|every| number % every == 0) {
+                tiers.reopen(|touches| frame_policy(dram, touches), restart)?;
+            }
             tiers.request(blocks);
             done += blocks.len() as u64;
             if number % PROGRESS_REQUESTS == 0 {

@@ -71,6 +71,10 @@ pub(crate) struct SimulateArgs {
     /// Blocks that may be written, as a share of those that are put
     #[arg(long, value_name = "RATIO", value_parser = ratio)]
     write_budget: Option<f64>,
+    /// Kill the store and open it again each time after so many requests: what only DRAM has is
+    /// lost
+    #[arg(long, value_name = "REQUESTS", value_parser = requests_between)]
+    reopen_every: Option<usize>,
     /// Write a plot of hits and writes over the capacity of the SSD to this file, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
@@ -85,6 +89,11 @@ fn ratio(text: &str) -> Result<f64, String> {
 
 fn thrift(text: &str) -> Result<f64, String> {
     number_up_to(text, 2.0)
+}
+
+fn requests_between(text: &str) -> Result<usize, String> {
+    let requests = text.parse().ok().filter(|requests| *requests > 0);
+    requests.ok_or_else(|| "must be a number of requests above 0".to_owned())
 }
 
 fn number_up_to(text: &str, max: f64) -> Result<f64, String> {
@@ -146,7 +155,9 @@ fn cells_of(
             write_budget: args.write_budget,
         };
         let (requests, policy) = (requests.clone(), policy.clone());
-        cells.push(Cell { requests, policy, dram: dram_blocks, ssd: ssd_blocks, flags });
+        let reopen_every = args.reopen_every;
+        let (dram, ssd) = (dram_blocks, ssd_blocks);
+        cells.push(Cell { requests, policy, dram, ssd, flags, reopen_every });
     }
     Ok(cells)
 }

@@ -24,6 +24,16 @@ struct Dram {
 }
 
 impl Dram {
+    fn new(
+        frames: usize,
+        policy: impl FnOnce(&Arc<LastRequests>) -> Option<Box<dyn FramePolicy>>,
+    ) -> anyhow::Result<Dram> {
+        let touches = Arc::new(LastRequests::new(frames)?);
+        let policy = policy(&touches).context("the DRAM policy is unknown")?;
+        let free = (0..frames as u32).rev().collect();
+        Ok(Dram { policy, touches, frames: vec![None; frames], free })
+    }
+
     /// The number of an unused frame; evicts one if there is none.
     fn take_frame(&mut self, blocks: &mut [BlockState]) -> Option<u32> {
         if let Some(frame) = self.free.pop() {
@@ -84,14 +94,7 @@ impl TwoTiers {
         dram: usize,
         policy: impl FnOnce(&Arc<LastRequests>) -> Option<Box<dyn FramePolicy>>,
     ) -> anyhow::Result<TwoTiers> {
-        let touches = Arc::new(LastRequests::new(dram)?);
-        let policy = policy(&touches).context("the DRAM policy is unknown")?;
-        let dram = (dram > 0).then(|| Dram {
-            policy,
-            touches,
-            frames: vec![None; dram],
-            free: (0..dram as u32).rev().collect(),
-        });
+        let dram = Some(Dram::new(dram, policy)?).filter(|_| dram > 0);
         let blocks = vec![BlockState::default(); unique];
         Ok(TwoTiers { blocks, dram, ssd: None, epoch: 0, counts: Counts::default() })
     }
@@ -113,6 +116,23 @@ impl TwoTiers {
     pub(super) fn counts(&self) -> Counts {
         let (written, moved) = self.ssd.as_ref().map_or((0, 0), |s| (s.log.written, s.log.moved));
         Counts { written, moved, ..self.counts }
+    }
+
+    /// Kill the store and open it again: what only DRAM has is lost, and admission continues with
+    /// what it has learned.
+    pub(super) fn reopen(
+        &mut self,
+        policy: impl FnOnce(&Arc<LastRequests>) -> Option<Box<dyn FramePolicy>>,
+        restart: impl FnOnce(&Admission) -> Admission,
+    ) -> anyhow::Result<()> {
+        if let Some(dram) = self.dram.as_mut() {
+            *dram = Dram::new(dram.frames.len(), policy)?;
+        }
+        self.blocks.iter_mut().for_each(|block| block.frame = None);
+        if let Some(admission) = self.ssd.as_mut().and_then(|ssd| ssd.admission.as_mut()) {
+            *admission = restart(admission);
+        }
+        Ok(())
     }
 
     fn leading_run(&self, blocks: &[u32]) -> usize {

@@ -121,5 +121,7 @@ pub fn exists_groups_by(look: &mut impl KeyLookup, query: &PagesQuery<'_>) -> Re
 /// Answer a checked query with the lookups of `look`.
 pub fn answer(look: &mut impl KeyLookup, query: &PagesQuery<'_>) -> Result<PagesFound> {
     let policies: Vec<_> = query.pools.iter().map(|pool| pool.policy).collect();
-    Ok(evaluate::evaluate(&lookup::look_up(look, query)?, &policies))
+    let found = evaluate::evaluate(&lookup::look_up(look, query)?, &policies);
+    lookup::use_trailing(look, query, found.usable_pages);
+    Ok(found)
 }

@@ -232,7 +232,9 @@ impl Checkpointer {
     pub fn sync_ended(&mut self, cx: &mut LogContext, serial: u64, ok: bool) {
         let next = cx.shared.lock().sequence;
         let Some(c) = self.current.as_mut().filter(|c| c.serial == serial) else { return };
-        let finished = if ok { c.writer.finish(next, c.clean) } else { Ok(()) };
+        let learned = cx.shared.admission.learned();
+        let finish = |c: &mut Checkpoint| c.writer.finish(next, c.clean, learned.as_ref());
+        let finished = if ok { finish(c) } else { Ok(()) };
         match finished {
             Ok(()) if ok => {}
             Ok(()) => self.give_up(cx),

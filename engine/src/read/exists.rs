@@ -91,6 +91,14 @@ fn lookup_locked<R>(
     (answer, touched.len() as u64, absent)
 }
 
+/// A key of a lookup.
+struct LookedUp<K> {
+    fingerprint: u128,
+    depth: u32,
+    key: K,
+    is_used: bool,
+}
+
 /// Lookups in the index.
 pub(crate) struct IndexLookup<'a> {
     shared: &'a Shared,
@@ -115,13 +123,26 @@ impl<'a> IndexLookup<'a> {
 
     /// Which of `keys` are present.
     pub fn each(&mut self, keys: impl Iterator<Item: Borrow<ObjectKey>>) -> Vec<bool> {
+        self.lookup(keys.map(|key| (key, true)), false)
+    }
+
+    /// The same, with each key whether it counts as used.
+    pub fn each_if_used(&mut self, keys: impl Iterator<Item = (ObjectKey, bool)>) -> Vec<bool> {
         self.lookup(keys, false)
+    }
+
+    /// Look up `keys`, of which the first is this many pages after the first page of the query.
+    pub fn from_page(&mut self, page: usize, keys: impl Iterator<Item = ObjectKey>) {
+        let depth = self.depth;
+        self.depth = depth.saturating_add(u32::try_from(page).unwrap_or(u32::MAX));
+        self.each(keys);
+        self.depth = depth;
     }
 
     /// How many of `keys` are present before the first that is absent.
     pub fn prefix(&mut self, keys: impl Iterator<Item: Borrow<ObjectKey>>) -> usize {
         let given = keys.size_hint();
-        let found = self.lookup(keys, true);
+        let found = self.lookup(keys.map(|key| (key, true)), true);
         // The keys after the first absent one are not looked up.
         if given.1 == Some(given.0) {
             self.absent[Absence::Stranded.number()] += (given.0 - found.len()) as u64;
@@ -131,7 +152,7 @@ impl<'a> IndexLookup<'a> {
 
     fn lookup<K: Borrow<ObjectKey>>(
         &mut self,
-        mut keys: impl Iterator<Item = K>,
+        mut keys: impl Iterator<Item = (K, bool)>,
         stop: bool,
     ) -> Vec<bool> {
         let mut found = Vec::with_capacity(keys.size_hint().0);
@@ -140,14 +161,14 @@ impl<'a> IndexLookup<'a> {
         let mut depths = PageDepths::default();
         // The keys of a batch usually have one namespace.
         let mut last_namespace: Option<(NamespaceId, Generation)> = None;
-        // Fingerprint, depth and key of those that are compared now, and of those that are
-        // prefetched meanwhile. Each step handles a whole group, so that its cache misses overlap,
-        // also with the comparisons of the group before.
-        let (mut group, mut next) = (Vec::<(u128, u32, K)>::new(), Vec::new());
+        // Those that are compared now, and those that are prefetched meanwhile. Each step handles a
+        // whole group, so that its cache misses overlap, also with the comparisons of the group
+        // before.
+        let (mut group, mut next) = (Vec::<LookedUp<K>>::new(), Vec::new());
         let mut absent = Vec::new();
         loop {
             next.clear();
-            for key in keys.by_ref().take(PREFETCH_GROUP) {
+            for (key, is_used) in keys.by_ref().take(PREFETCH_GROUP) {
                 let namespace = key.borrow().namespace();
                 let known = last_namespace.filter(|known| known.0 == namespace);
                 let generation = || self.snapshot.visibility.generation(namespace);
@@ -156,13 +177,14 @@ impl<'a> IndexLookup<'a> {
                 let fingerprint = self.shared.fingerprint(key.borrow(), generation);
                 self.shared.read_view.index.prefetch(&[fingerprint]);
                 let depth = self.depth.saturating_add(depths.depth_of(key.borrow()));
-                next.push((fingerprint, depth, key));
+                next.push(LookedUp { fingerprint, depth, key, is_used });
             }
             let seen = self.touched.len();
-            for (at, (fingerprint, depth, key)) in group.iter().enumerate() {
+            for (at, LookedUp { fingerprint, depth, key, is_used }) in group.iter().enumerate() {
                 let entry = self.snapshot.find(*fingerprint);
                 found.push(entry.is_some());
                 match entry {
+                    Some(_) if !is_used => {}
                     Some(entry) => self.touched.push(FoundObject::new(&entry, *depth, self.tick)),
                     None if stop => {
                         self.finder.count(key.borrow(), *fingerprint, &mut self.absent);
@@ -174,7 +196,7 @@ impl<'a> IndexLookup<'a> {
                     }
                 }
             }
-            for (fingerprint, _, key) in absent.drain(..).map(|at| &group[at]) {
+            for LookedUp { fingerprint, key, .. } in absent.drain(..).map(|at| &group[at]) {
                 self.finder.count(key.borrow(), *fingerprint, &mut self.absent);
             }
             recency::prefetch(self.shared, &self.touched[seen..]);

@@ -17,9 +17,18 @@ impl KeyLookup for exists::IndexLookup<'_> {
     fn exists(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<Vec<bool>> {
         Ok(self.each(keys))
     }
+
+    fn exists_each(&mut self, keys: impl Iterator<Item = (ObjectKey, bool)>) -> Result<Vec<bool>> {
+        Ok(self.each_if_used(keys))
+    }
+
+    fn count_as_used(&mut self, first_page: usize, keys: impl Iterator<Item = ObjectKey>) {
+        self.from_page(first_page, keys);
+    }
 }
 
-/// Answer a query from the index. Present objects that were looked up count as used.
+/// Answer a query from the index. Present objects that were looked up count as used, but for
+/// trailing pages before those that the longest stop needs.
 pub(crate) fn exists_groups(
     shared: &Shared,
     query: &PagesQuery<'_>,

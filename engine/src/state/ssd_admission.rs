@@ -11,6 +11,7 @@ use pagelith_io::clock::Mono;
 use pagelith_io::sync::{Mutex, MutexGuard, PoisonError};
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::learned::Learned;
 use pagelith_tiers::policy::admission::{
     Admission, AdmissionCounts, BatchKind, PageHash, TouchedPage,
 };
@@ -33,14 +34,24 @@ struct Granted {
 }
 
 impl SsdAdmission {
-    /// For a store of `capacity` bytes of segments.
-    pub fn new(config: &ValidConfig, capacity: u64, now: Mono) -> SsdAdmission {
-        let policy = |settings| Granted {
-            policy: Admission::new(settings, capacity, config.history_pages()),
-            bytes_per_day: config.write_budget(),
-            until: now,
+    /// For a store of `capacity` bytes of segments, which continues with what it had learned.
+    pub fn new(
+        config: &ValidConfig,
+        capacity: u64,
+        learned: Option<&Learned>,
+        now: Mono,
+    ) -> SsdAdmission {
+        let policy = |settings| {
+            let mut policy = Admission::new(settings, capacity, config.history_pages());
+            learned.into_iter().for_each(|learned| policy.restore(learned));
+            Granted { policy, bytes_per_day: config.write_budget(), until: now }
         };
         SsdAdmission(config.admission().map(|settings| Mutex::new(policy(settings))))
+    }
+
+    /// What it has learned, for a checkpoint.
+    pub fn learned(&self) -> Option<Learned> {
+        self.lock()?.policy.learned()
     }
 
     /// Counts of its decisions.

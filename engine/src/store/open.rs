@@ -245,7 +245,8 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     // Events start here: recovery's findings are not events.
     core.events = EventLog::new(config.events_max());
     let read_view = ReadView::of(&mut core);
-    let admission = SsdAdmission::new(&config, report.segments_bytes(), env.clock.now());
+    let learned = recovered.as_ref().and_then(|r| r.learned.as_ref());
+    let admission = SsdAdmission::new(&config, report.segments_bytes(), learned, env.clock.now());
     let shared = Arc::new(Shared {
         core: Mutex::new(core),
         read_view,

@@ -1,9 +1,12 @@
 //! Pages that admission keeps off SSD. `second-touch` is used, whose decisions are known.
 
 use pagelith::config::SsdAdmissionRule;
+use pagelith::layouts::checkpoint::CHUNK_BYTES;
+use pagelith::layouts::names::CHECKPOINTS;
 use pagelith::{Config, Options, Size};
 
 use super::env::TestEnv;
+use super::harness::Store;
 use super::helpers::*;
 
 const LEN: usize = 30_000;
@@ -122,4 +125,63 @@ pub fn group_that_replaces_durable_objects_is_written(world: &TestEnv) {
     assert_eq!(store.stats().ssd_refused, refused, "the group is not refused");
     until(world, "the group is written", || store.stats().unflushed_bytes == 0);
     assert_eq!(store.flush(Options::default()).expect("flushed").durable_objects, 3);
+}
+
+/// A store that has learned that pages are not requested again, and has a checkpoint with it.
+/// Returns it with the first page that was not put.
+fn learned_store(world: &TestEnv, config: &Config) -> (Store, u64) {
+    let store = world.open(config);
+    let mut pages = 0..100;
+    while store.stats().ssd_refused < 100 {
+        assert!(pages.end < 2000, "nothing was learned: {:?}", store.stats());
+        store_pages(&store, pages.clone(), LEN);
+        pages = pages.end..pages.end + 100;
+    }
+    let before = store.stats().checkpoints;
+    while store.stats().checkpoints == before {
+        store_pages(&store, pages.clone(), LEN);
+        flush(&store);
+        pages = pages.end..pages.end + 100;
+    }
+    (store, pages.start)
+}
+
+fn worth(world: &TestEnv) -> Config {
+    let mut config = world.config();
+    config.ssd.admission = SsdAdmissionRule::Worth;
+    config.ssd.checkpoint_segments = 1;
+    config
+}
+
+pub fn learned_state_survives_crash_and_close(world: &TestEnv) {
+    if !world.tells_keys_apart() {
+        // No checkpoint is taken.
+        return;
+    }
+    let config = worth(world);
+    let (store, new) = learned_store(world, &config);
+    let store = world.crash(store, &config);
+    store_pages(&store, new..new + FEW, LEN);
+    assert_eq!(store.stats().ssd_refused, FEW, "learned before the crash");
+    let store = world.reopen(store, &config);
+    store_pages(&store, new + FEW..new + 2 * FEW, LEN);
+    assert_eq!(store.stats().ssd_refused, FEW, "learned before the close");
+}
+
+pub fn damaged_learned_state_is_not_used(world: &TestEnv) {
+    if !world.tells_keys_apart() {
+        return;
+    }
+    let config = worth(world);
+    let (store, new) = learned_store(world, &config);
+    store.close().expect("closed");
+    for name in CHECKPOINTS {
+        let (_, bytes) = world.files(0).into_iter().find(|(file, _)| file == name).expect("there");
+        // The learned state is in the last chunk.
+        world.flip(0, name, bytes - CHUNK_BYTES as u64 + 1000);
+    }
+    let store = world.open(&config);
+    assert!(store.opened().from_checkpoint, "the checkpoint is not concerned");
+    store_pages(&store, new..new + FEW, LEN);
+    assert_eq!(store.stats().ssd_refused, 0, "everything is written until it learns again");
 }

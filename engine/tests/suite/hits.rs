@@ -133,6 +133,28 @@ pub fn only_usable_pages_count_as_used(world: &TestEnv) {
     assert_eq!(here(&[key(10), key(11), key(12), key(13)]), [false, false, false, true]);
 }
 
+pub fn superseded_state_does_not_count_as_used(world: &TestEnv) {
+    // Over a link, and with equal fingerprints, lookups cannot distinguish the states.
+    if !world.tells_keys_apart() || !world.is_embedded() {
+        return;
+    }
+    const LEN: usize = 64 << 10;
+    let store = world.open(&world.memory_config(Size::kib(8 * 64)));
+    let kv = [key(0)];
+    let mamba = objects(Role::Target, "mamba", &["temporal"]);
+    let state = |n: u64| mamba[0].on_page(page(n));
+    let put_one = |key| assert_eq!(put(&store, key, &bytes(1, LEN)), Ok(PutOutcome::Stored));
+    [key(0), key(1), state(0), state(1)].into_iter().for_each(put_one);
+    (10..14).map(key).for_each(put_one);
+    let pools = [PoolQuery { objects: &mamba, policy: MAMBA }];
+    let found = ask(&store, &PagesQuery { pages: &pages(0..2), anchor: &kv, pools: &pools });
+    assert_eq!(found.stops, vec![1, 2]);
+    (20..24).map(key).for_each(put_one);
+    let here = |keys: &[ObjectKey]| store.exists_batch(keys, Options::default());
+    assert_eq!(here(&[key(0), key(1), state(0), state(1)]), [true, true, false, true]);
+    assert_eq!(here(&[key(10), key(11), key(12), key(13)]), [false, false, false, true]);
+}
+
 pub fn session_answers_queries_at_once(world: &TestEnv) {
     let store = world.open(&world.config());
     let kv = objects(Role::Target, "kv", &["k"]);

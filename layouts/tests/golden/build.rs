@@ -9,6 +9,7 @@ use pagelith_layouts::checksum::{BLOCK_BYTES, fingerprint};
 use pagelith_layouts::footer::{self, FooterEntry, FooterFacts};
 use pagelith_layouts::ids::*;
 use pagelith_layouts::key::{ObjectKey, Role};
+use pagelith_layouts::learned::{self, Learned};
 use pagelith_layouts::manifest::{BlockHead, Manifest, Superblock};
 use pagelith_layouts::record::*;
 use pagelith_layouts::segment::encode_head;
@@ -42,6 +43,7 @@ pub(crate) fn files() -> Vec<File> {
         ("manifest.0.bin", manifest.copy()),
         ("manifest.1.bin", manifest.copy()),
         ("checkpoint.bin", checkpoint()),
+        ("learned.bin", learned_bytes()),
         ("attached_record.bin", record(&attached().0, &attached().1)),
         ("attached_entries.bin", bytemuck::cast_slice::<_, u8>(&attached_entries()).to_vec()),
         ("superblock_newer.bin", superblock_newer(&manifest)),
@@ -268,6 +270,22 @@ fn checkpoint() -> Vec<u8> {
         assert!(chunk[CHUNK_KEPT..].iter().all(|b| *b == 0), "nothing is cut off");
         out.extend_from_slice(&chunk[..CHUNK_KEPT]);
     }
+    out
+}
+
+/// What admission had learned at the checkpoint.
+pub(crate) fn learned() -> Learned {
+    let mut counts = Box::new([[[0.0; 2]; learned::BANDS]; learned::CLASSES]);
+    counts[0][0] = [2.5, 40.0];
+    counts[1][22] = [0.0, 7.25];
+    Learned { lap_units: 640.5, victim_worth: Some(0.0625), sample_rate: 8, counts }
+}
+
+/// The same, truncated to its first [`CHUNK_KEPT`] bytes.
+fn learned_bytes() -> Vec<u8> {
+    let mut out = learned::encode(&learned(), STORE, checkpoint_facts().serial);
+    assert!(out[CHUNK_KEPT..].iter().all(|b| *b == 0), "nothing is cut off");
+    out.truncate(CHUNK_KEPT);
     out
 }
 

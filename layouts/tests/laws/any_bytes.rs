@@ -8,6 +8,7 @@ use pagelith_layouts::checkpoint::{self, CHUNK_BYTES, CheckpointFacts, ChunkKind
 use pagelith_layouts::checksum::checksum_around;
 use pagelith_layouts::footer::{self, FooterFacts};
 use pagelith_layouts::ids::*;
+use pagelith_layouts::learned::{self, Learned};
 use pagelith_layouts::manifest;
 use pagelith_layouts::record::Record;
 use pagelith_layouts::scan::{SCRATCH_BYTES, scan};
@@ -122,6 +123,16 @@ proptest! {
             let holds = |c: &[u8]| c.starts_with(&copy);
             prop_assert!(holds(&good) || holds(&bad), "a manifest that neither copy holds");
             prop_assert!(copies.iter().filter(|c| !holds(c)).count() <= damage.len());
+        }
+    }
+
+    #[test]
+    fn sealed_random_learned_state_never_panics(edits in edits()) {
+        let counts = Box::new([[[1.0; 2]; learned::BANDS]; learned::CLASSES]);
+        let learned = Learned { lap_units: 9.0, victim_worth: None, sample_rate: 1, counts };
+        let bytes = sealed(learned::encode(&learned, STORE, 1), 8, 24..300, &edits);
+        if let Ok(learned) = learned::decode(&bytes, STORE, 1) {
+            prop_assert_eq!(learned::encode(&learned, STORE, 1), bytes);
         }
     }
 

@@ -1,7 +1,8 @@
 //! Writes a checkpoint in four steps: chunks, sync, header, sync.
 //!
 //! The two checkpoint files are written alternately. Until the new header is durable, the older
-//! checkpoint is the newest complete one.
+//! checkpoint is the newest complete one. What admission has learned is written with the chunks,
+//! into the last chunk of the file if that is free.
 
 use pagelith_io::buffer::AlignedBuf;
 use pagelith_io::disk::{FileId, Op};
@@ -10,6 +11,7 @@ use pagelith_layouts::checkpoint::{
     self, CHUNK_BYTES, CHUNK_ITEMS, CheckpointEntry, CheckpointFacts, ChunkKind, SegmentMark,
 };
 use pagelith_layouts::ids::{SegmentOrder, Sequence, StoreId};
+use pagelith_layouts::learned::{self, LEARNED_BYTES, Learned};
 
 use super::serial_queue::no_memory;
 
@@ -90,10 +92,23 @@ impl CheckpointWriter {
         if self.items.len() == CHUNK_ITEMS { self.entry_chunk() } else { Ok(()) }
     }
 
-    /// End the list of entries.
-    pub fn finish(&mut self, next_sequence: Sequence, clean: bool) -> Result<(), IoFault> {
+    /// End the list of entries; `learned` is kept with it if the file has room.
+    pub fn finish(
+        &mut self,
+        next_sequence: Sequence,
+        clean: bool,
+        learned: Option<&Learned>,
+    ) -> Result<(), IoFault> {
         if !self.items.is_empty() {
             self.entry_chunk()?;
+        }
+        if let Some(learned) = learned.filter(|_| self.facts.chunk_count < self.chunks_max) {
+            let bytes = learned::encode(learned, self.facts.store, self.facts.serial);
+            let mut buf =
+                AlignedBuf::new(LEARNED_BYTES).map_err(|e| no_memory(LEARNED_BYTES, &e))?;
+            buf.copy_from_slice(&bytes);
+            let offset = checkpoint::chunk_offset(self.chunks_max - 1);
+            self.ops.push(Op::Write { file: self.file, offset, parts: vec![buf.into_part()] });
         }
         (self.facts.next_sequence, self.facts.clean) = (next_sequence, clean);
         self.complete = true;

@@ -11,6 +11,7 @@ use pagelith_layouts::checkpoint::{
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::footer::{self, FooterEntry};
 use pagelith_layouts::ids::{Incarnation, SegmentId, SegmentOrder, Sequence};
+use pagelith_layouts::learned::{self, LEARNED_BYTES, Learned};
 use pagelith_layouts::manifest::Manifest;
 use pagelith_layouts::record::Record;
 use pagelith_layouts::scan;
@@ -62,6 +63,7 @@ pub fn recover(
         checkpoint: None,
         clean: false,
         refused_checkpoints: 0,
+        learned: None,
         last_serial: 0,
         footers: 0,
         scanned: 0,
@@ -136,6 +138,7 @@ fn newest_checkpoint(
         match load_checkpoint(volume, manifest, serial, file, &facts, sink) {
             Ok(marks) => {
                 (found.checkpoint, found.clean) = (Some(number), facts.clean);
+                found.learned = load_learned(volume, serial, file, &facts);
                 // The parity of the serial selects the file: the next checkpoint must go into the
                 // other one.
                 found.last_serial += (found.last_serial ^ number) & 1;
@@ -182,8 +185,7 @@ fn load_checkpoint(
     facts: &CheckpointFacts,
     sink: &mut dyn RecoverySink,
 ) -> Result<Vec<SegmentMark>, CheckpointRefusal> {
-    let room =
-        (volume.geometry.checkpoint_bytes() - checkpoint::chunk_offset(0)) / CHUNK_BYTES as u64;
+    let room = chunks_max(volume);
     if facts.chunk_count > room || facts.segment_count != volume.geometry.segment_count {
         let (chunks, segments) = (facts.chunk_count, facts.segment_count);
         return Err(CheckpointRefusal::Damaged(format!(
@@ -240,6 +242,24 @@ fn load_checkpoint(
         }
     }
     Ok(marks)
+}
+
+/// Most chunks of a checkpoint.
+fn chunks_max(volume: &Volume) -> u64 {
+    (volume.geometry.checkpoint_bytes() - checkpoint::chunk_offset(0)) / CHUNK_BYTES as u64
+}
+
+/// What admission had learned, if it was written with the checkpoint and is whole. Nothing depends
+/// on it, so a fault is no error.
+fn load_learned(
+    volume: &Volume,
+    serial: &mut SerialQueue,
+    file: pagelith_io::disk::FileId,
+    facts: &CheckpointFacts,
+) -> Option<Learned> {
+    let last = chunks_max(volume).checked_sub(1).filter(|last| facts.chunk_count <= *last)?;
+    let bytes = serial.read(file, checkpoint::chunk_offset(last), LEARNED_BYTES).ok()?;
+    learned::decode(&bytes, facts.store, facts.serial).ok()
 }
 
 fn replay_segment(

@@ -1,6 +1,7 @@
 //! The result of recovery.
 
 use pagelith_layouts::ids::{SegmentOrder, Sequence};
+use pagelith_layouts::learned::Learned;
 
 use super::segments::SegmentTable;
 use super::volume::FileSystemFull;
@@ -24,6 +25,8 @@ pub struct Recovered {
     /// Number of checkpoints with a valid header whose content is damaged, other than by a newer
     /// checkpoint. Only damage at rest causes this.
     pub refused_checkpoints: u32,
+    /// What admission had learned when the checkpoint was taken.
+    pub learned: Option<Learned>,
     /// Largest serial of any checkpoint found.
     pub last_serial: u64,
     /// Number of footers read.

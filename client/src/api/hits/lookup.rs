@@ -7,17 +7,27 @@ use super::evaluate::Residency;
 use super::{HitPolicy, PagesQuery, PoolQuery};
 use crate::api::error::Result;
 
-/// A source of lookups. A present object that is looked up counts as used.
+/// A source of lookups. A present object that is looked up counts as used, unless a method says
+/// otherwise.
 pub trait KeyLookup {
     /// How many of `keys` are present before the first that is absent.
     fn prefix(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<usize>;
     /// Which of `keys` are present.
     fn exists(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<Vec<bool>>;
+    /// As [`KeyLookup::exists`], with each key whether it counts as used. A lookup over a link
+    /// cannot distinguish them: all of them count.
+    fn exists_each(&mut self, keys: impl Iterator<Item = (ObjectKey, bool)>) -> Result<Vec<bool>> {
+        self.exists(keys.map(|(key, _)| key))
+    }
+    /// Count `keys` that are present as used, after [`KeyLookup::exists_each`] did not. The page of
+    /// the first key has this number in the query.
+    fn count_as_used(&mut self, _first_page: usize, _keys: impl Iterator<Item = ObjectKey>) {}
 }
 
 /// Look up the anchor up to its first hole, then every other pool on the pages before that hole. No
 /// page after it can be a stop, and objects that cannot be used must not count as used. A prompt
-/// that was never stored costs one lookup. Block groups are looked up by their own keys.
+/// that was never stored costs one lookup. Block groups are looked up by their own keys. Pools that
+/// need trailing pages only do not count as used yet ([`use_trailing`]).
 pub fn look_up(lookup: &mut impl KeyLookup, query: &PagesQuery<'_>) -> Result<Residency> {
     let anchor = match query.anchor {
         [] => query.pages.len(),
@@ -33,6 +43,23 @@ pub fn look_up(lookup: &mut impl KeyLookup, query: &PagesQuery<'_>) -> Result<Re
     };
     let pools = query.pools.iter().map(&mut present).collect::<Result<_>>()?;
     Ok(Residency { anchor: vec![true; anchor], pools })
+}
+
+/// Count what is gone on from as used: of pools that need trailing pages only, those before the
+/// longest stop. A state that a longer prefix has superseded does not become recent with each
+/// request for the prefix.
+pub fn use_trailing(lookup: &mut impl KeyLookup, query: &PagesQuery<'_>, usable_pages: usize) {
+    for pool in query.pools {
+        let HitPolicy::TrailingPages(window) = pool.policy else { continue };
+        let first = usable_pages.saturating_sub(window.max(1));
+        let pages = query.pages[first..usable_pages].iter();
+        let keys = pages.flat_map(|page| pool.objects.iter().map(|object| object.on_page(*page)));
+        lookup.count_as_used(first, keys);
+    }
+}
+
+fn is_trailing(pool: &PoolQuery<'_>) -> bool {
+    matches!(pool.policy, HitPolicy::TrailingPages(_))
 }
 
 /// How many of `pages` have all of `objects`, before the first that lacks one.
@@ -54,10 +81,14 @@ fn by_page(
 ) -> Result<Vec<Vec<bool>>> {
     let restricts = |pool: &&PoolQuery<'_>| !matches!(pool.policy, HitPolicy::BlockGroups { .. });
     let pools: Vec<_> = query.pools.iter().filter(restricts).map(|pool| pool.objects).collect();
-    let objects: Vec<_> = pools.iter().copied().flatten().collect();
+    let objects: Vec<(&ObjectKey, bool)> = (query.pools.iter().filter(restricts))
+        .flat_map(|pool| pool.objects.iter().map(|object| (object, !is_trailing(pool))))
+        .collect();
     let pages = &query.pages[..pages];
-    let keys = pages.iter().flat_map(|page| objects.iter().map(|object| object.on_page(*page)));
-    let mut found = lookup.exists(keys)?.into_iter();
+    let keys = pages
+        .iter()
+        .flat_map(|page| objects.iter().map(|(object, used)| (object.on_page(*page), *used)));
+    let mut found = lookup.exists_each(keys)?.into_iter();
     let mut present = vec![Vec::with_capacity(pages.len()); pools.len()];
     for _ in pages {
         for (objects, present) in pools.iter().zip(&mut present) {

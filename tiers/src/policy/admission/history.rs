@@ -9,6 +9,8 @@
 //! tag 12, never 0 | refused 1 | class 7 | unit of time of the last touch 12
 //! ```
 
+use pagelith_io::prefetch;
+
 use super::class::{CLASS_BITS, PageClass};
 use super::page_hash::PageHash;
 
@@ -41,6 +43,13 @@ pub(super) fn bytes_for(pages: u64) -> u64 {
     pages.div_ceil(BUCKET_ENTRIES as u64).max(1) * size_of::<Bucket>() as u64
 }
 
+/// A place in the table, until it changes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HistoryPlace {
+    bucket: usize,
+    at: usize,
+}
+
 /// Class of a page at its last touch, and the units of time since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LastTouch {
@@ -59,45 +68,76 @@ impl History {
         History { buckets, sweep: 0 }
     }
 
-    fn bucket(&mut self, page: PageHash) -> &mut Bucket {
-        let at = (u128::from(page.0) * self.buckets.len() as u128) >> 64;
-        &mut self.buckets[at as usize]
+    fn bucket_of(&self, page: PageHash) -> usize {
+        ((u128::from(page.0) * self.buckets.len() as u128) >> 64) as usize
+    }
+
+    /// Prefetch what is known of a page into the CPU cache.
+    #[inline]
+    pub(super) fn prefetch(&self, page: PageHash) {
+        prefetch::line(&self.buckets[self.bucket_of(page)]);
+    }
+
+    /// The place of a page, which another page has if it is not known, and its last touch.
+    #[inline]
+    pub(super) fn find(&self, page: PageHash, now: u32) -> (HistoryPlace, Option<LastTouch>) {
+        let bucket = self.bucket_of(page);
+        let entries = &self.buckets[bucket].0;
+        if let Some(at) = position(entries, tag_of(page)) {
+            let entry = entries[at];
+            let class = PageClass::from_number(entry >> CLASS_AT);
+            let refused = entry >> REFUSED_AT & 1 == 1;
+            return (
+                HistoryPlace { bucket, at },
+                Some(LastTouch { class, age: age(now, entry), refused }),
+            );
+        }
+        // The place of the page that was touched longest ago; an empty place is older than all.
+        let order = |(at, entry): (usize, &u32)| {
+            let age = if *entry == 0 { 1 << TIME_BITS } else { age(now, *entry) };
+            age * BUCKET_ENTRIES as u32 + at as u32
+        };
+        let oldest = entries.iter().enumerate().map(order).fold(0, u32::max);
+        (HistoryPlace { bucket, at: oldest as usize % BUCKET_ENTRIES }, None)
     }
 
     /// The last touch of a page, if it is known.
-    pub(super) fn get(&mut self, page: PageHash, now: u32) -> Option<LastTouch> {
-        let tag = tag_of(page);
-        let entry = *self.bucket(page).0.iter().find(|entry| **entry >> TAG_AT == tag)?;
-        let class = PageClass::from_number(entry >> CLASS_AT);
-        Some(LastTouch { class, age: age(now, entry), refused: entry >> REFUSED_AT & 1 == 1 })
+    pub(super) fn get(&self, page: PageHash, now: u32) -> Option<LastTouch> {
+        self.find(page, now).1
     }
 
-    /// Note a touch.
-    pub(super) fn set(&mut self, page: PageHash, class: PageClass, now: u32) {
-        let tag = tag_of(page);
-        let entries = &mut self.bucket(page).0;
-        let oldest = || {
-            let of = |entry: u32| if entry == 0 { u32::MAX } else { age(now, entry) };
-            (0..BUCKET_ENTRIES).max_by_key(|at| of(entries[*at])).unwrap_or(0)
-        };
-        let at = entries.iter().position(|entry| *entry >> TAG_AT == tag).unwrap_or_else(oldest);
-        entries[at] = tag << TAG_AT | (class.number() as u32) << CLASS_AT | now & TIME_MASK;
+    /// Note a touch of a page at its place, and whether it was refused.
+    #[inline]
+    pub(super) fn set(
+        &mut self,
+        place: HistoryPlace,
+        page: PageHash,
+        class: PageClass,
+        now: u32,
+        refused: bool,
+    ) {
+        let entry = tag_of(page) << TAG_AT
+            | u32::from(refused) << REFUSED_AT
+            | (class.number() as u32) << CLASS_AT
+            | now & TIME_MASK;
+        self.buckets[place.bucket].0[place.at] = entry;
     }
 
     /// Note whether the page that was touched last was refused.
     pub(super) fn set_refused(&mut self, page: PageHash, refused: bool) {
-        let tag = tag_of(page);
-        let entry = self.bucket(page).0.iter_mut().find(|entry| **entry >> TAG_AT == tag);
-        entry.into_iter().for_each(|entry| {
-            *entry = *entry & !(1 << REFUSED_AT) | u32::from(refused) << REFUSED_AT;
-        });
+        let bucket = self.bucket_of(page);
+        let entries = &mut self.buckets[bucket].0;
+        if let Some(at) = position(entries, tag_of(page)) {
+            entries[at] = entries[at] & !(1 << REFUSED_AT) | u32::from(refused) << REFUSED_AT;
+        }
     }
 
     /// Forget a page.
     pub(super) fn forget(&mut self, page: PageHash) {
+        let bucket = self.bucket_of(page);
+        let entries = &mut self.buckets[bucket].0;
         let tag = tag_of(page);
-        let entries = self.bucket(page).0.iter_mut();
-        entries.filter(|entry| **entry >> TAG_AT == tag).for_each(|entry| *entry = 0);
+        entries.iter_mut().filter(|entry| **entry >> TAG_AT == tag).for_each(|entry| *entry = 0);
     }
 
     /// Time has advanced by one unit: remove old entries of a part of the table. All of it is swept
@@ -111,6 +151,14 @@ impl History {
             self.sweep = (self.sweep + 1) % self.buckets.len();
         }
     }
+}
+
+/// The place of a tag. Without branches: which place it is cannot be predicted.
+#[inline]
+fn position(entries: &[u32; BUCKET_ENTRIES], tag: u32) -> Option<usize> {
+    let is_equal = |(at, entry): (usize, &u32)| u32::from(*entry >> TAG_AT == tag) << at;
+    let equal = entries.iter().enumerate().map(is_equal).fold(0, |all, one| all | one);
+    (equal != 0).then_some(equal.trailing_zeros() as usize)
 }
 
 fn tag_of(page: PageHash) -> u32 {
@@ -131,6 +179,11 @@ mod tests {
         PageHash(n.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 
+    fn set(history: &mut History, page: PageHash, class: PageClass, now: u32) {
+        let (place, _) = history.find(page, now);
+        history.set(place, page, class, now, false);
+    }
+
     fn class(number: u32) -> PageClass {
         PageClass::from_number(number)
     }
@@ -139,9 +192,9 @@ mod tests {
     fn last_touch_of_a_page_is_known_with_its_age() {
         let mut history = History::new(1000);
         for n in 0..500 {
-            history.set(page(n), class(n as u32), 10);
+            set(&mut history, page(n), class(n as u32), 10);
         }
-        history.set(page(7), class(99), 30);
+        set(&mut history, page(7), class(99), 30);
         history.set_refused(page(7), true);
         let known = history.get(page(7), 35).expect("known");
         assert_eq!(known, LastTouch { class: class(99), age: 5, refused: true });
@@ -158,7 +211,7 @@ mod tests {
     #[test]
     fn pages_touched_last_stay_in_a_table_that_is_too_small() {
         let mut history = History::new(4096);
-        (0..40_960).for_each(|n| history.set(page(n), class(1), n as u32 / 256));
+        (0..40_960).for_each(|n| set(&mut history, page(n), class(1), n as u32 / 256));
         let known = |range: std::ops::Range<u64>, history: &mut History| {
             range.filter(|n| history.get(page(*n), 160).is_some_and(|l| l.age < 40)).count()
         };
@@ -171,7 +224,7 @@ mod tests {
     #[test]
     fn entry_is_removed_before_its_time_wraps() {
         let mut history = History::new(1000);
-        history.set(page(1), class(3), 5);
+        set(&mut history, page(1), class(3), 5);
         for now in 6..20_000 {
             history.tick(now);
             if let Some(last) = history.get(page(1), now) {

@@ -27,10 +27,12 @@ mod page_hash;
 mod samples;
 mod worth;
 
+use pagelith_layouts::learned::Learned;
+
 use bands::band_of;
 use budget::WriteBudget;
 use class::PageClass;
-use history::History;
+use history::{History, HistoryPlace};
 use samples::Samples;
 use worth::Worth;
 
@@ -46,7 +48,9 @@ const REUSE_LAPS: f64 = 2.0;
 const LAP_PARTS: u64 = 8;
 /// Touches of the sample without which nothing is learned: fewer are no evidence.
 const LEARN_TOUCHES_MIN: usize = 500;
-/// Share of all counts that is kept when half a lap has passed.
+/// Most units after which the tables are computed again: those of the SSD's bytes.
+const LEARN_UNITS_MAX: u64 = UNITS_PER_CAPACITY;
+/// Share of all counts that is kept when the tables are computed again.
 const KEPT: f64 = 0.9;
 /// Weight of the newest victim in the mean worth of what reclaim gives up.
 const VICTIM_SHARE: f64 = 0.1;
@@ -152,8 +156,9 @@ pub struct Admission {
     requests: [RequestNote; REQUESTS],
     clock: UnitClock,
     laps: LapLength,
-    /// Unit at which the tables are computed again.
+    /// Unit at which the tables are computed again, and whether they ever were.
     learn_at: u64,
+    has_learned: bool,
     /// Mean worth of what reclaim gives up; `None` while it has given up nothing.
     victim_worth: Option<f64>,
     counts: AdmissionCounts,
@@ -172,9 +177,32 @@ impl Admission {
             clock: UnitClock::new(capacity),
             laps: LapLength::new(capacity),
             learn_at: UNITS_PER_CAPACITY / 2,
+            has_learned: false,
             victim_worth: None,
             counts: AdmissionCounts::default(),
         }
+    }
+
+    /// What was learned, for [`Admission::restore`] after a restart; `None` before anything was.
+    /// The history of the pages is not part of it.
+    pub fn learned(&self) -> Option<Learned> {
+        let (counts, sample_rate) = self.samples.counts();
+        let (lap_units, victim_worth) = (self.laps.units, self.victim_worth);
+        self.has_learned.then_some(Learned { lap_units, victim_worth, sample_rate, counts })
+    }
+
+    /// Continue with what was learned before a restart. Called before any page is touched.
+    pub fn restore(&mut self, learned: &Learned) {
+        self.samples = Samples::restore(&learned.counts, learned.sample_rate);
+        self.laps.units = learned.lap_units.max(1.0);
+        self.laps.is_measured = true;
+        self.victim_worth = learned.victim_worth;
+        self.learn();
+    }
+
+    /// Its settings.
+    pub fn settings(&self) -> AdmissionSettings {
+        self.settings
     }
 
     /// Bytes of memory that grow with `pages`. All other memory is some 3 MB.
@@ -198,22 +226,29 @@ impl Admission {
         let mut next_turn = turn;
         // The first page of a put is the one at which its chain leaves what is known.
         let chain = pages.first().map_or(PageHash(0), |page| page.page);
+        // The history is larger than the CPU's caches: its lines are fetched at the same time.
+        pages.iter().for_each(|page| self.history.prefetch(page.page));
         for (at, page) in pages.iter().enumerate() {
-            if last.replace(page.page) != Some(page.page) {
-                let from_end = pages.len() - 1 - at + after;
-                let class = self.touch_page(page, kind, from_end, turn);
+            let touched = last.replace(page.page) != Some(page.page);
+            let from_end = pages.len() - 1 - at + after;
+            let touch = touched.then(|| self.touch_page(page, kind, from_end, turn));
+            if let Some((class, _)) = touch {
                 if kind == BatchKind::Get {
                     next_turn = class.turn() + 1;
                 }
                 stopped |= !page.on_ssd && !self.admits(class, chain);
             }
-            if page.on_ssd {
-                write.push(false);
-                continue;
+            let is_written = !page.on_ssd && (!stopped || page.required);
+            let refused = !page.on_ssd && !is_written;
+            self.counts.refused += u64::from(refused);
+            match touch {
+                Some((class, place)) => {
+                    let now = self.clock.unit as u32;
+                    self.history.set(place, page.page, class, now, refused);
+                }
+                None if !page.on_ssd => self.history.set_refused(page.page, refused),
+                None => {}
             }
-            let is_written = !stopped || page.required;
-            self.counts.refused += u64::from(!is_written);
-            self.history.set_refused(page.page, !is_written);
             write.push(is_written);
         }
         *self.note(epoch) = RequestNote { epoch, turn: next_turn, stopped, last };
@@ -228,27 +263,27 @@ impl Admission {
         note
     }
 
+    /// Count the touch of a page; returns its class, and its place in the history.
     fn touch_page(
         &mut self,
         page: &TouchedPage,
         kind: BatchKind,
         from_end: usize,
         turn: u32,
-    ) -> PageClass {
+    ) -> (PageClass, HistoryPlace) {
         for _ in 0..self.clock.advance(page.bytes) {
             self.tick();
         }
         let now = self.clock.unit as u32;
-        let last = self.history.get(page.page, now);
+        let (place, last) = self.history.find(page.page, now);
         let class = match last {
             Some(last) => last.class.again(last.age, from_end),
             None => PageClass::first(from_end, turn),
         };
         let is_put_again = kind == BatchKind::Put && last.is_some_and(|last| last.refused);
         self.counts.refused_put_again += u64::from(is_put_again);
-        self.history.set(page.page, class, now);
         self.samples.touch(page.page, class, self.clock.unit);
-        class
+        (class, place)
     }
 
     /// One unit of time has passed.
@@ -258,9 +293,18 @@ impl Admission {
         self.samples.advance(self.clock.unit);
         if self.clock.unit >= self.learn_at && self.samples.fresh() >= LEARN_TOUCHES_MIN {
             self.samples.decay(KEPT);
-            self.worth.learn(&self.samples, REUSE_LAPS * self.laps.units);
-            self.learn_at = self.clock.unit + (self.laps.units / 2.0).ceil().max(1.0) as u64;
+            self.learn();
         }
+    }
+
+    /// Compute the tables from the counts, and the time at which that is done again.
+    fn learn(&mut self) {
+        self.worth.learn(&self.samples, REUSE_LAPS * self.laps.units);
+        // A log to which little is written takes long for a lap. A workload that has changed must
+        // be noticed before.
+        let half_lap = (self.laps.units / 2.0).ceil().max(1.0) as u64;
+        self.learn_at = self.clock.unit + half_lap.min(LEARN_UNITS_MAX);
+        self.has_learned = true;
     }
 
     fn admits(&self, class: PageClass, chain: PageHash) -> bool {
@@ -335,6 +379,10 @@ impl UnitClock {
     /// Count bytes; returns the number of units that have passed, at most as many as matter.
     fn advance(&mut self, bytes: u64) -> u64 {
         self.bytes = self.bytes.saturating_add(bytes);
+        // Mostly, and two divisions take longer than all else.
+        if self.bytes < self.unit_bytes {
+            return 0;
+        }
         let units = self.bytes / self.unit_bytes;
         self.bytes %= self.unit_bytes;
         units.min(8 * UNITS_PER_CAPACITY)

@@ -7,9 +7,13 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
+use pagelith_layouts::learned::{self, LearnedCounts};
+
 use super::bands::{BANDS, STARTS, band_of};
 use super::class::{CLASSES, PageClass};
 use super::page_hash::PageHash;
+
+const _: () = assert!(CLASSES == learned::CLASSES && BANDS == learned::BANDS);
 
 /// Most touches in the sample.
 const TOUCHES_MAX: usize = 1 << 16;
@@ -74,6 +78,26 @@ impl Samples {
             hits: Box::new([[0.0; BANDS]; CLASSES]),
             exposures: Box::new([[0.0; BANDS]; CLASSES]),
         }
+    }
+
+    /// The counts, and the rate of the sample that they are of.
+    pub(super) fn counts(&self) -> (Box<LearnedCounts>, u64) {
+        let mut counts = Box::new([[[0.0; 2]; BANDS]; CLASSES]);
+        let tables = self.hits.iter().flatten().zip(self.exposures.iter().flatten());
+        for (to, (hits, exposures)) in counts.iter_mut().flatten().zip(tables) {
+            *to = [*hits as f32, *exposures as f32];
+        }
+        (counts, self.rate)
+    }
+
+    /// Continue from counts of another run of the store, with a new sample.
+    pub(super) fn restore(counts: &LearnedCounts, rate: u64) -> Samples {
+        let mut samples = Samples { rate, ..Samples::new() };
+        let tables = samples.hits.iter_mut().flatten().zip(samples.exposures.iter_mut().flatten());
+        for ([hits, exposures], to) in counts.iter().flatten().zip(tables) {
+            (*to.0, *to.1) = (f64::from(*hits), f64::from(*exposures));
+        }
+        samples
     }
 
     /// Whether a page is in the sample.

@@ -180,3 +180,40 @@ fn rules_are_found_only_by_their_names() {
     }
     assert_eq!(AdmissionRule::of_name("all"), None);
 }
+
+#[test]
+fn restored_admission_refuses_what_it_had_learned_to_refuse() {
+    let mut before = admission(worth());
+    assert_eq!(before.learned(), None);
+    run(&mut before, 5000);
+    let learned = before.learned().expect("it has learned");
+    let mut after = admission(worth());
+    after.restore(&learned);
+    assert_eq!(after.learned(), Some(learned));
+    let new: Vec<_> = (0..5).map(|n| page(7_000_000 + n)).collect();
+    assert_eq!(touch(&mut after, 1, BatchKind::Put, &new), [false; 5]);
+    // It goes on learning: documents are recognized when they return.
+    let (documents, _) = run(&mut after, 5000);
+    assert!(documents.iter().all(|write| *write), "all documents are written");
+}
+
+#[test]
+fn change_of_workload_is_noticed_while_little_is_written() {
+    let mut admission = admission(worth());
+    // Pages that are never requested again, of which one in 50 is written.
+    for n in 0..60_000_u64 {
+        let new = TouchedPage { required: n % 50 == 0, ..page(1_000_000 + n) };
+        touch(&mut admission, n + 1, BatchKind::Put, &[new]);
+    }
+    // Now each page is requested again, 500 pages later.
+    let mut written = 0;
+    for n in 0..20_000_u64 {
+        let new = touch(&mut admission, 100_000 + 2 * n, BatchKind::Put, &[page(9_000_000 + n)]);
+        written += u64::from(n >= 18_000 && new[0]);
+        if let Some(before) = n.checked_sub(500) {
+            let there = TouchedPage { on_ssd: true, ..page(9_000_000 + before) };
+            touch(&mut admission, 100_001 + 2 * n, BatchKind::Get, &[there]);
+        }
+    }
+    assert!(written > 1900, "written={written} of 2000");
+}
