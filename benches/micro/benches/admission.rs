@@ -5,7 +5,8 @@
 //! per page, in a table as large as the history.
 #![allow(missing_docs, reason = "criterion's macros")]
 
-mod common;
+#[path = "common/mix.rs"]
+mod mix;
 
 use std::hint::black_box;
 
@@ -15,7 +16,7 @@ use pagelith_tiers::policy::admission::{
     Admission, AdmissionRule, AdmissionSettings, BatchKind, PageHash, TouchedPage,
 };
 
-use common::mix;
+use mix::mix;
 
 const OBJECTS: u64 = 1 << 20;
 const PAGE_BYTES: u64 = 68 << 10;

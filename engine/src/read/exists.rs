@@ -132,7 +132,7 @@ impl<'a> IndexLookup<'a> {
     }
 
     /// Look up `keys`, of which the first is this many pages after the first page of the query.
-    pub fn from_page(&mut self, page: usize, keys: impl Iterator<Item = ObjectKey>) {
+    pub fn each_after_page(&mut self, page: usize, keys: impl Iterator<Item = ObjectKey>) {
         let depth = self.depth;
         self.depth = depth.saturating_add(u32::try_from(page).unwrap_or(u32::MAX));
         self.each(keys);
