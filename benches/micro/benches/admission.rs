@@ -5,9 +5,6 @@
 //! per page, in a table as large as the history.
 #![allow(missing_docs, reason = "criterion's macros")]
 
-#[path = "common/mix.rs"]
-mod mix;
-
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -16,12 +13,17 @@ use pagelith_tiers::policy::admission::{
     Admission, AdmissionRule, AdmissionSettings, BatchKind, PageHash, TouchedPage,
 };
 
-use mix::mix;
-
 const OBJECTS: u64 = 1 << 20;
 const PAGE_BYTES: u64 = 68 << 10;
 const BATCHES: [usize; 2] = [1, 32];
 const LINE: usize = 64;
+
+/// A hash that scatters (SplitMix64).
+fn mix(n: u64) -> u64 {
+    let z = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
 
 /// Batches of pages: three of four are for pages that are known.
 fn pages(batch: usize) -> impl Iterator<Item = Vec<TouchedPage>> {

@@ -131,8 +131,8 @@ impl<'a> IndexLookup<'a> {
         self.lookup(keys, false)
     }
 
-    /// Look up `keys`, of which the first is this many pages after the first page of the query.
-    pub fn each_after_page(&mut self, page: usize, keys: impl Iterator<Item = ObjectKey>) {
+    /// Count `keys` that are present as used. The first is this many pages after the query's first.
+    pub fn count_from_page(&mut self, page: usize, keys: impl Iterator<Item = ObjectKey>) {
         let depth = self.depth;
         self.depth = depth.saturating_add(u32::try_from(page).unwrap_or(u32::MAX));
         self.each(keys);

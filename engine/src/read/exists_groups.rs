@@ -23,7 +23,7 @@ impl KeyLookup for exists::IndexLookup<'_> {
     }
 
     fn count_as_used(&mut self, first_page: usize, keys: impl Iterator<Item = ObjectKey>) {
-        self.each_after_page(first_page, keys);
+        self.count_from_page(first_page, keys);
     }
 }
 

@@ -3,9 +3,12 @@
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::{ids::PrefixHash, namespace::Namespace, shard::Shard};
 
-mod mix;
-
-pub use self::mix::mix;
+/// SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA 2014).
+pub fn mix(x: u64) -> u64 {
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
 
 /// The keys of objects with these numbers.
 pub fn keys(numbers: impl Iterator<Item = u64>) -> Vec<ObjectKey> {
