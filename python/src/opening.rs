@@ -275,6 +275,8 @@ impl OpenReport {
             ("staging", plan.staging),
             ("index", plan.index),
             ("headers", plan.headers),
+            ("history", plan.history),
+            ("departed", plan.departed),
             ("total", plan.total),
         ];
         for (name, bytes) in parts {

@@ -274,4 +274,4 @@ class Opened(unittest.TestCase):
     def test_store_without_ssd_has_no_backend(self):
         with pagelith.Store({"dram": {"bytes": "1MiB"}, "index": {"max_objects": 10}}) as store:
             found = store.opened
-            self.assertEqual((found.side, found.segments, found.made), (None, 0, False))
+            self.assertEqual((found.backend, found.segments, found.made), (None, 0, False))

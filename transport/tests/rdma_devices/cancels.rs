@@ -70,7 +70,11 @@ fn memory_of_cancelled_gets_is_not_written_after_it_came_back() {
         let host = client_host();
         let memories: Vec<Memory> = (0..MEMORIES).map(|_| Memory::new(BYTES, &host)).collect();
         let mut client = Client::connect(&server.address, &host);
-        for round in 0..rounds {
+        // More rounds if too few were cancelled while bytes arrived.
+        for round in 0..8 * rounds {
+            if round >= rounds && amid > rounds / 4 {
+                break;
+            }
             let (memory, way) = (&memories[round % MEMORIES], way(round));
             assert_eq!(memory.late(), 0, "bytes landed after memory came back, before {round}");
             let kind = match way {
@@ -112,9 +116,7 @@ fn memory_of_cancelled_gets_is_not_written_after_it_came_back() {
         assert_eq!(counts.leaked, 0);
     }
     let cancelled: usize = counts.values().sum();
-    println!(
-        "cancelled={cancelled} of {rounds} amid_bytes={amid} by way, return, end of link: {counts:?}"
-    );
+    println!("cancelled={cancelled} amid_bytes={amid} by way, return, end of link: {counts:?}");
     assert!(amid > rounds / 4, "most gets had ended before they were cancelled: {amid}");
     assert_eq!(kernel_objects(), before, "objects are left");
 }
