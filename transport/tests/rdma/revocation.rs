@@ -417,5 +417,5 @@ fn region_that_is_removed_while_the_server_may_write_ends_the_link() {
     let mut at_server = Vec::new();
     ends.until_ended(&mut at_server);
     let lines = event_lines(&at_server);
-    assert!(lines[1].contains("removed while it was written"), "{lines:?}");
+    assert!(lines[1].contains("the region of a get was removed before its outcome"), "{lines:?}");
 }
