@@ -184,7 +184,6 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
                 .prefault()
                 .and_then(|()| index.prefault())
                 .and_then(|()| headers.prefault())
-                .and_then(|()| departed.prefault())
         };
         let bytes = config.memory_plan().total;
         all().map_err(|e| {
