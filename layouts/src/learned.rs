@@ -1,5 +1,6 @@
 //! What admission to SSD has learned, as a checkpoint's file keeps it: counts of touches by class
-//! of page and band of age.
+//! of page and band of age. An age is the number of bytes requested since a page's last touch;
+//! bands divide ages on a logarithmic scale.
 //!
 //! It is optional. It is written into the last chunk of a checkpoint's file if the checkpoint
 //! leaves that free, and nothing names it: it is used if it is whole and has the store and the
@@ -56,9 +57,9 @@ const WHAT: &str = "learned state";
 const MAGIC: [u8; 8] = *b"PLLEARND";
 /// Meaning of classes and bands.
 const MODEL: u32 = 1;
-/// Classes of pages.
+/// Classes of pages: `PageClass` in `tiers/src/policy/admission/class.rs`.
 pub const CLASSES: usize = 128;
-/// Bands of age.
+/// Bands of age: `STARTS` in `tiers/src/policy/admission/bands.rs`.
 pub const BANDS: usize = 23;
 /// Value of `victim_worth` while there is none; no finite float.
 const NO_WORTH: u64 = u64::MAX;

@@ -85,6 +85,11 @@ impl DepartedObjects {
         self.0.clone()
     }
 
+    /// Make its memory resident now.
+    pub fn prefault(&self) -> std::io::Result<()> {
+        self.0.0.prefault()
+    }
+
     /// Begin to load what [`DepartedObjects::note`] changes.
     pub fn prefetch(&self, fingerprint: u128) {
         if let Some(word) = self.0.bucket(fingerprint).first() {

@@ -60,11 +60,11 @@ pub(crate) fn lookup_at_one_moment<R>(
         let snapshot = read_view.read(&pin);
         let mut lookup = IndexLookup::new(AbsenceFinder::new(shared, &snapshot, None), at);
         let answer = query(&mut lookup);
-        let IndexLookup { touched, absent, .. } = lookup;
+        let IndexLookup { touched, found, absent, .. } = lookup;
         if snapshot.validate(&pin) {
             drop(pin);
             record(shared, &touched, at);
-            shared.reads.counters.add_exists(at.epoch, touched.len() as u64, &absent);
+            shared.reads.counters.add_exists(at.epoch, found, &absent);
             return answer;
         }
     }
@@ -86,9 +86,9 @@ fn lookup_locked<R>(
     let finder = AbsenceFinder::new(shared, &snapshot, Some(&core.pending_groups));
     let mut lookup = IndexLookup::new(finder, at);
     let answer = query(&mut lookup);
-    let IndexLookup { touched, absent, .. } = lookup;
+    let IndexLookup { touched, found, absent, .. } = lookup;
     touched.iter().for_each(|touched| touched.record_in(core, at));
-    (answer, touched.len() as u64, absent)
+    (answer, found, absent)
 }
 
 /// A key of a lookup.
@@ -107,7 +107,10 @@ pub(crate) struct IndexLookup<'a> {
     depth: u32,
     /// The current tick, in the form that the index stores.
     tick: u32,
+    /// Present keys that count as used.
     touched: Vec<FoundObject>,
+    /// Number of present keys.
+    found: u64,
     /// Absent keys, by cause.
     absent: AbsenceCounts,
 }
@@ -117,8 +120,8 @@ impl<'a> IndexLookup<'a> {
         let (shared, snapshot) = (finder.shared, finder.snapshot);
         let tick = (shared.read_view.tick.load(Ordering::Relaxed) % u64::from(TICK_MODULUS)) as u32;
         let absent = AbsenceCounts::default();
-        let (depth, touched) = (at.depth, Vec::new());
-        IndexLookup { shared, snapshot, finder, depth, tick, touched, absent }
+        let (depth, touched, found) = (at.depth, Vec::new(), 0);
+        IndexLookup { shared, snapshot, finder, depth, tick, touched, found, absent }
     }
 
     /// Which of `keys` are present.
@@ -131,12 +134,13 @@ impl<'a> IndexLookup<'a> {
         self.lookup(keys, false)
     }
 
-    /// Count `keys` that are present as used. The first is this many pages after the query's first.
-    pub fn count_from_page(&mut self, page: usize, keys: impl Iterator<Item = ObjectKey>) {
-        let depth = self.depth;
+    /// Mark `keys` that are present as used, after they were looked up. The first is this many
+    /// pages after the query's first. They are not counted again.
+    pub fn mark_used(&mut self, page: usize, keys: impl Iterator<Item = ObjectKey>) {
+        let (depth, found, absent) = (self.depth, self.found, self.absent);
         self.depth = depth.saturating_add(u32::try_from(page).unwrap_or(u32::MAX));
         self.each(keys);
-        self.depth = depth;
+        (self.depth, self.found, self.absent) = (depth, found, absent);
     }
 
     /// How many of `keys` are present before the first that is absent.
@@ -183,6 +187,7 @@ impl<'a> IndexLookup<'a> {
             for (at, LookedUp { fingerprint, depth, key, is_used }) in group.iter().enumerate() {
                 let entry = self.snapshot.find(*fingerprint);
                 found.push(entry.is_some());
+                self.found += u64::from(entry.is_some());
                 match entry {
                     Some(_) if !is_used => {}
                     Some(entry) => self.touched.push(FoundObject::new(&entry, *depth, self.tick)),

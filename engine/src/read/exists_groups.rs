@@ -22,8 +22,8 @@ impl KeyLookup for exists::IndexLookup<'_> {
         Ok(self.each_if_used(keys))
     }
 
-    fn count_as_used(&mut self, first_page: usize, keys: impl Iterator<Item = ObjectKey>) {
-        self.count_from_page(first_page, keys);
+    fn mark_used(&mut self, first_page: usize, keys: impl Iterator<Item = ObjectKey>) {
+        exists::IndexLookup::mark_used(self, first_page, keys);
     }
 }
 

@@ -184,6 +184,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
                 .prefault()
                 .and_then(|()| index.prefault())
                 .and_then(|()| headers.prefault())
+                .and_then(|()| departed.prefault())
         };
         let bytes = config.memory_plan().total;
         all().map_err(|e| {

@@ -155,6 +155,28 @@ pub fn superseded_state_does_not_count_as_used(world: &TestEnv) {
     assert_eq!(here(&[key(10), key(11), key(12), key(13)]), [false, false, false, true]);
 }
 
+pub fn query_counts_each_key_once(world: &TestEnv) {
+    if !world.tells_keys_apart() {
+        return; // Queries answer from fingerprints alone.
+    }
+    let store = world.open(&world.config());
+    let kv = [key(0)];
+    let mamba = objects(Role::Target, "mamba", &["temporal"]);
+    let state = |n: u64| mamba[0].on_page(page(n));
+    put_all(&store, &[key(0), key(1), state(0), state(1)]);
+    let counts = || {
+        let stats = store.stats();
+        (stats.exists_found, stats.exists_absent.values().sum::<u64>())
+    };
+    let before = counts();
+    let pools = [PoolQuery { objects: &mamba, policy: MAMBA }];
+    // Four keys are present, one of them superseded. Page 2 is the first hole.
+    let found = ask(&store, &PagesQuery { pages: &pages(0..3), anchor: &kv, pools: &pools });
+    assert_eq!(found.stops, vec![1, 2]);
+    let after = counts();
+    assert_eq!((after.0 - before.0, after.1 - before.1), (4, 1));
+}
+
 pub fn session_answers_queries_at_once(world: &TestEnv) {
     let store = world.open(&world.config());
     let kv = objects(Role::Target, "kv", &["k"]);

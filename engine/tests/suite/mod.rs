@@ -129,6 +129,7 @@ macro_rules! for_all_behaviours {
             hits::query_of_thousands_of_pages_is_answered,
             hits::only_usable_pages_count_as_used,
             hits::superseded_state_does_not_count_as_used,
+            hits::query_counts_each_key_once,
             hits::session_answers_queries_at_once,
             hits::empty_and_invalid_queries_are_answered,
             removal::removed_object_is_absent_at_once,

@@ -19,15 +19,15 @@ pub trait KeyLookup {
     fn exists_each(&mut self, keys: impl Iterator<Item = (ObjectKey, bool)>) -> Result<Vec<bool>> {
         self.exists(keys.map(|(key, _)| key))
     }
-    /// Count `keys` that are present as used, after [`KeyLookup::exists_each`] did not. The page of
+    /// Mark `keys` that are present as used, after [`KeyLookup::exists_each`] did not. The page of
     /// the first key has this number in the query.
-    fn count_as_used(&mut self, _first_page: usize, _keys: impl Iterator<Item = ObjectKey>) {}
+    fn mark_used(&mut self, _first_page: usize, _keys: impl Iterator<Item = ObjectKey>) {}
 }
 
 /// Look up the anchor up to its first hole, then every other pool on the pages before that hole. No
 /// page after it can be a stop, and objects that cannot be used must not count as used. A prompt
 /// that was never stored costs one lookup. Block groups are looked up by their own keys. Pools that
-/// need trailing pages only do not count as used yet ([`use_trailing`]).
+/// need trailing pages only do not count as used yet ([`mark_trailing_used`]).
 pub fn look_up(lookup: &mut impl KeyLookup, query: &PagesQuery<'_>) -> Result<Residency> {
     let anchor = match query.anchor {
         [] => query.pages.len(),
@@ -45,16 +45,16 @@ pub fn look_up(lookup: &mut impl KeyLookup, query: &PagesQuery<'_>) -> Result<Re
     Ok(Residency { anchor: vec![true; anchor], pools })
 }
 
-/// Count what is gone on from as used: of pools that need trailing pages only, those before the
-/// longest stop. A state that a longer prefix has superseded does not become recent with each
+/// Mark the states that a request goes on from as used: of pools that need trailing pages only,
+/// those before the longest stop. A state that a longer prefix has superseded does not become recent with each
 /// request for the prefix.
-pub fn use_trailing(lookup: &mut impl KeyLookup, query: &PagesQuery<'_>, usable_pages: usize) {
+pub fn mark_trailing_used(lookup: &mut impl KeyLookup, query: &PagesQuery<'_>, usable_pages: usize) {
     for pool in query.pools {
         let HitPolicy::TrailingPages(window) = pool.policy else { continue };
         let first = usable_pages.saturating_sub(window.max(1));
         let pages = query.pages[first..usable_pages].iter();
         let keys = pages.flat_map(|page| pool.objects.iter().map(|object| object.on_page(*page)));
-        lookup.count_as_used(first, keys);
+        lookup.mark_used(first, keys);
     }
 }
 
