@@ -1,7 +1,7 @@
 //! Reclaims the segment with the lowest mean recency of its objects, and reinserts its most
 //! recently used objects.
 
-use super::segment::{ExtentFacts, SegmentFacts, SegmentPolicy, by_use, pinned_extents};
+use super::segment::{ExtentFacts, SegmentFacts, SegmentPolicy, by_recency, pinned_extents};
 
 /// The victim is the segment with the lowest mean tick of its live objects; a segment without live
 /// objects precedes all others. Up to `ratio` of a segment's payload is reinserted. A store creates
@@ -35,7 +35,7 @@ impl SegmentPolicy for LowestMeanRecency {
 
         let warm = |i: &usize| !extents[*i].pinned && extents[*i].tick > mean_tick;
         let mut recent: Vec<usize> = (0..extents.len()).filter(warm).collect();
-        recent.sort_by(|&a, &b| by_use(&extents[a], &extents[b]));
+        recent.sort_by(|&a, &b| by_recency(&extents[a], &extents[b]));
         for i in recent {
             // Stop at the first extent that does not fit, instead of searching for smaller ones:
             // later extents are older or deeper in their chain, where they would be useless after

@@ -55,19 +55,19 @@ pub trait SegmentPolicy: Send {
     /// Pinned extents come first and are included even beyond `budget_bytes`; their bytes count
     /// against it. Other extents qualify with a tick above `mean_tick`, the mean over the store;
     /// among equal ticks the heads of chains precede. They are appended in the reverse order, so
-    /// that the last used extent is the newest in the log.
+    /// that the last requested extent is the newest in the log.
     fn reinsert(&self, extents: &[ExtentFacts], mean_tick: u64, budget_bytes: u64) -> Vec<usize>;
 }
 
-/// The order in which extents are kept: the last used first, of these the head first.
-pub(super) fn by_use(a: &ExtentFacts, b: &ExtentFacts) -> Ordering {
+/// The order in which extents are kept: the last requested first, of these the head first.
+pub(super) fn by_recency(a: &ExtentFacts, b: &ExtentFacts) -> Ordering {
     b.tick.cmp(&a.tick).then(a.depth.cmp(&b.depth))
 }
 
 /// Indices of the pinned extents, oldest tick first, and their bytes: every policy reinserts these.
 pub(super) fn pinned_extents(extents: &[ExtentFacts]) -> (Vec<usize>, u64) {
     let mut pinned: Vec<usize> = (0..extents.len()).filter(|&i| extents[i].pinned).collect();
-    pinned.sort_by(|&a, &b| by_use(&extents[b], &extents[a]));
+    pinned.sort_by(|&a, &b| by_recency(&extents[b], &extents[a]));
     let bytes = pinned.iter().fold(0u64, |sum, &i| sum.saturating_add(extents[i].bytes));
     (pinned, bytes)
 }
