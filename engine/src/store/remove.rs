@@ -90,7 +90,9 @@ pub(crate) fn begin(
         }
         drop(core);
         if deadline.since(shared.now()).is_zero() {
-            return Err(Error::new(ErrorKind::Unavailable, "remove did not end in time"));
+            let detail = "remove did not end in time; raise its timeout, or remove fewer at once";
+            let detail = format!("{detail} keys={}", keys.len());
+            return Err(Error::new(ErrorKind::Unavailable, detail));
         }
     };
     shared.signals.flusher.raise();
