@@ -177,10 +177,11 @@ pub struct SsdConfig {
     /// objects; used by `recency`. Default 0.25; 0 to 0.25. Lower it to spare the drive's
     /// endurance.
     pub reinsert_ratio: f64,
-    /// Which of the pages that are put are written: `through` (default) writes all; `worth` learns
-    /// which pages are requested again, and begins by writing all; `second-touch` writes those that
-    /// were put or got before. A flush writes the others too, if DRAM still has them. Without a
-    /// DRAM tier everything is written. Use `worth` to spare the drive's endurance.
+    /// Which of the pages that are put are written: `worth` (default) learns which pages are
+    /// requested again, and begins by writing all; `through` writes all; `second-touch` writes those
+    /// that were put or got before. A flush writes the others too, if DRAM still has them. Without a
+    /// DRAM tier everything is written. Use `through` if every page shall reach SSD without a flush,
+    /// at the cost of the drive's endurance.
     pub admission: SsdAdmissionRule,
     /// For `worth`: the least share of a kind of pages that must be requested again within two laps
     /// of the log. Default 0.2; 0 to 1. Raise it to write less, at the cost of hits.
@@ -386,7 +387,7 @@ impl Default for SsdConfig {
             segment_bytes: None,
             policy: SsdPolicy::Recency,
             reinsert_ratio: 0.25,
-            admission: SsdAdmissionRule::Through,
+            admission: SsdAdmissionRule::Worth,
             min_reuse: 0.2,
             thrift: 0.3,
             write_budget: Size::ZERO,
