@@ -72,19 +72,15 @@ fn render(structures: &[Structure]) -> String {
     for s in structures {
         // Writing to a String cannot fail.
         let _ = write!(out, "### {}: {} bytes\n\n{}\n\n", s.name, s.size, s.doc.trim());
-        out.push_str(
-            "| offset | bytes | field | type | meaning |\n| ---: | ---: | --- | --- | --- |\n",
-        );
+        out.push_str("| offset | bytes | field | meaning |\n| ---: | ---: | --- | --- |\n");
         for f in s.fields {
-            let _ = writeln!(
-                out,
-                "| {} | {} | `{}` | `{}` | {} |",
-                f.offset,
-                f.size,
-                f.name,
-                f.ty,
-                f.doc.trim().replace('|', "\\|")
-            );
+            // The length of an unsigned integer says its type.
+            let ty = match f.ty {
+                "u8" | "u16" | "u32" | "u64" => String::new(),
+                ty => format!(" `{ty}`"),
+            };
+            let doc = f.doc.trim().replace('|', "\\|");
+            let _ = writeln!(out, "| {} | {} | `{}`{ty} | {doc} |", f.offset, f.size, f.name);
         }
         out.push('\n');
     }
@@ -120,7 +116,7 @@ mod tests {
         for s in STRUCTURES {
             assert!(page.contains(&format!("### {}: {} bytes\n", s.name, s.size)), "{}", s.name);
             for f in s.fields {
-                let row = format!("| {} | {} | `{}` |", f.offset, f.size, f.name);
+                let row = format!("| {} | {} | `{}`", f.offset, f.size, f.name);
                 assert!(page.contains(&row), "{}.{}", s.name, f.name);
             }
         }

@@ -13,12 +13,9 @@ const END: &str = "<!-- end of settings -->\n";
 
 fn settings() -> String {
     let config = Config::default();
-    let mut page =
-        "\n| setting | default | must be | environment |\n| --- | --- | --- | --- |\n".to_owned();
-    let row = |f: &Field| {
-        let (path, default, expects) = (f.path(), f.format_value(&config), f.expects());
-        format!("| `{path}` | {default} | {expects} | `{}` |\n", f.env_name())
-    };
+    let mut page = "\n| setting | default | must be |\n| --- | --- | --- |\n".to_owned();
+    let row =
+        |f: &Field| format!("| `{}` | {} | {} |\n", f.path(), f.format_value(&config), f.expects());
     page.extend(fields().iter().map(row));
     page.push('\n');
     page
