@@ -251,7 +251,7 @@ impl<S: Stream> Conn<S> {
         }
     }
 
-    /// Handle what the devices have done.
+    /// Handle the completions of the devices.
     fn poll_devices(&mut self, events: &mut Vec<LinkEvent>) -> Result<(), LinkError> {
         let Polled { report, completed } = self.devices.poll()?;
         self.outbound.send_own(report.into_iter().collect());
@@ -260,7 +260,7 @@ impl<S: Stream> Conn<S> {
         Ok(())
     }
 
-    /// Hand over what was read from the client's memory.
+    /// Hand over the bytes that were read from the client's memory.
     fn end_reads(&mut self, reads: Vec<ReadDone>, events: &mut Vec<LinkEvent>) {
         for ReadDone { key, range, bytes } in reads {
             self.counts.bytes_in += bytes;

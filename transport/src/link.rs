@@ -214,7 +214,12 @@ pub trait Link: Send {
     }
 
     /// A reference to bytes in a region of the peer; `None` if it has handed over no such memory.
-    fn peer_ref(&self, _stretch: ItemRange, _place: (u32, u64), _length: u64) -> Option<ShmRef> {
+    fn peer_ref(
+        &self,
+        _range: ItemRange,
+        _region_offset: (u32, u64),
+        _length: u64,
+    ) -> Option<ShmRef> {
         None
     }
 
@@ -245,7 +250,7 @@ pub trait Link: Send {
     /// Release a reference: the bytes were copied, and this end no longer reads them.
     fn release_ref(&mut self, shown: ShmRef);
 
-    /// Cancel an operation: the next poll returns each of its exposed ranges in
+    /// Retract the memory of an operation: the next poll returns each of its exposed ranges in
     /// [`LinkEvent::Retracted`] and each of its pushes in [`LinkEvent::Pushed`], except those that
     /// a device still accesses. They come when it no longer does, or with the end of the link,
     /// which is closed after

@@ -49,7 +49,7 @@ impl ItemRequest {
         if self.by_value { item.sent() } else { item }
     }
 
-    /// Checks what does not depend on the stored object.
+    /// Checks that do not depend on the stored object.
     pub fn check(&self) -> Result<()> {
         let (key, bytes, item) = (self.key, self.length(), self.wire_item());
         if item.check().is_ok() && item.length() == bytes {

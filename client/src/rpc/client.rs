@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - An operation returns its memory with its response, and the link does not use that memory
-//!   afterwards. An operation past its deadline is retracted from the link before it gets a
+//!   afterwards. An operation past its deadline is cancelled before it gets a
 //!   response.
 //! - Every operation gets exactly one response, whatever the peer does.
 //! - Events are handled in order of arrival. Once a get is finished, later events wait until its
@@ -295,7 +295,7 @@ impl RpcClient {
             }
         }
         match any_late {
-            // Poll once more to receive the memory of retracted operations.
+            // Poll once more to receive the memory of cancelled operations.
             true => {
                 let mut events = Vec::new();
                 self.link.poll(&mut events);

@@ -189,9 +189,9 @@ pub struct SsdConfig {
     /// For `worth`: the least worth of a kind of pages, as a multiple of that of what reclaim gives
     /// up. Default 0.3; 0 to 2. Raise it to write less, at the cost of hits.
     pub thrift: f64,
-    /// Bytes that may be written to SSD a day, with what reclaim moves. Default 0: no limit; or 1
-    /// MiB to 1 PiB. Pages that were requested before come first. A flush is not limited. Set it to
-    /// the drive's rated endurance, divided by its days of service.
+    /// Bytes that may be written to SSD a day, with what reclaim reinserts. Default 0: no limit; or
+    /// 1 MiB to 1 PiB. Pages that were requested before come first. A flush is not limited. Set it
+    /// to the drive's rated endurance, divided by its days of service.
     pub write_budget: Size,
     /// The I/O backend: `auto` (default: io_uring where allowed, else blocking), `uring` (or refuse
     /// to open) or `blocking`. With `uring`, a container that forbids io_uring causes an error

@@ -1,7 +1,7 @@
 //! The server's end of a link: receives requests, sends bytes and outcomes.
 //!
 //! Invariants:
-//! - Bytes that are sent or passed by reference are in the arena, in a pinned frame, or in staging
+//! - Bytes that are sent or passed by reference are in the arena, in a guarded frame, or in staging
 //!   memory. A staging buffer belongs to one item of one operation; operations wait for staging
 //!   memory in the order of their numbers.
 //! - Bytes that arrive are in reserved arena memory, which the index does not name before the put
@@ -12,7 +12,7 @@
 //! - Memory pushed for a get is returned by the get's deadline.
 //! - Each operation ends with one outcome, sent after all of its bytes. The outcome of a cancelled
 //!   operation is sent at once, since a client counts its operations in flight by their outcomes.
-//! - Pins, holds and open groups of a client are released with its link, however the link ends.
+//! - Pins, views, holds and open groups of a client are released with its link, however it ends.
 //! - A request without the necessary right is refused before any lookup.
 
 pub mod bounds;
@@ -23,9 +23,9 @@ mod call_context;
 pub(crate) mod cancel_test;
 #[cfg(test)]
 mod cancelled_ops_test;
-mod client_holds;
+mod client_resources;
 #[cfg(test)]
-pub(crate) mod client_holds_test;
+pub(crate) mod client_resources_test;
 mod commit;
 mod durable;
 mod exists;
@@ -65,7 +65,7 @@ use pagelith_transport::link_error::LinkError;
 use rustc_hash::FxHashMap;
 
 use self::call_context::CallContext;
-use self::client_holds::ClientHolds;
+use self::client_resources::ClientResources;
 use self::commit::CommitOp;
 use self::durable::DurableOp;
 use self::exists::ExistsOp;
@@ -101,7 +101,7 @@ const DISK_STEP: Duration = Duration::from_millis(1);
 pub struct Server {
     link: Box<dyn Link>,
     ops: BTreeMap<OpId, Op>,
-    client_holds: ClientHolds,
+    resources: ClientResources,
     invalidation_holds: InvalidationHolds,
     ctx: ServerCtx,
     load: LinkLoad,
@@ -171,7 +171,7 @@ impl Server {
         let client: ClientName =
             key.map_or_else(|| instance.as_str().into(), |key| format!("key/{key}").into());
         let load = LinkLoad::new(session.io.shared.bytes.served.client(&client));
-        let client_holds = ClientHolds::new(client);
+        let resources = ClientResources::new(client);
         session.io.shared.lock().flushes.link(&process, facts.rights.namespaces.these());
         Ok(Server {
             link,
@@ -179,7 +179,7 @@ impl Server {
             cancelled: Vec::new(),
             outcome_capacity,
             ops: BTreeMap::new(),
-            client_holds,
+            resources,
             process,
             invalidation_holds: InvalidationHolds::default(),
             ctx: ServerCtx {
@@ -292,7 +292,7 @@ impl Server {
                 self.closed.get_or_insert(why);
                 self.ended = true;
                 self.ops.clear();
-                self.client_holds.release_all(self.ctx.shared());
+                self.resources.release_all(self.ctx.shared());
                 self.invalidation_holds.release_all();
                 self.outbox.clear();
                 self.cancelled.clear();
@@ -355,7 +355,7 @@ impl Server {
         let op = match ask {
             RequestBody::Get(items) => Op::Get(GetOp::new(call, items.iter())),
             RequestBody::Put(puts) => {
-                match puts.open().map(|name| self.client_holds.group(name)).transpose() {
+                match puts.open().map(|name| self.resources.group(name)).transpose() {
                     Ok(open_group) => Op::Put(PutOp::new(call, puts, open_group, &*self.link, id)),
                     Err(error) => {
                         self.respond(id, OpOutcome::failed(verb, error));
@@ -363,7 +363,7 @@ impl Server {
                     }
                 }
             }
-            RequestBody::Commit(name) => match self.client_holds.group(name) {
+            RequestBody::Commit(name) => match self.resources.group(name) {
                 Ok(joined) => Op::Commit(CommitOp::begin(&mut self.ctx, joined, call, id)),
                 Err(error) => {
                     self.respond(id, OpOutcome::failed(verb, error));
@@ -398,7 +398,7 @@ impl Server {
             }
             RequestBody::View(name, keys) => {
                 let shared = &self.ctx.session.io.shared;
-                let outcome = match self.client_holds.view(&*self.link, shared, name, keys.iter()) {
+                let outcome = match self.resources.view(&*self.link, shared, name, keys.iter()) {
                     Ok(items) => OpOutcome::views(items),
                     Err(error) => OpOutcome::failed(verb, error),
                 };
@@ -412,7 +412,7 @@ impl Server {
                 return;
             }
             RequestBody::Missing(name) => {
-                let outcome = self.client_holds.missing(self.ctx.shared(), name);
+                let outcome = self.resources.missing(self.ctx.shared(), name);
                 self.respond(id, outcome);
                 return;
             }
@@ -426,16 +426,16 @@ impl Server {
                 let shared = &self.ctx.session.io.shared;
                 let number = match ask {
                     RequestBody::Begin(name, keys) => {
-                        self.client_holds.begin(shared, name, keys.iter().collect(), &call.options)
+                        self.resources.begin(shared, name, keys.iter().collect(), &call.options)
                     }
-                    RequestBody::Abort(name) => self.client_holds.abort(shared, name),
+                    RequestBody::Abort(name) => self.resources.abort(shared, name),
                     RequestBody::Hold(name) => {
                         self.invalidation_holds.begin(shared, id, name, call.deadline)
                     }
                     RequestBody::Release(name) => {
                         Ok(self.invalidation_holds.release(name, shared.now()))
                     }
-                    ask => self.client_holds.handle_pin(shared, &ask),
+                    ask => self.resources.handle_pin(shared, &ask),
                 };
                 let outcome = match number {
                     Ok(number) => OpOutcome::number(verb, number),
@@ -462,8 +462,8 @@ impl Server {
 }
 
 impl Drop for Server {
-    /// Releases the arena frames, pins, holds and groups of the link. A frame is released once the
-    /// link has returned the push of it: a device may read it until then.
+    /// Releases the arena frames, pins, invalidation holds and groups of the link. A frame is
+    /// released once the link has returned the push of it: a device may read it until then.
     fn drop(&mut self) {
         self.link.close();
         let until = self.ctx.shared().now().after(DROP_MAX);
@@ -486,7 +486,7 @@ impl Drop for Server {
             tracing::warn!(%peer, waited_ms, "closed link does not return the pages that it sends; they stay in memory until the store is closed");
         }
         let ServerCtx { session, .. } = &mut self.ctx;
-        self.client_holds.release_all(&session.io.shared);
+        self.resources.release_all(&session.io.shared);
         self.load.release_all(&session.io.shared.bytes.served);
         session.io.shared.lock().flushes.unlink(&self.process);
     }

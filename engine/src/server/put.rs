@@ -108,7 +108,7 @@ impl PutOp {
             let sums: Checksums = object.checksums.iter().collect();
             // Bytes that cannot be referenced, or have no checksums to verify the copy against, are
             // pulled.
-            let shown = |place| link.peer_ref((id, object.number, 0), place, object.length);
+            let shown = |at| link.peer_ref((id, object.number, 0), at, object.length);
             let shown = object.shown.filter(|_| !sums.is_empty()).and_then(shown);
             let bytes = shown.map_or(IncomingBytes::AtClient, IncomingBytes::InClientMemory);
             let (key, length) = (object.key, object.length);

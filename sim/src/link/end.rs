@@ -131,7 +131,7 @@ impl SimLink {
         self
     }
 
-    /// This end on the same host as the other: what each side has handed over.
+    /// This end on the same host as the other, with the regions that each side has handed over.
     #[must_use]
     pub fn sharing(mut self, regions: LinkRegions) -> SimLink {
         self.sharing.regions = regions;
@@ -230,7 +230,7 @@ impl SimLink {
         let (op, item, offset) = range;
         if let Some(parts) = self.exposed.unused(range, length) {
             self.counts.bytes_in += length;
-            self.sharing.look(&mut self.net.wire(), self.side, &shown);
+            self.sharing.note_read(&mut self.net.wire(), self.side, &shown);
             if self.plant == PlantedBug::Unverified {
                 self.arrived_sums.note_bytes(op, item, &ref_bytes(&shown));
             }

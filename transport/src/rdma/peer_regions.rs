@@ -99,8 +99,8 @@ impl PeerRegions {
             else {
                 return false;
             };
-            let place = RemotePiece { address: base + at, key: *key };
-            to.push(RemoteRange { place, length: next - at });
+            let start = RemotePiece { address: base + at, key: *key };
+            to.push(RemoteRange { start, length: next - at });
             at = next;
         }
         true
