@@ -86,7 +86,7 @@ fn redundant_structure_is_rewritten_without_loss() {
             File::options().write(true).open(f.manifest_path(1)).unwrap().set_len(1 << 20).unwrap();
         }),
         ("checkpoint missing", |f| std::fs::remove_file(f.checkpoint_path(1)).unwrap()),
-        ("segment head", |f| flip(&f.location(middle(f)).0, f.location(middle(f)).1 + 50)),
+        ("segment header", |f| flip(&f.location(middle(f)).0, f.location(middle(f)).1 + 50)),
         ("footer", |f| f.flip(middle(f), SEGMENT_BYTES - 60)),
         ("footer gone", |f| f.write(middle(f), SEGMENT_BYTES - 8192, &[0; 8192])),
     ];

@@ -18,6 +18,8 @@ pub(super) struct BlockState {
     pub(super) location: Option<BlockLocation>,
     /// Tick of its last request.
     pub(super) tick: u64,
+    /// Its position in the request that put it.
+    pub(super) depth: u32,
 }
 
 impl BlockState {

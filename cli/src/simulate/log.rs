@@ -104,7 +104,7 @@ impl SimulatedLog {
         self.clock.append(BLOCK_BYTES);
         let state = &mut blocks[block as usize];
         state.location = Some(location);
-        self.table.add_live(self.open, BLOCK_BYTES, state.tick);
+        self.table.add_live(self.open, state.tick);
     }
 
     fn is_full(&self) -> bool {
@@ -149,6 +149,7 @@ impl SimulatedLog {
         let facts = |block: &u32| ExtentFacts {
             bytes: BLOCK_BYTES,
             tick: blocks[*block as usize].tick,
+            depth: blocks[*block as usize].depth,
             pinned: false,
         };
         let facts: Vec<ExtentFacts> = live.iter().map(facts).collect();
@@ -157,7 +158,7 @@ impl SimulatedLog {
         let kept = self.policy.reinsert(&facts, self.table.mean_tick(), budget);
         for block in &live {
             let state = &mut blocks[*block as usize];
-            self.table.remove_live(victim, BLOCK_BYTES, state.tick);
+            self.table.remove_live(victim, state.tick);
             state.location = None;
         }
         self.table.set_state(victim, SegmentState::Free);

@@ -244,8 +244,9 @@ impl TwoTiers {
             if self.blocks[*block as usize].is_resident() {
                 continue;
             }
-            self.blocks[*block as usize].tick = now;
             let recency = self.recency(depth as usize + at);
+            let state = &mut self.blocks[*block as usize];
+            (state.tick, state.depth) = (now, recency.depth);
             if let Some(dram) = self.dram.as_mut() {
                 dram.insert(*block, recency, &mut self.blocks);
             }

@@ -274,7 +274,7 @@ impl Checkpointer {
 
     /// The older checkpoint stays valid; open will replay more footers.
     fn failed(&mut self, cx: &mut LogContext, fault: &IoFault) {
-        tracing::warn!(%fault, "checkpoint failed, the older one stays valid");
+        tracing::warn!(%fault, "checkpoint failed, the older one stays valid; check the drive");
         if self.current.is_some() {
             self.give_up(cx);
             // The next checkpoint reuses this file, and does not overwrite the older one.

@@ -134,7 +134,8 @@ impl Flusher {
         match event {
             LogEvent::Written(units) => self.written(units),
             LogEvent::WriteFailed(of, ids, fault) => {
-                tracing::warn!(%fault, "write failed");
+                let segment = of.segment.0;
+                tracing::warn!(%fault, segment, "write failed, it is repeated in another segment");
                 cx.device_failed(&fault, |health, now| {
                     health.write_failed(of.segment, of.incarnation, now)
                 });
@@ -327,7 +328,8 @@ impl Flusher {
         let now = cx.shared.now();
         let stalled_for = self.stall.observe(cx.log.ended(), cx.log.in_flight(), now);
         if stalled_for >= cx.shared.config.deadline() {
-            cx.stop_writing("the device completes no submitted operation");
+            let ms = stalled_for.as_millis();
+            cx.stop_writing(&format!("the device completes no submitted operation ms={ms}"));
         }
     }
 

@@ -39,21 +39,21 @@ impl JobWriter {
         checkpointer: &mut Checkpointer,
         reclaim_moves: bool,
     ) -> bool {
-        let mut moved = false;
+        let mut any = false;
         let before = cx.log.in_flight();
         while cx.log.has_room() && cx.log.in_flight() == before {
             if let Some(unit) = self.stalled.take() {
-                // Its wait may be long, and the memory of a removed frame is needed.
+                // Its wait may be long, and the memory of a reany frame is needed.
                 let is_dead = cx.units.is_dead(&cx.shared.lock(), unit.id);
                 if is_dead {
                     cx.write_failed(unit.id, true);
                 } else if !self.append(cx, unit, reclaim_moves) {
                     break;
                 }
-                moved = true;
+                any = true;
             }
             let Some(next) = next_jobs(cx) else { break };
-            moved = true;
+            any = true;
             match next {
                 Next::Frames(frames) => self.append_frames(cx, frames, before, reclaim_moves),
                 Next::Other(job) => self.take_job(cx, job, checkpointer, reclaim_moves),
@@ -63,7 +63,7 @@ impl JobWriter {
             let shared = cx.shared.clone();
             cx.note_appended(&mut shared.lock());
         }
-        moved
+        any
     }
 
     fn take_job(

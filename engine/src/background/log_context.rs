@@ -266,7 +266,11 @@ impl LogContext {
             core.events.forgot();
         }
         drop(core);
-        tracing::error!(reason, state = state.name(), "ssd tier failed");
+        tracing::error!(
+            reason,
+            state = state.name(),
+            "ssd tier failed, it is tested until it works; check the drive"
+        );
         reason.clone_into(&mut self.reason);
         self.stopped = true;
         self.shared.signals.progress.raise();

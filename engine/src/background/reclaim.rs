@@ -203,7 +203,10 @@ impl Reclaimer {
     fn clear_blocked_namespaces(&mut self, cx: &mut LogContext) -> bool {
         let blocked = std::mem::take(&mut self.blocked_namespaces);
         for &namespace in &blocked {
-            tracing::error!(%namespace, "no room is left for tombstones, their namespace is cleared");
+            tracing::error!(
+                %namespace,
+                "no room is left for tombstones, their namespace is cleared; raise ssd.bytes"
+            );
             let mut core = cx.shared.lock();
             let generation = core.clear(namespace);
             core.counters.namespaces_forgotten += 1;
@@ -226,7 +229,8 @@ impl Reclaimer {
         {
             return false;
         }
-        cx.stop_writing("no segment is free, and no victim can be read")
+        let unread = self.deferred.len();
+        cx.stop_writing(&format!("no segment is free, and no victim can be read victims={unread}"))
     }
 
     /// The index is full of objects in the open segment, which becomes a victim once it is sealed.

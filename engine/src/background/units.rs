@@ -74,7 +74,7 @@ impl Units {
         }
     }
 
-    /// Whether a unit's frame was removed or cleared.
+    /// Whether a unit's frame was dropped: removed, cleared, replaced, or found damaged.
     pub fn is_dead(&self, core: &Core, id: u64) -> bool {
         let Some(PendingUnit::Frame(guard)) = self.pending.get(&id) else { return false };
         core.dram.frames.get(guard.frame.id).is_none_or(Frame::is_dead)
@@ -186,7 +186,9 @@ impl Units {
                 (false, None)
             }
             Some(PendingUnit::Tombstones(Some(job))) => {
-                let error = Error::new(ErrorKind::Unavailable, "tombstone could not be written");
+                let detail = "tombstones could not be written, so a restart may bring the objects \
+                              back; see `ssd_state`, and repeat the removal";
+                let error = Error::new(ErrorKind::Unavailable, detail);
                 core.jobs.complete(job, JobResult::Failed(error));
                 (false, Some(job))
             }

@@ -173,15 +173,15 @@ pub struct SsdConfig {
     /// Which segment is reclaimed first: `recency` (default) or `fifo`. `recency` keeps recently
     /// used objects, at the cost of a few more writes; `fifo` causes the fewest.
     pub policy: SsdPolicy,
-    /// Largest share of a reclaimed segment that is written again, besides pinned and leased
-    /// objects; used by `recency`. Default 0.25; 0 to 0.25. Lower it to spare the drive's
-    /// endurance.
+    /// Largest share of a reclaimed segment that is written again, used by `recency`. Pinned and
+    /// leased objects count against it, and are written again in any case. Default 0.25; 0 to 0.25.
+    /// Lower it to spare the drive's endurance.
     pub reinsert_ratio: f64,
     /// Which of the pages that are put are written: `worth` (default) learns which pages are
-    /// requested again, and begins by writing all; `through` writes all; `second-touch` writes those
-    /// that were put or got before. A flush writes the others too, if DRAM still has them. Without a
-    /// DRAM tier everything is written. Use `through` if every page shall reach SSD without a flush,
-    /// at the cost of the drive's endurance.
+    /// requested again, and begins by writing all; `through` writes all; `second-touch` writes
+    /// those that were put or got before. A flush writes the others too, if DRAM still has them.
+    /// Without a DRAM tier everything is written. Use `through` if every page shall reach SSD
+    /// without a flush, at the cost of the drive's endurance.
     pub admission: SsdAdmissionRule,
     /// For `worth`: the least share of a kind of pages that must be requested again within two laps
     /// of the log. Default 0.2; 0 to 1. Raise it to write less, at the cost of hits.

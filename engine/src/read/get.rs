@@ -2,7 +2,8 @@
 //!
 //! 1. [`GetBatch::begin`]: one pass over the index makes a plan for each tier. The frames and
 //!    segments found are entered, so that none is freed or reused before it is left.
-//! 2. DRAM: the object is copied out block by block, and each copied block is verified.
+//! 2. DRAM: the object is copied out block by block, and each copied block is verified, unless
+//!    `dram.verify_ratio` exempts the hit.
 //! 3. SSD: the planned reads are submitted as the queue and the staging budget allow, sub-batch by
 //!    sub-batch. The header and every block are verified before the outcome is `Hit`.
 //! 4. A failure affects the outcome of its object only; its index entry is dropped, so that the
@@ -296,7 +297,8 @@ impl GetBatch {
             }
         }
         if let Err(fault) = result {
-            tracing::warn!(%fault, "ssd read failed");
+            let key = advanced.first().map(|slot| self.slots[*slot].key);
+            tracing::warn!(%fault, key = key.map(tracing::field::display), "ssd read failed");
             io.shared.lock().counters.read_errors += 1;
             self.retry(io, &advanced);
             return;
@@ -457,7 +459,14 @@ impl GetBatch {
         if let Settled::Miss(cause @ (MissCause::Damaged | MissCause::Unreadable)) = &settled
             && let Some(read) = slot.reading()
         {
-            tracing::warn!(key = %slot.key, %cause, "ssd object is lost");
+            let (segment, offset) = (read.object.segment().0, read.object.expected.offset);
+            tracing::warn!(
+                key = %slot.key,
+                %cause,
+                segment,
+                offset,
+                "ssd object is lost; check the drive"
+            );
             let bytes = self.headers[read.header].bytes.as_ref();
             let record = bytes.and_then(|bytes| bytes.record().ok());
             locate::drop_lost_record(&io.shared, slot, &read.object, record);

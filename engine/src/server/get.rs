@@ -261,7 +261,7 @@ impl GetOp {
             && self.remote_queue.is_empty()
             && self.reading.is_empty()
             && self.unsent.is_empty();
-        all_sent.then(|| self.outcome(ctx.shared(), link.facts().features))
+        all_sent.then(|| self.outcome(ctx.shared(), link.params().features))
     }
 
     fn outcome(&mut self, shared: &Shared, features: u64) -> OpOutcome {

@@ -124,7 +124,8 @@ pub(crate) fn push_from_dram(
     options: &crate::api::request::Options,
 ) -> Vec<PushResult> {
     let shared = ctx.session.io.shared.clone();
-    let guards = guard_frames(&shared, requests, &ctx.in_flight_sends, link.room().pushes, options);
+    let guards =
+        guard_frames(&shared, requests, &ctx.in_flight_sends, link.capacity().pushes, options);
     let mut tally = PushTally::default();
     let mut is_full = false;
     let push = |(request, found): (&PushRequest, Option<(FrameGuard, usize)>)| {
@@ -232,7 +233,7 @@ fn push_one(
     let parts = vec![slice(guard.part(&shared.memory, member), request)];
     // A client that gets a reference verifies the bytes, and so does one that asks again after a
     // mismatch: the server need not verify for them.
-    let asks_again = link.facts().features & Feature::AsksAgain.bit() != 0;
+    let asks_again = link.params().features & Feature::AsksAgain.bit() != 0;
     let client_verifies = request.allow_ref && (asks_again || link.sends_by_ref(&parts));
     let sampled = ctx.session.io.sampler.next() || !request.allow_ref;
     let (verify, unverified) = (sampled && !client_verifies, !sampled && !client_verifies);

@@ -9,7 +9,8 @@
 //! - Nothing that a peer sends decides how much is allocated or held.
 //! - The server drives both directions: bytes of a put arrive only after it pulled them, into
 //!   memory reserved for them.
-//! - Memory pushed for a get is returned by the get's deadline.
+//! - Memory pushed for a get is returned by the get's deadline. Memory that a device still reads for
+//!   RDMA is returned once the device has finished.
 //! - Each operation ends with one outcome, sent after all of its bytes. The outcome of a cancelled
 //!   operation is sent at once, since a client counts its operations in flight by their outcomes.
 //! - Pins, views, holds and open groups of a client are released with its link, however it ends.
@@ -43,6 +44,7 @@ mod poll;
 mod put;
 #[cfg(test)]
 pub(crate) mod removal_fence_test;
+mod serving;
 #[cfg(test)]
 pub(crate) mod shared_memory_test;
 #[cfg(test)]
@@ -77,14 +79,13 @@ use self::load::LinkLoad;
 use self::op_outcome::OpOutcome;
 use self::pending_pushes::PendingPushes;
 use self::put::PutOp;
+pub use self::serving::{ServeBuilder, Serving};
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::Ticket;
 use crate::api::request::RequestEpoch;
 use crate::memory::pins::ClientName;
 use crate::state::shared::Shared;
-use crate::store::embedded::Store;
-use crate::store::prefetch;
-use crate::store::session::Session;
+use crate::store::{embedded::Store, prefetch, session::Session};
 
 /// Maximum number of operations in progress per link, including cancelled ones that still run; a
 /// request beyond it is answered `Busy`.
@@ -160,11 +161,11 @@ impl Server {
         }
         let mut session = store.session()?;
         session.io.wants_meta = true;
-        let outcome_capacity = link.room().frame_bytes;
-        let facts = link.facts();
+        let outcome_capacity = link.capacity().frame_bytes;
+        let params = link.params();
         let instance: String =
-            facts.peer_instance.iter().map(|byte| format!("{byte:02x}")).collect();
-        let key = facts.key_name.as_deref();
+            params.peer_instance.iter().map(|byte| format!("{byte:02x}")).collect();
+        let key = params.key_name.as_deref();
         let process = format!("{}/{instance}", key.unwrap_or_default());
         // Processes with the same key share one client name; without a key each process is its own
         // client.
@@ -172,7 +173,7 @@ impl Server {
             key.map_or_else(|| instance.as_str().into(), |key| format!("key/{key}").into());
         let load = LinkLoad::new(session.io.shared.bytes.served.client(&client));
         let resources = ClientResources::new(client);
-        session.io.shared.lock().flushes.link(&process, facts.rights.namespaces.these());
+        session.io.shared.lock().flushes.link(&process, params.rights.namespaces.these());
         Ok(Server {
             link,
             load,
@@ -247,7 +248,7 @@ impl Server {
                 self.ctx.pending_pushes.returned(*op);
             }
             if let Err(error) = self.handle_event(event) {
-                let peer = &self.link.facts().peer;
+                let peer = &self.link.params().peer;
                 tracing::warn!(%peer, %error, "protocol violation by the peer, closing the link");
                 self.closed = Some(error.into());
                 self.link.close();
@@ -288,7 +289,7 @@ impl Server {
             // The buffers were returned above, or by dropping the event.
             LinkEvent::Pushed { .. } | LinkEvent::Retracted { .. } => {}
             LinkEvent::Ended(why) => {
-                tracing::info!(peer = %self.link.facts().peer, %why, "link closed");
+                tracing::info!(peer = %self.link.params().peer, %why, "link closed");
                 self.closed.get_or_insert(why);
                 self.ended = true;
                 self.ops.clear();
@@ -333,7 +334,7 @@ impl Server {
 
     fn begin_op(&mut self, id: OpId, terms: RequestOptions, ask: RequestBody<'_>, body: usize) {
         let verb = ask.verb();
-        if let Err(refused) = self.link.facts().rights.check(&ask) {
+        if let Err(refused) = self.link.params().rights.check(&ask) {
             self.respond(
                 id,
                 OpOutcome::failed(verb, Error::new(ErrorKind::Denied, refused.to_string())),
@@ -482,7 +483,7 @@ impl Drop for Server {
             self.ctx.in_flight_sends.release(&self.ctx.session.io.shared, &returned);
         }
         if !self.ended {
-            let (peer, waited_ms) = (&self.link.facts().peer, DROP_MAX.as_millis());
+            let (peer, waited_ms) = (&self.link.params().peer, DROP_MAX.as_millis());
             tracing::warn!(%peer, waited_ms, "closed link does not return the pages that it sends; they stay in memory until the store is closed");
         }
         let ServerCtx { session, .. } = &mut self.ctx;

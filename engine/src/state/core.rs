@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use pagelith_io::clock::Mono;
-use pagelith_layouts::align::align_up;
 use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId, Sequence};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::{FrameId, Recency};
@@ -185,11 +184,7 @@ impl Core {
     fn subtract_live(&mut self, entry: &Entry) {
         let tick = self.full_tick(entry.tick);
         if let (Some(location), Some(ssd)) = (entry.ssd, self.ssd.as_mut()) {
-            ssd.segments.remove_live(
-                SegmentId(location.segment),
-                align_up(entry.length.into()),
-                tick,
-            );
+            ssd.segments.remove_live(SegmentId(location.segment), tick);
             if let Some(records) = ssd.withdrawn_records.as_mut() {
                 records.insert((location.segment, location.record_block));
             }
@@ -293,11 +288,7 @@ impl Core {
             self.subtract_live(&entry);
             let tick = self.full_tick(entry.tick);
             if let Some(ssd) = self.ssd.as_mut() {
-                ssd.segments.add_live(
-                    SegmentId(location.segment),
-                    align_up(entry.length.into()),
-                    tick,
-                );
+                ssd.segments.add_live(SegmentId(location.segment), tick);
             }
         }
         updated
@@ -390,9 +381,10 @@ impl Core {
         self.drop_expired_groups(now);
     }
 
-    /// Queue frames of a batch for the flusher, the last first. So, of the pages that one call
-    /// queues, the first of a chain is the youngest in the log, and is reclaimed last. A large
-    /// batch is queued by several calls, and the log has their pages in the order of the calls.
+    /// Queue frames of a batch for the flusher, the last first, except those that are queued or
+    /// refused. So, of the pages that one call queues, the first of a chain is the youngest in the
+    /// log: if a segment ends within the chain, the younger one has its head. A large batch is
+    /// queued by several calls, and the log has their pages in the order of the calls.
     pub fn enqueue(&mut self, frames: &mut Vec<FrameRef>) {
         if let Some(ssd) = self.ssd.as_mut() {
             ssd.queue.push_frames(frames.drain(..));

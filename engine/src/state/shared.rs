@@ -224,7 +224,8 @@ impl Shared {
             Some(JobResult::Done) => Some(Ok(())),
             Some(JobResult::Failed(error)) => Some(Err(error.context(what))),
             None => late.then(|| {
-                Err(Error::new(ErrorKind::Unavailable, format!("{what} did not end in time")))
+                let detail = "did not end in time; raise its timeout, or see `ssd_state`";
+                Err(Error::new(ErrorKind::Unavailable, format!("{what} {detail}")))
             }),
         }
     }

@@ -229,5 +229,5 @@ pub(crate) fn of_peer(transport: BulkTransport, host: Option<&Arc<RdmaHost>>) ->
 }
 
 fn warn_of_tcp(error: &Error) {
-    tracing::warn!(%error, "no RDMA: payload travels over TCP");
+    tracing::warn!(%error, "no RDMA: payload travels over TCP; fix the cause, or set the peer's transport to \"tcp\"");
 }

@@ -38,7 +38,7 @@ pub struct ObservedOp {
 /// Contents of a write into a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Parts {
-    /// The segment's head.
+    /// The segment's header.
     pub head: bool,
     /// Its footer only.
     pub footer: bool,

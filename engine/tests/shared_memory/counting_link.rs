@@ -92,16 +92,16 @@ impl CountingLink {
 }
 
 impl Link for CountingLink {
-    fn facts(&self) -> &LinkFacts {
-        self.0.facts()
+    fn params(&self) -> &LinkFacts {
+        self.0.params()
     }
 
     fn counts(&self) -> LinkCounters {
         self.0.counts()
     }
 
-    fn room(&self) -> LinkCapacity {
-        self.0.room()
+    fn capacity(&self) -> LinkCapacity {
+        self.0.capacity()
     }
 
     fn send(&mut self, frame: Frame) -> Result<(), Frame> {

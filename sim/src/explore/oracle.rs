@@ -90,7 +90,7 @@ pub struct Oracle {
     dirty: Vec<(ObjectId, u32)>,
     /// The device may lie: removed objects may come back.
     lying: bool,
-    /// The device has lied: a lost segment head or tombstone may bring back any removed object.
+    /// The device has lied: a lost segment header or tombstone may bring back any removed object.
     removed_may_return: bool,
     /// Blocks became bad, or the device lied: a flush proves nothing any more.
     flush_unreliable: bool,

@@ -7,7 +7,8 @@
 //! - A candidate that may not be evicted keeps its place in the order.
 //! - Policies are deterministic: no clock, no randomness, no order that depends on an address or on
 //!   a hasher.
-//! - One call examines a bounded number of candidates, independent of the size of the store.
+//! - A call for a frame examines a bounded number of them, independent of the size of the store. A
+//!   call for a segment examines all.
 //!
 //! The interfaces follow those of CacheLib Navy: a few methods, and everything except the order
 //! stays outside.
@@ -44,10 +45,10 @@ pub use segment::{
 pub use segment_fifo::SegmentFifo;
 pub use tick_clock::TickClock;
 
-/// Names that [`frame_policy`] accepts, for configuration messages.
+/// Names that [`frame_policy`] accepts.
 pub const FRAME_POLICIES: [&str; 3] = ["lru", "fifo", "s3fifo"];
 
-/// Names that [`segment_policy`] accepts, for configuration messages.
+/// Names that [`segment_policy`] accepts.
 pub const SEGMENT_POLICIES: [&str; 2] = ["fifo", "lowest-mean-recency"];
 
 /// The DRAM policy with this name, `None` if it is unknown (see [`FRAME_POLICIES`]).

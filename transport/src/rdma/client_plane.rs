@@ -23,7 +23,7 @@ use pagelith_layouts::wire::{Frame, FrameKind};
 use pagelith_mutants::{self as mutant, Mutant};
 
 use super::counters::StreamReason;
-use super::peer_regions::REGIONS_MAX;
+use super::peer_regions::PEER_REGIONS_MAX;
 use super::rail_queue::RailQueue;
 use super::rails::Rails;
 use super::region::RdmaRegion;
@@ -88,7 +88,7 @@ impl ClientPlane {
         }
         for (number, region) in all {
             let wanted = region.access() != RemoteAccess::NONE && !self.named.contains(&number);
-            if !wanted || self.named.len() >= REGIONS_MAX {
+            if !wanted || self.named.len() >= PEER_REGIONS_MAX {
                 continue;
             }
             let of_rail = |queue: &RailQueue| region.remote_keys(queue.host_rail);

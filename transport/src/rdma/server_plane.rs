@@ -188,7 +188,10 @@ impl ServerPlane {
         let requests = self.plan(rail, &local, &remote)?;
         let length: u64 = requests.iter().map(|request| request.bytes).sum();
         if length == 0 {
-            return Err(LinkError::violation("the region of a get was removed before its outcome"));
+            return Err(LinkError::violation(format_args!(
+                "the region of a get was removed before its outcome op={} item={}",
+                push.op, push.item
+            )));
         }
         let queue = &mut self.rails.queues[rail];
         let Some(notice) = queue.next_notice() else { return Ok(Placement::Blocked) };
@@ -313,9 +316,9 @@ impl ServerPlane {
                 let bytes: u64 = requests.iter().map(|request| request.bytes).sum();
                 if bytes == 0 {
                     // The client has removed the region meanwhile.
-                    return Err(LinkError::violation(
-                        "the region of a put was removed before its outcome",
-                    ));
+                    return Err(LinkError::violation(format_args!(
+                        "the region of a put was removed before its outcome op={op}"
+                    )));
                 }
                 if let Err(error) = self.rails.queues[rail].read(id, &requests) {
                     return Err(self.rails.failed(rail, &error));

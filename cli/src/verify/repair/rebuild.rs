@@ -229,7 +229,7 @@ fn reconstruct(
     };
     let Some(head) = dir_order::any_head(disk) else {
         bail!(
-            "the superblock is lost in both copies, and no segment head is intact; --repair removes the store"
+            "the superblock is lost in both copies, and no segment header is intact; --repair removes the store"
         );
     };
     let segments: u64 =

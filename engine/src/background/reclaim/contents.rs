@@ -40,6 +40,7 @@ struct LiveRecord {
     survivor: Survivor,
     /// Tick of its most recent member.
     tick: u64,
+    depth: u32,
     member_count: u32,
 }
 
@@ -91,6 +92,7 @@ impl Contents {
                     members: Vec::new(),
                 },
                 tick: 0,
+                depth: e.depth,
                 member_count: e.member_count,
             });
             let is_pinned = core.pins.is_pinned(fingerprint) && !mutant::on(Mutant::PinIgnored);
@@ -128,6 +130,7 @@ fn survivors(core: &Core, records: BTreeMap<u32, LiveRecord>, segment_bytes: u64
     let facts = |r: &LiveRecord| ExtentFacts {
         bytes: r.survivor.bytes,
         tick: r.tick,
+        depth: r.depth,
         pinned: r.survivor.pinned,
     };
     let facts: Vec<_> = whole.iter().map(facts).collect();

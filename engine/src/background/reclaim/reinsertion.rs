@@ -32,8 +32,9 @@ pub(super) struct Reinsertion {
     /// Reads in flight, by number.
     reading: BTreeMap<u32, Survivor>,
     next_read: u32,
-    /// Units that wait for room in the log.
-    ready: Vec<Unit>,
+    /// Units that wait for room in the log, by number. They are appended in the order of their
+    /// numbers, which is that of the policy.
+    ready: BTreeMap<u32, Unit>,
     /// Number of units in the log.
     in_log: usize,
     /// Whether there was anything to reinsert.
@@ -48,8 +49,8 @@ impl Reinsertion {
             any: !survivors.is_empty() || !tombstones.is_empty(),
             to_read: survivors,
             reading: BTreeMap::new(),
-            next_read: 0,
-            ready: tombstones,
+            next_read: tombstones.len() as u32,
+            ready: (0..).zip(tombstones).collect(),
             in_log: 0,
             defer: false,
         }
@@ -80,7 +81,7 @@ impl Reinsertion {
     pub fn stop(&mut self, cx: &mut LogContext) {
         self.defer = true;
         self.to_read.clear();
-        for unit in self.ready.drain(..) {
+        for (_, unit) in std::mem::take(&mut self.ready) {
             cx.units.remove(unit.id);
         }
     }
@@ -134,7 +135,7 @@ impl Reinsertion {
         let part = completion.op.into_parts().pop().filter(|_| ok);
         let id = cx.units.next_id();
         if let Some(unit) = part.and_then(|part| decode_unit(id, part, identity, survivor.offset)) {
-            self.ready.push(unit);
+            self.ready.insert(number, unit);
             cx.units.insert(id, PendingUnit::Move(survivor.members));
             return;
         }
@@ -142,7 +143,7 @@ impl Reinsertion {
         tracing::warn!(
             segment = segment.0,
             offset = survivor.offset,
-            "reclaim: record is damaged, not reinserted"
+            "reclaim: record is damaged, not reinserted; check the drive"
         );
         let now = cx.shared.now();
         let mut core = cx.shared.lock();
@@ -157,7 +158,12 @@ impl Reinsertion {
     fn append_ready(&mut self, cx: &mut LogContext, blocked: &mut BTreeSet<NamespaceId>) -> bool {
         let mut any = false;
         while cx.log.has_room() {
-            let Some(unit) = self.ready.pop() else { break };
+            let reading = self.reading.first_key_value().map(|(number, _)| *number);
+            let Some((number, unit)) = self.ready.pop_first() else { break };
+            if reading.is_some_and(|reading| reading < number) {
+                self.ready.insert(number, unit);
+                break;
+            }
             let id = unit.id;
             let members = cx.units.moved_members(id).to_vec();
             let (alive, pinned) = {
@@ -181,7 +187,7 @@ impl Reinsertion {
                     cx.note_appended(&mut core);
                 }
                 Err(unit) if waits_for_segment(cx) => {
-                    self.ready.push(unit);
+                    self.ready.insert(number, unit);
                     return any;
                 }
                 Err(unit) => {

@@ -88,7 +88,7 @@ impl Slot {
             if deliver(parts, want, at, bytes, checksums, copier).is_err() {
                 copier.wait();
                 scatter::zero(parts);
-                tracing::error!(key = %self.key, offset, "dram block is damaged");
+                tracing::error!(key = %self.key, offset, "dram block is damaged; test this machine's memory");
                 return Settled::Miss(MissCause::Damaged);
             }
         }
@@ -112,7 +112,7 @@ impl Slot {
         });
         verified.unwrap_or_else(|error| {
             let (segment, offset) = (read.object.segment().0, read.object.expected.offset);
-            tracing::warn!(%key, segment, offset, %error, "ssd record is damaged");
+            tracing::warn!(%key, segment, offset, %error, "ssd record is damaged; check the drive");
             scatter::zero(parts);
             NextStep::Settle(Settled::Miss(MissCause::Damaged))
         })
