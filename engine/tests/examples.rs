@@ -1,4 +1,5 @@
 //! Runs each example.
+#![allow(clippy::disallowed_methods, reason = "lists the folder of the examples")]
 
 macro_rules! examples {
     ($($name:ident: $file:literal,)+) => {

@@ -13,8 +13,10 @@ use crate::api::error::{Error, ErrorKind, Result};
 #[derive(Clone, Default)]
 pub(super) struct RdmaMemory {
     host: Option<Arc<RdmaHost>>,
-    shared: Arc<Mutex<Vec<(Arc<SharedRegion>, RdmaRegistration)>>>,
+    shared: Arc<Mutex<Vec<RegisteredRegion>>>,
 }
+
+type RegisteredRegion = (Arc<SharedRegion>, RdmaRegistration);
 
 impl RdmaMemory {
     pub fn new(host: Option<Arc<RdmaHost>>) -> RdmaMemory {

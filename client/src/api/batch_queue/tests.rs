@@ -108,6 +108,7 @@ fn awaited_batch_is_taken_from_the_queue() {
 }
 
 #[test]
+#[allow(clippy::disallowed_methods, reason = "the drop waits on another thread")]
 fn dropped_queue_waits_for_the_running_batch_and_ends_the_others() {
     let (batches, order, reports) = scripted();
     let (running, waiting) = (get(&batches), get(&batches));
