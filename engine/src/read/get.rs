@@ -297,7 +297,7 @@ impl GetBatch {
             }
         }
         if let Err(fault) = result {
-            let key = touched.first().map(|slot| self.slots[*slot].key);
+            let key = advanced.first().map(|slot| self.slots[*slot].key);
             tracing::warn!(%fault, key = key.map(tracing::field::display), "ssd read failed");
             io.shared.lock().counters.read_errors += 1;
             self.retry(io, &advanced);
