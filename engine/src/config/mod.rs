@@ -178,10 +178,10 @@ pub struct SsdConfig {
     /// Lower it to spare the drive's endurance.
     pub reinsert_ratio: f64,
     /// Which of the pages that are put are written: `worth` (default) learns which pages are
-    /// requested again, and begins by writing all; `through` writes all; `second-touch` writes those
-    /// that were put or got before. A flush writes the others too, if DRAM still has them. Without a
-    /// DRAM tier everything is written. Use `through` if every page shall reach SSD without a flush,
-    /// at the cost of the drive's endurance.
+    /// requested again, and begins by writing all; `through` writes all; `second-touch` writes
+    /// those that were put or got before. A flush writes the others too, if DRAM still has them.
+    /// Without a DRAM tier everything is written. Use `through` if every page shall reach SSD
+    /// without a flush, at the cost of the drive's endurance.
     pub admission: SsdAdmissionRule,
     /// For `worth`: the least share of a kind of pages that must be requested again within two laps
     /// of the log. Default 0.2; 0 to 1. Raise it to write less, at the cost of hits.
