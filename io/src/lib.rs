@@ -10,6 +10,7 @@ pub mod clock;
 pub mod copy_on_write;
 pub mod disk;
 pub mod entropy;
+pub mod event_fd;
 pub mod fault;
 pub mod fork;
 pub mod guarded_table;

@@ -188,7 +188,7 @@ impl GetBatch<'_> {
                 pieces,
             })
             .collect();
-        store.get(&mut gets, options)
+        store.get_batch(&mut gets, options)
     }
 }
 

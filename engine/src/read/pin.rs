@@ -62,6 +62,11 @@ impl Pin {
         self.objects
     }
 
+    /// Whether the objects are still pinned: not after a close.
+    pub fn is_held(&self) -> bool {
+        self.shared.upgrade().is_some_and(|shared| shared.check_open().is_ok())
+    }
+
     /// How many rows the pin has; the bases of attached objects are pinned too.
     pub(crate) fn rows(&self) -> usize {
         self.fingerprints.len()

@@ -44,6 +44,7 @@ mod poll;
 mod put;
 #[cfg(test)]
 pub(crate) mod removal_fence_test;
+mod serving;
 #[cfg(test)]
 pub(crate) mod shared_memory_test;
 #[cfg(test)]
@@ -78,14 +79,13 @@ use self::load::LinkLoad;
 use self::op_outcome::OpOutcome;
 use self::pending_pushes::PendingPushes;
 use self::put::PutOp;
+pub use self::serving::{ServeBuilder, Serving};
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::Ticket;
 use crate::api::request::RequestEpoch;
 use crate::memory::pins::ClientName;
 use crate::state::shared::Shared;
-use crate::store::embedded::Store;
-use crate::store::prefetch;
-use crate::store::session::Session;
+use crate::store::{embedded::Store, prefetch, session::Session};
 
 /// Maximum number of operations in progress per link, including cancelled ones that still run; a
 /// request beyond it is answered `Busy`.

@@ -76,6 +76,7 @@ impl Counters {
 
 /// Counters and gauges of one namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct NamespaceStats {
     /// Objects in DRAM now.
     pub dram_objects: u64,
@@ -97,6 +98,7 @@ pub struct NamespaceStats {
 
 /// Counters and gauges of a store.
 #[derive(Clone, Debug, Default, Serialize)]
+#[non_exhaustive]
 pub struct Stats {
     /// Objects in the index now.
     pub objects: u64,

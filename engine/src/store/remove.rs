@@ -20,16 +20,16 @@ use crate::state::jobs::Job;
 use crate::state::peer_queue::PeerJob;
 use crate::state::session_io::recency;
 use crate::state::shared::Shared;
-use crate::store::embedded::Store;
 use crate::store::session::Session;
+use crate::store::session_pool::SessionPool;
 
 /// Remove `keys`, the rest of their groups and the objects attached to them. They are invisible at
 /// once; their tombstones are synced before this returns.
-pub(crate) fn remove(store: &Store, keys: &[ObjectKey], options: Options) -> Result<usize> {
-    let shared = &store.shared;
+pub(crate) fn remove(pool: &SessionPool, keys: &[ObjectKey], options: Options) -> Result<usize> {
+    let shared = &pool.shared;
     let deadline = shared.deadline(options.timeout);
     let _removing = shared.remote.removal_fence.begin();
-    let PendingRemoval { answers, here, gone } = store
+    let PendingRemoval { answers, here, gone } = pool
         .with_session(options.timeout, |session| {
             begin(shared, session, keys, &options, deadline)
         })??;

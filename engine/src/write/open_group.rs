@@ -94,12 +94,6 @@ fn check_other_groups(
 }
 
 impl JoinedGroup {
-    /// The open group of this identifier; `None` if there is none.
-    pub fn of(shared: &Shared, id: OpenGroupId) -> Option<JoinedGroup> {
-        let required = shared.lock().pending_groups.get(id.0)?.required.clone();
-        Some(JoinedGroup { id, required })
-    }
-
     /// The objects of the group, in the order in which they are stored on SSD.
     pub fn required(&self) -> &[ObjectKey] {
         &self.required

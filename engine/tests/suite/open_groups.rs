@@ -13,15 +13,15 @@ fn keys(objects: &[Object]) -> Vec<ObjectKey> {
     objects.iter().map(|(key, _)| *key).collect()
 }
 
-fn begin<'a>(store: &'a Store, objects: &[Object]) -> Group<'a> {
+fn begin(store: &Store, objects: &[Object]) -> Group {
     store.begin_group(&keys(objects), Options::default()).expect("begun")
 }
 
-fn put_into(group: &Group<'_>, (key, bytes): &Object) -> Result<PutOutcome> {
+fn put_into(group: &Group, (key, bytes): &Object) -> Result<PutOutcome> {
     group.put(&[PutSlice { key: *key, pieces: &[bytes] }], Options::default()).remove(0)
 }
 
-fn commit(group: &Group<'_>) -> Result<PutOutcome> {
+fn commit(group: &Group) -> Result<PutOutcome> {
     group.commit(Options::default())
 }
 

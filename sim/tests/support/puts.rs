@@ -198,7 +198,7 @@ impl Run<'_> {
     }
 
     /// Begins a group, or joins it; returns its index in the list.
-    fn join<'s>(&mut self, store: &'s Store, keys: &[ObjectKey]) -> Option<(Group<'s>, usize)> {
+    fn join(&mut self, store: &Store, keys: &[ObjectKey]) -> Option<(Group, usize)> {
         let group = match store.begin_group(keys, Options::default()) {
             Ok(group) => group,
             Err(error) => {
@@ -292,7 +292,7 @@ impl Run<'_> {
             };
             if end == PutEnd::Unknown {
                 let group = store.begin_group(keys, Options::default());
-                group.into_iter().for_each(Group::abort);
+                group.into_iter().for_each(|group| group.abort());
             }
             if end != PutEnd::Nothing {
                 self.opened.0.remove(at);

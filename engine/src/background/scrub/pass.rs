@@ -24,6 +24,7 @@ use crate::state::shared::Shared;
 
 /// Result of a scrub. Damaged objects were dropped: the next `exists` returns false for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ScrubReport {
     /// Segments of which every record was checked.
     pub segments: u64,
