@@ -99,7 +99,7 @@ impl RpcClient {
         self.calls.len()
     }
 
-    /// Whether the peer owes an outcome, also for abandoned operations: each outcome frees capacity
+    /// Whether the peer owes an outcome, also for cancelled operations: each outcome frees capacity
     /// of the link.
     pub fn expects_response(&self) -> bool {
         let in_flight = || {
@@ -177,7 +177,7 @@ impl RpcClient {
         self.calls.insert(op, call);
         match sent {
             true => self.link.flush_queue(),
-            false => self.abandon(op),
+            false => self.finish_call(op),
         }
         Ok(())
     }
@@ -326,11 +326,11 @@ impl RpcClient {
     fn cancel(&mut self, op: OpId) {
         // If the cancel frame cannot be sent, the peer applies its own deadline.
         let _ = self.link.send(Frame::bare(FrameKind::Cancel, op));
-        self.abandon(op);
+        self.finish_call(op);
     }
 
-    /// Wait only for the memory of the operation.
-    fn abandon(&mut self, op: OpId) {
+    /// The operation has its outcome, or is given up: only its memory is still missing.
+    fn finish_call(&mut self, op: OpId) {
         if let Some(call) = self.calls.get_mut(&op) {
             call.finished = true;
             call.drop_unsent();
@@ -398,7 +398,7 @@ impl RpcClient {
     }
 
     fn handle_frame(&mut self, frame: &Frame) -> std::result::Result<(), FormatError> {
-        // Frames for abandoned operations are dropped.
+        // Frames for finished operations are dropped.
         let Some(call) = self.calls.get_mut(&frame.op).filter(|call| !call.finished) else {
             return Ok(());
         };
@@ -412,7 +412,7 @@ impl RpcClient {
                 self.answered = true;
                 call.handle_outcome(verb, &answer, &self.link.params().peer)?;
                 self.get_done |= call.is_done_get();
-                self.abandon(frame.op);
+                self.finish_call(frame.op);
             }
             _ => {}
         }

@@ -312,9 +312,10 @@ pub struct EventsConfig {
 /// Settings of the index.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct IndexConfig {
-    /// Most objects that the store knows; 40 bytes of memory each, allocated at open. Default
-    /// (`dram.bytes` + `ssd.bytes`) / 16 KiB, within 65 536 to 16 777 216; 1 to 2^32. Raise it for
-    /// a large drive full of small objects; lower it to save memory with large objects.
+    /// Most objects that the store knows, an attached one counting twice; 40 bytes of memory each,
+    /// allocated at open. Default (`dram.bytes` + `ssd.bytes`) / 16 KiB, within 65 536 to 16 777
+    /// 216; 1 to 2^32. Raise it for a large drive full of small objects; lower it to save memory
+    /// with large objects.
     pub max_objects: Option<u64>,
 }
 
