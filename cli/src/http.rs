@@ -55,7 +55,7 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 
 /// Time without a pass of the accept loop after which `/healthz` fails.
 const ACCEPT_STALL: Duration = Duration::from_secs(10);
-/// Between two looks at whether clients are still served, at the end of the process.
+/// Interval at which it is checked, at the end of the process, whether clients are still served.
 const LINKS_STEP: Duration = Duration::from_millis(10);
 
 /// The HTTP server of a store process.

@@ -1,4 +1,4 @@
-//! The store behind a Python object: embedded in this process, or attached in a store process.
+//! The store of a Python object: embedded in this process, or attached in a store process.
 
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -64,7 +64,7 @@ impl StoreHandle {
         }
     }
 
-    /// Register memory with an embedded store's device, which saves page look-ups in reads; or with
+    /// Register memory with an embedded store's device, which saves page lookups in reads; or with
     /// the RDMA devices of a client, so that the store process writes into it.
     pub fn register(&self, base: *const u8, len: usize) -> Result<Registration> {
         match &self.kind {

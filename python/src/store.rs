@@ -110,13 +110,13 @@ impl Store {
     }
 
     /// Register a buffer, tensor or (address, length) for repeated calls: reads from SSD save page
-    /// look-ups, and a store attached over RDMA reads and writes it directly. It must stay mapped
+    /// lookups, and a store attached over RDMA reads and writes it directly. It must stay mapped
     /// unchanged until the registration is released, which no call that uses it may outlast.
     fn register(this: &Bound<'_, Store>, memory: &Bound<'_, PyAny>) -> PyResult<Registration> {
         Registration::of(this.get(), memory, this.get().process)
     }
 
-    /// Begin a request: objects that its calls touch count as equally recent.
+    /// Begin a request: objects that its calls name count as equally recent.
     fn begin_request(&self, py: Python<'_>) -> PyResult<Request> {
         self.with(py, |store| Request(store.begin_request()))
     }

@@ -1,6 +1,6 @@
-//! What policies cost a store: the same gets and queries of objects in DRAM, and the same puts, with
-//! each of them, by CPU time of the calling thread, in turns, as ratios to the first. Nothing is
-//! evicted.
+//! What policies cost a store: the same gets and queries of objects in DRAM, and the same puts,
+//! with each of them, by CPU time of the calling thread, in turns, as ratios to the first. Nothing
+//! is evicted.
 //!
 //! `cargo bench -p pagelith-micro --bench policies`. Other work of the machine changes all of them
 //! alike: each round runs all, and a ratio is the median over rounds.

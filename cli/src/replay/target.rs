@@ -31,7 +31,7 @@ pub(super) struct StoreCounters {
     pub(super) bytes_to_device: u64,
     pub(super) dram_peak_bytes: u64,
     pub(super) groups_dropped: u64,
-    /// Objects that look-ups and gets did not find, by cause.
+    /// Objects that lookups and gets did not find, by cause.
     pub(super) absent: BTreeMap<String, u64>,
 }
 

@@ -11,13 +11,13 @@ use crate::api::error::Result;
 use crate::api::outcome::MissCause;
 use crate::memory::namespaces::NamespaceCounts;
 use crate::memory::visibility::VisibilityFilter;
-use crate::state::frame_access::FrameHold;
+use crate::state::frame_access::FrameGuard;
 use crate::state::shared::Shared;
 
-/// An object's bytes in the arena. The object is pinned while the view lives. A store that is
+/// An object's bytes in the arena. Its frame is guarded while the view lives. A store that is
 /// closed or dropped still releases its files; the arena lives as long as its last view.
 pub struct View {
-    held: FrameHold,
+    guard: FrameGuard,
     member: usize,
     memory: Arc<ArenaMemory>,
     shared: Weak<Shared>,
@@ -26,24 +26,24 @@ pub struct View {
 impl View {
     /// The bytes as a [`Part`], for readers of the arena; it must be dropped before the view.
     pub(crate) fn part(&self) -> Part {
-        self.held.part(&self.memory, self.member)
+        self.guard.part(&self.memory, self.member)
     }
 
     /// The checksums of its blocks.
     pub(crate) fn checksums(&self) -> &[Checksum] {
-        &self.held.data.members[self.member].checksums
+        &self.guard.data.members[self.member].checksums
     }
 
-    /// Bytes of the arena that the view pins: those of its whole frame.
+    /// Bytes of the arena that the view keeps: those of its whole frame.
     pub(crate) fn pinned_bytes(&self) -> u64 {
-        self.held.data.bytes()
+        self.guard.data.bytes()
     }
 }
 
 impl std::ops::Deref for View {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        self.held.bytes(&self.memory, self.member)
+        self.guard.bytes(&self.memory, self.member)
     }
 }
 
@@ -51,7 +51,7 @@ impl Drop for View {
     fn drop(&mut self) {
         // The memory of a dropped store is not reused.
         if let Some(shared) = self.shared.upgrade() {
-            shared.lock().release_frame(self.held.frame);
+            shared.lock().release_frame(self.guard.frame);
         }
     }
 }
@@ -74,16 +74,17 @@ pub(crate) fn view(shared: &Arc<Shared>, key: &ObjectKey) -> Result<Option<View>
     if !core.index.find(fingerprint).any(|e| e.frame == Some(frame.id.0) && core.is_visible(&e)) {
         return Ok(None);
     }
-    let Some(held) = FrameHold::new(&mut core, frame) else { return Ok(None) };
+    let Some(guard) = FrameGuard::new(&mut core, frame) else { return Ok(None) };
     let verified = core.dram.frames.get(frame.id).is_some_and(|f| f.verified);
     drop(core);
-    let view = View { held, member, memory: shared.memory.clone(), shared: Arc::downgrade(shared) };
+    let view =
+        View { guard, member, memory: shared.memory.clone(), shared: Arc::downgrade(shared) };
     if verified {
         return Ok(Some(view));
     }
-    let whole = (0..view.held.data.members.len()).all(|m| {
-        let blocks = view.held.bytes(&shared.memory, m).chunks(BLOCK_BYTES as usize);
-        blocks.zip(&view.held.data.members[m].checksums).all(|(b, sum)| checksum(b) == *sum)
+    let whole = (0..view.guard.data.members.len()).all(|m| {
+        let blocks = view.guard.bytes(&shared.memory, m).chunks(BLOCK_BYTES as usize);
+        blocks.zip(&view.guard.data.members[m].checksums).all(|(b, sum)| checksum(b) == *sum)
     });
     let mut core = shared.lock();
     if !whole {

@@ -261,13 +261,13 @@ impl GetOp {
             && self.remote_queue.is_empty()
             && self.reading.is_empty()
             && self.unsent.is_empty();
-        all_sent.then(|| self.outcome(ctx.shared(), link.facts().features))
+        all_sent.then(|| self.outcome(ctx.shared(), link.params().features))
     }
 
     fn outcome(&mut self, shared: &Shared, features: u64) -> OpOutcome {
         let has = |feature: Feature| features & feature.bit() != 0;
         let sends_members = has(Feature::Members);
-        // Bases are sent only to stores, which decide by them what to keep.
+        // Bases are sent only to stores, which decide by them whether to keep an object.
         let sends_bases =
             sends_members && has(Feature::Bases) && self.call.origin != PutOrigin::Put;
         let bases =
@@ -468,7 +468,7 @@ impl GetOp {
         self.call.deadline
     }
 
-    /// Sends what was read, the bytes of each object in order.
+    /// Sends the bytes that were read, those of each object in order.
     fn send(&mut self, ctx: &mut ServerCtx, link: &mut dyn Link, id: OpId) {
         let mut later = BTreeMap::new();
         for ((at, offset), push) in std::mem::take(&mut self.unsent) {

@@ -229,7 +229,7 @@ impl Task for Acceptor {
         for arrival in arrivals {
             match arrival {
                 AdmissionResult::Link(link) => {
-                    let peer = link.facts().peer.clone();
+                    let peer = link.params().peer.clone();
                     match self.start(link) {
                         Ok(link) => self.links.push(link),
                         Err(error) => tracing::warn!(%peer, %error, "cannot serve a client"),

@@ -34,7 +34,7 @@ struct Granted {
 }
 
 impl SsdAdmission {
-    /// For a store of `capacity` bytes of segments, which continues with what it had learned.
+    /// For a store of `capacity` bytes of segments, which continues with its learned state.
     pub fn new(
         config: &ValidConfig,
         capacity: u64,

@@ -219,8 +219,8 @@ pub struct Stats {
     pub objects_pinned: u64,
     /// Objects that are leased now.
     pub objects_leased: u64,
-    /// Frames and segments that gets, links, views and writes hold now, each as often as it is
-    /// held.
+    /// Guards of frames and segments that gets, links, views and writes have now, each as often as
+    /// it is held.
     pub readers: u64,
     /// Ports that carry RDMA, now; 0 without it.
     pub rdma_rails: u64,

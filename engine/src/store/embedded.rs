@@ -295,7 +295,7 @@ impl Store {
         )
     }
 
-    /// An object in DRAM, in place: verified once since it was stored there, and pinned while the
+    /// An object in DRAM, in place: verified once since it was stored there, and kept while the
     /// view exists. `None` if it is not in DRAM.
     pub fn view(&self, key: &ObjectKey) -> Result<Option<View>> {
         view::view(&self.shared, key)

@@ -70,7 +70,7 @@ pub fn single_removals_do_not_fill_the_log(world: &TestEnv) {
     let keys: Vec<_> = (0..5).map(key).collect();
     let pin = store.pin(&keys);
     assert_eq!(pin.pinned(), 5);
-    // A block each: together twice what the log holds.
+    // A block each: together twice the capacity of the log.
     for n in 0..8000 {
         assert_eq!(store.remove(&[key(100_000 + n)], Options::default()), Ok(0), "n={n}");
     }

@@ -346,12 +346,12 @@ impl Store {
         self.pages().flush(options)
     }
 
-    /// The client of a store behind a link.
+    /// The client of a store reached over a link.
     pub fn client(&self) -> &Client {
-        self.client.as_ref().expect("a store behind a link")
+        self.client.as_ref().expect("a store reached over a link")
     }
 
-    /// The address of a server behind a socket.
+    /// The address of a server that listens on a socket.
     pub fn address(&self) -> &Address {
         match &self.serving {
             Some(ServedBy::Threads(Listening { serving: Some(serving), .. })) => serving.address(),

@@ -198,8 +198,10 @@ pub fn object_that_cannot_be_put_is_named(world: &TestEnv) {
     // Four payloads of 303,104 bytes and a header of one block, against a segment less header and
     // footer.
     let key = page[3].0;
-    let too_large =
-        format!("group is larger than a segment's payload key={key} bytes=1216512 max=1040384");
+    let remedy = "raise ssd.segment_bytes";
+    let too_large = format!(
+        "group is larger than a segment's payload; {remedy} key={key} bytes=1216512 max=1040384"
+    );
     refused(put_into(&begun, &page[3]), ErrorKind::Invalid, &too_large);
     let empty = format!("object has no bytes key={key} length=0");
     refused(put_into(&begun, &(key, Vec::new())), ErrorKind::Invalid, &empty);

@@ -1,5 +1,5 @@
 //! The steps that put: groups at once, groups begun and committed, and attached groups. Each
-//! outcome of the store is compared with what the model allowed before.
+//! outcome of the store is compared with the outcomes that the model allowed before.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
