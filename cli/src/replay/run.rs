@@ -46,7 +46,7 @@ pub(crate) fn replay(plan: &ReplayPlan, source: RequestSource) -> anyhow::Result
     let mut target = open(plan)?;
     let io = match &target {
         OpenTarget::Embedded { store, .. } => crate::open_report::io_backend(store.opened()),
-        OpenTarget::Attached { .. } => "attached".to_owned(),
+        OpenTarget::Attached(_) => "attached".to_owned(),
     };
     let mut harness = RequestRunner::new(plan);
     harness.buffers = Buffers::registered_with(target.rdma().cloned());
@@ -118,8 +118,7 @@ fn open(plan: &ReplayPlan) -> anyhow::Result<OpenTarget> {
             Ok(OpenTarget::Embedded { session, store })
         }
         Target::Attached(address, key) => {
-            let client = peers::attach(address, key.as_ref())?;
-            Ok(OpenTarget::Attached { session: Box::new(client.session()), client })
+            Ok(OpenTarget::Attached(peers::attach(address, key.as_ref())?))
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use pagelith::client::{self, Client};
+use pagelith::client::Client;
 use pagelith::transport::rdma::host::RdmaHost;
 use pagelith::{
     CompletedBatch, CompletedGet, CompletedPut, ErrorKind, Get, Options, PageSession, PageStore,
@@ -22,7 +22,7 @@ pub(crate) enum OpenTarget {
     /// A store of this process.
     Embedded { session: Box<Session>, store: Store },
     /// The store of another process.
-    Attached { session: Box<client::Session>, client: Client },
+    Attached(Client),
 }
 
 /// The counters of a store that a report needs.
@@ -40,21 +40,23 @@ impl OpenTarget {
     pub(super) fn rdma(&self) -> Option<&Arc<RdmaHost>> {
         match self {
             OpenTarget::Embedded { store, .. } => store.rdma(),
-            OpenTarget::Attached { client, .. } => client.rdma(),
+            OpenTarget::Attached(client) => client.rdma(),
         }
     }
 
     pub(super) fn pages(&self) -> &dyn PageStore {
         match self {
             OpenTarget::Embedded { store, .. } => store,
-            OpenTarget::Attached { client, .. } => client,
+            OpenTarget::Attached(client) => client,
         }
     }
 
-    fn session(&mut self) -> &mut dyn PageSession {
+    /// Run `body` with a session.
+    fn with_session<R>(&mut self, body: impl FnOnce(&mut dyn PageSession) -> R) -> R {
         match self {
-            OpenTarget::Embedded { session, .. } => &mut **session,
-            OpenTarget::Attached { session, .. } => &mut **session,
+            OpenTarget::Embedded { session, .. } => body(&mut **session),
+            // One for each call, so that all calls use one link.
+            OpenTarget::Attached(client) => body(&mut client.session()),
         }
     }
 
@@ -63,9 +65,11 @@ impl OpenTarget {
         gets: Vec<Get>,
         options: Options,
     ) -> anyhow::Result<Vec<CompletedGet>> {
-        let session = self.session();
-        let ticket = session.submit_get(gets, options);
-        match wait(session, ticket)? {
+        let get = |session: &mut dyn PageSession| {
+            let ticket = session.submit_get(gets, options);
+            wait(session, ticket)
+        };
+        match self.with_session(get)? {
             CompletedBatch::Get(done) => Ok(done),
             _ => bail!("a get returned another result"),
         }
@@ -76,9 +80,11 @@ impl OpenTarget {
         groups: Vec<PutGroup>,
         options: Options,
     ) -> anyhow::Result<Vec<CompletedPut>> {
-        let session = self.session();
-        let ticket = session.submit_put(groups, options);
-        match wait(session, ticket)? {
+        let put = |session: &mut dyn PageSession| {
+            let ticket = session.submit_put(groups, options);
+            wait(session, ticket)
+        };
+        match self.with_session(put)? {
             CompletedBatch::Put(done) => Ok(done),
             _ => bail!("a put returned another result"),
         }
@@ -105,14 +111,14 @@ impl OpenTarget {
                 drop(session);
                 store.close().map(|_| ())
             }
-            OpenTarget::Attached { .. } => Ok(()),
+            OpenTarget::Attached(_) => Ok(()),
         }
     }
 
     /// Whether an error means that the store process is unreachable: that causes misses, and the
     /// replay continues.
     pub(super) fn is_unreachable(&self, error: &pagelith::Error) -> bool {
-        matches!(self, OpenTarget::Attached { .. }) && error.kind == ErrorKind::Unavailable
+        matches!(self, OpenTarget::Attached(_)) && error.kind == ErrorKind::Unavailable
     }
 }
 
