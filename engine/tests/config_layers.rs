@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pagelith::config::{
-    Config, ConfigFormat, DramPolicy, MachineLimits, MemoryPlan, PeerConfig, Promote, RdmaConfig,
-    Size, SsdAdmissionRule, SsdIo, SsdPolicy, fields,
+    Config, ConfigFormat, DramPolicy, MachineLimits, MemoryPlan, NamespaceLimits, PeerConfig,
+    Promote, RdmaConfig, Size, SsdAdmissionRule, SsdIo, SsdPolicy, WhenFull, fields,
 };
+use pagelith::layouts::ids::NamespaceId;
 use pagelith::transport::address::Address;
 use pagelith::transport::peer_address::BulkTransport;
 use proptest::prelude::*;
@@ -223,6 +224,10 @@ fn every_setting_of_a_file_is_applied() {
         namespaces_max = 65536
         [namespaces]
         counted = 12
+        limits = [
+            { namespace = "00112233445566778899aabbccddeeff", dram_bytes = "1GB", idle_days = 7 },
+            { namespace = "ff112233445566778899aabbccddeeff", ssd_bytes = "1TiB", when_full = "evict-own" },
+        ]
         [dram]
         bytes = "3GB"
         policy = "fifo"
@@ -293,6 +298,18 @@ fn every_setting_of_a_file_is_applied() {
         (Duration::from_millis(1), Duration::from_millis(9))
     );
     assert_eq!((valid.namespaces_max(), valid.namespaces_counted()), (65_536, 12));
+    let limits = |id: &str| NamespaceLimits::of(NamespaceId::from_hex(id).unwrap());
+    let first = NamespaceLimits {
+        dram_bytes: Some(Size::from_bytes(1_000_000_000)),
+        idle_days: Some(7),
+        ..limits("00112233445566778899aabbccddeeff")
+    };
+    let second = NamespaceLimits {
+        ssd_bytes: Some(Size::gib(1024)),
+        when_full: WhenFull::EvictOwn,
+        ..limits("ff112233445566778899aabbccddeeff")
+    };
+    assert_eq!(valid.namespace_limits(), [first, second]);
     assert_eq!((valid.dram_bytes(), valid.arena_bytes()), (3_000_000_000, 2_999_996_416));
     assert_eq!((valid.dram_policy(), valid.promote()), (DramPolicy::Fifo, Promote::Never));
     assert_eq!((valid.has_ssd(), valid.ssd_bytes()), (true, 1 << 40));

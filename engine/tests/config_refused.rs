@@ -20,6 +20,14 @@ const TOML_ROWS: &[(&str, &str, &str)] = &[
     ("namespaces_max = 65537", "namespaces_max", "must be an integer between 1 and 65536, got=65537"),
     ("namespaces_max = 4294967297", "namespaces_max", "must be an integer between 1 and 65536, got=4294967297 type=integer"),
     ("namespaces_max = true", "namespaces_max", "must be an integer between 1 and 65536, got=true type=boolean"),
+    ("namespaces.limits = 7", "namespaces.limits", "must be a list of at most 512 tables of namespace, dram_bytes, ssd_bytes, when_full and idle_days, got=7 type=integer"),
+    ("namespaces.limits = [7, {}]", "namespaces.limits", "must be a list of at most 512 tables of namespace, dram_bytes, ssd_bytes, when_full and idle_days: entry 0 is 7 type=integer, entry 1 has no namespace, got=[..] type=list entries=2"),
+    ("namespaces.limits = [{namespace = \"00112233445566778899AABBCCDDEEFF\", dram = 1}]", "namespaces.limits", "must be a list of at most 512 tables of namespace, dram_bytes, ssd_bytes, when_full and idle_days: entry 0 has as \"namespace\" \"00112233445566778899AABBCCDDEEFF\" type=string, which must be 32 hexadecimal digits, entry 0 has \"dram\", and may have namespace, dram_bytes, ssd_bytes, when_full, idle_days, got=[..] type=list entries=1"),
+    ("namespaces.limits = [{namespace = \"00112233445566778899aabbccddeeff\", dram_bytes = 0, when_full = \"drop\", idle_days = -1}]", "namespaces.limits", "must be a list of at most 512 tables of namespace, dram_bytes, ssd_bytes, when_full and idle_days: entry 0 has as \"dram_bytes\" 0 type=integer, which must be a size above 0, entry 0 has as \"when_full\" \"drop\" type=string, which must be one of refuse, evict-own, entry 0 has as \"idle_days\" -1 type=integer, which must be a number of days, got=[..] type=list entries=1"),
+    ("namespaces.limits = [{namespace = \"00112233445566778899aabbccddeeff\"}, {namespace = \"00112233445566778899aabbccddeeff\", idle_days = 4000}]", "namespaces.limits", "must be a list of at most 512 tables of namespace, dram_bytes, ssd_bytes, when_full and idle_days, but entry 0 has no dram_bytes, ssd_bytes or idle_days, entry 1 repeats the namespace 00112233445566778899aabbccddeeff, entry 1 has as idle_days 4000, which must be between 1 and 3650"),
+    ("namespaces.limits = [{namespace = \"00112233445566778899aabbccddeeff\", dram_bytes = \"1GiB\"}]", "namespaces.limits", "entry 0 must have as dram_bytes at most dram.bytes, got=1GiB dram.bytes=256MiB"),
+    ("namespaces.limits = [{namespace = \"00112233445566778899aabbccddeeff\", ssd_bytes = \"1MiB\"}]", "namespaces.limits", "entry 0 must have as ssd_bytes at least a segment and at most ssd.bytes, got=1MiB ssd.segment_bytes=16MiB ssd.bytes=1GiB"),
+    ("namespaces.limits = [{namespace = \"00112233445566778899aabbccddeeff\", ssd_bytes = \"2GiB\"}]", "namespaces.limits", "entry 0 must have as ssd_bytes at least a segment and at most ssd.bytes, got=2GiB ssd.segment_bytes=16MiB ssd.bytes=1GiB"),
     ("namespaces.counted = 513", "namespaces.counted", "must be an integer between 0 and 512, got=513"),
     ("dram.bytes = -1", "dram.bytes", "must be 0 or a size between 64KiB and 8TiB, got=-1 type=integer"),
     ("dram.bytes = 65535", "dram.bytes", "must be 0 or a size between 64KiB and 8TiB, got=65535B"),
@@ -148,6 +156,7 @@ const TOML_ROWS: &[(&str, &str, &str)] = &[
 #[rustfmt::skip]
 const SSD_ROWS: &[(&str, &str, &str)] = &[
     ("dram.bytes = 0", "dram.bytes", "must be above 0, or ssd.bytes must be: embedded with no capacity, got=0B ssd.bytes=0B"),
+    ("namespaces.limits = [{namespace = \"00112233445566778899aabbccddeeff\", idle_days = 1}]", "namespaces.limits", "entry 0 must have no idle_days without an SSD tier, got ssd.bytes=0B"),
     ("ssd.bytes = \"1GiB\"", "ssd.dirs", "must name a directory, got=[] ssd.bytes=1GiB"),
     ("ssd.dirs = [\"/a\", \"/b\"]", "ssd.bytes", "must be above 0, or ssd.dirs empty, got=0B ssd.dirs=2 directories"),
     ("ssd = { bytes = \"1000KiB\", dirs = [\"/a\"] }", "ssd.bytes", "must be 0 or a size between 1MiB and 64TiB, got=1000KiB"),

@@ -9,6 +9,7 @@ use pagelith_tiers::policy::admission::{AdmissionRule, AdmissionSettings};
 use pagelith_tiers::ssd::volume::VolumeGeometry;
 
 use super::choice::{DramPolicy, Promote, SsdAdmissionRule, SsdIo, SsdPolicy};
+use super::limits::NamespaceLimits;
 use super::peer::PeerConfig;
 use super::size::Size;
 use super::validate;
@@ -333,6 +334,11 @@ impl ValidConfig {
     /// Namespaces that have counts of their own; 0: nothing is counted by namespace.
     pub fn namespaces_counted(&self) -> usize {
         self.config.namespaces.counted as usize
+    }
+
+    /// Limits of namespaces.
+    pub fn namespace_limits(&self) -> &[NamespaceLimits] {
+        &self.config.namespaces.limits
     }
 
     /// Bytes left to the rest of the machine.

@@ -48,7 +48,11 @@ pub fn look_up(lookup: &mut impl KeyLookup, query: &PagesQuery<'_>) -> Result<Re
 /// Mark the states that a request goes on from as used: of pools that need trailing pages only,
 /// those before the longest stop. A state that a longer prefix has superseded does not become recent with each
 /// request for the prefix.
-pub fn mark_trailing_used(lookup: &mut impl KeyLookup, query: &PagesQuery<'_>, usable_pages: usize) {
+pub fn mark_trailing_used(
+    lookup: &mut impl KeyLookup,
+    query: &PagesQuery<'_>,
+    usable_pages: usize,
+) {
     for pool in query.pools {
         let HitPolicy::TrailingPages(window) = pool.policy else { continue };
         let first = usable_pages.saturating_sub(window.max(1));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::footer::FooterEntry;
-use pagelith_layouts::ids::{Generation, SegmentId, Sequence};
+use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId, Sequence};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::RecordKind;
 use pagelith_mutants::{self as mutant, Mutant};
@@ -13,9 +13,11 @@ use pagelith_tiers::policy::admission::VICTIM_SAMPLES;
 
 use super::tombstones::Tombstone;
 use crate::background::log_context::LogContext;
+use crate::memory::departed::Departure;
 use crate::memory::index::SsdLocation;
 use crate::memory::visibility::VisibilityFilter;
 use crate::state::core::Core;
+use crate::state::shared::Shared;
 
 /// A member of one of the victim's records.
 pub(super) struct Member {
@@ -41,6 +43,8 @@ struct LiveRecord {
     /// Tick of its most recent member.
     tick: u64,
     member_count: u32,
+    /// The record is not moved if its tick is earlier: its namespace is idle for too long.
+    tick_min: u64,
 }
 
 /// Contents of a victim.
@@ -55,7 +59,7 @@ pub(super) struct Contents {
 impl Contents {
     /// Compare the entries of a victim with the index, and let the policy choose.
     pub fn of(cx: &LogContext, segment: SegmentId, entries: &[FooterEntry]) -> Contents {
-        let core = cx.shared.lock();
+        let (core, now) = (cx.shared.lock(), cx.shared.now());
         let (mut members, mut tombstones) = (Vec::new(), Vec::new());
         let mut records: BTreeMap<u32, LiveRecord> = BTreeMap::new();
         for e in entries {
@@ -91,6 +95,7 @@ impl Contents {
                 },
                 tick: 0,
                 member_count: e.member_count,
+                tick_min: core.idle_before(namespace, now),
             });
             let is_pinned = core.pins.is_pinned(fingerprint) && !mutant::on(Mutant::PinIgnored);
             record.survivor.members.push((fingerprint, place));
@@ -113,6 +118,38 @@ fn note_victim(cx: &LogContext, core: &Core, members: &[Member]) {
     cx.shared.admission.reclaim(sampled);
 }
 
+/// Drop the objects of a namespace from a segment, but for records with a pinned object; returns
+/// the bytes of these.
+pub(super) fn drop_records(
+    shared: &Shared,
+    core: &mut Core,
+    (segment, namespace): (SegmentId, NamespaceId),
+    entries: &[FooterEntry],
+) -> u64 {
+    let current = core.generation(namespace);
+    let of_namespace =
+        |e: &&FooterEntry| e.kind == RecordKind::Data as u8 && e.key.namespace() == namespace;
+    let mut pinned: BTreeMap<u32, u64> = BTreeMap::new();
+    for e in entries.iter().filter(of_namespace).filter(|e| e.generation == current.0) {
+        let (fingerprint, place) =
+            (shared.fingerprint(&e.key, current), SsdLocation::of_entry(segment, e));
+        let is_there = || core.index.find(fingerprint).any(|i| i.ssd == Some(place));
+        if core.pins.is_pinned(fingerprint) && is_there() && !mutant::on(Mutant::PinIgnored) {
+            pinned.insert(e.record_block, u64::from(e.record_blocks) * ALIGN);
+        }
+    }
+    let mut dropped = 0;
+    for e in entries.iter().filter(of_namespace).filter(|e| !pinned.contains_key(&e.record_block)) {
+        let fingerprint = shared.fingerprint(&e.key, Generation(e.generation));
+        let place = SsdLocation::of_entry(segment, e);
+        // The event of the clear covers cleared objects: no event for each key.
+        let key = (e.generation == current.0).then_some(&e.key);
+        dropped += u64::from(core.drop_ssd(fingerprint, place, key, Departure::EvictedSsd));
+    }
+    core.count_own_evicted(namespace, dropped);
+    pinned.into_values().sum()
+}
+
 /// Whether a tombstone of a segment may still shadow something.
 fn is_needed(core: &Core, segment: SegmentId, sequence: Sequence) -> bool {
     core.ssd.as_ref().is_some_and(|s| s.segments.tombstone_needed(segment, sequence))
@@ -123,7 +160,8 @@ fn is_needed(core: &Core, segment: SegmentId, sequence: Sequence) -> bool {
 fn survivors(core: &Core, records: BTreeMap<u32, LiveRecord>, segment_bytes: u64) -> Vec<Survivor> {
     // A group that lost a member is invisible, and not worth moving.
     let is_whole = |r: &LiveRecord| r.survivor.members.len() == r.member_count as usize;
-    let whole: Vec<_> = records.into_values().filter(is_whole).collect();
+    let is_used = |r: &LiveRecord| r.survivor.pinned || r.tick >= r.tick_min;
+    let whole: Vec<_> = records.into_values().filter(|r| is_whole(r) && is_used(r)).collect();
     let facts = |r: &LiveRecord| ExtentFacts {
         bytes: r.survivor.bytes,
         tick: r.tick,
