@@ -94,6 +94,8 @@ fn read_entry(node: &Node) -> Result<NamespaceLimits, Vec<String>> {
             faults.push(format!("has as {} {value}, which must be {what}", quoted(key)));
         };
         match (key.as_str(), value) {
+            // As if it were left out.
+            ("dram_bytes" | "ssd_bytes" | "idle_days", Node::Null) => {}
             ("namespace", Node::Text(text)) if NamespaceId::from_hex(text).is_some() => {
                 entry.namespace = NamespaceId::from_hex(text).unwrap_or(entry.namespace);
                 is_named = true;
