@@ -14,6 +14,7 @@ mod contents;
 pub(crate) mod moving;
 mod scan;
 mod tombstones;
+mod trim;
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -207,21 +208,6 @@ impl Reclaimer {
         let identity = SegmentIdentity { store: cx.volume.store, segment, incarnation };
         self.current = Some(Reclaim { identity, members: Vec::new(), stage: Stage::Footer, trims });
         self.read_footer(cx, TAIL_BYTES.min(cx.volume.geometry.segment_bytes));
-    }
-
-    /// Drop the records of a namespace that uses more of the log than it may, but for pinned ones.
-    /// They stay on the device until the segment is reclaimed, and may return after a crash.
-    fn trim(&mut self, cx: &mut LogContext, namespace: NamespaceId, entries: &[FooterEntry]) {
-        let Some(segment) = self.current.as_ref().map(|r| r.identity.segment) else { return };
-        let shared = cx.shared.clone();
-        let mut core = shared.lock();
-        let kept = contents::drop_records(&shared, &mut core, (segment, namespace), entries);
-        let order = core.ssd.as_ref().map(|ssd| ssd.segments.get(segment).order);
-        order.into_iter().for_each(|order| core.tenants.trimmed(namespace, order, kept));
-        drop(core);
-        tracing::debug!(segment = segment.0, %namespace, kept, "trim");
-        // Pins end: what is kept is tried again later.
-        self.defer_for(cx, if kept > 0 { RETRY_AFTER } else { Duration::ZERO }, false);
     }
 
     /// Every victim is deferred, no segment is free, and no room is left for the tombstones of some

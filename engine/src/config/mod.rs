@@ -121,9 +121,9 @@ pub struct NamespacesConfig {
     /// put or found since the open. Default 0: none are counted; at most 512. All others are
     /// counted together. Set it to the number of tenants, to see what each uses.
     pub counted: u32,
-    /// Limits of namespaces, each a table ([`NamespaceLimits`]). Default none; at most 512. Set them
-    /// so that one tenant cannot fill a tier. With `ssd_bytes` an open reads
-    /// the footer of each segment.
+    /// Limits of namespaces, each a table ([`NamespaceLimits`]). Default none; at most 512. Set
+    /// them so that one tenant cannot fill a tier. With `ssd_bytes` an open reads the footer of
+    /// each segment.
     pub limits: Vec<NamespaceLimits>,
 }
 

@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 
 use crate::memory::index::FRAME_MAX;
 use crate::memory::namespaces::KnownNamespaces;
-use crate::memory::tenants::Tenants;
+use crate::memory::tenants::{QueuedFrame, Tenants};
 
 /// Contents of a frame; immutable once it is filled.
 #[derive(Clone, Debug)]
@@ -263,12 +263,13 @@ impl Frames {
         }
         self.slots[id as usize] = Some(frame);
         self.touches.set(FrameId(id), recency);
-        let frame = FrameRef { id: FrameId(id), serial: self.serial };
-        let is_live = |frame: FrameRef| {
-            self.get(frame.id).is_some_and(|f| f.serial == frame.serial && !f.is_dead())
+        let (id, serial) = (FrameId(id), self.serial);
+        let is_live = |queued: &QueuedFrame| {
+            self.get(queued.id).is_some_and(|f| f.serial == queued.serial && !f.is_dead())
         };
-        tenants.frame_inserted(namespace, (frame, recency.epoch), bytes, is_live);
-        Some(frame)
+        let queued = QueuedFrame { id, serial, epoch: recency.epoch };
+        tenants.frame_inserted(namespace, queued, bytes, is_live);
+        Some(FrameRef { id, serial })
     }
 
     /// A frame by number.

@@ -11,15 +11,24 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use pagelith_layouts::ids::{NamespaceId, SegmentId, SegmentOrder};
+use pagelith_tiers::policy::FrameId;
 use rustc_hash::FxHashMap;
 
 use crate::config::{NamespaceLimits, WhenFull};
-use crate::memory::frames::FrameRef;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Frames that have left are dropped from a tenant's queue once it is longer than twice the number
 /// of its frames and this.
 const QUEUE_SLACK: usize = 64;
+
+/// A frame in the queue of its tenant.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QueuedFrame {
+    pub id: FrameId,
+    pub serial: u64,
+    /// Epoch of its last request when it was put into the queue.
+    pub epoch: u64,
+}
 
 /// A namespace with limits.
 #[derive(Debug)]
@@ -33,9 +42,8 @@ pub(crate) struct Tenant {
     pub writes_refused: u64,
     /// Objects that left a tier because of a limit.
     pub evicted: u64,
-    /// Frames with the epoch of the last known request, the next to be evicted first. Some may
-    /// have left.
-    frames: VecDeque<(FrameRef, u64)>,
+    /// Its frames, the next to be evicted first. Some may have left.
+    frames: VecDeque<QueuedFrame>,
     /// Number of its frames that are not freed.
     frame_count: usize,
 }
@@ -83,13 +91,13 @@ impl Tenant {
     }
 
     /// Take the first frame of the queue; it may have left.
-    pub fn pop_frame(&mut self) -> Option<(FrameRef, u64)> {
+    pub fn pop_frame(&mut self) -> Option<QueuedFrame> {
         self.frames.pop_front()
     }
 
     /// Return a frame to the end of the queue.
-    pub fn push_frame(&mut self, frame: FrameRef, epoch: u64) {
-        self.frames.push_back((frame, epoch));
+    pub fn push_frame(&mut self, frame: QueuedFrame) {
+        self.frames.push_back(frame);
     }
 }
 
@@ -130,14 +138,13 @@ impl Tenants {
         self.rows.get(&namespace).map(|row| &mut self.tenants[*row])
     }
 
-    /// A frame of `bytes` bytes was inserted, by a request of this epoch. `is_live` tells whether a
-    /// frame has not left.
+    /// A frame of `bytes` bytes was inserted. `is_live` tells whether a frame has not left.
     pub fn frame_inserted(
         &mut self,
         namespace: NamespaceId,
-        (frame, epoch): (FrameRef, u64),
+        frame: QueuedFrame,
         bytes: u64,
-        is_live: impl Fn(FrameRef) -> bool,
+        is_live: impl Fn(&QueuedFrame) -> bool,
     ) {
         let Some(tenant) = self.get_mut(namespace) else { return };
         tenant.dram_bytes += bytes;
@@ -145,9 +152,9 @@ impl Tenants {
             return;
         }
         tenant.frame_count += 1;
-        tenant.frames.push_back((frame, epoch));
+        tenant.frames.push_back(frame);
         if tenant.frames.len() > 2 * tenant.frame_count + QUEUE_SLACK {
-            tenant.frames.retain(|(queued, _)| *queued == frame || is_live(*queued));
+            tenant.frames.retain(|queued| is_live(queued));
         }
     }
 
@@ -225,8 +232,6 @@ impl Tenants {
 
 #[cfg(test)]
 mod tests {
-    use pagelith_tiers::policy::FrameId;
-
     use super::*;
     use crate::config::Size;
 
@@ -289,8 +294,8 @@ mod tests {
     fn queue_of_frames_does_not_grow_with_those_that_left() {
         let mut tenants = Tenants::new(&[limits(1, WhenFull::EvictOwn)]);
         for serial in 0..10_000 {
-            let frame = FrameRef { id: FrameId(serial as u32), serial };
-            tenants.frame_inserted(id(1), (frame, 0), 4096, |queued| queued.serial + 3 > serial);
+            let frame = QueuedFrame { id: FrameId(serial as u32), serial, epoch: 0 };
+            tenants.frame_inserted(id(1), frame, 4096, |queued| queued.serial + 3 > serial);
             if serial >= 3 {
                 tenants.frame_freed(id(1), 4096);
             }

@@ -8,8 +8,7 @@ use pagelith_layouts::record;
 use pagelith_tiers::ssd::segments::SegmentState;
 
 use crate::api::error::Error;
-use crate::memory::frames::FrameRef;
-use crate::memory::tenants::Tenant;
+use crate::memory::tenants::{QueuedFrame, Tenant};
 use crate::state::core::Core;
 
 /// Whether a group is within the limits of its namespace.
@@ -94,12 +93,13 @@ impl Core {
                 return false;
             }
             tries -= 1;
-            let Some((frame, epoch)) = tenant.pop_frame() else { return false };
-            let Some(objects) = self.live_objects(frame) else { continue };
-            let last = self.dram.frames.touches().get(frame.id).map_or(epoch, |at| at.epoch);
-            if last > epoch || !self.is_evictable(frame.id) {
+            let Some(frame) = tenant.pop_frame() else { return false };
+            let Some(objects) = self.live_objects(&frame) else { continue };
+            let last = self.dram.frames.touches().get(frame.id);
+            let epoch = last.map_or(frame.epoch, |at| at.epoch);
+            if epoch > frame.epoch || !self.is_evictable(frame.id) {
                 if let Some(tenant) = self.tenants.get_mut(namespace) {
-                    tenant.push_frame(frame, last);
+                    tenant.push_frame(QueuedFrame { epoch, ..frame });
                 }
                 continue;
             }
@@ -109,7 +109,7 @@ impl Core {
     }
 
     /// Number of objects of a frame that has not left.
-    fn live_objects(&self, frame: FrameRef) -> Option<u64> {
+    fn live_objects(&self, frame: &QueuedFrame) -> Option<u64> {
         let live = self.dram.frames.get(frame.id).filter(|f| f.serial == frame.serial)?;
         (!live.is_dead()).then_some(live.data.members.len() as u64)
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pagelith_io::clock::Mono;
 
-/// Samples within the longest time that is asked for.
+/// Samples within the longest time that may be requested.
 const SAMPLES: u32 = 64;
 
 /// Ticks since the open.

@@ -8,6 +8,7 @@ pub(crate) mod exists_groups;
 pub(crate) mod flush;
 pub(crate) mod group;
 pub mod key_file;
+pub(crate) mod log_use;
 pub(crate) mod open;
 pub(crate) mod prefetch;
 pub(crate) mod put_parts;

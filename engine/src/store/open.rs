@@ -14,15 +14,12 @@ use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::checksum::FINGERPRINT_KEY_BYTES;
 use pagelith_layouts::footer;
 use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
-use pagelith_layouts::record::{OBJECT_BYTES_MAX, RecordKind};
-use pagelith_layouts::segment::SegmentIdentity;
+use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_tiers::dram::arena::Arena;
 use pagelith_tiers::policy::{LastRequests, TickClock, frame_policy, segment_policy};
-use pagelith_tiers::ssd::footer::footer_entries;
 use pagelith_tiers::ssd::guards::SegmentGuards;
 use pagelith_tiers::ssd::log::{Log, LogConfig};
 use pagelith_tiers::ssd::recover::{Recovered, recover};
-use pagelith_tiers::ssd::segments::SegmentState;
 use pagelith_tiers::ssd::serial_queue::SerialQueue;
 use pagelith_tiers::ssd::volume::{
     FileSystemFull, OpenedVolume, Volume, VolumeError, open_or_create,
@@ -62,7 +59,7 @@ use crate::state::ssd_core::SsdCore;
 use crate::state::stats::Counters;
 use crate::state::tick_history::TickHistory;
 use crate::state::written_namespaces::WrittenNamespaces;
-use crate::store::{configured_peers, rdma};
+use crate::store::{configured_peers, log_use, rdma};
 
 const OPEN_WAIT_MIN: Duration = Duration::from_secs(30);
 
@@ -311,40 +308,6 @@ fn stop_flusher(shared: &Shared, flusher: Option<Box<dyn Join>>) {
     }
 }
 
-/// Count what namespaces with limits have in the log: checkpoints do not tell.
-fn count_records(
-    core: &mut Core,
-    volume: &Volume,
-    serial: &mut SerialQueue,
-    recovered: &Recovered,
-) -> Result<()> {
-    for (id, segment) in recovered.segments.iter() {
-        if segment.state() != SegmentState::Sealed {
-            continue;
-        }
-        let (incarnation, order) = (segment.incarnation, segment.order);
-        let identity = SegmentIdentity { store: volume.store, segment: id, incarnation };
-        let entries = match footer_entries(volume, serial, identity) {
-            Ok(entries) => entries,
-            Err(fault) if serial.is_late() => return Err(Error::from(fault).context("recover")),
-            Err(fault) => {
-                tracing::warn!(segment = id.0, %fault, "footer cannot be read, its records do not count for namespaces.limits");
-                continue;
-            }
-        };
-        let mut last = None;
-        for e in entries.iter().filter(|e| e.kind == RecordKind::Data as u8) {
-            let namespace = e.key.namespace();
-            // The members of a record follow each other.
-            let is_first = last.replace(e.record_block) != Some(e.record_block);
-            if is_first && core.generation(namespace) == Generation(e.generation) {
-                core.tenants.appended(namespace, (id, order), u64::from(e.record_blocks) * ALIGN);
-            }
-        }
-    }
-    Ok(())
-}
-
 /// Longest duration of one read or write during open; `deadline_ms` applies to calls and may be
 /// shorter.
 fn io_timeout(config: &ValidConfig) -> Duration {
@@ -460,9 +423,7 @@ fn recover_into(
         constant.then_some(crate::state::shared::CONSTANT_FINGERPRINT),
         crashed,
     )?;
-    if core.tenants.iter().any(|tenant| tenant.ssd_max().is_some()) {
-        count_records(core, volume, &mut serial, &recovered)?;
-    }
+    log_use::count(core, volume, &mut serial, &recovered)?;
     Ok(recovered)
 }
 

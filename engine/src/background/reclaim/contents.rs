@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::footer::FooterEntry;
-use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId, Sequence};
+use pagelith_layouts::ids::{Generation, SegmentId, Sequence};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::RecordKind;
 use pagelith_mutants::{self as mutant, Mutant};
@@ -13,11 +13,9 @@ use pagelith_tiers::policy::admission::VICTIM_SAMPLES;
 
 use super::tombstones::Tombstone;
 use crate::background::log_context::LogContext;
-use crate::memory::departed::Departure;
 use crate::memory::index::SsdLocation;
 use crate::memory::visibility::VisibilityFilter;
 use crate::state::core::Core;
-use crate::state::shared::Shared;
 
 /// A member of one of the victim's records.
 pub(super) struct Member {
@@ -116,38 +114,6 @@ fn note_victim(cx: &LogContext, core: &Core, members: &[Member]) {
         is_there.then_some(&member.key)
     });
     cx.shared.admission.reclaim(sampled);
-}
-
-/// Drop the objects of a namespace from a segment, but for records with a pinned object; returns
-/// the bytes of these.
-pub(super) fn drop_records(
-    shared: &Shared,
-    core: &mut Core,
-    (segment, namespace): (SegmentId, NamespaceId),
-    entries: &[FooterEntry],
-) -> u64 {
-    let current = core.generation(namespace);
-    let of_namespace =
-        |e: &&FooterEntry| e.kind == RecordKind::Data as u8 && e.key.namespace() == namespace;
-    let mut pinned: BTreeMap<u32, u64> = BTreeMap::new();
-    for e in entries.iter().filter(of_namespace).filter(|e| e.generation == current.0) {
-        let (fingerprint, place) =
-            (shared.fingerprint(&e.key, current), SsdLocation::of_entry(segment, e));
-        let is_there = || core.index.find(fingerprint).any(|i| i.ssd == Some(place));
-        if core.pins.is_pinned(fingerprint) && is_there() && !mutant::on(Mutant::PinIgnored) {
-            pinned.insert(e.record_block, u64::from(e.record_blocks) * ALIGN);
-        }
-    }
-    let mut dropped = 0;
-    for e in entries.iter().filter(of_namespace).filter(|e| !pinned.contains_key(&e.record_block)) {
-        let fingerprint = shared.fingerprint(&e.key, Generation(e.generation));
-        let place = SsdLocation::of_entry(segment, e);
-        // The event of the clear covers cleared objects: no event for each key.
-        let key = (e.generation == current.0).then_some(&e.key);
-        dropped += u64::from(core.drop_ssd(fingerprint, place, key, Departure::EvictedSsd));
-    }
-    core.count_own_evicted(namespace, dropped);
-    pinned.into_values().sum()
 }
 
 /// Whether a tombstone of a segment may still shadow something.
