@@ -287,6 +287,8 @@ fn every_setting_of_a_file_is_applied() {
         max_objects = 1000
         [read]
         depth = 1024
+        prefill_tokens_per_s = 20000
+        page_tokens = 64
         [memory]
         reserve = 0
         [log]
@@ -343,6 +345,7 @@ fn every_setting_of_a_file_is_applied() {
     assert_eq!(valid.staging_chunk_bytes(), 96 << 10);
     assert_eq!((valid.group_deadline(), valid.events_max()), (Duration::from_millis(5), 77));
     assert_eq!(valid.max_objects(), 1000);
+    assert_eq!(valid.page_recompute_seconds(), Some(0.0032));
     assert_eq!(
         (valid.read_depth(), valid.memory_reserve(), valid.batch_summary()),
         (1024, 0, true)
@@ -380,7 +383,7 @@ fn defaults_open_and_print_and_read_back() {
     assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
     assert_eq!(Config::from_toml_str(""), Ok(config.clone()));
     assert_eq!(Config::from_json_str("{\"dram\": {}}"), Ok(config));
-    assert_eq!(fields().len(), 46);
+    assert_eq!(fields().len(), 48);
 }
 
 /// (ssd.bytes, dram.bytes) -> (segment, arena, max_objects)

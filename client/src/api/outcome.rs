@@ -33,16 +33,20 @@ pub enum MissCause {
     Gone,
     /// The batch's deadline passed before the store reached the object.
     Late,
+    /// The object is on SSD, and loading it would have been slower than recomputing it
+    /// (`read.prefill_tokens_per_s`). A client of a store process gets `Absent` instead.
+    Slow,
 }
 
 impl MissCause {
     /// All causes, for tables.
-    pub const ALL: [MissCause; 5] = [
+    pub const ALL: [MissCause; 6] = [
         MissCause::Absent,
         MissCause::Damaged,
         MissCause::Unreadable,
         MissCause::Gone,
         MissCause::Late,
+        MissCause::Slow,
     ];
 }
 
@@ -54,6 +58,7 @@ impl fmt::Display for MissCause {
             MissCause::Unreadable => "unreadable",
             MissCause::Gone => "gone",
             MissCause::Late => "late",
+            MissCause::Slow => "slow",
         })
     }
 }

@@ -329,6 +329,13 @@ pub struct ReadConfig {
     /// Most reads in flight per session. Default 128; 1 to 1024. Raise it for drives that need more
     /// to reach their bandwidth with small objects.
     pub depth: u32,
+    /// Tokens that the caller's engine prefills a second. Default 0: everything that is present is
+    /// loaded; up to 10^9. If set, objects on SSD whose load would take longer than recomputing
+    /// their pages, by the rate of recent loads, are misses (`slow`). Set it, with
+    /// `read.page_tokens`, if the drive may be slower than the engine.
+    pub prefill_tokens_per_s: u64,
+    /// Tokens of a page, for `read.prefill_tokens_per_s`. Default 0; up to 65 536.
+    pub page_tokens: u32,
 }
 
 /// Settings of memory as a whole.
@@ -362,7 +369,7 @@ impl Default for Config {
             groups: GroupsConfig { deadline_ms: 30_000 },
             events: EventsConfig { max: 0 },
             index: IndexConfig { max_objects: None },
-            read: ReadConfig { depth: 128 },
+            read: ReadConfig { depth: 128, prefill_tokens_per_s: 0, page_tokens: 0 },
             memory: MemoryConfig { reserve: Size::mib(256) },
             log: LogConfig { batch_summary: false },
             namespaces: NamespacesConfig { counted: 0, limits: Vec::new() },

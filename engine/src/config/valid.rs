@@ -306,6 +306,13 @@ impl ValidConfig {
         self.config.read.depth
     }
 
+    /// Time in which the caller recomputes a page, in seconds; `None` if all pages are loaded.
+    pub fn page_recompute_seconds(&self) -> Option<f64> {
+        let read = &self.config.read;
+        let rate = Some(read.prefill_tokens_per_s as f64).filter(|rate| *rate > 0.0)?;
+        Some(f64::from(read.page_tokens) / rate)
+    }
+
     /// Lifetime of an incomplete group.
     pub fn group_deadline(&self) -> Duration {
         Duration::from_millis(self.config.groups.deadline_ms)

@@ -52,6 +52,7 @@ pub(super) fn resolve(draft: Draft, limits: &MachineLimits) -> Result<ValidConfi
     relations.check_remote();
     relations.check_staging();
     relations.check_limits();
+    relations.check_recompute();
     relations.check_memory(limits);
     let Draft { config, problems, .. } = relations.draft;
     ok_unless_problems(problems, ()).map(|()| ValidConfig {
@@ -250,6 +251,21 @@ impl Relations {
                 "must be at least {least} for a tier of that size, got={segment} ssd.bytes={ssd}"
             );
             self.problem("ssd.segment_bytes", message);
+        }
+    }
+
+    /// A prefill rate needs the tokens of a page.
+    fn check_recompute(&mut self) {
+        let read = &self.draft.config.read;
+        let (rate, tokens) = (read.prefill_tokens_per_s, read.page_tokens);
+        if self.are_valid(&["read.prefill_tokens_per_s", "read.page_tokens"])
+            && (rate > 0) != (tokens > 0)
+        {
+            let message = format!(
+                "must be above 0 with read.prefill_tokens_per_s, and only then, got={tokens} \
+                 read.prefill_tokens_per_s={rate}"
+            );
+            self.problem("read.page_tokens", message);
         }
     }
 

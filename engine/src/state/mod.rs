@@ -16,6 +16,7 @@ pub(crate) mod group_memory;
 pub(crate) mod header_cache;
 pub(crate) mod health;
 pub(crate) mod jobs;
+pub(crate) mod load_rate;
 pub(crate) mod load_totals;
 pub(crate) mod peer_offers;
 pub(crate) mod peer_queue;
