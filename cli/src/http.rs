@@ -32,11 +32,12 @@ use self::response::Response;
 use self::server::Server;
 
 /// The fields of [`Stats`] that are gauges; all others are counters.
-const GAUGES: [&str; 17] = [
+const GAUGES: [&str; 18] = [
     "objects",
     "dram_objects",
     "dram_bytes",
     "dram_peak_bytes",
+    "ssd_bytes",
     "index_bytes",
     "prefetch_waiting",
     "groups_waiting",
@@ -279,7 +280,7 @@ fn register_rows(registry: &mut Registry, table: &str, rows: &serde_json::Map<St
 
 #[cfg(test)]
 mod response_tests {
-    use pagelith::NamespaceStats;
+    use pagelith::{LimitStats, NamespaceStats};
 
     use super::*;
 
@@ -301,6 +302,8 @@ mod response_tests {
         let mut tenant = NamespaceStats::default();
         (tenant.hits, tenant.dram_bytes) = (9, 4096);
         stats.namespaces.insert("others".into(), tenant);
+        let limits = LimitStats { ssd_bytes: 8192, evicted: 3, ..LimitStats::default() };
+        stats.limits.insert("a1".into(), limits);
         stats.rdma_links_without.insert("peer".into(), 1);
         stats.rdma_stream_bytes.insert("small".into(), 1);
         let text = metrics(&stats, &[("links", "clients", 2)]);
@@ -312,6 +315,8 @@ mod response_tests {
             "pagelith_misses_total{name=\"absent\"} 5",
             "pagelith_namespace_hits_total{name=\"others\"} 9",
             "pagelith_namespace_dram_bytes{name=\"others\"} 4096",
+            "pagelith_limit_ssd_bytes{name=\"a1\"} 8192",
+            "pagelith_limit_evicted_total{name=\"a1\"} 3",
             "pagelith_absent_total{name=\"refused\"} 5",
             "pagelith_ssd_state{name=\"read-only\"} 1",
             "pagelith_links 2",
@@ -320,9 +325,11 @@ mod response_tests {
         }
         let fields = serde_json::to_value(&stats).expect("JSON");
         let names = fields.as_object().expect("an object").keys();
-        for name in names.filter(|name| *name != "namespaces") {
+        for name in names.filter(|name| !matches!(name.as_str(), "namespaces" | "limits")) {
             assert!(text.contains(&format!("# TYPE pagelith_{name} ")), "{name}");
         }
-        assert!(GAUGES.iter().all(|name| fields[*name].is_u64()), "a gauge without a number");
+        let is_number =
+            |name: &str| fields[name].is_u64() || fields["limits"]["a1"][name].is_u64();
+        assert!(GAUGES.iter().all(|name| is_number(name)), "a gauge without a number");
     }
 }

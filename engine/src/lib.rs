@@ -61,7 +61,7 @@ pub use pagelith_layouts as layouts;
 pub use pagelith_transport as transport;
 pub use read::pin::Pin;
 pub use read::view::View;
-pub use state::stats::{NamespaceStats, Stats};
+pub use state::stats::{LimitStats, NamespaceStats, Stats};
 pub use store::builder::StoreBuilder;
 pub use store::embedded::Store;
 pub use store::group::Group;

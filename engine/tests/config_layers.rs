@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pagelith::config::{
-    Config, ConfigFormat, DramPolicy, MachineLimits, MemoryPlan, PeerConfig, Promote, RdmaConfig,
-    Size, SsdAdmissionRule, SsdIo, SsdPolicy, fields,
+    Config, ConfigFormat, DramPolicy, MachineLimits, MemoryPlan, NamespaceLimits, PeerConfig,
+    Promote, RdmaConfig, Size, SsdAdmissionRule, SsdIo, SsdPolicy, WhenFull, fields,
 };
+use pagelith::layouts::ids::NamespaceId;
 use pagelith::transport::address::Address;
 use pagelith::transport::peer_address::BulkTransport;
 use proptest::prelude::*;
@@ -223,6 +224,10 @@ fn every_setting_of_a_file_is_applied() {
         namespaces_max = 65536
         [namespaces]
         counted = 12
+        limits = [
+            { namespace = "00112233445566778899aabbccddeeff", dram_bytes = "1GB", idle_days = 7 },
+            { namespace = "ff112233445566778899aabbccddeeff", ssd_bytes = "1TiB", when_full = "evict-own" },
+        ]
         [dram]
         bytes = "3GB"
         policy = "fifo"
@@ -282,6 +287,8 @@ fn every_setting_of_a_file_is_applied() {
         max_objects = 1000
         [read]
         depth = 1024
+        prefill_tokens_per_s = 20000
+        page_tokens = 64
         [memory]
         reserve = 0
         [log]
@@ -293,6 +300,18 @@ fn every_setting_of_a_file_is_applied() {
         (Duration::from_millis(1), Duration::from_millis(9))
     );
     assert_eq!((valid.namespaces_max(), valid.namespaces_counted()), (65_536, 12));
+    let limits = |id: &str| NamespaceLimits::of(NamespaceId::from_hex(id).unwrap());
+    let first = NamespaceLimits {
+        dram_bytes: Some(Size::from_bytes(1_000_000_000)),
+        idle_days: Some(7),
+        ..limits("00112233445566778899aabbccddeeff")
+    };
+    let second = NamespaceLimits {
+        ssd_bytes: Some(Size::gib(1024)),
+        when_full: WhenFull::EvictOwn,
+        ..limits("ff112233445566778899aabbccddeeff")
+    };
+    assert_eq!(valid.namespace_limits(), [first, second]);
     assert_eq!((valid.dram_bytes(), valid.arena_bytes()), (3_000_000_000, 2_999_996_416));
     assert_eq!((valid.dram_policy(), valid.promote()), (DramPolicy::Fifo, Promote::Never));
     assert_eq!((valid.has_ssd(), valid.ssd_bytes()), (true, 1 << 40));
@@ -326,6 +345,7 @@ fn every_setting_of_a_file_is_applied() {
     assert_eq!(valid.staging_chunk_bytes(), 96 << 10);
     assert_eq!((valid.group_deadline(), valid.events_max()), (Duration::from_millis(5), 77));
     assert_eq!(valid.max_objects(), 1000);
+    assert_eq!(valid.page_recompute_seconds(), Some(0.0032));
     assert_eq!(
         (valid.read_depth(), valid.memory_reserve(), valid.batch_summary()),
         (1024, 0, true)
@@ -363,7 +383,7 @@ fn defaults_open_and_print_and_read_back() {
     assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
     assert_eq!(Config::from_toml_str(""), Ok(config.clone()));
     assert_eq!(Config::from_json_str("{\"dram\": {}}"), Ok(config));
-    assert_eq!(fields().len(), 45);
+    assert_eq!(fields().len(), 48);
 }
 
 /// (ssd.bytes, dram.bytes) -> (segment, arena, max_objects)

@@ -125,8 +125,8 @@ fn documented_values_open_or_are_refused_by_name() {
             }
         }
     }
-    // All settings except flags, names, directories, peers and a file.
-    assert_eq!(tried, 31);
+    // All settings except flags, names, directories, peers, limits and a file.
+    assert_eq!(tried, 33);
 }
 
 #[test]

@@ -71,8 +71,10 @@ class Failures:
         self._log_errors(what, outcomes)
         missed: dict[str, list[Key]] = {}
         for key, outcome in zip(keys, outcomes, strict=True):
-            if outcome.cause is not None and (found or outcome.cause not in _ORDINARY):
-                missed.setdefault(outcome.cause, []).append(key)
+            # A load that is slower than recomputing is no failure, although the object is present.
+            cause = outcome.cause
+            if cause is not None and cause != "slow" and (found or cause not in _ORDINARY):
+                missed.setdefault(cause, []).append(key)
         for cause, unread in missed.items():
             self._log_unread(cause, unread, len(outcomes))
 

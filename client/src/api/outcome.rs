@@ -34,16 +34,20 @@ pub enum MissCause {
     Gone,
     /// The batch's deadline passed before the store reached the object.
     Late,
+    /// The object is on SSD, and loading it would have been slower than recomputing it
+    /// (`read.prefill_tokens_per_s`). A client of a store process gets `Absent` instead.
+    Slow,
 }
 
 impl MissCause {
     /// All causes, for tables.
-    pub const ALL: [MissCause; 5] = [
+    pub const ALL: [MissCause; 6] = [
         MissCause::Absent,
         MissCause::Damaged,
         MissCause::Unreadable,
         MissCause::Gone,
         MissCause::Late,
+        MissCause::Slow,
     ];
 }
 
@@ -55,6 +59,7 @@ impl fmt::Display for MissCause {
             MissCause::Unreadable => "unreadable",
             MissCause::Gone => "gone",
             MissCause::Late => "late",
+            MissCause::Slow => "slow",
         })
     }
 }
@@ -93,8 +98,9 @@ pub enum PutOutcome {
     /// Kept and not visible yet: its base is absent, or its group is incomplete. It is dropped at
     /// the deadline of its group. No flush covers it.
     Waiting,
-    /// Not stored: the index is full of objects that must not be dropped, or the store has no DRAM
-    /// tier and its SSD tier takes no writes. Or a peer offered an attached group without its base.
+    /// Not stored: the index is full of objects that must not be dropped, the store has no DRAM tier
+    /// and its SSD tier takes no writes, or the namespace is at its limit. Or a peer offered an
+    /// attached group without its base.
     Refused,
 }
 

@@ -103,6 +103,9 @@ impl Flusher {
         let mut core = shared.lock();
         if !core.jobs.stopped {
             core.expire(shared.now());
+            if let Some(ssd) = core.ssd.as_mut() {
+                ssd.tick_history.note(shared.now(), ssd.ticks.now());
+            }
         }
         !core.jobs.stopped
     }

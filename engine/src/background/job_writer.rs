@@ -121,6 +121,10 @@ impl JobWriter {
 
     /// Append a unit of a job; false if it was kept to wait for a segment.
     fn append(&mut self, cx: &mut LogContext, unit: Unit, reclaim_moves: bool) -> bool {
+        if cx.exceeds_limit(&unit) {
+            cx.units.refuse_write(&mut cx.shared.lock(), unit.id);
+            return true;
+        }
         let none_free = |s: &SsdCore| s.segments.count(SegmentState::Free) == 0;
         let is_full = || cx.shared.lock().ssd.as_ref().is_none_or(none_free);
         // While reclaim has records to move, the last segment is reserved for it from its first

@@ -8,7 +8,9 @@ use pagelith_io::buffer::AlignedBuf;
 use pagelith_io::clock::Mono;
 use pagelith_io::disk::Op;
 use pagelith_io::fault::{FaultKind, FaultOp, IoFault};
-use pagelith_layouts::ids::{Incarnation, SegmentId, SegmentOrder, Sequence};
+use pagelith_layouts::ids::{
+    Generation, Incarnation, NamespaceId, SegmentId, SegmentOrder, Sequence,
+};
 use pagelith_layouts::record::RecordKind;
 use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::ssd::append::Unit;
@@ -46,6 +48,14 @@ pub(crate) enum Closing {
     Done,
 }
 
+/// A unit in the log.
+struct AppendedUnit {
+    segment: SegmentId,
+    bytes: u64,
+    /// Of data only.
+    data: Option<(Sequence, NamespaceId, Generation)>,
+}
+
 /// Shared by the parts of the flusher.
 pub(crate) struct LogContext {
     pub shared: Arc<Shared>,
@@ -56,9 +66,8 @@ pub(crate) struct LogContext {
     /// In the order of the requests; a request that is made again keeps its identifier, hence its
     /// place.
     pub syncs: BTreeMap<SyncId, SyncPurpose>,
-    /// Segment, bytes and (data only) sequence of each appended unit that the core has not
-    /// accounted for.
-    appended: Vec<(SegmentId, u64, Option<Sequence>)>,
+    /// The appended units that the core has not accounted for.
+    appended: Vec<AppendedUnit>,
     /// Order of the next segment to be prepared.
     pub next_order: SegmentOrder,
     pub closing: Closing,
@@ -124,13 +133,14 @@ impl LogContext {
     /// Append a unit. The caller must account for it ([`LogContext::note_appended`]) before it
     /// decides anything that depends on the segment's contents.
     pub fn append(&mut self, unit: Unit) -> Result<(), Unit> {
-        let (sequence, data) = (unit.sequence, unit.kind == RecordKind::Data);
+        let facts = (unit.sequence, unit.namespace, unit.generation);
+        let data = (unit.kind == RecordKind::Data).then_some(facts);
         let (bytes, id) = (unit.record_bytes(), unit.id);
         let (location, header) = self.log.append(unit)?;
-        if data {
+        if data.is_some() {
             self.shared.ssd.headers.insert_written(&location, &header);
         }
-        self.appended.push((location.identity.segment, bytes, data.then_some(sequence)));
+        self.appended.push(AppendedUnit { segment: location.identity.segment, bytes, data });
         if let Some(job) = self.units.removal_of(id) {
             if mutant::on(Mutant::TombstoneBeforeSync) {
                 self.shared.lock().jobs.complete(job, JobResult::Done);
@@ -142,16 +152,34 @@ impl LogContext {
 
     /// Account in the core for the units appended since the last call.
     pub fn note_appended(&mut self, core: &mut Core) {
-        let Some(ssd) = core.ssd.as_mut().filter(|_| !self.appended.is_empty()) else { return };
-        let all = self.appended.iter().map(|(_, bytes, _)| bytes).sum();
+        let Core { ssd, tenants, visibility, .. } = core;
+        let Some(ssd) = ssd.as_mut().filter(|_| !self.appended.is_empty()) else { return };
+        let all = self.appended.iter().map(|unit| unit.bytes).sum();
         self.shared.admission.appended(all);
-        for (segment, bytes, sequence) in self.appended.drain(..) {
+        for AppendedUnit { segment: id, bytes, data } in self.appended.drain(..) {
             ssd.ticks.append(bytes);
-            let segment = ssd.segments.get_mut(segment);
-            segment.min_sequence =
-                sequence.map_or(segment.min_sequence, |s| segment.min_sequence.min(s));
+            let Some((sequence, namespace, generation)) = data else { continue };
+            let segment = ssd.segments.get_mut(id);
+            segment.min_sequence = segment.min_sequence.min(sequence);
+            if visibility.generation(namespace) == generation {
+                tenants.appended(namespace, (id, segment.order), bytes);
+            }
         }
         self.shared.read_view.tick.store(core.now_tick(), Ordering::Relaxed);
+    }
+
+    /// Whether a frame's record exceeds what its namespace may use of the log. A namespace that
+    /// evicts its own objects has a segment more, since the oldest leave after the append.
+    pub fn exceeds_limit(&mut self, unit: &Unit) -> bool {
+        let shared = self.shared.clone();
+        if shared.config.namespace_limits().is_empty() || unit.kind != RecordKind::Data {
+            return false;
+        }
+        let mut core = shared.lock();
+        self.note_appended(&mut core);
+        let Some(tenant) = core.tenants.get_mut(unit.namespace) else { return false };
+        let spare = if tenant.evicts_own() { self.volume.geometry.segment_bytes } else { 0 };
+        tenant.ssd_max().is_some_and(|max| tenant.ssd_bytes + unit.record_bytes() > max + spare)
     }
 
     /// Whether the core has not accounted for a unit yet.

@@ -14,6 +14,7 @@ mod contents;
 pub(crate) mod reinsertion;
 mod scan;
 mod tombstones;
+mod trim;
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -35,6 +36,7 @@ use crate::background::log_context::{LogContext, SyncPurpose};
 use crate::background::log_op::LogOp;
 use crate::memory::departed::Departure;
 use crate::memory::visibility::VisibilityFilter;
+use crate::state::read_view::CoreGuard;
 
 /// A victim is emptied only if at least one part in `GAIN_MIN` of it becomes free. With less, the
 /// device would write that much more than is put.
@@ -70,6 +72,8 @@ struct Reclaim {
     /// Members of the victim's records, once they are known.
     members: Vec<Member>,
     stage: Stage,
+    /// The namespace whose records are dropped, if the segment is only trimmed.
+    trims: Option<NamespaceId>,
 }
 
 /// Counts when the last reclaim for index space began.
@@ -113,7 +117,7 @@ impl Reclaimer {
     /// read.
     pub fn needs_room(&self) -> bool {
         self.current.as_ref().is_some_and(|r| match r.stage {
-            Stage::Footer | Stage::Scanning(_) | Stage::Reinserting(_) => true,
+            Stage::Footer | Stage::Scanning(_) | Stage::Reinserting(_) => r.trims.is_none(),
             Stage::Syncing { .. } => false,
         })
     }
@@ -166,7 +170,11 @@ impl Reclaimer {
             self.draining.iter().filter(|(_, since)| now.since(*since) < RETRY_AFTER).count();
         let for_space = ssd.segments.count(SegmentState::Free) + soon < low;
         if !for_space && !for_index {
-            return false;
+            let part = core.part_to_trim(|segment| !self.deferred.contains_key(&segment));
+            return part.is_some_and(|(namespace, segment)| {
+                self.start(cx, core, segment, Some(namespace));
+                true
+            });
         }
         let mut sealed = ssd.segments.sealed();
         sealed.retain(|s| !self.deferred.contains_key(&s.segment));
@@ -177,20 +185,29 @@ impl Reclaimer {
                 && (self.clear_blocked_namespaces(cx) || self.stop_without_room(cx)))
                 || (index_full && self.seal_for_room(cx, refused));
         };
-        ssd.segments.set_state(victim, SegmentState::Reclaiming);
         if !for_space {
             self.index_full = IndexFull { refused, entries };
         }
-        let identity = SegmentIdentity {
-            store: cx.volume.store,
-            segment: victim,
-            incarnation: ssd.segments.get(victim).incarnation,
-        };
-        drop(core);
-        self.current = Some(Reclaim { identity, members: Vec::new(), stage: Stage::Footer });
         tracing::debug!(segment = victim.0, for_space, entries, "reclaim");
-        self.read_footer(cx, TAIL_BYTES.min(cx.volume.geometry.segment_bytes));
+        self.start(cx, core, victim, None);
         true
+    }
+
+    /// Begin to read the contents of a sealed segment.
+    fn start(
+        &mut self,
+        cx: &mut LogContext,
+        mut core: CoreGuard<'_>,
+        segment: SegmentId,
+        trims: Option<NamespaceId>,
+    ) {
+        let Some(ssd) = core.ssd.as_mut() else { return };
+        ssd.segments.set_state(segment, SegmentState::Reclaiming);
+        let incarnation = ssd.segments.get(segment).incarnation;
+        drop(core);
+        let identity = SegmentIdentity { store: cx.volume.store, segment, incarnation };
+        self.current = Some(Reclaim { identity, members: Vec::new(), stage: Stage::Footer, trims });
+        self.read_footer(cx, TAIL_BYTES.min(cx.volume.geometry.segment_bytes));
     }
 
     /// Every victim is deferred, no segment is free, and no room is left for the tombstones of some
@@ -307,6 +324,9 @@ impl Reclaimer {
     #[tracing::instrument(level = "debug", skip_all, name = "reclaim")]
     fn choose(&mut self, cx: &mut LogContext, entries: &[FooterEntry]) {
         let Some(r) = self.current.as_mut() else { return };
+        if let Some(namespace) = r.trims {
+            return self.trim(cx, namespace, entries);
+        }
         let contents = Contents::of(cx, r.identity.segment, entries);
         r.members = contents.members;
         let (survivors, tombstones) = (contents.survivors, tombstones::packed(contents.tombstones));
@@ -452,6 +472,8 @@ impl Reclaimer {
                 return true;
             }
             core.set_segment_state(*segment, SegmentState::Free);
+            let order = core.ssd.as_ref().map(|ssd| ssd.segments.get(*segment).order);
+            order.into_iter().for_each(|order| core.tenants.segment_freed(order));
             core.counters.segments_reclaimed += 1;
             false
         });

@@ -198,6 +198,20 @@ impl Units {
         }
     }
 
+    /// A frame is not written, because of a limit of its namespace: it stays in DRAM only.
+    pub fn refuse_write(&mut self, core: &mut Core, id: u64) {
+        let Some(PendingUnit::Frame(held)) = self.remove(id) else { return };
+        let (namespace, refused_objects) = (held.data.namespace, held.data.members.len() as u64);
+        if core.dram.frames.get_live(held.frame).is_some() {
+            core.flushes.add(namespace, &FlushReport { refused_objects, ..FlushReport::default() });
+            if let Some(tenant) = core.tenants.get_mut(namespace) {
+                tenant.writes_refused += refused_objects;
+            }
+        }
+        core.release_frame(held.frame);
+        core.make_evictable(held.frame);
+    }
+
     /// A sync covers these units.
     pub fn count_durable(&mut self, core: &mut Core, units: &[(u64, RecordLocation)]) {
         for (id, _) in units {

@@ -48,6 +48,17 @@ choice! {
 }
 
 choice! {
+    /// What happens to a put that exceeds a limit of its namespace.
+    WhenFull {
+        /// Its outcome is `Refused`.
+        #[default]
+        Refuse = "refuse",
+        /// The namespace's own oldest objects leave first.
+        EvictOwn = "evict-own",
+    }
+}
+
+choice! {
     /// Whether hits from SSD and from peers are kept in DRAM.
     Promote {
         /// Every such hit is kept.

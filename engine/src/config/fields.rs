@@ -56,7 +56,7 @@ const _: () = assert!(DRAM_MAX.bytes() <= ARENA_BYTES_MAX);
 // The other files take the space of at least one segment.
 const _: () = assert!(SSD_MAX.bytes() / SEGMENT_BYTES_MAX.bytes() <= SEGMENT_MAX as u64 + 1);
 
-static FIELDS: [Field; 45] = [
+static FIELDS: [Field; 48] = [
     row!(deadline_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(close_timeout_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(namespaces_max, Rule::Count { min: 1, max: 65_536 }),
@@ -113,12 +113,15 @@ static FIELDS: [Field; 45] = [
     row!(events.max, Rule::Count { min: 0, max: 1 << 20 }),
     row!(index.max_objects, Rule::Count { min: 1, max: 1 << 32 }),
     row!(read.depth, Rule::Count { min: 1, max: 1024 }),
+    row!(read.prefill_tokens_per_s, Rule::Count { min: 0, max: 1_000_000_000 }),
+    row!(read.page_tokens, Rule::Count { min: 0, max: 65_536 }),
     row!(
         memory.reserve,
         Rule::Size { min: Size::ZERO, max: MEMORY_MAX, grain: SizeConstraint::Any }
     ),
     row!(log.batch_summary, Rule::Flag),
     row!(namespaces.counted, Rule::Count { min: 0, max: 512 }),
+    row!(namespaces.limits, Rule::Limits),
 ];
 
 /// Every setting, in the order of the reference.

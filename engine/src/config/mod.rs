@@ -41,6 +41,7 @@ mod choice;
 mod depth;
 mod error;
 mod fields;
+mod limits;
 mod machine;
 mod node;
 mod parse;
@@ -58,9 +59,10 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-pub use choice::{DramPolicy, Promote, SsdAdmissionRule, SsdIo, SsdPolicy};
+pub use choice::{DramPolicy, Promote, SsdAdmissionRule, SsdIo, SsdPolicy, WhenFull};
 pub use error::{ConfigError, Problem};
 pub use fields::{ENV_PREFIX, Field, fields};
+pub use limits::NamespaceLimits;
 pub use parse::{ConfigBuilder, ConfigFormat};
 pub use peer::PeerConfig;
 pub use size::{Size, SizeError};
@@ -108,7 +110,7 @@ pub struct Config {
     pub memory: MemoryConfig,
     /// Log events.
     pub log: LogConfig,
-    /// Counts by namespace.
+    /// Counts and limits of namespaces.
     pub namespaces: NamespacesConfig,
 }
 
@@ -119,6 +121,10 @@ pub struct NamespacesConfig {
     /// put or found since the open. Default 0: none are counted; at most 512. All others are
     /// counted together. Set it to the number of tenants, to see what each uses.
     pub counted: u32,
+    /// Limits of namespaces, each a table ([`NamespaceLimits`]). Default none; at most 512. Set
+    /// them so that one tenant cannot fill a tier. With `ssd_bytes` an open reads the footer of
+    /// each segment.
+    pub limits: Vec<NamespaceLimits>,
 }
 
 /// Settings of the DRAM tier.
@@ -325,6 +331,13 @@ pub struct ReadConfig {
     /// Most reads in flight per session. Default 128; 1 to 1024. Raise it for drives that need more
     /// to reach their bandwidth with small objects.
     pub depth: u32,
+    /// Tokens that the caller's engine prefills a second. Default 0: everything that is present is
+    /// loaded; up to 10^9. If set, objects on SSD whose load would take longer than recomputing
+    /// their pages, by the rate of recent loads, are misses (`slow`). Set it, with
+    /// `read.page_tokens`, if the drive may be slower than the engine.
+    pub prefill_tokens_per_s: u64,
+    /// Tokens of a page, for `read.prefill_tokens_per_s`. Default 0; up to 65 536.
+    pub page_tokens: u32,
 }
 
 /// Settings of memory as a whole.
@@ -358,10 +371,10 @@ impl Default for Config {
             groups: GroupsConfig { deadline_ms: 30_000 },
             events: EventsConfig { max: 0 },
             index: IndexConfig { max_objects: None },
-            read: ReadConfig { depth: 128 },
+            read: ReadConfig { depth: 128, prefill_tokens_per_s: 0, page_tokens: 0 },
             memory: MemoryConfig { reserve: Size::mib(256) },
             log: LogConfig { batch_summary: false },
-            namespaces: NamespacesConfig { counted: 0 },
+            namespaces: NamespacesConfig { counted: 0, limits: Vec::new() },
         }
     }
 }

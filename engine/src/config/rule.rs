@@ -7,6 +7,7 @@ use std::path::{Component, Path, PathBuf};
 
 use pagelith_io::verbs::DeviceList;
 
+use super::limits::{self, LIMITS_MAX, NamespaceLimits};
 use super::node::{Node, quoted};
 use super::peer::{self, PEERS_MAX, PeerConfig};
 use super::size::Size;
@@ -57,6 +58,7 @@ pub(super) enum Rule {
     Choice(&'static [&'static str]),
     Dirs,
     Peers,
+    Limits,
     /// A path of a file, which is not inspected here.
     File,
     HostName,
@@ -81,6 +83,7 @@ pub(super) enum Value<'a> {
     Choice(&'static str),
     Dirs(&'a [PathBuf]),
     Peers(&'a [PeerConfig]),
+    Limits(&'a [NamespaceLimits]),
     File(&'a Path),
     Text(&'a str),
 }
@@ -114,6 +117,10 @@ impl fmt::Display for Rule {
                 f,
                 "a list of at most {PEERS_MAX} peers, each an address or a table of address, transport, name, weight and preferred"
             ),
+            Rule::Limits => write!(
+                f,
+                "a list of at most {LIMITS_MAX} tables of namespace, dram_bytes, ssd_bytes, when_full and idle_days"
+            ),
             Rule::File => f.write_str("the path of a file"),
             Rule::HostName => write!(
                 f,
@@ -138,6 +145,10 @@ impl fmt::Display for Value<'_> {
                 let peers: Vec<String> = peers.iter().map(PeerConfig::to_string).collect();
                 write!(f, "[{}]", peers.join(", "))
             }
+            Value::Limits(limits) => {
+                let limits: Vec<String> = limits.iter().map(NamespaceLimits::to_string).collect();
+                write!(f, "[{}]", limits.join(", "))
+            }
             Value::File(path) => write!(f, "{path:?}"),
             Value::Text(text) => f.write_str(&quoted(text)),
         }
@@ -159,6 +170,7 @@ impl Rule {
             (Rule::RatioAboveZero { max }, Value::Ratio(ratio)) => *ratio > 0.0 && *ratio <= *max,
             (Rule::Dirs, Value::Dirs(dirs)) => return self.check_dirs(dirs),
             (Rule::Peers, Value::Peers(peers)) => return self.unless(&peer::faults(peers)),
+            (Rule::Limits, Value::Limits(limits)) => return self.unless(&limits::faults(limits)),
             (Rule::File, Value::File(path)) => return self.check_file(path),
             (Rule::HostName, Value::Text(name)) => is_host_name(name),
             (Rule::RdmaDevices, Value::Text(list)) => {
@@ -234,8 +246,8 @@ impl Rule {
             {
                 text.parse().map_or_else(|_| as_text(), Node::Float)
             }
-            Rule::Dirs | Rule::Peers if text.is_empty() => as_text(),
-            Rule::Dirs | Rule::Peers if text.starts_with('[') => {
+            Rule::Dirs | Rule::Peers | Rule::Limits if text.is_empty() => as_text(),
+            Rule::Dirs | Rule::Peers | Rule::Limits if text.starts_with('[') => {
                 serde_json::from_str(text).unwrap_or_else(|_| as_text())
             }
             Rule::Dirs | Rule::Peers => {

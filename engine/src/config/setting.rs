@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::limits::{self, NamespaceLimits};
 use super::node::Node;
 use super::peer::{self, PeerConfig};
 use super::rule::{DIRS_MAX, Value};
@@ -125,6 +126,16 @@ impl Setting for Vec<PeerConfig> {
 
     fn value(&self) -> Value<'_> {
         Value::Peers(self)
+    }
+}
+
+impl Setting for Vec<NamespaceLimits> {
+    fn read(node: &Node) -> Result<Vec<NamespaceLimits>, String> {
+        limits::read(node)
+    }
+
+    fn value(&self) -> Value<'_> {
+        Value::Limits(self)
     }
 }
 

@@ -9,6 +9,7 @@ use pagelith_tiers::policy::admission::{AdmissionRule, AdmissionSettings};
 use pagelith_tiers::ssd::volume::VolumeGeometry;
 
 use super::choice::{DramPolicy, Promote, SsdAdmissionRule, SsdIo, SsdPolicy};
+use super::limits::NamespaceLimits;
 use super::peer::PeerConfig;
 use super::size::Size;
 use super::validate;
@@ -305,6 +306,13 @@ impl ValidConfig {
         self.config.read.depth
     }
 
+    /// Time in which the caller recomputes a page, in seconds; `None` if all pages are loaded.
+    pub fn page_recompute_seconds(&self) -> Option<f64> {
+        let read = &self.config.read;
+        let rate = Some(read.prefill_tokens_per_s as f64).filter(|rate| *rate > 0.0)?;
+        Some(f64::from(read.page_tokens) / rate)
+    }
+
     /// Lifetime of an incomplete group.
     pub fn group_deadline(&self) -> Duration {
         Duration::from_millis(self.config.groups.deadline_ms)
@@ -333,6 +341,11 @@ impl ValidConfig {
     /// Namespaces that have counts of their own; 0: nothing is counted by namespace.
     pub fn namespaces_counted(&self) -> usize {
         self.config.namespaces.counted as usize
+    }
+
+    /// Limits of namespaces.
+    pub fn namespace_limits(&self) -> &[NamespaceLimits] {
+        &self.config.namespaces.limits
     }
 
     /// Bytes left to the rest of the machine.

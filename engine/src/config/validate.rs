@@ -51,6 +51,8 @@ pub(super) fn resolve(draft: Draft, limits: &MachineLimits) -> Result<ValidConfi
     relations.check_probe();
     relations.check_remote();
     relations.check_staging();
+    relations.check_limits();
+    relations.check_recompute();
     relations.check_memory(limits);
     let Draft { config, problems, .. } = relations.draft;
     ok_unless_problems(problems, ()).map(|()| ValidConfig {
@@ -250,6 +252,50 @@ impl Relations {
             );
             self.problem("ssd.segment_bytes", message);
         }
+    }
+
+    /// A prefill rate needs the tokens of a page.
+    fn check_recompute(&mut self) {
+        let read = &self.draft.config.read;
+        let (rate, tokens) = (read.prefill_tokens_per_s, read.page_tokens);
+        if self.are_valid(&["read.prefill_tokens_per_s", "read.page_tokens"])
+            && (rate > 0) != (tokens > 0)
+        {
+            let message = format!(
+                "must be above 0 with read.prefill_tokens_per_s, and only then, got={tokens} \
+                 read.prefill_tokens_per_s={rate}"
+            );
+            self.problem("read.page_tokens", message);
+        }
+    }
+
+    /// Limits of namespaces are within their tiers.
+    fn check_limits(&mut self) {
+        let config = &self.draft.config;
+        let (dram, ssd) = (config.dram.bytes, config.ssd.bytes);
+        let segment = Size::from_bytes(self.numbers.segment);
+        if !self.are_valid(&["dram.bytes", "ssd.bytes", "ssd.segment_bytes", "namespaces.limits"]) {
+            return;
+        }
+        let mut faults = Vec::new();
+        for (number, entry) in config.namespaces.limits.iter().enumerate() {
+            if let Some(bytes) = entry.dram_bytes.filter(|bytes| *bytes > dram) {
+                faults.push(format!(
+                    "entry {number} must have as dram_bytes at most dram.bytes, got={bytes} dram.bytes={dram}"
+                ));
+            }
+            if let Some(bytes) = entry.ssd_bytes.filter(|b| !(segment..=ssd).contains(b)) {
+                faults.push(format!(
+                    "entry {number} must have as ssd_bytes at least a segment and at most ssd.bytes, \
+                     got={bytes} ssd.segment_bytes={segment} ssd.bytes={ssd}"
+                ));
+            }
+            if entry.idle_days.is_some() && ssd == Size::ZERO {
+                let message = "must have no idle_days without an SSD tier, got ssd.bytes=0B";
+                faults.push(format!("entry {number} {message}"));
+            }
+        }
+        faults.into_iter().for_each(|fault| self.problem("namespaces.limits", fault));
     }
 
     /// The longest pause is at least the first.

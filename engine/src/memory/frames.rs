@@ -25,6 +25,7 @@ use smallvec::SmallVec;
 
 use crate::memory::index::FRAME_MAX;
 use crate::memory::namespaces::KnownNamespaces;
+use crate::memory::tenants::{QueuedFrame, Tenants};
 
 /// Contents of a frame; immutable once it is filled.
 #[derive(Clone, Debug)]
@@ -228,6 +229,7 @@ impl Frames {
         data: Arc<FrameData>,
         state: FrameState,
         recency: Recency,
+        tenants: &mut Tenants,
     ) -> Option<FrameRef> {
         self.serial += 1;
         let first = data.members.first()?;
@@ -255,12 +257,19 @@ impl Frames {
         counts.into_iter().for_each(|counts| {
             counts.frame_inserted(data.members.len() as u64, data.bytes());
         });
+        let (namespace, bytes) = (data.namespace, data.bytes());
         if !self.guarded_table.fill(id as usize, data) {
             return None;
         }
         self.slots[id as usize] = Some(frame);
         self.last_requests.set(FrameId(id), recency);
-        Some(FrameRef { id: FrameId(id), serial: self.serial })
+        let (id, serial) = (FrameId(id), self.serial);
+        let is_live = |queued: &QueuedFrame| {
+            self.get(queued.id).is_some_and(|f| f.serial == queued.serial && !f.is_dead())
+        };
+        let queued = QueuedFrame { id, serial, epoch: recency.epoch };
+        tenants.frame_inserted(namespace, queued, bytes, is_live);
+        Some(FrameRef { id, serial })
     }
 
     /// A frame by number.
@@ -306,10 +315,13 @@ impl Frames {
     pub fn free(
         &mut self,
         id: FrameId,
-        space: &mut ArenaSpace,
+        (space, tenants): (&mut ArenaSpace, &mut Tenants),
         wanted: Option<u64>,
     ) -> Option<FreedFrame> {
         let frame = self.slots.get_mut(id.0 as usize).and_then(Option::take)?;
+        if !tenants.is_empty() {
+            tenants.frame_freed(frame.data.namespace, frame.data.bytes());
+        }
         if self.namespaces.is_counting() {
             let data = &frame.data;
             let counts = self.namespaces.counts(data.namespace);

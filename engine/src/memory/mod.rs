@@ -5,4 +5,5 @@ pub(crate) mod frames;
 pub(crate) mod index;
 pub(crate) mod namespaces;
 pub(crate) mod pins;
+pub(crate) mod tenants;
 pub(crate) mod visibility;

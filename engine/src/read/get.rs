@@ -16,6 +16,7 @@ mod finish;
 mod header;
 mod planning;
 mod probe;
+mod recompute;
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -40,6 +41,7 @@ use crate::read::locate::{Located, LocatedMember};
 use crate::read::page_depth::PageDepths;
 use crate::read::plan::{HeaderLocation, Piece, PlannedRead};
 use crate::read::promote;
+use crate::read::recompute::Recompute;
 use crate::read::slot::{GetWants, NextStep, ReadClaims, Settled, Slot, SsdObject};
 use crate::state::group_info;
 use crate::state::reserve::ArenaReservation;
@@ -64,13 +66,22 @@ pub(crate) struct GetBatch {
     at: Recency,
     /// A local miss is final: peers are not asked.
     local_only: bool,
+    /// Loads that are slower than recomputing are to be misses.
+    recompute: Recompute,
 }
 
 impl GetBatch {
     /// Locate the objects, copy those in DRAM, and plan the reads of those on SSD.
-    pub fn begin(io: &mut SessionIo, gets: Vec<Get>, at: Recency, deadline: Mono) -> GetBatch {
+    pub fn begin(
+        io: &mut SessionIo,
+        gets: Vec<Get>,
+        at: Recency,
+        deadline: Mono,
+        recompute: Recompute,
+    ) -> GetBatch {
         let _span = tracing::debug_span!("get", objects = gets.len()).entered();
-        Self::begin_slots(io, gets.into_iter().map(Slot::new).collect(), at, deadline)
+        let slots = gets.into_iter().map(Slot::new).collect();
+        Self::begin_slots(io, slots, at, deadline, recompute)
     }
 
     /// Read these objects into arena memory that is reserved for them, and keep them there.
@@ -81,7 +92,8 @@ impl GetBatch {
         deadline: Mono,
     ) -> GetBatch {
         let slot = |(key, (reservation, part))| Slot::prefetch(key, reservation, part);
-        Self::begin_slots(io, objects.into_iter().map(slot).collect(), at, deadline)
+        let slots = objects.into_iter().map(slot).collect();
+        Self::begin_slots(io, slots, at, deadline, Recompute::Never)
     }
 
     /// The same batch, without requests to peers.
@@ -94,6 +106,7 @@ impl GetBatch {
         mut slots: Vec<Slot>,
         at: Recency,
         deadline: Mono,
+        recompute: Recompute,
     ) -> GetBatch {
         let mut depths = PageDepths::default();
         slots.iter_mut().for_each(|slot| slot.depth_offset = depths.depth_of(&slot.key));
@@ -110,6 +123,7 @@ impl GetBatch {
             late: false,
             at,
             local_only: false,
+            recompute,
         };
         if let Err(error) = io.shared.check_open() {
             (0..unsettled).for_each(|i| batch.settle(io, i, Settled::Failed(error.clone())));
@@ -158,7 +172,9 @@ impl GetBatch {
             self.unsettled -= 1;
             self.slots[i].settle(settled);
         }
-        self.plan(io, &from_ssd);
+        if !self.settle_if_slow(io, &from_ssd) {
+            self.plan(io, &from_ssd);
+        }
     }
 
     /// Progress without waiting; true once every object has its outcome.
@@ -254,6 +270,7 @@ impl GetBatch {
     pub fn completed(&mut self, io: &mut SessionIo, completion: Completion) {
         let Some(flight) = self.in_flight.remove(&completion.token) else { return };
         release_segment(&io.shared, flight.read.segment);
+        self.recompute.read_ended(io.completed_at);
         io.shared.reads.slow.note(io.completed_at.since(flight.submitted_at), io.completed_at);
         if self.late {
             // After the deadline, only direct reads are still awaited.

@@ -10,6 +10,7 @@ pub(crate) mod page_depth;
 pub(crate) mod pin;
 pub(crate) mod plan;
 pub(crate) mod promote;
+pub(crate) mod recompute;
 pub(crate) mod slot;
 pub(crate) mod summary;
 pub(crate) mod tail;

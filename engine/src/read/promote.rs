@@ -18,6 +18,7 @@ use crate::state::core::Core;
 use crate::state::frame_access::UnpublishedExtent;
 use crate::state::group_memory::Reservation;
 use crate::state::put_spec::ObjectSize;
+use crate::state::quota::QuotaRoom;
 use crate::state::shared::Shared;
 
 /// Promote every record of which this batch read all members whole, and every prefetched object;
@@ -94,9 +95,14 @@ fn promote_record(shared: &Shared, slots: &mut [Slot], which: &[usize], at: Rece
         depth: facts.depth,
         members,
     });
-    let Some(frame) =
-        core.dram.frames.insert(data.clone(), FrameState::Evictable, Recency { depth, ..at })
-    else {
+    let core = &mut *core;
+    let lengths = data.members.iter().map(|m| m.extent.bytes);
+    let fits = core.quota_room(data.namespace, lengths, false) == QuotaRoom::Fits;
+    let insert = |core: &mut Core| {
+        let at = Recency { depth, ..at };
+        core.dram.frames.insert(data.clone(), FrameState::Evictable, at, &mut core.tenants)
+    };
+    let Some(frame) = fits.then(|| insert(core)).flatten() else {
         data.members.iter().for_each(|m| core.dram.space.free(m.extent));
         return false;
     };
@@ -136,7 +142,12 @@ fn copy_to_arena(shared: &Shared, slots: &[Slot], which: &[usize]) -> Members {
         ObjectSize { key: *key, length, in_arena: false }
     };
     let sizes: Vec<_> = which.iter().map(size).collect();
+    let lengths = sizes.iter().filter_map(|size| size.length);
+    let namespace = slots[which[0]].key.namespace();
     let mut reservation = Reservation::with_capacity(sizes.len());
+    if core.quota_room(namespace, lengths, false) != QuotaRoom::Fits {
+        return Members::new();
+    }
     if !crate::state::group_memory::reserve_group(&mut core, &sizes, &mut reservation) {
         return Members::new();
     }

@@ -147,7 +147,8 @@ fn tier_tag(tier: Tier) -> TierTag {
 
 fn cause_tag(cause: MissCause) -> CauseTag {
     match cause {
-        MissCause::Absent => CauseTag::Absent,
+        // The object is present, and the client should act as if it were not.
+        MissCause::Absent | MissCause::Slow => CauseTag::Absent,
         MissCause::Damaged => CauseTag::Damaged,
         MissCause::Unreadable => CauseTag::Unreadable,
         MissCause::Gone => CauseTag::Gone,

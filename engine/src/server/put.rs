@@ -38,6 +38,7 @@ use crate::memory::visibility::VisibilityFilter;
 use crate::read::exists;
 use crate::state::group_memory::no_room;
 use crate::state::put_spec::{ObjectSize, PutKind, PutOrigin};
+use crate::state::quota::QuotaRoom;
 use crate::state::read_view::CoreGuard;
 use crate::state::reserve;
 use crate::state::reserve::ReserveResult;
@@ -48,6 +49,7 @@ use crate::write::open_group::JoinedGroup;
 use crate::write::put;
 use crate::write::put::new_keys;
 use crate::write::put::payload::{PayloadGroup, PayloadObject, PutPayload};
+use crate::write::put::publish;
 
 /// Bytes of server state for an object that is a group of its own.
 pub(crate) const INCOMING_BYTES: usize = size_of::<IncomingObject>() + size_of::<IncomingGroup>();
@@ -366,7 +368,10 @@ impl PutOp {
         {
             true => Some(PutOutcome::AlreadyPresent),
             false => {
-                self.lacks_base(shared, &mut core, &self.groups[*at]).then_some(PutOutcome::Refused)
+                let group = &self.groups[*at];
+                let is_refused = self.exceeds_limit(shared, &mut core, group)
+                    || self.lacks_base(shared, &mut core, group);
+                is_refused.then_some(PutOutcome::Refused)
             }
         };
         let known: Vec<Option<PutOutcome>> = run.iter().map(known).collect();
@@ -382,6 +387,28 @@ impl PutOp {
             }
             false
         });
+    }
+
+    /// Whether the group exceeds a limit of its namespace, and is counted as refused for it.
+    fn exceeds_limit(
+        &self,
+        shared: &Shared,
+        core: &mut CoreGuard<'_>,
+        group: &IncomingGroup,
+    ) -> bool {
+        let objects = &self.objects[group.objects.clone()];
+        // An object of an open group counts when the group is committed.
+        let has_limits = !core.tenants.is_empty() && self.open_group.is_none();
+        let Some(first) = objects.first().filter(|_| has_limits) else { return false };
+        let (namespace, is_written) = (first.key.namespace(), core.ssd.is_some());
+        let lengths = objects.iter().map(|object| object.length);
+        let exceeds = core.quota_room(namespace, lengths, is_written) == QuotaRoom::Exceeded;
+        if exceeds {
+            let generation = core.generation(namespace);
+            let keys = objects.iter().map(|o| shared.fingerprint(&o.key, generation));
+            publish::count_refused(core, namespace, keys, true);
+        }
+        exceeds
     }
 
     /// Reserves arena memory for all objects of these groups, or for none.

@@ -16,6 +16,7 @@ use crate::memory::frames::{Frame, FrameData, FrameRef, FrameState};
 use crate::memory::index::{Entry, Index, SsdLocation, TICK_MODULUS, tick_age};
 use crate::memory::namespaces::KnownNamespaces;
 use crate::memory::pins::Pins;
+use crate::memory::tenants::Tenants;
 use crate::memory::visibility::{Visibility, VisibilityFilter};
 use crate::state::dram_core::DramCore;
 use crate::state::event_log::EventLog;
@@ -46,6 +47,8 @@ pub(crate) struct Core {
     pub departed: DepartedObjects,
     /// Namespaces in which objects were put.
     pub namespaces: Arc<KnownNamespaces>,
+    /// Namespaces with limits.
+    pub tenants: Tenants,
     /// Counts for the reports of flushes.
     pub flushes: FlushCounts,
     /// Objects stored and removed, for event subscribers.
@@ -87,6 +90,7 @@ impl Core {
             self.dram.frames.iter().filter(|(_, f)| in_namespace(f)).map(|(id, _)| id).collect();
         frames.into_iter().for_each(|id| self.drop_frame(id, true, Departure::Removed));
         self.pins.end_leases(namespace);
+        self.tenants.cleared(namespace);
         self.events.note(|| Event::Cleared { namespace });
         generation
     }

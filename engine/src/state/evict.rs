@@ -6,8 +6,9 @@ use pagelith_tiers::policy::FrameId;
 
 use crate::api::outcome::Tier;
 use crate::memory::departed::Departure;
-use crate::memory::frames::{Frame, FrameRef, FrameState, FreedFrame};
+use crate::memory::frames::{Frame, FrameRef, FrameState, Frames, FreedFrame};
 use crate::memory::index::Entry;
+use crate::memory::pins::Pins;
 use crate::state::core::Core;
 
 impl Core {
@@ -76,7 +77,8 @@ impl Core {
         // After the change of the index: a reader that enters the frame later has looked it up
         // before, and its snapshot fails validation.
         if self.dram.frames.close(id) || mutant::on(Mutant::PinnedFrameFreed) {
-            return self.dram.frames.free(id, &mut self.dram.space, wanted);
+            let memory = (&mut self.dram.space, &mut self.tenants);
+            return self.dram.frames.free(id, memory, wanted);
         }
         None
     }
@@ -86,7 +88,8 @@ impl Core {
     pub fn free_if_unread(&mut self, id: FrameId) {
         if self.dram.frames.get(id).is_some_and(Frame::is_dead) && !self.dram.frames.has_readers(id)
         {
-            self.dram.frames.free(id, &mut self.dram.space, None);
+            let memory = (&mut self.dram.space, &mut self.tenants);
+            self.dram.frames.free(id, memory, None);
         }
     }
 
@@ -112,20 +115,35 @@ impl Core {
 
     fn evict(&mut self, everywhere: bool, wanted: Option<u64>) -> Option<Option<FreedFrame>> {
         let (frames, pins) = (&self.dram.frames, &self.pins);
-        let mut evictable = |id: FrameId| {
-            frames.get(id).is_some_and(|f| {
-                let is_idle = !frames.has_readers(id) && f.state == FrameState::Evictable;
-                is_idle
-                    && !(pins.any() && f.any_fingerprint(|fingerprint| pins.is_pinned(fingerprint)))
-            })
-        };
-        let id = self.dram.policy.victim(&mut evictable)?;
+        let id = self.dram.policy.victim(&mut |id| may_leave(frames, pins, id))?;
+        Some(self.evict_frame(id, everywhere, wanted))
+    }
+
+    /// Whether a frame may be evicted now.
+    pub fn is_evictable(&self, id: FrameId) -> bool {
+        may_leave(&self.dram.frames, &self.pins, id)
+    }
+
+    /// Evict a frame that may leave; the result is that of [`Core::drop_frame_for`].
+    pub fn evict_frame(
+        &mut self,
+        id: FrameId,
+        everywhere: bool,
+        wanted: Option<u64>,
+    ) -> Option<FreedFrame> {
         self.counters.frames_evicted += 1;
         let mut departure = Departure::EvictedMemory;
         if let Some(serial) = self.dram.frames.get(id).filter(|f| f.refused).map(|f| f.serial) {
             self.count_refused(FrameRef { id, serial });
             departure = Departure::Refused;
         }
-        Some(self.drop_frame_for(id, everywhere, departure, wanted))
+        self.drop_frame_for(id, everywhere, departure, wanted)
     }
+}
+
+fn may_leave(frames: &Frames, pins: &Pins, id: FrameId) -> bool {
+    frames.get(id).is_some_and(|f| {
+        let is_idle = !frames.has_readers(id) && f.state == FrameState::Evictable;
+        is_idle && !(pins.any() && f.any_fingerprint(|fingerprint| pins.is_pinned(fingerprint)))
+    })
 }

@@ -7,6 +7,7 @@ use pagelith_io::clock::Mono;
 use pagelith_io::sync::{AtomicBool, AtomicU64};
 
 use crate::state::counters::StripedCounters;
+use crate::state::load_rate::LoadRate;
 use crate::state::read_latency::ReadLatency;
 
 /// Value of [`ReadState::last_at`] before the first read.
@@ -25,6 +26,8 @@ pub(crate) struct ReadState {
     pub late: AtomicU64,
     /// Recent read latency.
     pub slow: ReadLatency,
+    /// Recent time of loads.
+    pub loads: LoadRate,
     /// Clock time of the last [`ReadState::note`]; [`NEVER_READ`] at first.
     last_at: AtomicU64,
 }
@@ -36,6 +39,7 @@ impl Default for ReadState {
             direct_suspended: AtomicBool::new(false),
             late: AtomicU64::new(0),
             slow: ReadLatency::default(),
+            loads: LoadRate::default(),
             last_at: AtomicU64::new(NEVER_READ),
         }
     }

@@ -11,6 +11,7 @@ use pagelith_tiers::ssd::segments::SegmentTable;
 use crate::state::damage::Damage;
 use crate::state::health::Health;
 use crate::state::jobs::JobQueue;
+use crate::state::tick_history::TickHistory;
 use crate::state::written_namespaces::WrittenNamespaces;
 
 pub(crate) struct SsdCore {
@@ -23,6 +24,8 @@ pub(crate) struct SsdCore {
     /// Number and bytes of objects that were written but not yet synced.
     pub unsynced: (u64, u64),
     pub ticks: TickClock,
+    /// Ticks at earlier times, for limits of namespaces.
+    pub tick_history: TickHistory,
     /// While a checkpoint copies the index: records (segment, sector) of entries that were removed
     /// or reinserted meanwhile.
     pub withdrawn_records: Option<HashSet<(u32, u16)>>,

@@ -96,6 +96,21 @@ pub struct NamespaceStats {
     pub bytes_to_ssd: u64,
 }
 
+/// What a namespace with limits uses, and what its limits have caused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LimitStats {
+    /// Bytes of the arena in use for its objects now.
+    pub dram_bytes: u64,
+    /// Bytes of its records in the log now, if its bytes of the log are limited.
+    pub ssd_bytes: u64,
+    /// Objects whose put was refused.
+    pub puts_refused: u64,
+    /// Objects that were stored in DRAM and not written to SSD.
+    pub writes_refused: u64,
+    /// Objects that left DRAM, or left SSD, to make room for others of the namespace.
+    pub evicted: u64,
+}
+
 /// Counters and gauges of a store.
 #[derive(Clone, Debug, Default, Serialize)]
 #[non_exhaustive]
@@ -153,6 +168,8 @@ pub struct Stats {
     /// Counts of each counted namespace, by its identifier, and of all others (`others`); empty
     /// without `namespaces.counted`.
     pub namespaces: BTreeMap<String, NamespaceStats>,
+    /// Use of each namespace with limits, by its identifier; empty without `namespaces.limits`.
+    pub limits: BTreeMap<String, LimitStats>,
     /// Objects that failed verification.
     pub damaged: u64,
     /// Bytes that went through staging buffers.

@@ -9,6 +9,7 @@ pub(crate) mod exists_groups;
 pub(crate) mod flush;
 pub(crate) mod group;
 pub mod key_file;
+pub(crate) mod log_use;
 pub(crate) mod open;
 pub(crate) mod page_store;
 pub(crate) mod prefetch;

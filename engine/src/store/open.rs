@@ -35,6 +35,7 @@ use crate::memory::frames::Frames;
 use crate::memory::index::{FRAME_MAX, Index};
 use crate::memory::namespaces::KnownNamespaces;
 use crate::memory::pins::Pins;
+use crate::memory::tenants::{Tenant, Tenants};
 use crate::memory::visibility::Visibility;
 use crate::rpc::connections::PeerConnections;
 use crate::rpc::{Peer, Peers};
@@ -56,8 +57,9 @@ use crate::state::shared::{BytesInUse, RemoteTier, Shared, Signals, SsdAccess};
 use crate::state::ssd_admission::SsdAdmission;
 use crate::state::ssd_core::SsdCore;
 use crate::state::stats::Counters;
+use crate::state::tick_history::TickHistory;
 use crate::state::written_namespaces::WrittenNamespaces;
-use crate::store::{configured_peers, rdma};
+use crate::store::{configured_peers, log_use, rdma};
 
 const OPEN_WAIT_MIN: Duration = Duration::from_secs(30);
 
@@ -233,6 +235,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         counters: Counters::default(),
         departed,
         namespaces,
+        tenants: Tenants::new(config.namespace_limits()),
         flushes: FlushCounts::default(),
         events: EventLog::default(),
         jobs: JobTable::default(),
@@ -409,6 +412,9 @@ fn recover_into(
         health: Health::new(limits, now),
         unsynced: (0, 0),
         ticks: TickClock::new(collector.newest_tick() + 1, config.ssd_bytes()),
+        tick_history: TickHistory::new(
+            core.tenants.iter().filter_map(Tenant::idle_max).max().unwrap_or_default(),
+        ),
         withdrawn_records: None,
         purges: VecDeque::new(),
         damage: Damage::default(),
@@ -422,6 +428,7 @@ fn recover_into(
         constant.then_some(crate::state::shared::CONSTANT_FINGERPRINT),
         crashed,
     )?;
+    log_use::count(core, volume, &mut serial, &recovered)?;
     Ok(recovered)
 }
 

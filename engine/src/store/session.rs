@@ -20,6 +20,7 @@ use crate::api::hits::PagesQuery;
 use crate::api::outcome::{CompletedBatch, Ticket};
 use crate::api::request::{Get, Options, PutGroup};
 use crate::read::get::{Finished, GetBatch, ProbedObject};
+use crate::read::recompute::Recompute;
 use crate::rpc::connections::PeerConnections;
 use crate::rpc::exists::RemoteExists;
 use crate::rpc::remote_get::{CallOptions, GetTarget, RemoteGet};
@@ -122,7 +123,8 @@ impl Session {
         let ticket = self.ticket();
         let at = recency(&self.io.shared, &options);
         let deadline = self.io.shared.deadline(options.timeout);
-        let batch = GetBatch::begin(&mut self.io, gets, at, deadline).local_only();
+        let batch = GetBatch::begin(&mut self.io, gets, at, deadline, Recompute::Undecided);
+        let batch = batch.local_only();
         self.batches.push((ticket, Batch::Get(Box::new(batch))));
         self.drive();
         self.start();
@@ -135,7 +137,7 @@ impl Session {
         let ticket = self.ticket();
         let at = recency(&self.io.shared, &options);
         let deadline = self.io.shared.deadline(options.timeout);
-        let batch = GetBatch::begin(&mut self.io, gets, at, deadline);
+        let batch = GetBatch::begin(&mut self.io, gets, at, deadline, Recompute::Undecided);
         self.batches.push((ticket, Batch::Get(Box::new(batch))));
         ticket
     }

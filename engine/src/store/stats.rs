@@ -7,9 +7,10 @@ use pagelith_layouts::ids::NamespaceId;
 
 use crate::api::outcome::MissCause;
 use crate::memory::namespaces::{KnownNamespaces, NamespaceCounts};
+use crate::memory::tenants::{Tenant, Tenants};
 use crate::state::absence::{Absence, AbsenceCounts};
 use crate::state::shared::Shared;
-use crate::state::stats::{NamespaceStats, Stats};
+use crate::state::stats::{LimitStats, NamespaceStats, Stats};
 
 /// The store's gauges and counters at this moment.
 pub(crate) fn of(shared: &Shared) -> Stats {
@@ -50,6 +51,7 @@ pub(crate) fn of(shared: &Shared) -> Stats {
         misses: misses.filter(|(_, n)| *n > 0).map(|(cause, n)| (cause.to_string(), n)).collect(),
         absent: by_cause(&c.absent),
         namespaces: of_namespaces(&core.namespaces),
+        limits: of_limits(&core.tenants),
         exists_found,
         exists_absent: by_cause(&exists_absent),
         damaged: c.damaged,
@@ -124,6 +126,17 @@ fn of_namespaces(namespaces: &KnownNamespaces) -> BTreeMap<String, NamespaceStat
     let all = namespaces.all_counts().into_iter();
     let name = |id: Option<NamespaceId>| id.map_or("others".to_owned(), |id| id.to_string());
     all.map(|(id, counts)| (name(id), stats(counts))).collect()
+}
+
+fn of_limits(tenants: &Tenants) -> BTreeMap<String, LimitStats> {
+    let stats = |tenant: &Tenant| LimitStats {
+        dram_bytes: tenant.dram_bytes,
+        ssd_bytes: if tenant.ssd_max().is_some() { tenant.ssd_bytes } else { 0 },
+        puts_refused: tenant.puts_refused,
+        writes_refused: tenant.writes_refused,
+        evicted: tenant.evicted,
+    };
+    tenants.iter().map(|tenant| (tenant.namespace().to_string(), stats(tenant))).collect()
 }
 
 fn by_cause(counts: &AbsenceCounts) -> BTreeMap<String, u64> {

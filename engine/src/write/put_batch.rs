@@ -19,6 +19,7 @@ use crate::api::outcome::{CompletedPut, PutOutcome, Ticket};
 use crate::api::request::{Destination, Get, Source};
 use crate::memory::frames::{FrameMember, FrameRef};
 use crate::read::get::GetBatch;
+use crate::read::recompute::Recompute;
 use crate::state::core::Core;
 use crate::state::put_spec::{Location, ObjectSize, PutKind, PutOrigin};
 use crate::state::session_io::SessionIo;
@@ -355,7 +356,8 @@ impl PutBatch {
         }
         self.release_buffers(&io.shared);
         if !gets.is_empty() {
-            self.reading = ActiveReads::Objects(GetBatch::begin(io, gets, self.at, self.deadline));
+            let batch = GetBatch::begin(io, gets, self.at, self.deadline, Recompute::Never);
+            self.reading = ActiveReads::Objects(batch);
         }
     }
 

@@ -35,6 +35,7 @@ pub mod put_runs;
 pub mod random_queries;
 pub mod rdma;
 pub mod reclaim;
+pub mod recompute;
 pub mod removal;
 pub mod round_trip;
 pub mod scrub;
@@ -198,7 +199,16 @@ macro_rules! for_all_behaviours {
             tier_combinations::reordered_directories_are_refused,
             tier_combinations::missing_directory_is_refused,
             tier_combinations::directory_of_another_store_is_refused,
+            recompute::load_that_is_slower_than_recomputing_is_a_miss,
+            recompute::pages_in_memory_are_never_recomputed,
             tenants::counts_of_each_namespace_add_up,
+            tenants::put_beyond_a_limit_of_memory_is_refused,
+            tenants::namespace_that_evicts_its_own_displaces_no_other_from_memory,
+            tenants::limit_of_memory_holds_for_promoted_pages,
+            tenants::put_beyond_a_limit_of_the_log_is_refused_also_after_a_reopen,
+            tenants::limit_of_the_log_is_exact_for_puts_without_flush,
+            tenants::namespace_that_evicts_its_own_displaces_no_other_from_the_log,
+            tenants::idle_pages_are_not_written_again_by_reclaim,
             stats::flush_reports_what_it_made_durable,
             stats::hits_and_misses_add_up_to_gets,
             stats::put_counters_add_up,

@@ -57,7 +57,7 @@ _PUT_ERRORS = {
 }
 # A get that found no staging memory in time, unlike a put that found no space.
 _GET_ERRORS = {**_PUT_ERRORS, "BusyError": BUFFER_OVERFLOW}
-_MISSES = {"absent": OBJECT_NOT_FOUND, "gone": OBJECT_NOT_FOUND, "damaged": CHECKSUM_MISMATCH}
+_MISSES = {"absent": OBJECT_NOT_FOUND, "gone": OBJECT_NOT_FOUND, "slow": OBJECT_NOT_FOUND, "damaged": CHECKSUM_MISMATCH}
 # Most object lengths that are cached for `get`; beyond that the oldest is dropped.
 _LENGTHS_MAX = 65536
 # Variables for engines whose call of `setup` has no argument for these.

@@ -244,6 +244,12 @@ impl Run<'_> {
         if self.plan.setup.ssd_mib == 0 {
             return;
         }
+        // What a limit kept off SSD is reported with what admission refused.
+        let limits = self.store.as_ref().map(|store| store.stats().limits).unwrap_or_default();
+        let is_partial = limits.values().any(|limit| limit.writes_refused > 0);
+        if is_partial {
+            return;
+        }
         if lost == 0 {
             self.oracle.flushed(start);
         } else if !self.struck && !self.world.disk.stopped() {

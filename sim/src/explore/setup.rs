@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use pagelith::config::{DramPolicy, Promote, SsdAdmissionRule, SsdPolicy};
+use pagelith::config::{
+    DramPolicy, NamespaceLimits, Promote, SsdAdmissionRule, SsdPolicy, WhenFull,
+};
 use pagelith::{Config, MachineLimits, Size, ValidConfig};
 
 use super::event_mirror::EVENTS_MAX;
+use super::objects;
 use crate::entropy::SplitMix64;
 
 /// The setup of a run's store. Everything is small, so that a few thousand operations reach every
@@ -149,6 +152,15 @@ impl Setup {
         c.ssd.probe_ms = self.probe_ms;
         c.ssd.probe_max_ms = 4 * self.probe_ms;
         c.ssd.scrub_bytes_per_s = Size::kib(self.scrub_kib);
+        if self.is_limited() {
+            let limits = NamespaceLimits {
+                dram_bytes: Some(c.dram.bytes),
+                ssd_bytes: Some(Size::mib(2)),
+                when_full: WhenFull::EvictOwn,
+                ..NamespaceLimits::of(objects::namespace(0))
+            };
+            c.namespaces.limits = vec![limits];
+        }
         c.staging.bytes = Size::kib(self.staging_kib);
         c.staging.chunk_bytes = Size::kib(64);
         c.index.max_objects = Some(self.objects);
@@ -156,6 +168,12 @@ impl Setup {
         let facts = MachineLimits { memory_bytes: 1 << 40, memory_source: "simulated".into() };
         let valid = c.validate(&facts).expect("a valid configuration");
         if self.constant { valid.with_constant_fingerprint() } else { valid }
+    }
+
+    /// Whether a namespace has limits; derived, so that the plans of existing seeds do not change.
+    fn is_limited(&self) -> bool {
+        let has_tiers = self.ssd_mib > 0 && self.dram_kib > 0;
+        has_tiers && !self.roomy && (self.dirs as u64 + self.objects / 96).is_multiple_of(2)
     }
 
     /// Deadline of calls without a timeout.

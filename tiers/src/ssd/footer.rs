@@ -11,6 +11,16 @@ use super::volume::Volume;
 /// A segment's footer, as returned by [`footer::decode`].
 pub(super) type Footer = (FooterFacts, Vec<FooterEntry>);
 
+/// The entries of a segment's footer, none if it has no valid one. Fails if the device does.
+pub fn footer_entries(
+    volume: &Volume,
+    serial: &mut SerialQueue,
+    identity: SegmentIdentity,
+) -> Result<Vec<FooterEntry>, IoFault> {
+    let footer = read_footer(volume, serial, identity)?;
+    Ok(footer.map(|(_, entries)| entries).unwrap_or_default())
+}
+
 /// Read a segment's footer. The outer error is a device fault, the inner one means that there is no
 /// valid footer.
 pub(super) fn read_footer(

@@ -21,7 +21,7 @@ pub mod append;
 pub mod checkpoint;
 mod completions;
 mod dir_check;
-mod footer;
+pub mod footer;
 pub mod guards;
 mod incarnations;
 pub mod log;

@@ -42,6 +42,8 @@ struct LiveRecord {
     tick: u64,
     depth: u32,
     member_count: u32,
+    /// The record is not moved if its tick is earlier: its namespace is idle for too long.
+    tick_min: u64,
 }
 
 /// Contents of a victim.
@@ -56,7 +58,7 @@ pub(super) struct Contents {
 impl Contents {
     /// Compare the entries of a victim with the index, and let the policy choose.
     pub fn of(cx: &LogContext, segment: SegmentId, entries: &[FooterEntry]) -> Contents {
-        let core = cx.shared.lock();
+        let (core, now) = (cx.shared.lock(), cx.shared.now());
         let (mut members, mut tombstones) = (Vec::new(), Vec::new());
         let mut records: BTreeMap<u32, LiveRecord> = BTreeMap::new();
         for e in entries {
@@ -94,6 +96,7 @@ impl Contents {
                 tick: 0,
                 depth: e.depth,
                 member_count: e.member_count,
+                tick_min: core.idle_before(namespace, now),
             });
             let is_pinned = core.pins.is_pinned(fingerprint) && !mutant::on(Mutant::PinIgnored);
             record.survivor.members.push((fingerprint, location));
@@ -126,7 +129,8 @@ fn is_needed(core: &Core, segment: SegmentId, sequence: Sequence) -> bool {
 fn survivors(core: &Core, records: BTreeMap<u32, LiveRecord>, segment_bytes: u64) -> Vec<Survivor> {
     // A group that lost a member is invisible, and not worth reinserting.
     let is_whole = |r: &LiveRecord| r.survivor.members.len() == r.member_count as usize;
-    let whole: Vec<_> = records.into_values().filter(is_whole).collect();
+    let is_used = |r: &LiveRecord| r.survivor.pinned || r.tick >= r.tick_min;
+    let whole: Vec<_> = records.into_values().filter(|r| is_whole(r) && is_used(r)).collect();
     let facts = |r: &LiveRecord| ExtentFacts {
         bytes: r.survivor.bytes,
         tick: r.tick,

@@ -26,6 +26,7 @@ impl GetBatch {
     /// The outcomes, once [`GetBatch::advance`] returned true.
     pub fn finish(mut self, io: &mut SessionIo) -> Finished {
         let is_prefetch = self.slots.iter().any(Slot::keeps_in_arena);
+        self.note_load(io);
         let missed = if is_prefetch { Vec::new() } else { self.missed(io) };
         let promoted = crate::read::promote::promote(&io.shared, &mut self.slots, self.at);
         if !is_prefetch {
@@ -81,6 +82,7 @@ impl GetBatch {
             return Vec::new();
         }
         let missed = |(index, slot): (usize, &Slot)| match (slot.settled()?, &slot.purpose) {
+            (Settled::Miss(MissCause::Slow), _) => None,
             (Settled::Miss(_), Purpose::Deliver(range)) => {
                 Some(MissedItem { index, key: slot.key, range: range.clone() })
             }

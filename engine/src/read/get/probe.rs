@@ -8,6 +8,7 @@ use pagelith_tiers::policy::Recency;
 
 use super::GetBatch;
 use crate::memory::index::SsdLocation;
+use crate::read::recompute::Recompute;
 use crate::read::slot::{Hit, HitSource, ProbedHeader, Settled, Slot};
 use crate::state::session_io::SessionIo;
 
@@ -29,7 +30,8 @@ pub(crate) struct ProbedObject {
 impl GetBatch {
     /// Probe by their headers whether these objects are present.
     pub fn probe(io: &mut SessionIo, keys: &[ObjectKey], at: Recency, deadline: Mono) -> GetBatch {
-        Self::begin_slots(io, keys.iter().map(|k| Slot::probe(*k)).collect(), at, deadline)
+        let slots = keys.iter().map(|k| Slot::probe(*k)).collect();
+        Self::begin_slots(io, slots, at, deadline, Recompute::Never)
     }
 
     /// The result of each probe; `None` for an absent object.

@@ -16,6 +16,7 @@ use crate::read::get::ProbedObject;
 use crate::state::core::Core;
 use crate::state::group_memory::{self, Reservation};
 use crate::state::put_spec::{Location, ObjectSize, PutKind, PutOrigin, group_conflict};
+use crate::state::quota::{self, QuotaRoom};
 use crate::state::shared::Shared;
 
 /// A member of the group that is already stored as a single object. Its bytes must be read, so that
@@ -39,8 +40,10 @@ pub(crate) enum AdmitOutcome {
     NeedHeaders(Vec<usize>),
     /// These members are present as single objects: their bytes must be read to become the group's.
     NeedObjects(Vec<StandaloneMember>),
-    /// Memory for this number of bytes is not available now.
-    NoMemory(u64),
+    /// Memory is not available now.
+    NoMemory(Error),
+    /// The group exceeds a limit of its namespace.
+    OverQuota,
     /// Memory is reserved.
     Admitted(AdmittedGroup),
 }
@@ -175,13 +178,20 @@ pub(crate) fn reserve_memory(
     group: &[ObjectSize],
     mut reservation: Reservation,
 ) -> AdmitOutcome {
+    let (namespace, lengths) =
+        (group[0].key.namespace(), group.iter().filter_map(|object| object.length));
+    match core.quota_room(namespace, lengths.clone(), core.ssd.is_some()) {
+        QuotaRoom::Fits => {}
+        QuotaRoom::Exceeded => return AdmitOutcome::OverQuota,
+        QuotaRoom::Busy => return AdmitOutcome::NoMemory(quota::no_own_room(namespace)),
+    }
     let mut reserve = |core: &mut Core| group_memory::reserve_group(core, group, &mut reservation);
     let reserved = reserve(core) || {
         core.expire(shared.now());
         reserve(core)
     };
     if !reserved {
-        return AdmitOutcome::NoMemory(group.iter().filter_map(|o| o.length).sum());
+        return AdmitOutcome::NoMemory(group_memory::no_room(lengths.sum()));
     }
     let (existing, adopts, open_group, origin) = (Vec::new(), Vec::new(), None, PutOrigin::Put);
     AdmitOutcome::Admitted(AdmittedGroup {

@@ -20,6 +20,7 @@ use crate::memory::visibility::VisibilityFilter;
 use crate::state::core::Core;
 use crate::state::pending_groups::AttachedGroup;
 use crate::state::put_spec::{Location, PutKind, PutOrigin};
+use crate::state::quota::{QuotaRoom, no_own_room};
 use crate::state::shared::Shared;
 
 /// Make a group visible.
@@ -87,6 +88,11 @@ pub(crate) fn publish(
         free_members(core, &attached.members);
         core.counters.puts_refused += if fetched { 0 } else { objects };
         return Ok(Published::without_frames(PutOutcome::Refused));
+    }
+    match check_quota(shared, core, &data.members, origin) {
+        Ok(None) => {}
+        Ok(Some(refused)) => return Ok(refused),
+        Err(error) => return Err(ReturnedGroup::new(error, data)),
     }
     // Reserved before any change, so that a refusal leaves the state as it was.
     if !reserve_index_entries(core, objects) {
@@ -181,6 +187,11 @@ fn attach(
     let AttachedGroup { base, generation, at, members, .. } = attached;
     let objects = members.len() as u64;
     let name = name_of(shared.fingerprint(&base, generation));
+    match check_quota(shared, core, &members, origin) {
+        Ok(None) => {}
+        Ok(Some(refused)) => return Ok(refused),
+        Err(error) => return Err(ReturnedGroup { error, members: members.into_vec() }),
+    }
     // Each object takes an entry and a link. The evictions may remove the base.
     if !reserve_index_entries(core, 2 * objects) || !core.is_base_present(name) {
         return Ok(refuse(core, &members));
@@ -242,14 +253,60 @@ fn free_members(core: &mut Core, members: &[FrameMember]) {
 
 fn refuse(core: &mut Core, members: &[FrameMember]) -> Published {
     free_members(core, members);
-    core.counters.puts_refused += members.len() as u64;
-    members.iter().for_each(|m| core.departed.note(m.fingerprint, Departure::NotTaken));
     if let Some(first) = members.first() {
-        let refused =
-            FlushReport { refused_objects: members.len() as u64, ..FlushReport::default() };
-        core.flushes.add(first.key.namespace(), &refused);
+        let fingerprints = members.iter().map(|m| m.fingerprint);
+        count_refused(core, first.key.namespace(), fingerprints, false);
     }
     Published::without_frames(PutOutcome::Refused)
+}
+
+/// Count objects of a namespace whose put is refused, `by_limit` because of its limits; returns the
+/// outcome.
+pub(crate) fn count_refused(
+    core: &mut Core,
+    namespace: NamespaceId,
+    fingerprints: impl Iterator<Item = u128>,
+    by_limit: bool,
+) -> PutOutcome {
+    let mut refused_objects = 0;
+    for fingerprint in fingerprints {
+        core.departed.note(fingerprint, Departure::NotTaken);
+        refused_objects += 1;
+    }
+    core.counters.puts_refused += refused_objects;
+    core.flushes.add(namespace, &FlushReport { refused_objects, ..FlushReport::default() });
+    if let Some(tenant) = core.tenants.get_mut(namespace).filter(|_| by_limit) {
+        tenant.puts_refused += refused_objects;
+    }
+    PutOutcome::Refused
+}
+
+/// Make room within the limits of the members' namespace. If they exceed these, their memory is
+/// free and the outcome is returned.
+fn check_quota(
+    shared: &Shared,
+    core: &mut Core,
+    members: &[FrameMember],
+    origin: PutOrigin,
+) -> Result<Option<Published>, Error> {
+    let Some(first) = members.first() else { return Ok(None) };
+    let (namespace, is_written) = (first.key.namespace(), core.ssd.is_some());
+    match core.quota_room(namespace, members.iter().map(|m| m.extent.bytes), is_written) {
+        QuotaRoom::Fits => Ok(None),
+        QuotaRoom::Busy => {
+            if origin != PutOrigin::Fetched {
+                shared.count_busy(core, members.iter().map(|m| &m.key));
+            }
+            Err(no_own_room(namespace))
+        }
+        QuotaRoom::Exceeded => {
+            free_members(core, members);
+            if origin != PutOrigin::Fetched {
+                count_refused(core, namespace, members.iter().map(|m| m.fingerprint), true);
+            }
+            Ok(Some(Published::without_frames(PutOutcome::Refused)))
+        }
+    }
 }
 
 /// Whether DRAM holds this group, visible to all readers: a frame with exactly its members, or for a
@@ -363,7 +420,8 @@ fn insert_frame(
     origin: PutOrigin,
 ) -> std::result::Result<Option<FrameRef>, ()> {
     let ssd_writes = core.ssd.as_ref().is_some_and(|s| s.health.writes());
-    let frame = core.dram.frames.insert(data.clone(), FrameState::Queued, at).ok_or(())?;
+    let tenants = &mut core.tenants;
+    let frame = core.dram.frames.insert(data.clone(), FrameState::Queued, at, tenants).ok_or(())?;
     index_frame(core, frame.id, data);
     if origin == PutOrigin::Put
         && let Some(remote) = core.remote.as_mut()

@@ -15,7 +15,6 @@ use super::{GroupSource, PutBatch};
 use crate::api::error::Error;
 use crate::api::outcome::PutOutcome;
 use crate::state::core::Core;
-use crate::state::group_memory::no_room;
 use crate::state::put_spec::ObjectSize;
 use crate::state::shared::Shared;
 use crate::state::ssd_admission;
@@ -24,7 +23,7 @@ use crate::write::put::admit::{AdmitOutcome, admit};
 use crate::write::put::copy::PreparedGroup;
 use crate::write::put::new_keys;
 use crate::write::put::new_keys::NewKeys;
-use crate::write::put::publish::publish;
+use crate::write::put::publish::{self, publish};
 use crate::write::put::{AdmittedGroup, Published};
 
 /// Groups in a run. Sixteen were slower than four with one thread.
@@ -206,10 +205,17 @@ impl PutBatch {
                     end = member.group;
                     break;
                 }
-                AdmitOutcome::NoMemory(bytes) => {
+                AdmitOutcome::OverQuota => {
+                    let first = &sizes[0].key;
+                    let generation = core.generation(first.namespace());
+                    let keys = sizes.iter().map(|size| shared.fingerprint(&size.key, generation));
+                    let refused = publish::count_refused(core, first.namespace(), keys, true);
+                    self.set_outcome(member.group, Ok(refused), Vec::new());
+                }
+                AdmitOutcome::NoMemory(error) => {
                     shared.count_busy(core, sizes.iter().map(|size| &size.key));
                     full = true;
-                    self.set_outcome(member.group, Err(no_room(bytes)), Vec::new());
+                    self.set_outcome(member.group, Err(error), Vec::new());
                 }
                 AdmitOutcome::Done(outcome) => self.set_outcome(member.group, outcome, Vec::new()),
                 AdmitOutcome::NeedHeaders(members) => {

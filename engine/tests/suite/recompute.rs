@@ -1,0 +1,75 @@
+//! Gets of pages that the caller recomputes faster than the store loads them.
+
+use std::time::Duration;
+
+use pagelith::{GetOutcome, GetSlice, MissCause, Options, Tier};
+
+use super::env::TestEnv;
+use super::harness::Store;
+use super::helpers::*;
+
+const LEN: usize = 50_000;
+const PAGES: u64 = 8;
+
+fn get_all(store: &Store) -> Vec<GetOutcome> {
+    let mut memory = vec![vec![0; LEN]; PAGES as usize];
+    let mut gets: Vec<[&mut [u8]; 1]> = memory.iter_mut().map(|m| [&mut m[..]]).collect();
+    let mut gets: Vec<_> = gets
+        .iter_mut()
+        .zip(0..)
+        .map(|(pieces, n)| GetSlice { key: key(n), range: None, pieces })
+        .collect();
+    let outcomes = store.get_batch(&mut gets, Options::default());
+    drop(gets);
+    let outcomes: Vec<_> = outcomes.into_iter().map(|o| o.expect("an outcome")).collect();
+    for ((outcome, memory), n) in outcomes.iter().zip(&memory).zip(0..) {
+        let is_hit = matches!(outcome, GetOutcome::Hit { .. });
+        assert!(!is_hit || *memory == bytes(n, LEN), "wrong bytes n={n}");
+    }
+    outcomes
+}
+
+fn is_hit(outcome: &GetOutcome, from: Tier) -> bool {
+    matches!(outcome, GetOutcome::Hit { tier, .. } if *tier == from)
+}
+
+pub fn load_that_is_slower_than_recomputing_is_a_miss(world: &TestEnv) {
+    if !world.tells_keys_apart() {
+        return; // Each get would read all records.
+    }
+    if let Some(sim) = world.sim() {
+        sim.disk.set_latency(Duration::from_millis(1));
+    }
+    let mut config = world.cold_config();
+    // A nanosecond a page: faster than any drive.
+    (config.read.prefill_tokens_per_s, config.read.page_tokens) = (1_000_000_000, 1);
+    let store = world.open(&config);
+    store_pages(&store, 0..PAGES, LEN);
+    flush(&store);
+    let first = get_all(&store);
+    assert!(first.iter().all(|outcome| is_hit(outcome, Tier::Ssd)), "nothing is known {first:?}");
+    let cause = if world.is_embedded() { MissCause::Slow } else { MissCause::Absent };
+    assert_eq!(get_all(&store), vec![GetOutcome::Miss(cause); PAGES as usize]);
+    let stats = store.stats();
+    assert_eq!(stats.misses.get("slow"), Some(&PAGES), "{stats:?}");
+    assert_eq!(stats.misses.get("absent").copied().unwrap_or(0), 0, "{stats:?}");
+    let keys: Vec<_> = (0..PAGES).map(key).collect();
+    let present = store.exists_batch(&keys, Options::default());
+    assert!(present.iter().all(|present| *present), "they are only not loaded");
+    // 18 hours a page.
+    (config.read.prefill_tokens_per_s, config.read.page_tokens) = (1, 65_536);
+    let store = world.reopen(store, &config);
+    for _ in 0..3 {
+        assert!(get_all(&store).iter().all(|outcome| is_hit(outcome, Tier::Ssd)));
+    }
+}
+
+pub fn pages_in_memory_are_never_recomputed(world: &TestEnv) {
+    let mut config = world.config();
+    (config.read.prefill_tokens_per_s, config.read.page_tokens) = (1_000_000_000, 1);
+    let store = world.open(&config);
+    store_pages(&store, 0..PAGES, LEN);
+    for _ in 0..3 {
+        assert!(get_all(&store).iter().all(|outcome| is_hit(outcome, Tier::Memory)));
+    }
+}
