@@ -9,8 +9,8 @@
 //! - Nothing that a peer sends decides how much is allocated or held.
 //! - The server drives both directions: bytes of a put arrive only after it pulled them, into
 //!   memory reserved for them.
-//! - Memory pushed for a get is returned by the get's deadline. Memory that a device still reads for
-//!   RDMA is returned once the device has finished.
+//! - Memory pushed for a get is returned by the get's deadline, or, while a device still reads it
+//!   for RDMA, once the device has finished.
 //! - Each operation ends with one outcome, sent after all of its bytes. The outcome of a cancelled
 //!   operation is sent at once, since a client counts its operations in flight by their outcomes.
 //! - Pins, views, holds and open groups of a client are released with its link, however it ends.
@@ -77,9 +77,8 @@ use self::in_flight_sends::InFlightSends;
 use self::invalidation_holds::InvalidationHolds;
 use self::load::LinkLoad;
 use self::op_outcome::OpOutcome;
-use self::pending_pushes::PendingPushes;
-use self::put::PutOp;
 pub use self::serving::{ServeBuilder, Serving};
+use self::{pending_pushes::PendingPushes, put::PutOp};
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::Ticket;
 use crate::api::request::RequestEpoch;

@@ -309,8 +309,8 @@ fn check_quota(
     }
 }
 
-/// Whether DRAM holds this group, visible to all readers: a frame with exactly its members, or for a
-/// single object any frame that has it.
+/// Whether DRAM holds this group, visible to all readers: a frame with exactly its members, or for
+/// a single object any frame that has it.
 fn is_present(
     core: &Core,
     kind: PutKind<'_>,
