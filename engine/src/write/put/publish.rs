@@ -252,8 +252,8 @@ fn refuse(core: &mut Core, members: &[FrameMember]) -> Published {
     Published::without_frames(PutOutcome::Refused)
 }
 
-/// Whether DRAM holds this group, visible to all readers: a frame with exactly its members, or for a
-/// single object any frame that has it.
+/// Whether DRAM holds this group, visible to all readers: a frame with exactly its members, or for
+/// a single object any frame that has it.
 fn is_present(
     core: &Core,
     kind: PutKind<'_>,
