@@ -158,8 +158,8 @@ fn hit_ratio_is_that_of_the_store() {
         let name = policy.join("+");
         let args = ["--trace", &path, "--dram", &dram, "--ssd", &ssd, "--policy", &name];
         let expected = number(&simulate(&args)[0], "hit_ratio");
-        // The target is 0.005. On a busy machine 0.0060 was seen, because the store's threads decide
-        // the order of writes and reads.
+        // The target is 0.005. On a busy machine 0.0060 was seen, because the store's threads
+        // decide the order of writes and reads.
         assert!((found - expected).abs() < 0.01, "{name} store={found} simulation={expected}");
     }
 }

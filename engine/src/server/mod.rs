@@ -9,8 +9,7 @@
 //! - Nothing that a peer sends decides how much is allocated or held.
 //! - The server drives both directions: bytes of a put arrive only after it pulled them, into
 //!   memory reserved for them.
-//! - Memory pushed for a get is returned by the get's deadline, or, while a device still reads it
-//!   for RDMA, once the device has finished.
+//! - Memory pushed for a get is returned by its deadline, or when an RDMA device has finished.
 //! - Each operation ends with one outcome, sent after all of its bytes. The outcome of a cancelled
 //!   operation is sent at once, since a client counts its operations in flight by their outcomes.
 //! - Pins, views, holds and open groups of a client are released with its link, however it ends.

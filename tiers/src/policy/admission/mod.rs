@@ -12,8 +12,8 @@
 //!    that reclaim has given up lately.
 //!
 //! Invariants:
-//! - Decisions are made from head to tail, and a page after a refused page of its request is
-//!   written only if it must be: without its prefix it would be of no use.
+//! - Decisions are made from head to tail. A page after a refused page of its request is written
+//!   only if it must be: without its prefix it would be of no use.
 //! - No clock and no randomness: time is counted in bytes that are requested, and the sample and
 //!   the coins are hashes of the pages. The same calls give the same decisions.
 //! - Before anything was learned, every page is written. What was learned long ago is forgotten.
