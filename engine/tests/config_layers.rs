@@ -354,16 +354,17 @@ fn defaults_open_and_print_and_read_back() {
             headers: 0,
             history: 0,
             departed: 65_536 * 2,
-            total: (320 << 20) + 65_536 * 42
+            total: (320 << 20) + 65_536 * 42,
+            locked: 0
         }
     );
     let printed = "arena=256MiB staging=64MiB index=2560KiB headers=0B history=0B departed=128KiB \
-                   total=330368KiB";
+                   total=330368KiB locked=0B";
     assert_eq!(valid.memory_plan().to_string(), printed);
     assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
     assert_eq!(Config::from_toml_str(""), Ok(config.clone()));
     assert_eq!(Config::from_json_str("{\"dram\": {}}"), Ok(config));
-    assert_eq!(fields().len(), 45);
+    assert_eq!(fields().len(), 46);
 }
 
 /// (ssd.bytes, dram.bytes) -> (segment, arena, max_objects)

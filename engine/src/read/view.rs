@@ -6,12 +6,16 @@ use pagelith_io::buffer::Part;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, checksum};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::dram::arena::ArenaMemory;
+use pagelith_tiers::policy::Recency;
 
 use crate::api::error::Result;
 use crate::api::outcome::MissCause;
 use crate::memory::namespaces::NamespaceCounts;
 use crate::memory::visibility::VisibilityFilter;
+use crate::read::locate;
+use crate::read::touch_hits::touch_held;
 use crate::state::frame_access::FrameHold;
+use crate::state::read_view::CoreGuard;
 use crate::state::shared::Shared;
 
 /// An object's bytes in the arena. The object is pinned while the view lives. A store that is
@@ -75,11 +79,38 @@ pub(crate) fn view(shared: &Arc<Shared>, key: &ObjectKey) -> Result<Option<View>
         return Ok(None);
     }
     let Some(held) = FrameHold::new(&mut core, frame) else { return Ok(None) };
+    Ok(verified(shared, core, held, member, key))
+}
+
+/// As [`view`], for a get of an object whose length `fits`: it counts as used.
+pub(crate) fn of_hit(
+    shared: &Arc<Shared>,
+    key: &ObjectKey,
+    at: Recency,
+    fits: impl Fn(u64) -> bool,
+) -> Result<Option<View>> {
+    shared.check_open()?;
+    let mut core = shared.lock();
+    let found = locate::hold_in_memory(shared, &mut core, key, at, fits);
+    let Some((held, member)) = found else { return Ok(None) };
+    touch_held(shared, &mut core, key, held.frame, at.epoch);
+    Ok(verified(shared, core, held, member, key))
+}
+
+/// The view of a held frame's member; `None` if the frame is damaged, which drops it.
+fn verified(
+    shared: &Arc<Shared>,
+    core: CoreGuard<'_>,
+    held: FrameHold,
+    member: usize,
+    key: &ObjectKey,
+) -> Option<View> {
+    let frame = held.frame;
     let verified = core.dram.frames.get(frame.id).is_some_and(|f| f.verified);
     drop(core);
     let view = View { held, member, memory: shared.memory.clone(), shared: Arc::downgrade(shared) };
     if verified {
-        return Ok(Some(view));
+        return Some(view);
     }
     let whole = (0..view.held.data.members.len()).all(|m| {
         let blocks = view.held.bytes(&shared.memory, m).chunks(BLOCK_BYTES as usize);
@@ -92,11 +123,11 @@ pub(crate) fn view(shared: &Arc<Shared>, key: &ObjectKey) -> Result<Option<View>
         counts.into_iter().for_each(NamespaceCounts::count_miss);
         core.drop_damaged(frame.id);
         drop(core);
-        return Ok(None);
+        return None;
     }
     if let Some(f) = core.dram.frames.get_ref(frame) {
         f.verified = true;
     }
     drop(core);
-    Ok(Some(view))
+    Some(view)
 }

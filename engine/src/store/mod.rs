@@ -3,6 +3,9 @@
 pub(crate) mod blocking_calls;
 pub(crate) mod close;
 pub(crate) mod configured_peers;
+pub(crate) mod device_get;
+pub(crate) mod device_put;
+pub(crate) mod devices;
 pub(crate) mod embedded;
 pub(crate) mod exists_groups;
 pub(crate) mod flush;
