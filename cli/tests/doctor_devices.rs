@@ -14,10 +14,8 @@ fn doctor(library: &str, script: &str) -> ProgramOutput {
     let fake = found.unwrap_or_else(|| panic!("no {name} next to {}", test.display()));
     let dir = tempfile::tempdir().unwrap();
     std::fs::copy(fake, dir.path().join(library)).unwrap();
-    let env = [
-        ("LD_LIBRARY_PATH", dir.path().to_str().unwrap()),
-        ("TEST_PAGELITH_FAKE_DEVICE", script),
-    ];
+    let env =
+        [("LD_LIBRARY_PATH", dir.path().to_str().unwrap()), ("TEST_PAGELITH_FAKE_DEVICE", script)];
     pagelith_with(&["doctor", "--json"], &env)
 }
 

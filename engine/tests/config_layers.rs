@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pagelith::config::{
-    Config, ConfigFormat, DramPolicy, MachineLimits, MemoryPlan, PeerConfig, Promote, RdmaConfig,
-    Size, SsdAdmissionRule, SsdIo, SsdPolicy, fields,
+    Config, ConfigFormat, DramPin, DramPolicy, MachineLimits, MemoryPlan, PeerConfig, Promote,
+    RdmaConfig, Size, SsdAdmissionRule, SsdIo, SsdPolicy, fields,
 };
 use pagelith::transport::address::Address;
 use pagelith::transport::peer_address::BulkTransport;
@@ -230,6 +230,7 @@ fn every_setting_of_a_file_is_applied() {
         verify_ratio = 0.125
         shared = true
         prefault = true
+        pin = "cuda"
         [ssd]
         bytes = 1099511627776
         dirs = ["/a", "/b"]
@@ -295,6 +296,7 @@ fn every_setting_of_a_file_is_applied() {
     assert_eq!((valid.namespaces_max(), valid.namespaces_counted()), (65_536, 12));
     assert_eq!((valid.dram_bytes(), valid.arena_bytes()), (3_000_000_000, 2_999_996_416));
     assert_eq!((valid.dram_policy(), valid.promote()), (DramPolicy::Fifo, Promote::Never));
+    assert_eq!(valid.dram_pin(), DramPin::Cuda);
     assert_eq!((valid.has_ssd(), valid.ssd_bytes()), (true, 1 << 40));
     assert_eq!(valid.ssd_dirs(), [PathBuf::from("/a"), PathBuf::from("/b")]);
     assert_eq!(valid.segment_bytes(), 256 << 20);

@@ -155,7 +155,8 @@ pub struct DramConfig {
     /// The driver that page-locks the arena and the staging memory: `off` (default), `cuda` or
     /// `ascend`. The device then copies hits out of them and puts into them by itself. They are
     /// locked when the first device of that driver is bound to the store, which fails if the driver
-    /// refuses, and stay locked until the store is dropped.
+    /// refuses, and stay locked until the store is dropped. Without a bound device, as in `pagelith
+    /// serve`, nothing is locked.
     pub pin: DramPin,
 }
 

@@ -18,7 +18,9 @@ use crate::config::DramPin;
 use crate::state::reserve::count_reserved;
 use crate::state::shared::Shared;
 
-/// Pause between two queries of a device.
+/// Queries of a device without a pause between them: a short copy ends before a pause would.
+const POLLS: u32 = 100;
+/// Pause between two queries after these.
 const POLL_STEP: Duration = Duration::from_micros(50);
 
 /// See [`crate::Store::bind_device`].
@@ -110,6 +112,7 @@ impl DeviceCall<'_> {
 
     /// Wait until the device is done with the copies, or for the deadline.
     pub fn wait(&self, copies: &mut Copies) -> Result<()> {
+        let mut polls = 0;
         loop {
             if copies.poll().map_err(|why| device_error(&why))? {
                 return Ok(());
@@ -124,7 +127,10 @@ impl DeviceCall<'_> {
                     ),
                 ));
             }
-            self.pause(POLL_STEP);
+            if polls >= POLLS {
+                self.pause(POLL_STEP);
+            }
+            polls += 1;
         }
     }
 
@@ -164,7 +170,7 @@ impl DeviceCall<'_> {
 
     /// An error if a range is of another handle.
     pub fn check(&self, ranges: &[DeviceRange]) -> Result<()> {
-        if ranges.iter().all(|range| range.is_of(self.device)) {
+        if ranges.iter().all(|range| self.device.has_named(range)) {
             return Ok(());
         }
         let device = self.device.device();
@@ -206,10 +212,10 @@ pub(crate) fn total(ranges: &[DeviceRange]) -> u64 {
 }
 
 /// `part` in pieces of the ranges' lengths, whose sum is its own.
-pub(crate) fn split<'a>(
+pub(crate) fn split(
     part: Part,
-    ranges: &'a [DeviceRange],
-) -> impl Iterator<Item = (Part, &'a DeviceRange)> {
+    ranges: &[DeviceRange],
+) -> impl Iterator<Item = (Part, &DeviceRange)> {
     let mut rest = Some(part);
     ranges.iter().filter_map(move |range| {
         let (piece, after) = rest.take()?.split(range.bytes());

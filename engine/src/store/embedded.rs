@@ -4,7 +4,6 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use pagelith_io::clock::Mono;
-use pagelith_io::device::{CallerStream, Device, DeviceHandle, Driver};
 use pagelith_io::runtime::{Env, Join};
 use pagelith_io::shm::SharedRegion;
 use pagelith_io::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,9 +27,6 @@ use crate::state::event_log::PIECE;
 use crate::state::session_io;
 use crate::state::shared::{BUSY_STEP, Shared};
 use crate::state::stats::Stats;
-use crate::store::device_get::{self, DeviceGet};
-use crate::store::device_put::{self, DevicePut};
-use crate::store::devices;
 use crate::store::group::{self, Group};
 use crate::store::open::OpenReport;
 use crate::store::put_parts;
@@ -143,60 +139,6 @@ impl Store {
         rdma::register_store(host, &self.shared.memory, &self.shared.ssd.staging, pushes)?;
         self.shared.rdma.host.get_or_init(|| host.clone());
         Ok(())
-    }
-
-    /// Bind a device, which the engine of this process has initialised: the right to copy between
-    /// the store and memory of it. With `dram.pin`, the first device also has the store's memory
-    /// page-locked; that takes a second for some 10 GB, and is logged. Binding the device again
-    /// returns the same handle. Opening a store never uses a device.
-    ///
-    /// # Errors
-    /// `Unavailable` without the driver; `Invalid` if the device does not exist, or is not
-    /// initialised yet (with the remedy), or if `dram.pin` names another driver; `Busy` if the
-    /// memory cannot be locked, and then nothing is; `Closed`.
-    pub fn bind_device(&self, device: Device) -> Result<DeviceHandle> {
-        devices::bind(&self.shared, device)
-    }
-
-    /// As [`Store::bind_device`], with this driver.
-    ///
-    /// # Errors
-    /// As [`Store::bind_device`].
-    pub fn bind_device_of(&self, driver: &Driver, ordinal: u32) -> Result<DeviceHandle> {
-        devices::bind_with(&self.shared, driver, ordinal)
-    }
-
-    /// Get objects into memory of a device that is bound to this store, after the work that the
-    /// stream `after` has now. Returns when the device is done, so that work of any stream may then
-    /// use the hits. Objects in DRAM are copied from there, others through staging memory.
-    ///
-    /// # Errors
-    /// For each get, as [`Store::get_batch`]. `Unavailable` if the device fails, or is not done
-    /// within the timeout: it may then still write to the pieces, which it keeps until it is done.
-    pub fn get_to_device(
-        &self,
-        device: &DeviceHandle,
-        after: Option<&CallerStream>,
-        gets: &[DeviceGet<'_>],
-        options: Options,
-    ) -> Vec<Result<GetOutcome>> {
-        device_get::get(self, device, after, gets, options)
-    }
-
-    /// Put groups, as [`Store::put_groups`], out of memory of a device, after the work that the
-    /// stream `after` has now. Returns when the device is done with the pieces.
-    ///
-    /// # Errors
-    /// For each group, as [`Store::put_groups`]; `Unavailable` if the device fails, or is not done
-    /// within the timeout: it may then still read the pieces, which it keeps until it is done.
-    pub fn put_from_device(
-        &self,
-        device: &DeviceHandle,
-        after: Option<&CallerStream>,
-        groups: &[&[DevicePut<'_>]],
-        options: Options,
-    ) -> Vec<Result<PutOutcome>> {
-        device_put::put(self, device, after, groups, options)
     }
 
     /// Create a session: a thread's own handle, with its own disk queue.

@@ -3,6 +3,7 @@
 pub(crate) mod blocking_calls;
 pub(crate) mod close;
 pub(crate) mod configured_peers;
+pub(crate) mod device_calls;
 pub(crate) mod device_get;
 pub(crate) mod device_put;
 pub(crate) mod devices;

@@ -7,9 +7,9 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::{NonNull, null, null_mut};
 
 use super::calls::{Called, Calls, Opaque, check, failed};
-use super::driver::Device;
 use super::error::{DeviceError, Result};
 use super::facts::DeviceFacts;
+use super::kind::Device;
 use crate::dynamic_library::{DynamicLibrary, function_table};
 
 function_table! {

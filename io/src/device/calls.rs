@@ -4,9 +4,9 @@ use std::ffi::c_void;
 use std::fmt::Debug;
 use std::ptr::NonNull;
 
-use super::driver::Device;
 use super::error::{DeviceError, Result};
 use super::facts::DeviceFacts;
+use super::kind::Device;
 
 /// A context, a stream or an event of a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

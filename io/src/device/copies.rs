@@ -3,18 +3,18 @@
 //! A list of copies holds the memory of both sides. If it is dropped before the device is done, the
 //! device's binding holds it, and releases it once the device is done.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
 use pagelith_mutants::{self as mutant, Mutant};
 
+use super::bound::Bound;
 use super::calls::Opaque;
+use super::chunks::runs;
 use super::error::{DeviceError, Result};
-use super::handle::Bound;
-use super::locked::CHUNK_BYTES;
 use super::range::DeviceRange;
-use crate::buffer::{KeepAlive, Part};
+use super::work::{Owner, Work};
+use crate::buffer::Part;
 
 /// A stream of the caller. See [`super::DeviceHandle::caller_stream`].
 #[derive(Clone, Copy, Debug)]
@@ -29,62 +29,6 @@ impl CallerStream {
 /// Copies are added to a list before it is done.
 const PENDING: &str = "the list of copies is done";
 
-/// What must outlive a part of the host.
-pub type Owner = Box<dyn Any + Send>;
-
-/// Work of a stream, and the memory that it uses.
-pub(super) struct Work {
-    stream: Opaque,
-    /// Events of the work. The last one is the end of it, if it was recorded.
-    events: Vec<Opaque>,
-    has_end: bool,
-    /// Memory of the host that is read.
-    sources: Vec<Part>,
-    /// Memory of the host that is written, in the order of the copies.
-    destinations: Vec<Part>,
-    /// Dropped after the sources.
-    owners: Vec<Owner>,
-    keep: Vec<KeepAlive>,
-}
-
-impl Work {
-    /// Record the end of the work.
-    fn end_recorded(&mut self, bound: &Bound) -> Result<()> {
-        let event = bound.call(|calls| calls.create_event())?;
-        // It is destroyed with the work, whether it is recorded or not.
-        self.events.push(event);
-        // SAFETY: the work has both.
-        bound.call(|calls| unsafe { calls.record(event, self.stream) })?;
-        self.has_end = true;
-        Ok(())
-    }
-
-    /// Whether the device is known to be done with the memory.
-    pub fn is_done(&self, bound: &Bound) -> Result<bool> {
-        match self.events.last() {
-            // SAFETY: the work has the event, which was recorded.
-            Some(end) if self.has_end => bound.call(|calls| unsafe { calls.is_done(*end) }),
-            _ => Ok(false),
-        }
-    }
-
-    /// Release the work, with which the device is done. Returns the destinations of the host.
-    pub fn end(self, bound: &Bound) -> Vec<Part> {
-        let Work { stream, events, sources, destinations, owners, keep, .. } = self;
-        let destroyed = bound.call(|calls| {
-            // SAFETY: the work has the events, and nothing uses them any more.
-            events.iter().try_for_each(|event| unsafe { calls.destroy_event(*event) })
-        });
-        match destroyed {
-            Ok(()) => bound.return_stream(stream),
-            Err(error) => tracing::warn!(%error, "stream and events stay allocated"),
-        }
-        drop(sources);
-        drop((owners, keep));
-        destinations
-    }
-}
-
 /// A list of copies in order on one stream.
 #[must_use = "copies are waited for with poll"]
 pub struct Copies {
@@ -97,15 +41,7 @@ pub struct Copies {
 impl Copies {
     pub(super) fn begin(bound: &Arc<Bound>, after: Option<&CallerStream>) -> Result<Copies> {
         let stream = bound.take_stream()?;
-        let work = Work {
-            stream,
-            events: Vec::new(),
-            has_end: false,
-            sources: Vec::new(),
-            destinations: Vec::new(),
-            owners: Vec::new(),
-            keep: Vec::new(),
-        };
+        let work = Work::new(stream);
         let mut copies = Copies { work: Some(work), done: Vec::new(), bound: bound.clone() };
         if let Some(after) = after {
             copies.wait_for(after)?;
@@ -180,7 +116,7 @@ impl Copies {
     /// `CallFailed`.
     pub fn submit(&mut self) -> Result<()> {
         let work = self.work.as_mut().expect(PENDING);
-        work.end_recorded(&self.bound)
+        work.end_recorded(&self.bound.context)
     }
 
     /// Whether the device is done with the submitted copies. Each byte is then in its place.
@@ -188,9 +124,10 @@ impl Copies {
     /// # Errors
     /// `CallFailed` if a copy failed, or the device is lost: what was copied is unknown.
     pub fn poll(&mut self) -> Result<bool> {
-        let is_done = self.work.as_ref().map_or(Ok(true), |work| work.is_done(&self.bound))?;
+        let is_done =
+            self.work.as_ref().map_or(Ok(true), |work| work.is_done(&self.bound.context))?;
         if let (true, Some(work)) = (is_done, self.work.take_if(|_| is_done)) {
-            self.done = work.end(&self.bound);
+            self.done = self.bound.end(work);
         }
         Ok(is_done)
     }
@@ -228,13 +165,13 @@ impl Drop for Copies {
             return;
         }
         if !work.has_end
-            && let Err(error) = work.end_recorded(&self.bound)
+            && let Err(error) = work.end_recorded(&self.bound.context)
         {
             tracing::error!(%error, "end of copies is unknown: their memory is kept");
         }
-        match work.is_done(&self.bound) {
+        match work.is_done(&self.bound.context) {
             Ok(true) => {
-                work.end(&self.bound);
+                self.bound.end(work);
             }
             Ok(false) | Err(_) => self.bound.keep_late(work),
         }
@@ -244,32 +181,5 @@ impl Drop for Copies {
 impl fmt::Debug for Copies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Copies(done={})", self.work.is_none())
-    }
-}
-
-/// A range of the host by runs that are not in two locked chunks: a driver refuses a copy that is.
-/// Offset and length of each.
-fn runs(base: usize, bytes: usize) -> impl Iterator<Item = (usize, usize)> {
-    let mut offset = 0;
-    std::iter::from_fn(move || {
-        let room = CHUNK_BYTES - (base + offset) % CHUNK_BYTES;
-        let run = (offset, room.min(bytes - offset));
-        offset += run.1;
-        (run.1 > 0).then_some(run)
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn runs_end_at_edges_of_chunks() {
-        let all = |base, bytes| runs(base, bytes).collect::<Vec<_>>();
-        assert_eq!(all(4096, 8192), [(0, 8192)]);
-        assert_eq!(all(CHUNK_BYTES - 1, 3), [(0, 1), (1, 2)]);
-        let edges = [(0, 5), (5, CHUNK_BYTES), (CHUNK_BYTES + 5, 1)];
-        assert_eq!(all(3 * CHUNK_BYTES - 5, CHUNK_BYTES + 6), edges);
-        assert_eq!(all(CHUNK_BYTES, 0), []);
     }
 }

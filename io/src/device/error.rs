@@ -1,6 +1,6 @@
 //! Errors of devices. Each names the thing that failed and the remedy.
 
-use super::driver::{Device, DriverKind};
+use super::kind::{Device, DriverKind};
 
 /// Why a call of a driver, or a check before it, failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -8,14 +8,12 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use super::bound::Bound;
+use super::chunks::runs;
 use super::error::{DeviceError, Result};
-use super::handle::{Bound, DeviceHandle};
+use super::handle::DeviceHandle;
 use super::populate::populate;
 use crate::verbs::DeviceMemory;
-
-/// Memory is locked in chunks that end where the address is a multiple of this: a driver's call
-/// then takes milliseconds, and a failure undoes them one by one.
-pub const CHUNK_BYTES: usize = 64 << 20;
 
 /// How often the progress of one memory is logged.
 const LOG_SHARE: usize = 8;
@@ -49,20 +47,18 @@ impl LockedMemory {
         let device = handle.device();
         populate(&*memory, handle.node());
         let mut locked = LockedMemory { chunks: Vec::new(), memory, bound: handle.0.clone() };
-        let (mut offset, mut logged) = (0, 0);
-        while offset < bytes {
+        let mut logged = 0;
+        for (offset, length) in runs(base.addr().get(), bytes) {
             let start = NonNull::new(base.as_ptr().wrapping_add(offset)).unwrap_or(base);
-            let room = CHUNK_BYTES - start.addr().get() % CHUNK_BYTES;
-            let length = room.min(bytes - offset);
             // SAFETY: the chunk is inside of the memory, which is kept until it is unlocked, and
             // whose owner allows accesses of devices.
             let done = locked.bound.call(|calls| unsafe { calls.lock(start, length) });
             done.map_err(|error| not_locked(error, offset, bytes))?;
             locked.chunks.push(start);
-            offset += length;
-            if offset * LOG_SHARE / bytes > logged {
-                logged = offset * LOG_SHARE / bytes;
-                tracing::info!(setting, %device, locked = offset, bytes, "memory is being locked");
+            let end = offset + length;
+            if end * LOG_SHARE / bytes > logged {
+                logged = end * LOG_SHARE / bytes;
+                tracing::info!(setting, %device, locked = end, bytes, "memory is being locked");
             }
         }
         Ok(locked)

@@ -19,21 +19,29 @@
 //! ```
 
 mod ascend;
+mod bound;
 mod calls;
+mod chunks;
+mod context;
 mod copies;
 mod cuda;
 mod driver;
 mod error;
 mod facts;
 mod handle;
+mod kind;
 mod locked;
 mod populate;
 mod range;
+mod work;
 
-pub use copies::{CallerStream, Copies, Owner};
-pub use driver::{Device, Driver, DriverKind};
+pub use chunks::CHUNK_BYTES;
+pub use copies::{CallerStream, Copies};
+pub use driver::Driver;
 pub use error::{DeviceError, Result};
 pub use facts::DeviceFacts;
 pub use handle::DeviceHandle;
-pub use locked::{CHUNK_BYTES, LockedMemory};
+pub use kind::{Device, DriverKind};
+pub use locked::LockedMemory;
 pub use range::DeviceRange;
+pub use work::Owner;

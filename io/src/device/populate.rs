@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::mm::{Advice, madvise};
 
-use super::locked::CHUNK_BYTES;
+use super::chunks::CHUNK_BYTES;
 use crate::verbs::DeviceMemory;
 
-/// Threads beyond this many gain little: one clears some 10 GB a second.
+/// A bound, so that binding a device does not take all processors of a large host.
 const THREADS_MAX: usize = 8;
 /// `MPOL_PREFERRED` of `linux/mempolicy.h`: on this node, or else on another.
 const PREFERRED: c_int = 1;
@@ -58,9 +58,12 @@ pub(super) fn populate(memory: &dyn DeviceMemory, node: Option<u32>) {
         }
     };
     std::thread::scope(|scope| {
-        (1..threads).for_each(|_| {
-            scope.spawn(populate_chunks);
-        });
+        for _ in 1..threads {
+            // With fewer threads it takes longer.
+            if std::thread::Builder::new().spawn_scoped(scope, populate_chunks).is_err() {
+                break;
+            }
+        }
         populate_chunks();
     });
 }

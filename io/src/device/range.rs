@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::bound::Bound;
 use super::error::{DeviceError, Result};
-use super::handle::{Bound, DeviceHandle};
 use crate::buffer::KeepAlive;
 
 /// A range of a device's memory, named through a handle of it.
@@ -49,11 +49,6 @@ impl DeviceRange {
     /// The length in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
-    }
-
-    /// Whether the range was named through this handle, or a clone of it.
-    pub fn is_of(&self, handle: &DeviceHandle) -> bool {
-        self.is_bound_to(&handle.0)
     }
 
     pub(super) fn is_bound_to(&self, bound: &Arc<Bound>) -> bool {
