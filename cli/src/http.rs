@@ -55,7 +55,7 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 
 /// Time without a pass of the accept loop after which `/healthz` fails.
 const ACCEPT_STALL: Duration = Duration::from_secs(10);
-/// Between two looks at whether clients are still served, at the end of the process.
+/// Interval at which it is checked, at the end of the process, whether clients are still served.
 const LINKS_STEP: Duration = Duration::from_millis(10);
 
 /// The HTTP server of a store process.
@@ -293,12 +293,13 @@ mod response_tests {
 
     #[test]
     fn every_field_of_stats_is_a_gauge_or_a_counter() {
-        let mut stats =
-            Stats { objects: 3, puts_stored: 7, ssd_state: "read-only".into(), ..Stats::default() };
+        let mut stats = Stats::default();
+        (stats.objects, stats.puts_stored, stats.ssd_state) = (3, 7, "read-only".into());
         stats.misses.insert("absent".into(), 5);
         stats.absent.insert("refused".into(), 5);
         stats.exists_absent.insert("unknown".into(), 1);
-        let tenant = NamespaceStats { hits: 9, dram_bytes: 4096, ..NamespaceStats::default() };
+        let mut tenant = NamespaceStats::default();
+        (tenant.hits, tenant.dram_bytes) = (9, 4096);
         stats.namespaces.insert("others".into(), tenant);
         stats.rdma_links_without.insert("peer".into(), 1);
         stats.rdma_stream_bytes.insert("small".into(), 1);

@@ -300,7 +300,7 @@ fn start_client<'scope>(
     serving: &'scope ServeState,
     stop: &'scope AtomicBool,
 ) {
-    let peer = link.facts().peer.clone();
+    let peer = link.params().peer.clone();
     let unmapped_bytes = link.stream().map_or(0, Socket::unmapped_bytes);
     if unmapped_bytes > 0 {
         log!(
@@ -371,7 +371,7 @@ fn transfer_size(text: &str) -> Result<Size, String> {
 
 /// Serve one client until its link closes or `stop` is set.
 fn serve_client(store: &Store, link: Box<dyn Link>, staging: StagingPool, stop: &AtomicBool) {
-    let peer = link.facts().peer.clone();
+    let peer = link.params().peer.clone();
     log!("serving peer={peer}");
     let mut server = match Server::new(store, link, staging) {
         Ok(server) => server,

@@ -1,4 +1,4 @@
-//! `doctor`: what it finds on this machine, and its exit status.
+//! `doctor`: its findings on this machine, and its exit status.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
 mod common;

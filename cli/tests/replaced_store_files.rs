@@ -93,7 +93,7 @@ fn repair_with_a_hard_linked_file_changes_nothing() {
     let segment = filled.segments()[0];
     let place = filled.records(segment).swap_remove(0);
     filled.flip(segment, place.offset + place.bytes - 1);
-    let (segments, _) = filled.place(segment);
+    let (segments, _) = filled.location(segment);
     std::fs::hard_link(&segments, segments.with_extension("backup")).expect("a second name");
     let contents = || -> Vec<_> {
         let paths = files_of_one(&filled).into_iter();

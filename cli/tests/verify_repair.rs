@@ -86,7 +86,7 @@ fn redundant_structure_is_rewritten_without_loss() {
             File::options().write(true).open(f.manifest_path(1)).unwrap().set_len(1 << 20).unwrap();
         }),
         ("checkpoint missing", |f| std::fs::remove_file(f.checkpoint_path(1)).unwrap()),
-        ("segment head", |f| flip(&f.place(middle(f)).0, f.place(middle(f)).1 + 50)),
+        ("segment header", |f| flip(&f.location(middle(f)).0, f.location(middle(f)).1 + 50)),
         ("footer", |f| f.flip(middle(f), SEGMENT_BYTES - 60)),
         ("footer gone", |f| f.write(middle(f), SEGMENT_BYTES - 8192, &[0; 8192])),
     ];
@@ -221,7 +221,7 @@ fn older_objects_are_dropped_if_removals_may_be_lost() {
 fn truncated_segments_file_is_extended_again() {
     for (flags, keeps) in [("--repair", false), ("--repair=keep", true)] {
         let f = FilledStore::new(2, true);
-        let (path, _) = f.place(SegmentId(0));
+        let (path, _) = f.location(SegmentId(0));
         // Segments 0 and 2 of this directory remain.
         File::options().write(true).open(&path).unwrap().set_len(2 * SEGMENT_BYTES).unwrap();
         let report = repaired(&f, &[flags]);
@@ -238,7 +238,7 @@ fn truncated_segments_file_is_extended_again() {
 #[test]
 fn missing_segments_file_is_created_again() {
     let f = FilledStore::new(2, true);
-    std::fs::remove_file(f.place(SegmentId(1)).0).unwrap();
+    std::fs::remove_file(f.location(SegmentId(1)).0).unwrap();
     repaired(&f, &["--repair", "--drop-missing-dirs"]);
     f.missing();
 }
@@ -343,7 +343,7 @@ fn store_in_use_or_with_wrong_directories_is_not_repaired() {
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{ran:?}");
         assert!(ran.stderr.contains(text), "{ran:?}");
     };
-    let held = File::open(f.place(SegmentId(0)).0).unwrap();
+    let held = File::open(f.location(SegmentId(0)).0).unwrap();
     held.lock_shared().unwrap();
     refused(&f, "the store is in use");
     drop(held);

@@ -13,6 +13,7 @@ pub mod client;
 #[doc(hidden)]
 pub mod rpc;
 
+pub use api::batch_queue::{BatchCompletion, BatchQueue};
 pub use api::error::{Error, ErrorKind, Result};
 pub use api::events::{Event, Events};
 pub use api::hits::{HitPolicy, PagesFound, PagesQuery, PoolQuery};
@@ -20,6 +21,7 @@ pub use api::outcome::{
     CloseReport, CompletedBatch, CompletedGet, CompletedPut, FlushReport, GetOutcome, MissCause,
     PutOutcome, Ticket, Tier,
 };
+pub use api::page_store::{PageGroup, PagePin, PageSession, PageStore, PageView};
 pub use api::request::{
     Destination, Get, GetSlice, Options, Put, PutGroup, PutSlice, RequestEpoch, Source,
 };

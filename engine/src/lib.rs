@@ -2,22 +2,19 @@
 //!
 //! ```
 //! use pagelith::layouts::{ids::PrefixHash, key::{ObjectKey, Role}, namespace::Namespace, shard::Shard};
-//! use pagelith::{Config, GetSlice, MachineLimits, Options, PutSlice, Size, Store};
+//! use pagelith::{Options, PageStore, Store};
 //!
-//! let mut config = Config::default(); // DRAM only; set `ssd.bytes` and `ssd.dirs` to survive a restart
-//! config.dram.bytes = Size::mib(8);
-//! let store = Store::open(config.validate(&MachineLimits::of_this_machine()?)?)?;
+//! let store = Store::builder().dram("8MiB").open()?; // add `.ssd("/nvme0", "1TiB")` to survive a restart
 //!
 //! let model = Namespace { model: "llama-3-8b".into(), page_tokens: 64, ..Namespace::default() }.id();
 //! // An object is one component of a page's pool: of the target or draft model, whole or of one rank.
 //! let key = |component| ObjectKey::new(model, PrefixHash([7; 32]), Role::Target, "kv", component, Shard::Whole);
-//! let (k, v) = (PutSlice { key: key("k")?, pieces: &[b"keys"] }, PutSlice { key: key("v")?, pieces: &[b"values"] });
-//! store.put_groups(&[&[k, v]], Options::default())[0].clone()?; // both visible, or neither
+//! let page = [(key("k")?, &b"keys"[..]), (key("v")?, &b"values"[..])];
+//! store.put_page(&page, Options::default())?; // both visible, or neither
 //!
-//! let mut value = [0u8; 6];
-//! let get = GetSlice { key: key("v")?, range: None, pieces: &mut [&mut value] };
-//! assert!(store.get_batch(&mut [get], Options::default())[0].as_ref().is_ok_and(|o| o.is_hit()));
-//! assert_eq!(&value, b"values");
+//! let mut values = [0; 6];
+//! assert!(store.get_one(key("v")?, &mut values, Options::default())?.is_hit());
+//! assert_eq!(&values, b"values");
 //! store.close()?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -52,10 +49,11 @@ pub use config::{Config, ConfigError, MachineLimits, Size, ValidConfig};
 pub(crate) use pagelith_client::api;
 pub use pagelith_client::client;
 pub use pagelith_client::{
-    CloseReport, CompletedBatch, CompletedGet, CompletedPut, Destination, Error, ErrorKind, Event,
-    Events, FlushReport, Get, GetOutcome, GetSlice, HitPolicy, MissCause, Options, PagesFound,
-    PagesQuery, PoolQuery, Put, PutGroup, PutOutcome, PutSlice, RequestEpoch, Result, Source,
-    Ticket, Tier,
+    BatchCompletion, BatchQueue, CloseReport, CompletedBatch, CompletedGet, CompletedPut,
+    Destination, Error, ErrorKind, Event, Events, FlushReport, Get, GetOutcome, GetSlice,
+    HitPolicy, MissCause, Options, PageGroup, PagePin, PageSession, PageStore, PageView,
+    PagesFound, PagesQuery, PoolQuery, Put, PutGroup, PutOutcome, PutSlice, RequestEpoch, Result,
+    Source, Ticket, Tier,
 };
 pub use pagelith_io as io;
 pub use pagelith_io::buffer::AlignedBuf;
@@ -67,6 +65,7 @@ pub use pagelith_transport as transport;
 pub use read::pin::Pin;
 pub use read::view::View;
 pub use state::stats::{NamespaceStats, Stats};
+pub use store::builder::StoreBuilder;
 pub use store::device_get::DeviceGet;
 pub use store::device_put::DevicePut;
 pub use store::embedded::Store;

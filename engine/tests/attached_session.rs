@@ -444,7 +444,7 @@ fn connection_full_of_late_batches_recovers() {
         let process = Process::at(way, &address, 1);
         let (client, mut buffers) = process.client(OBJECTS as usize);
         let mut session = client.session();
-        let mut put = |session: &mut pagelith::client::Session<'_>, n, options| {
+        let mut put = |session: &mut pagelith::client::Session, n, options| {
             let ticket = session.submit_put(puts(n, taken(&mut buffers)), options);
             let (outcomes, back) = was_put(session.wait(ticket, WAIT_MAX));
             buffers.extend(back);
@@ -530,7 +530,7 @@ fn memory_shared_during_a_session_is_exported_over_later_connections() {
     let process = Process::at(Transport::SharedArena, &address, 1);
     let (client, _) = process.client(1);
     let mut session = client.session();
-    let put = |session: &mut pagelith::client::Session<'_>, n, buffers| {
+    let put = |session: &mut pagelith::client::Session, n, buffers| {
         let ticket = session.submit_put(puts(n, buffers), Options::default());
         was_put(session.wait(ticket, WAIT_MAX))
     };

@@ -237,7 +237,9 @@ fn object_above_the_maximum_is_refused() {
     let max = store.opened().object_bytes_max as usize;
     // A segment of 1 MiB less its head, its footer and the record's header.
     assert_eq!(max, (1 << 20) - 3 * 4096);
-    let message = format!("object is too large key={} length={} max={max}", key(1), max + 1);
+    let remedy = "raise ssd.segment_bytes or dram.bytes";
+    let message =
+        format!("object is too large; {remedy} key={} length={} max={max}", key(1), max + 1);
     refused(put(&store, key(1), &bytes(1, max + 1)), ErrorKind::Invalid, &message);
     store_page(&store, 1, max);
     flush(&store);

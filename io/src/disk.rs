@@ -124,7 +124,7 @@ pub trait Queue: Send {
     /// Submit an operation. With no room left it is handed back unharmed. An operation with a
     /// detectable error (alignment, unknown file) is accepted and completes with a fault.
     fn submit(&mut self, token: u64, op: Op) -> Result<(), Op>;
-    /// Move every finished operation to `done`; start what was submitted. Never waits.
+    /// Move every finished operation to `done`; start the submitted ones. Never waits.
     fn poll(&mut self, done: &mut Vec<Completion>);
     /// As `poll`, but wait until at least one operation finished, none is in flight, or `timeout`
     /// passed.
@@ -165,8 +165,8 @@ pub trait Disk: Send + Sync {
         None
     }
     /// Register the `len` bytes at address `base`, as far as this backend can, so that reads into
-    /// them skip the page look-up, until the registration is dropped. The memory must stay mapped
-    /// to the same pages for that time. The cost is one look-up of all pages, now and at each
+    /// them skip the page lookup, until the registration is dropped. The memory must stay mapped
+    /// to the same pages for that time. The cost is one lookup of all pages, now and at each
     /// queue's next read. A fault says why registration failed; reads work without it.
     fn register(&self, _base: usize, _len: usize) -> Result<Registration, IoFault> {
         Ok(Registration::none())

@@ -87,7 +87,7 @@ pub struct Learned {
     pub counts: Box<LearnedCounts>,
 }
 
-/// Encode what was learned up to the checkpoint `serial` of `store`.
+/// Encode the state learned up to the checkpoint `serial` of `store`.
 pub fn encode(learned: &Learned, store: StoreId, serial: u64) -> Vec<u8> {
     let head = LearnedHead {
         magic: MAGIC,
@@ -114,7 +114,7 @@ pub fn encode(learned: &Learned, store: StoreId, serial: u64) -> Vec<u8> {
     out
 }
 
-/// Read what was learned up to the checkpoint `serial` of `store`.
+/// Read the state learned up to the checkpoint `serial` of `store`.
 pub fn decode(bytes: &[u8], store: StoreId, serial: u64) -> Result<Learned, FormatError> {
     let short = FormatError::Short {
         structure: WHAT,

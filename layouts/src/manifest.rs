@@ -176,7 +176,7 @@ impl Manifest {
     ) -> Option<u32> {
         let fact = self.segments.get_mut(id.0 as usize)?;
         (fact.incarnation, fact.order) = (incarnation.0, order.0);
-        Some(self.touch(1 + id.0 / FACTS as u32))
+        Some(self.mark_changed(1 + id.0 / FACTS as u32))
     }
 
     /// Generation of a namespace.
@@ -220,10 +220,10 @@ impl Manifest {
         let known = &mut self.namespaces[block][at].generation;
         *known = generation.0.max(*known);
         let first = 1 + self.superblock.segment_count.div_ceil(FACTS as u32);
-        Some(self.touch(first + block as u32))
+        Some(self.mark_changed(first + block as u32))
     }
 
-    fn touch(&mut self, block: u32) -> u32 {
+    fn mark_changed(&mut self, block: u32) -> u32 {
         if let Some(s) = self.sequences.get_mut(block as usize) {
             *s += 1;
         }

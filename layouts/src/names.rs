@@ -21,7 +21,7 @@ pub fn is_store_file(name: &str) -> bool {
 
 /// Location of a segment: (directory, byte offset in that directory's segments file). Segments are
 /// striped over the directories, so that neighbours in the log are on different drives.
-pub fn segment_place(
+pub fn segment_location(
     segment: crate::ids::SegmentId,
     dirs: u32,
     segment_bytes: u64,
@@ -55,14 +55,14 @@ mod tests {
 
     #[test]
     fn neighbouring_segments_are_in_different_directories() {
-        let places: Vec<_> = (0..5).map(|i| segment_place(SegmentId(i), 2, 4096)).collect();
-        assert_eq!(places, [(0, 0), (1, 0), (0, 4096), (1, 4096), (0, 8192)]);
+        let locations: Vec<_> = (0..5).map(|i| segment_location(SegmentId(i), 2, 4096)).collect();
+        assert_eq!(locations, [(0, 0), (1, 0), (0, 4096), (1, 4096), (0, 8192)]);
         assert_eq!(
-            segment_place(SegmentId(7), 0, 4096),
+            segment_location(SegmentId(7), 0, 4096),
             (0, 7 * 4096),
             "no directory counts as one"
         );
-        let far = segment_place(SegmentId(u32::MAX), 1, 1 << 28);
+        let far = segment_location(SegmentId(u32::MAX), 1, 1 << 28);
         assert_eq!(far, (0, u64::from(u32::MAX) << 28), "no overflow at the format's bounds");
     }
 }

@@ -67,7 +67,7 @@ structure! {
         base_group: u64,
         /// Chain depth of the page if the writer knew it; else zero.
         depth: u32,
-        /// Bit 0: re-appended by reclaim. Other bits are zero.
+        /// Bit 0: reinserted by reclaim. Other bits are zero.
         flags: u32,
         /// Zero.
         reserved: [u8; 48],
@@ -95,7 +95,7 @@ structure! {
 const WHAT: &str = "record header";
 const MAGIC: [u8; 8] = *b"PLRECORD";
 const CHECKSUM_AT: usize = 8;
-const FLAG_MOVED: u32 = 1;
+const FLAG_REINSERTED: u32 = 1;
 
 /// Longest object in bytes.
 pub const OBJECT_BYTES_MAX: u64 = 128 << 20;
@@ -168,8 +168,8 @@ pub struct RecordFacts {
     pub block_bytes: u32,
     /// Chain depth.
     pub depth: u32,
-    /// Whether reclaim re-appended the record.
-    pub moved: bool,
+    /// Whether reclaim reinserted the record.
+    pub reinserted: bool,
 }
 
 /// An intact, self-consistent header. The caller must still compare its identity with the place it
@@ -250,7 +250,7 @@ impl<'a> Record<'a> {
             base_group: GroupId(h.base_group),
             block_bytes: h.block_bytes,
             depth: h.depth,
-            moved: h.flags & FLAG_MOVED != 0,
+            reinserted: h.flags & FLAG_REINSERTED != 0,
         }
     }
 

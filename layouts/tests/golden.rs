@@ -111,7 +111,7 @@ fn golden_group_is_read_in_every_field() {
             base_group: GroupId(0),
             block_bytes: 32_768,
             depth: 3,
-            moved: false,
+            reinserted: false,
         }
     );
     assert_eq!((r.header_bytes(), r.record_bytes(), r.member_count()), (4096, 4 * 4096, 3));
@@ -133,7 +133,7 @@ fn golden_object_of_several_blocks_is_read() {
     let image = golden("segment.bin");
     let r = Record::decode(&image[OBJECT_AT as usize..]).expect("a record");
     let (facts, objects) = object();
-    assert_eq!((r.facts(), r.facts().moved, r.facts().depth), (facts, true, 9));
+    assert_eq!((r.facts(), r.facts().reinserted, r.facts().depth), (facts, true, 9));
     let m = r.member(0).expect("a member");
     assert_eq!(
         (m.length, m.first_block, m.block_count, r.record_bytes()),

@@ -14,7 +14,7 @@ const SUM: usize = 8;
 #[test]
 fn group_record_round_trips() {
     let (facts, objects) = group_of_three(4096);
-    let facts = RecordFacts { moved: true, generation: Generation(7), ..facts };
+    let facts = RecordFacts { reinserted: true, generation: Generation(7), ..facts };
     let image = record(&facts, &objects);
     let r = Record::decode(&image).expect("what was written");
     assert_eq!(r.facts(), facts);

@@ -1,6 +1,6 @@
 """Compares Pagelith with SGLang's file backend, Mooncake and LMCache's file adapters, in one run
 with the same shapes: GB/s and CPU-seconds per GB of puts (until they are on the drive, for the
-sides that use one) and of gets, and existence look-ups per second.
+sides that use one) and of gets, and existence lookups per second.
 
     python compare.py CLIENTS DIR [--sizes 65536,1048576] [--rounds 3] [--bytes 536870912] [--sides "SGLang: file/LMCache: fs"]
 

@@ -1,6 +1,6 @@
 """Gets and puts of a client of a store process, in host memory: Pagelith over TCP, through rings in
 shared memory, and from shared memory without a transfer, against Mooncake, alternating. GB/s and
-CPU-seconds per GB of both processes together, and look-ups per second.
+CPU-seconds per GB of both processes together, and lookups per second.
 
     python compare_mooncake.py PROGRAM [--sizes 65536,1048576] [--rounds 5] [--modes "pagelith TCP/mooncake TCP"]
 
@@ -252,7 +252,7 @@ def main():
                 sides[name] = made(given.program, how)
             except Exception as error:  # a mode that does not run here is said, and the others go on
                 print(f"{name} does not run here: {error!r}", file=sys.stderr)
-        print("| object | client | put GB/s | CPU-s/GB | get GB/s | CPU-s/GB | look-ups, keys/s |\n| ---: | --- | ---: | ---: | ---: | ---: | ---: |")
+        print("| object | client | put GB/s | CPU-s/GB | get GB/s | CPU-s/GB | lookups, keys/s |\n| ---: | --- | ---: | ---: | ---: | ---: | ---: |")
         for size in map(int, given.sizes.split(",")):
             rounds = {name: [] for name in sides}
             for _ in range(given.rounds + 1):

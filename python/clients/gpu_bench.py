@@ -182,7 +182,7 @@ class Bench:
             if not registration.used:
                 raise RuntimeError("the store has no use for it: no io_uring")
             self.read(row, store, turn, "registered")
-            row.told[f"registered: rings have {memory.buffers_of_rings()} stretches"] += 1
+            row.told[f"registered: rings have {memory.buffers_of_rings()} ranges"] += 1
         with row.attempt("overlapped", self.device), contextlib.ExitStack() as stack:
             if "registered" not in row.failed:
                 stack.enter_context(store.register((row.host.address, self.nbytes)))

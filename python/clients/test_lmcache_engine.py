@@ -54,7 +54,7 @@ class EngineProcess(unittest.TestCase):
             self.assertEqual(engine.read(remote, [0, 500, 2]), ([True, False, True], 0))
             keys = [engine.key(chunk) for chunk in (0, 1, 500, 2)]
             self.assertEqual((remote.batched_contains(keys), remote.contains(keys[2]), remote.contains(keys[3])), (2, False, True))
-            asked = remote.connection.batched_get_non_blocking("a look-up", keys)
+            asked = remote.connection.batched_get_non_blocking("a lookup", keys)
             came = asyncio.run_coroutine_threadsafe(asked, remote.loop).result(60)
             self.assertEqual([memory.get_size() for memory in came], [len(engine.content(chunk)) for chunk in (0, 1)])
             for memory in came:

@@ -1,4 +1,4 @@
-//! Access to the store behind a Python object: only in the process that opened it, only until it is
+//! Access to the store of a Python object: only in the process that opened it, only until it is
 //! closed, and with the GIL released.
 
 use std::sync::{Arc, PoisonError, RwLock};

@@ -14,7 +14,7 @@ use crate::memory::Memory;
 use crate::outcome::PutOutcome;
 use crate::sequences::{ListOf, Memories};
 
-/// One request of an engine: all objects that calls touch under it count as equally recent.
+/// One request of an engine: all objects that its calls name count as equally recent.
 #[pyclass(frozen, module = "pagelith")]
 pub struct Request(pub pagelith::RequestEpoch);
 
@@ -188,7 +188,7 @@ impl GetBatch<'_> {
                 pieces,
             })
             .collect();
-        store.get(&mut gets, options)
+        store.get_batch(&mut gets, options)
     }
 }
 

@@ -4,11 +4,11 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use pagelith::layouts::key::ObjectKey;
-use pagelith::{ErrorKind, OpenGroupId, Options, PutSlice, Result, client};
+use pagelith::{ErrorKind, Options, PageGroup, Result};
 use pyo3::prelude::*;
 
 use crate::arguments;
-use crate::call::{put_options, puts};
+use crate::call::{PutBatch, put_options, puts};
 use crate::errors::{UnavailableError, raised};
 use crate::handle::StoreHandle;
 use crate::keys::Key;
@@ -21,107 +21,16 @@ use crate::store::{Store, is_forked};
 #[pyclass(frozen, module = "pagelith")]
 pub struct Group {
     store: Py<Store>,
-    /// `None` only while the group is dropped.
-    id: Option<GroupName>,
-    /// This object committed or aborted the group. A store process would still answer calls for it,
-    /// with the state that is visible now.
+    /// Its number in the store.
+    number: u64,
+    /// This object committed or aborted the group. The store would still answer calls for it, with
+    /// the state that is visible now.
     is_over: AtomicBool,
     process: u32,
 }
 
-/// The name of a group within its store.
-enum GroupName {
-    Embedded(OpenGroupId),
-    Attached(client::OpenGroupId),
-}
-
-/// A group, resolved in the store that it belongs to.
-enum OpenGroup<'a> {
-    Embedded(pagelith::Group<'a>),
-    Attached(client::Group<'a>),
-}
-
-impl GroupName {
-    fn begin(store: &StoreHandle, required: &[ObjectKey], options: Options) -> Result<GroupName> {
-        match store {
-            StoreHandle::Embedded(store) => {
-                store.begin_group(required, options).map(|group| GroupName::Embedded(group.id()))
-            }
-            StoreHandle::Attached(store) => {
-                store.begin_group(required, options).map(|group| GroupName::Attached(group.id()))
-            }
-        }
-    }
-
-    /// `None` if the group has ended, as far as this process knows.
-    fn open<'a>(&self, store: &'a StoreHandle) -> Option<OpenGroup<'a>> {
-        match (self, store) {
-            (GroupName::Embedded(id), StoreHandle::Embedded(store)) => {
-                store.open_group(*id).map(OpenGroup::Embedded)
-            }
-            (GroupName::Attached(id), StoreHandle::Attached(store)) => {
-                store.open_group(id).map(OpenGroup::Attached)
-            }
-            (GroupName::Embedded(_), StoreHandle::Attached(_))
-            | (GroupName::Attached(_), StoreHandle::Embedded(_)) => None,
-        }
-    }
-}
-
-impl OpenGroup<'_> {
-    fn put(
-        &self,
-        objects: &[PutSlice<'_>],
-        options: Options,
-    ) -> Result<Vec<Result<pagelith::PutOutcome>>> {
-        match self {
-            OpenGroup::Embedded(group) => Ok(group.put(objects, options)),
-            OpenGroup::Attached(group) => {
-                let outcomes = group.put(objects, options);
-                // Raised if every object failed for this reason, as an embedded store raises it
-                // when it finds the group ended before the put.
-                match outcomes.iter().all(is_unavailable) {
-                    true => outcomes.into_iter().map(|outcome| outcome.map(Ok)).collect(),
-                    false => Ok(outcomes),
-                }
-            }
-        }
-    }
-
-    fn missing(&self) -> Result<Vec<ObjectKey>> {
-        match self {
-            OpenGroup::Embedded(group) => Ok(group.missing()),
-            OpenGroup::Attached(group) => group.missing(Options::default()),
-        }
-    }
-
-    fn commit(&self, options: Options) -> Result<PutOutcome> {
-        match self {
-            OpenGroup::Embedded(group) => Ok(PutOutcome(group.commit(options))),
-            OpenGroup::Attached(group) => {
-                let outcome = group.commit(options);
-                if is_unavailable(&outcome) {
-                    outcome.map(|put| PutOutcome(Ok(put)))
-                } else {
-                    Ok(PutOutcome(outcome))
-                }
-            }
-        }
-    }
-
-    fn abort(self) -> Result<()> {
-        match self {
-            OpenGroup::Embedded(group) => {
-                group.abort();
-                Ok(())
-            }
-            OpenGroup::Attached(group) => group.abort(),
-        }
-    }
-}
-
-/// The store process says that the group has ended, or the link that it was begun on has ended, or
-/// the store process did not respond in time.
+/// The store says that the group has ended, or the link that it was begun on has ended, or the
+/// store process did not respond in time.
 fn is_unavailable<T>(outcome: &Result<T>) -> bool {
     outcome.as_ref().is_err_and(|error| error.kind == ErrorKind::Unavailable)
 }
@@ -132,32 +41,24 @@ impl Group {
         required: Vec<ObjectKey>,
         options: Options,
     ) -> PyResult<Group> {
-        let id =
-            store.get().with(store.py(), |store| GroupName::begin(store, &required, options))?;
-        let id = Some(id.map_err(|error| raised(&error))?);
+        let number = store.get().with(store.py(), |store| store.begin(&required, options))?;
+        let number = number.map_err(|error| raised(&error))?;
         let (store, is_over) = (store.clone().unbind(), AtomicBool::new(false));
-        Ok(Group { store, id, is_over, process: std::process::id() })
-    }
-
-    fn name(&self) -> Option<&GroupName> {
-        self.id.as_ref().filter(|_| !self.is_over.load(Relaxed))
+        Ok(Group { store, number, is_over, process: std::process::id() })
     }
 
     /// Calls `body` with the group, unless the group has ended.
     fn with<R: Send>(
         &self,
         py: Python<'_>,
-        body: impl FnOnce(OpenGroup<'_>) -> Result<R> + Send,
+        body: impl FnOnce(&dyn PageGroup) -> Result<R> + Send,
     ) -> PyResult<R> {
-        let done = self
-            .store
-            .get()
-            .with(py, |store| self.name().and_then(|id| id.open(store)).map(body))?
-            .ok_or_else(|| {
-                UnavailableError::new_err(
-                    "the group is closed: committed, aborted, or past its deadline",
-                )
-            })?;
+        let group =
+            |store: &StoreHandle| store.group(self.number).filter(|_| !self.is_over.load(Relaxed));
+        let done = self.store.get().with(py, |store| group(store).map(|group| body(&*group)))?;
+        let done = done.ok_or_else(|| {
+            UnavailableError::new_err("the group is closed: committed, or aborted")
+        })?;
         done.map_err(|error| raised(&error))
     }
 }
@@ -165,9 +66,14 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         if is_forked(self.process) {
-            // The link belongs to the parent process.
-            std::mem::forget(self.id.take());
+            return; // The link belongs to the parent process.
         }
+        // The GIL is released: a thread that holds the store's lock may wait for the GIL.
+        Python::attach(|py| {
+            let store = self.store.get();
+            // A store that was closed meanwhile has no groups.
+            let _ = store.with(py, |store| store.release_group(self.number));
+        });
     }
 }
 
@@ -187,12 +93,22 @@ impl Group {
         #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
     ) -> PyResult<Vec<PutOutcome>> {
         let options = put_options(request, depth, timeout, wait)?;
-        puts(keys, &sources, |objects| self.with(py, |group| group.put(&objects.slices(), options)))
+        let put = |objects: PutBatch<'_>| {
+            self.with(py, |group| {
+                let outcomes = group.put(&objects.slices(), options);
+                // Raised if every object failed for this reason.
+                match outcomes.iter().all(is_unavailable) {
+                    true => outcomes.into_iter().map(|outcome| outcome.map(Ok)).collect(),
+                    false => Ok(outcomes),
+                }
+            })
+        };
+        puts(keys, &sources, put)
     }
 
     /// The keys of the objects that are still to be put.
     fn missing(&self, py: Python<'_>) -> PyResult<Vec<Key>> {
-        let missing = self.with(py, |group| group.missing())?;
+        let missing = self.with(py, |group| group.missing(Options::default()))?;
         Ok(missing.into_iter().map(Key).collect())
     }
 
@@ -207,14 +123,17 @@ impl Group {
         #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
     ) -> PyResult<PutOutcome> {
         let options = put_options(request, depth, timeout, wait)?;
-        let outcome = self.with(py, |group| group.commit(options))?;
+        let outcome = self.with(py, |group| {
+            let outcome = group.commit(options);
+            if is_unavailable(&outcome) { outcome.map(Ok) } else { Ok(outcome) }
+        })?;
         if matches!(
-            outcome.0,
+            outcome,
             Ok(pagelith::PutOutcome::Stored | pagelith::PutOutcome::AlreadyPresent)
         ) {
             self.is_over.store(true, Relaxed);
         }
-        Ok(outcome)
+        Ok(PutOutcome(outcome))
     }
 
     fn __repr__(&self) -> String {

@@ -40,7 +40,7 @@ pub fn open(
     log::deliver(py)?;
     let store = opened.map_err(|error| raised(&error))?;
     let report = Py::new(py, OpenReport::of(py, store.opened())?)?;
-    Ok((StoreHandle::Embedded(Box::new(store)), name, report))
+    Ok((StoreHandle::embedded(store), name, report))
 }
 
 /// Attach to the store process at an address; returns the store and its description.

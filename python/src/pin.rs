@@ -2,22 +2,22 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use pagelith::PagePin;
 use pyo3::prelude::*;
 
-use crate::handle::PinHandle;
 use crate::repr::python_bool;
 use crate::store::is_forked;
 
 /// Protects objects from eviction and reclaim. A context manager.
 #[pyclass(frozen, module = "pagelith")]
 pub struct Pin {
-    pin: Mutex<Option<PinHandle>>,
+    pin: Mutex<Option<Box<dyn PagePin>>>,
     objects: usize,
     process: u32,
 }
 
 impl Pin {
-    pub fn of(pin: PinHandle, process: u32) -> Pin {
+    pub fn of(pin: Box<dyn PagePin>, process: u32) -> Pin {
         let objects = pin.pinned();
         Pin { pin: Mutex::new(Some(pin)), objects, process }
     }
@@ -40,7 +40,7 @@ impl Pin {
         }
         py.detach(|| {
             let pin = self.pin.lock().unwrap_or_else(PoisonError::into_inner);
-            pin.as_ref().is_some_and(PinHandle::is_held)
+            pin.as_ref().is_some_and(|pin| pin.is_held())
         })
     }
 

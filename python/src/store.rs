@@ -110,13 +110,13 @@ impl Store {
     }
 
     /// Register a buffer, tensor or (address, length) for repeated calls: reads from SSD save page
-    /// look-ups, and a store attached over RDMA reads and writes it directly. It must stay mapped
+    /// lookups, and a store attached over RDMA reads and writes it directly. It must stay mapped
     /// unchanged until the registration is released, which no call that uses it may outlast.
     fn register(this: &Bound<'_, Store>, memory: &Bound<'_, PyAny>) -> PyResult<Registration> {
         Registration::of(this.get(), memory, this.get().process)
     }
 
-    /// Begin a request: objects that its calls touch count as equally recent.
+    /// Begin a request: objects that its calls name count as equally recent.
     fn begin_request(&self, py: Python<'_>) -> PyResult<Request> {
         self.with(py, |store| Request(store.begin_request()))
     }
@@ -136,7 +136,9 @@ impl Store {
         #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
     ) -> PyResult<Vec<PutOutcome>> {
         let options = put_options(request, depth, timeout, wait)?;
-        puts(keys, &sources, |objects| self.with(py, |store| store.put(&objects.slices(), options)))
+        puts(keys, &sources, |objects| {
+            self.with(py, |store| store.put_batch(&objects.slices(), options))
+        })
     }
 
     /// Put the objects of one page as a group: visible together or not at all. Returns one outcome.
@@ -257,7 +259,7 @@ impl Store {
         self.submit(
             py,
             puts,
-            move |store, puts| store.put(&puts.lend().slices(), options),
+            move |store, puts| store.put_batch(&puts.lend().slices(), options),
             PutOutcome,
         )
     }
@@ -297,7 +299,7 @@ impl Store {
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
     ) -> PyResult<Vec<bool>> {
         let (keys, options) = (crate::keys::keys(keys), options(request, depth, timeout)?);
-        self.with(py, |store| store.exists(&keys, options))?.map_err(|error| raised(&error))
+        self.with(py, |store| store.exists_batch(&keys, options))?.map_err(|error| raised(&error))
     }
 
     /// The number of leading `keys` that are stored.
@@ -416,8 +418,9 @@ impl Store {
     ) -> PyResult<Vec<Option<View>>> {
         let keys = crate::keys::keys(keys);
         let options = options(None, 0, timeout)?;
-        let views =
-            self.with(py, |store| store.view(&keys, options))?.map_err(|error| raised(&error))?;
+        let views = self
+            .with(py, |store| store.view_batch(&keys, options))?
+            .map_err(|error| raised(&error))?;
         Ok(views
             .into_iter()
             .map(|view| view.and_then(|view| View::of(view, self.process)))
@@ -443,7 +446,9 @@ impl Store {
 
     /// Counters, by name; docs/operations.md describes each of them.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let stats = self.with(py, |store| store.stats())?.map_err(|error| raised(&error))?;
+        let stats = self
+            .with(py, |store| store.stats(pagelith::Options::default()))?
+            .map_err(|error| raised(&error))?;
         py.import("json")?.call_method1("loads", (PyBytes::new(py, stats.as_bytes()),))
     }
 

@@ -2,9 +2,9 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use pagelith::PageView;
 use pyo3::prelude::*;
 
-use crate::handle::ViewHandle;
 use crate::repr::python_bool;
 use crate::store::is_forked;
 
@@ -12,7 +12,7 @@ use crate::store::is_forked;
 /// view, or memory taken from it, exists.
 #[pyclass(frozen, module = "pagelith")]
 pub struct View {
-    view: Mutex<Option<ViewHandle>>,
+    view: Mutex<Option<Box<dyn PageView>>>,
     address: usize,
     nbytes: usize,
     process: u32,
@@ -20,8 +20,8 @@ pub struct View {
 
 impl View {
     /// `None` if this process could not map the memory.
-    pub fn of(view: ViewHandle, process: u32) -> Option<View> {
-        let (address, nbytes) = (view.address()?, view.len());
+    pub fn of(view: Box<dyn PageView>, process: u32) -> Option<View> {
+        let (address, nbytes) = (view.address()? as usize, view.length());
         Some(View { view: Mutex::new(Some(view)), address, nbytes, process })
     }
 }
@@ -60,7 +60,7 @@ impl View {
         }
         py.detach(|| {
             let view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
-            view.as_ref().is_some_and(ViewHandle::is_held)
+            view.as_ref().is_some_and(|view| view.is_held())
         })
     }
 

@@ -50,7 +50,7 @@ class Case(unittest.TestCase):
         return until(lambda: adapter.pop_completed_store_tasks().get(task)).said
 
     def look(self, adapter, chunks, told=None):
-        """The bits of a look-up; the found objects stay locked."""
+        """The bits of a lookup; the found objects stay locked."""
         task = adapter.submit_lookup_and_lock_task(chunks, layouts() if told is None else told)
         return until(lambda: adapter.query_lookup_and_lock_result(task)).bits
 
@@ -151,7 +151,7 @@ class Adapter(Case):
         self.assertEqual(self.load(again, chunks, into), [1] * 400)
         self.assertEqual(self.bytes_of(into), self.bytes_of(stored))
 
-    # Look-ups.
+    # Lookups.
 
     def test_load_reports_each_object_and_failed_ones_are_misses(self):
         adapter, chunks = self.adapter(), keys(1500)
@@ -241,7 +241,7 @@ class Adapter(Case):
         self.assertEqual(self.look(adapter, chunks[:5]), [1] * 5)
         adapter.submit_unlock(chunks[:10])
         self.flood(adapter, "first", 100)
-        # Five were found twice and unlocked once; the pin of the same look-up keeps the others
+        # Five were found twice and unlocked once; the pin of the same lookup keeps the others
         # found with them.
         into = [Memory() for _ in range(20)]
         self.assertEqual(self.load(adapter, chunks, into)[:5], [1] * 5)
@@ -272,7 +272,7 @@ class Adapter(Case):
         now[0] = 90
         self.assertEqual((locks.is_locked("a"), locks.is_locked("c"), locks.count()), (False, False, 0))
         self.assertEqual(released, ["none", "first", "second", "third"])
-        # Unlocked by the first look-up, and locked by the next one after the first has ended.
+        # Unlocked by the first lookup, and locked by the next one after the first has ended.
         locks.lock("de", pin("fourth"))
         locks.unlock("d")
         now[0] = 120
@@ -358,7 +358,7 @@ class Adapter(Case):
             self.assertEqual(self.load(adapter, keys(30)[20:], into[10:]), [0] * 10)
             some = chunks[10:] + keys(31)[30:]
             self.assertEqual(self.look(adapter, some), [0] * 11)
-            # The look-up has what the pin left of the time.
+            # The lookup has what the pin left of the time.
             self.assertLessEqual(waited[0], 0.2)
             # Pinning failed: it is suspended for now.
             self.assertEqual((self.look(adapter, some), asked), ([0] * 11, [0.1]))
@@ -433,7 +433,7 @@ class Adapter(Case):
         self.assertEqual(self.look(other, chunks), [0] * 50 + [1] * 50)
         self.assertTrue(other.report_status()["is_healthy"])
         other.submit_unlock(chunks)
-        # A stalled process costs a look-up its second, and the status nothing.
+        # A stalled process costs a lookup its second, and the status nothing.
         stop(process)
         started = time.monotonic()
         with self.assertLogs("pagelith.lmcache"):
@@ -480,7 +480,7 @@ class Adapter(Case):
     def test_object_stored_twice_is_counted_once(self):
         adapter, chunks = self.adapter(), keys(1)
         self.assertEqual(self.store(adapter, chunks * 2, [Memory(0), Memory(0)]), (True, SIZE))
-        # The store evicted it, and it was stored again before a look-up.
+        # The store evicted it, and it was stored again before a lookup.
         adapter._store.remove(adapter._names.all_of(chunks[0]))
         self.assertEqual(self.store(adapter, chunks, [Memory(0)]), (True, SIZE))
         self.assertEqual(adapter.told, [("stored", chunks, [SIZE])])
@@ -555,7 +555,7 @@ class Adapter(Case):
         serialized = lambda seed=None, length=999: Memory(seed, ((length,),), (UINT8,))  # noqa: E731
         adapter, chunks = self.adapter(serde="fp8 e4m3fn"), keys(2)
         self.assertEqual(self.store(adapter, chunks, [serialized(0), serialized(1)]), (True, 2 * 999))
-        # A look-up brings the layout before the serde.
+        # A lookup brings the layout before the serde.
         self.assertEqual(self.look(adapter, chunks), [1, 1])
         into = serialized()
         self.assertEqual(self.load(adapter, chunks[:1], [into]), [1])

@@ -53,8 +53,8 @@ class Lines(unittest.TestCase):
         with self.said() as lines:
             for n in range(100):
                 self.now = n * EVERY_S / 99.5
-                self.failures.call(("look-up", "read", "write")[n % 3], pagelith.UnavailableError("there is no link to the store"))
-        self.assertEqual(lines, ["WARNING:here:pagelith: a look-up failed: there is no link to the store store=unix:/x failed_calls=1"])
+                self.failures.call(("lookup", "read", "write")[n % 3], pagelith.UnavailableError("there is no link to the store"))
+        self.assertEqual(lines, ["WARNING:here:pagelith: a lookup failed: there is no link to the store store=unix:/x failed_calls=1"])
         self.now = EVERY_S
         with self.said() as lines:
             self.failures.call("read", pagelith.UnavailableError("there is no link to the store"))
@@ -68,7 +68,7 @@ class Lines(unittest.TestCase):
             for _ in range(100):
                 self.failures.read([self.key] * 2, [outcome] * 2)
                 self.failures.written([outcome] * 2)
-                self.failures.call("look-up", down.error)
+                self.failures.call("lookup", down.error)
         self.assertEqual(len(lines), 1)
         self.assertIn("a read failed for 2 of 2 objects", lines[0])
 
@@ -110,7 +110,7 @@ class Lines(unittest.TestCase):
                 try:
                     raise KeyError("a fault")
                 except KeyError as error:
-                    self.failures.call("look-up", error)
+                    self.failures.call("lookup", error)
         self.assertEqual(len(lines), 1)
         self.assertIn("Traceback", lines[0])
 

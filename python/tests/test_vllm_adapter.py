@@ -287,7 +287,7 @@ class Tier(Case):
         self.addCleanup(tier.shutdown)
         self.run_job(tier.submit_store, chunks[:1], [0])
         self.finished(tier)
-        # The look-up manager for a store process.
+        # The lookup manager for a store process.
         tier._lookup_manager = sys.modules["pagelith.vllm.tier"]._Lookups(tier)
         self.assertEqual([tier.lookup(chunk, REQUEST) for chunk in chunks], [LookupResult.RETRY] * 2)
         tier.on_schedule_end(None)

@@ -54,7 +54,7 @@ class Connector(Case):
         prompt, ids = hashes(count), list(range(count + 1, 2 * count + 1))
         request = Request("second", count * TOKENS + 1, prompt)
         self.assertEqual(engine.begin(request, ids), (count * TOKENS, False))
-        # Removed between the look-up and the load.
+        # Removed between the lookup and the load.
         gone = [at for at in range(count) if at % 3 == 1]
         engine.store.remove(engine.keys([prompt[at] for at in gone]))
         with self.assertLogs("pagelith.vllm.worker", "WARNING"):

@@ -89,7 +89,7 @@ class Events(Case):
         # Once.
         engine.scheduler.get_num_new_matched_tokens(request, 0)
         self.assertEqual(list(engine.scheduler.take_events()), [])
-        # A request that computed a stored block made no look-up that reported it.
+        # A request that computed a stored block made no lookup that reported it.
         engine.answer(Request("third", 4 * TOKENS, prompt), [1, 2, 3, 4], {})
         self.assertEqual([event.block_hashes for event in engine.scheduler.take_events()], [[prompt[3]]])
         engine.store.remove(engine.keys(prompt[3:]))

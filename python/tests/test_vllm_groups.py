@@ -81,7 +81,7 @@ class Groups(Case):
         prompt, tables = hashes(8), left(apart(9, start=40), 8)
         request = Request("second", 8 * TOKENS + 1, prompt)
         self.assertEqual(engine.begin(request, tables), (8 * TOKENS, True))
-        # Removed between the look-up and the load: the last page of the windows.
+        # Removed between the lookup and the load: the last page of the windows.
         engine.store.remove(engine.keys(prompt[7:8], 1))
         with self.assertLogs("pagelith.vllm.worker", "WARNING"):
             told = engine.step(Output())

@@ -17,7 +17,7 @@ class Ranks(Case):
                 request = Request("second", 6 * TOKENS, prompt)
                 found, later = engine.begin(request, ids)
                 self.assertEqual(found, 4 * TOKENS)
-                # The first rank's slice of a block is removed between the look-up and the load.
+                # The first rank's slice of a block is removed between the lookup and the load.
                 first = engine.workers[0]._work._keys[0][0]
                 engine.store.remove(first.on_pages(prompt[1:2]))
                 with self.assertLogs("pagelith.vllm.worker", "WARNING"):

@@ -46,7 +46,7 @@ struct LateLink {
 }
 
 impl Link for LateLink {
-    fn facts(&self) -> &LinkParams {
+    fn params(&self) -> &LinkParams {
         &self.params
     }
 
@@ -54,7 +54,7 @@ impl Link for LateLink {
         LinkCounters::default()
     }
 
-    fn room(&self) -> LinkCapacity {
+    fn capacity(&self) -> LinkCapacity {
         let most = if self.closed.load(Relaxed) { 0 } else { 1 << 20 };
         LinkCapacity {
             frames: most,

@@ -36,7 +36,7 @@ pub struct Conn<S> {
     outbound: Outbound,
     exposures: Exposures,
     regions: LinkRegions,
-    facts: LinkParams,
+    params: LinkParams,
     limits: LinkLimits,
     counts: LinkCounters,
     /// Events that occurred outside of `poll`.
@@ -79,7 +79,7 @@ impl<S: Stream> Conn<S> {
             data_bytes_max: common.data_bytes_max,
             mac: sends,
         };
-        let facts = LinkParams {
+        let params = LinkParams {
             side,
             peer,
             peer_instance: common.peer_instance,
@@ -100,7 +100,7 @@ impl<S: Stream> Conn<S> {
             inbound: Inbound::new(reader),
             outbound: Outbound::new(writer, limits, first),
             exposures: Exposures::new(limits.exposures_max),
-            facts,
+            params,
             limits,
             counts: LinkCounters::default(),
             queued_events: Vec::new(),
@@ -159,8 +159,8 @@ impl<S: Stream> Conn<S> {
 
     /// Requests that this end may still send.
     fn operations_left(&self) -> usize {
-        match self.facts.side {
-            LinkRole::Client => self.facts.operations_max.saturating_sub(self.operations) as usize,
+        match self.params.side {
+            LinkRole::Client => self.params.operations_max.saturating_sub(self.operations) as usize,
             LinkRole::Server => 0,
         }
     }
@@ -170,7 +170,7 @@ impl<S: Stream> Conn<S> {
     /// [`LinkLimits::dead_after`], the client is taken for dead, as if it were silent. A push that
     /// waits for its device may need what the client reports, so the server reads then.
     fn is_congested(&self) -> bool {
-        self.facts.side == LinkRole::Server
+        self.params.side == LinkRole::Server
             && self.outbound.is_congested()
             && !self.outbound.is_blocked()
     }
@@ -200,8 +200,8 @@ impl<S: Stream> Conn<S> {
         self.outbound.complete_refs(&released, by_rdma, events, &mut self.counts);
         to_release.into_iter().for_each(|range| self.outbound.queue_release(range));
         self.operations = in_flight(self.operations, &events[had..]);
-        let max = self.facts.operations_max;
-        if self.facts.side == LinkRole::Server && self.operations > max {
+        let max = self.params.operations_max;
+        if self.params.side == LinkRole::Server && self.operations > max {
             return Err(LinkError::violation(format_args!(
                 "more operations are in flight than agreed max={max}"
             )));
@@ -251,7 +251,7 @@ impl<S: Stream> Conn<S> {
         }
     }
 
-    /// Handle what the devices have done.
+    /// Handle the completions of the devices.
     fn poll_devices(&mut self, events: &mut Vec<LinkEvent>) -> Result<(), LinkError> {
         let Polled { report, completed } = self.devices.poll()?;
         self.outbound.send_own(report.into_iter().collect());
@@ -260,7 +260,7 @@ impl<S: Stream> Conn<S> {
         Ok(())
     }
 
-    /// Hand over what was read from the client's memory.
+    /// Hand over the bytes that were read from the client's memory.
     fn end_reads(&mut self, reads: Vec<ReadDone>, events: &mut Vec<LinkEvent>) {
         for ReadDone { key, range, bytes } in reads {
             self.counts.bytes_in += bytes;
@@ -303,7 +303,10 @@ impl<S> Drop for Conn<S> {
     /// Wait for the devices, so that nothing writes to the memory that is dropped with the link.
     fn drop(&mut self) {
         if !self.devices.release() {
-            tracing::error!(peer = self.facts.peer, "memory of a link is leaked: a device uses it");
+            tracing::error!(
+                peer = self.params.peer,
+                "memory of a link is leaked: a device uses it; restart this process"
+            );
             let mut events = Vec::new();
             self.exposures.retract_all(true, &mut events);
             self.outbound.retract_all(true, &mut events);
@@ -321,17 +324,17 @@ fn in_flight(before: u32, events: &[LinkEvent]) -> u32 {
 }
 
 impl<S: Stream> Link for Conn<S> {
-    fn facts(&self) -> &LinkParams {
-        &self.facts
+    fn params(&self) -> &LinkParams {
+        &self.params
     }
 
     fn counts(&self) -> LinkCounters {
         self.counts
     }
 
-    fn room(&self) -> LinkCapacity {
+    fn capacity(&self) -> LinkCapacity {
         match self.stream {
-            Some(_) => self.outbound.room(self.exposures.room(), self.operations_left()),
+            Some(_) => self.outbound.capacity(self.exposures.room(), self.operations_left()),
             None => {
                 LinkCapacity { frames: 0, frame_bytes: 0, pushes: 0, exposures: 0, operations: 0 }
             }

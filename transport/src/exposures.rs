@@ -4,7 +4,7 @@
 //! - Each byte of an exposed range is received once, in order, so `accepted <= len`. The range is
 //!   complete when `accepted == len` and no READ into it is in flight. The memory leaves this
 //!   table in the same step: bytes that arrive later match no range.
-//! - A range of a retracted operation stays in this table while a device may write to it.
+//! - A range of a cancelled operation stays in this table while a device may write to it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSliceMut;
@@ -54,7 +54,7 @@ pub(crate) struct Exposures {
     /// The ranges of each operation, sorted by [`Exposure::start`]. Most are added at the back and
     /// removed from the front. No list is empty.
     ops: BTreeMap<OpId, VecDeque<Exposure>>,
-    /// Ranges of retracted operations to which a device may still write.
+    /// Ranges of cancelled operations to which a device may still write.
     held: BTreeMap<OpId, Vec<Exposure>>,
     /// Ranges in both.
     count: usize,
@@ -258,7 +258,7 @@ impl Exposures {
         self.find(key).into_iter().for_each(|found| found.reads += 1);
     }
 
-    /// End a READ. Hands the range back if it is complete, or if its operation was retracted and no
+    /// End a READ. Hands the range back if it is complete, or if its operation was cancelled and no
     /// READ into it is left.
     pub fn end_read(&mut self, key: ExposureKey) -> Option<LinkEvent> {
         if let Some(found) = self.find(key) {
@@ -292,12 +292,12 @@ impl Exposures {
         }
     }
 
-    /// Whether ranges of a retracted operation stay.
+    /// Whether ranges of a cancelled operation stay.
     pub fn holds(&self, op: OpId) -> bool {
         self.held.contains_key(&op)
     }
 
-    /// Hand back the ranges of a retracted operation: no device writes to them any more.
+    /// Hand back the ranges of a cancelled operation: no device writes to them any more.
     pub fn release(&mut self, op: OpId, events: &mut Vec<LinkEvent>) {
         for found in self.held.remove(&op).unwrap_or_default() {
             self.count -= 1;

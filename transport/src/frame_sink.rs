@@ -86,7 +86,7 @@ impl FrameSink<'_> {
         let length = u64::from(placed.length);
         let found = self.exposures.locate(facts.op, facts.item, facts.offset, placed.length)?;
         let Some(key) = found else {
-            // The operation was retracted: the memory waits for its outcome.
+            // The operation was cancelled: the memory waits for its outcome.
             self.counts.bytes_late += length;
             return Ok(true);
         };

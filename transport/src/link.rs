@@ -13,9 +13,10 @@
 //!   leaked; its event then has no parts.
 //! - Bytes are written only to memory exposed for exactly their operation, item and offset: each
 //!   byte once, in order, and only up to the exposed length. Bytes that match no exposed range are
-//!   read, discarded and counted. RDMA is the exception: a correct server keeps to the targets of
-//!   the operation, but a faulty one can write anywhere in a region that the client registered for
-//!   its peers, until the client has taken its queue pairs down (`docs/security.md`).
+//!   read, discarded and counted. RDMA is the exception: writes over several rails have no order. A
+//!   correct server keeps to the targets of the operation, but a faulty one can write anywhere in a
+//!   region that the client registered for its peers, until the client has taken its queue pairs
+//!   down (`docs/security.md`).
 //! - If both ends share memory ([`LinkRegions`](crate::shown::LinkRegions)), a push from that
 //!   memory is passed by reference and not sent. Its parts come back after the peer has released
 //!   the reference. The receiver gets its exposed memory back unwritten, and copies into it. After
@@ -191,13 +192,13 @@ pub struct LinkCounters {
 /// drops all memory that was not handed back.
 pub trait Link: Send {
     /// The negotiated parameters.
-    fn facts(&self) -> &LinkParams;
+    fn params(&self) -> &LinkParams;
 
     /// The counters.
     fn counts(&self) -> LinkCounters;
 
     /// The free capacity; all zero once the link is closed.
-    fn room(&self) -> LinkCapacity;
+    fn capacity(&self) -> LinkCapacity;
 
     /// Queue a control frame. Handed back if there is no room for it, if this end does not send its
     /// kind, if its body exceeds [`LinkParams::control_bytes_max`], and if it is a request while
@@ -214,7 +215,12 @@ pub trait Link: Send {
     }
 
     /// A reference to bytes in a region of the peer; `None` if it has handed over no such memory.
-    fn peer_ref(&self, _stretch: ItemRange, _place: (u32, u64), _length: u64) -> Option<ShmRef> {
+    fn peer_ref(
+        &self,
+        _range: ItemRange,
+        _region_offset: (u32, u64),
+        _length: u64,
+    ) -> Option<ShmRef> {
         None
     }
 
@@ -245,7 +251,7 @@ pub trait Link: Send {
     /// Release a reference: the bytes were copied, and this end no longer reads them.
     fn release_ref(&mut self, shown: ShmRef);
 
-    /// Cancel an operation: the next poll returns each of its exposed ranges in
+    /// Retract the memory of an operation: the next poll returns each of its exposed ranges in
     /// [`LinkEvent::Retracted`] and each of its pushes in [`LinkEvent::Pushed`], except those that
     /// a device still accesses. They come when it no longer does, or with the end of the link,
     /// which is closed after

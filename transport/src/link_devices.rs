@@ -38,7 +38,7 @@ pub(crate) struct Polled {
 }
 
 impl LinkDevices {
-    /// The devices of a link with this data plane. Memory of retracted operations waits for at most
+    /// The devices of a link with this data plane. Memory of cancelled operations waits for at most
     /// `revoke_timeout`.
     pub fn new(plane: Option<DataPlane>, revoke_timeout: Duration) -> LinkDevices {
         LinkDevices { plane: plane.map(Box::new), ending: None, revoke_timeout }
@@ -108,8 +108,8 @@ impl LinkDevices {
         Ok(Polled { report, completed })
     }
 
-    /// An error if a retracted operation has waited too long for the devices. This end may have
-    /// polled late itself: so it is called after what has arrived was counted.
+    /// An error if a cancelled operation has waited too long for the devices. This end may have
+    /// polled late itself: so it is called after arrivals were counted.
     pub fn check_retracted(&self, now: Mono) -> Result<(), LinkError> {
         let Some(plane) = self.plane.as_deref() else { return Ok(()) };
         match plane.retract_due(now, self.revoke_timeout) {
@@ -122,13 +122,13 @@ impl LinkDevices {
         }
     }
 
-    /// Retract an operation: nothing more is posted for it. Returns the READs that have ended by
-    /// that.
+    /// Retract the memory of an operation: nothing more is posted for it. Returns the READs that
+    /// have ended by that.
     pub fn retract(&mut self, op: OpId) -> Vec<ReadDone> {
         self.plane().map(|plane| plane.retract(op)).unwrap_or_default()
     }
 
-    /// Note that memory of a retracted operation waits for the devices.
+    /// Note that memory of a cancelled operation waits for the devices.
     pub fn note_retracted(&mut self, op: OpId, now: Mono) {
         self.plane().into_iter().for_each(|plane| plane.note_retracted(op, now));
     }

@@ -57,9 +57,9 @@ pub enum LinkError {
         /// The error.
         detail: String,
     },
-    /// The peer did not confirm the end of a retracted operation, so this end has revoked its
+    /// The peer did not confirm the end of a cancelled operation, so this end has revoked its
     /// access to memory by closing the link.
-    #[error("a retracted operation did not end in time limit_ms={limit_ms}")]
+    #[error("a cancelled operation did not end in time limit_ms={limit_ms}")]
     Revoked {
         /// The limit in milliseconds.
         limit_ms: u64,

@@ -92,7 +92,7 @@ impl Outbound {
         }
     }
 
-    pub fn room(&self, exposures: usize, operations: usize) -> LinkCapacity {
+    pub fn capacity(&self, exposures: usize, operations: usize) -> LinkCapacity {
         LinkCapacity {
             frames: self.limits.frames_max.saturating_sub(self.frames),
             frame_bytes: self.limits.frame_bytes_max.saturating_sub(self.frame_bytes),
@@ -141,7 +141,7 @@ impl Outbound {
 
     /// Whether [`Outbound::send`] takes a frame.
     pub fn takes(&self, frame: &Frame) -> bool {
-        let room = self.room(0, 0);
+        let room = self.capacity(0, 0);
         let kind = frame.kind;
         let ours = kind.is_sent_by(self.writer.side) && !kind.is_greeting();
         let users = ours

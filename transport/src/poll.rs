@@ -15,7 +15,7 @@ pub(crate) fn wait_for(descriptors: &[(BorrowedFd<'_>, bool)], timeout: Duration
     wait_for_any(awaited, timeout)
 }
 
-/// Wait at most `timeout` until one of these has what is awaited of it; false if none has. A
+/// Wait at most `timeout` until one of these is ready as requested; false if none has. A
 /// descriptor of which nothing is awaited is ignored.
 pub(crate) fn wait_for_any<'a>(
     descriptors: impl Iterator<Item = (BorrowedFd<'a>, Awaited)>,

@@ -14,7 +14,7 @@ pub(crate) struct PushCursor {
     pub framed: u64,
     /// Bytes that a device writes to the peer's memory.
     pub writing: u64,
-    /// Its operation was retracted.
+    /// Its operation was cancelled.
     pub is_retracted: bool,
     /// Position of the next byte to write: the part, and the offset in it.
     part: usize,

@@ -66,7 +66,7 @@ impl LinkRegions {
         if self.own.is_empty() {
             return None;
         }
-        let place = |part: &Part| {
+        let piece_of = |part: &Part| {
             let regions = self.own.iter().zip(0u32..);
             regions
                 .filter_map(|(region, number)| {
@@ -76,7 +76,7 @@ impl LinkRegions {
                 .map(|(number, at)| ShownPiece::new(number, at, part.len() as u64))
         };
         let pieces: Vec<ShownPiece> =
-            parts.iter().filter(|part| !part.is_empty()).map(place).collect::<Option<_>>()?;
+            parts.iter().filter(|part| !part.is_empty()).map(piece_of).collect::<Option<_>>()?;
         (!pieces.is_empty()).then_some(pieces)
     }
 

@@ -97,7 +97,7 @@ fn dial_instance(dial: &SocketDial, servers: &mut [&mut Listener]) -> Result<u8,
             links.push(link);
         }
         dialing = match dialing.wait(Duration::from_millis(1)) {
-            DialProgress::Ready(link) => return Ok(link.facts().peer_instance[0]),
+            DialProgress::Ready(link) => return Ok(link.params().peer_instance[0]),
             DialProgress::Failed(why) => return Err(why),
             DialProgress::Waiting(dialing) => dialing,
         };
@@ -180,7 +180,7 @@ fn hung_resolver_blocks_no_dial_and_uses_one_thread() {
     let instance = loop {
         server.poll(&mut links);
         third = match third.wait(Duration::from_millis(1)) {
-            DialProgress::Ready(link) => break link.facts().peer_instance[0],
+            DialProgress::Ready(link) => break link.params().peer_instance[0],
             dialled => waiting(dialled),
         };
     };

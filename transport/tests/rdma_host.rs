@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use fake::{Fake, copied, load};
 use pagelith_io::verbs::{
-    DeviceMemory, GidWish, HostMemory, NicWish, Place, RemoteAccess, VerbsError,
+    DeviceMemory, GidWish, HostMemory, Locality, NicWish, RemoteAccess, VerbsError,
 };
 use pagelith_transport::rdma::host::{RdmaHost, RdmaSettings};
 
@@ -52,7 +52,7 @@ impl World {
 }
 
 fn any() -> NicWish {
-    NicWish::Near(Place::default())
+    NicWish::Near(Locality::default())
 }
 
 fn memory(bytes: usize) -> Arc<HostMemory> {
@@ -127,11 +127,11 @@ fn region_is_registered_with_every_rail_in_equal_chunks() {
     }
     assert_eq!(region.remote_keys(2), None);
     let at = base(&memory);
-    let place = |address, length| region.offset_of(address, length);
-    assert_eq!(place(at, 1), Some(0));
-    assert_eq!(place(at + 7, 3 * MIB - 12), Some(7));
+    let offset_of = |address, length| region.offset_of(address, length);
+    assert_eq!(offset_of(at, 1), Some(0));
+    assert_eq!(offset_of(at + 7, 3 * MIB - 12), Some(7));
     for (address, length) in [(at, 0), (at - 1, 1), (at, 3 * MIB), (at + 8, usize::MAX)] {
-        assert_eq!(place(address, length), None);
+        assert_eq!(offset_of(address, length), None);
     }
     assert_eq!(host.registered_bytes(), 2 * (3 * MIB as u64 - 5));
     assert_eq!(host.regions().len(), 1);

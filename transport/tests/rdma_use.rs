@@ -66,8 +66,8 @@ fn peer_without_rdma_is_refused_where_it_is_demanded_and_counted_where_it_is_off
     assert!(matches!(&why, LinkError::NoRdma { .. }) && !why.retryable(), "{why}");
     assert!(why.to_string().contains("start the peer with --rdma"), "{why}");
     let link = dial(&mut listener, RdmaUse::Offered(host.clone())).expect("a link");
-    assert_eq!(link.facts().features & Feature::Rdma.bit(), 0);
-    assert!(link.facts().missing.contains(&"rdma"), "{:?}", link.facts().missing);
+    assert_eq!(link.params().features & Feature::Rdma.bit(), 0);
+    assert!(link.params().missing.contains(&"rdma"), "{:?}", link.params().missing);
     assert_eq!(host.counters().counts().no_rdma_peer, 2);
     dial(&mut listener, RdmaUse::Off).expect("a link");
     assert_eq!(host.counters().counts().no_rdma_peer, 2);
@@ -82,6 +82,6 @@ fn unix_socket_has_no_rdma_and_refuses_none() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut listener = listener(Address::Unix(dir.path().join("socket"))).with_rdma(host.clone());
     let link = dial(&mut listener, RdmaUse::Demanded(host.clone())).expect("a link");
-    assert_eq!(link.facts().features & Feature::Rdma.bit(), 0);
+    assert_eq!(link.params().features & Feature::Rdma.bit(), 0);
     assert_eq!(host.counters().counts().no_rdma_peer, 0);
 }

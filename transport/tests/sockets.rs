@@ -345,7 +345,7 @@ fn newest_common_version_is_chosen_or_refused() {
         let mut listener = listener(keys(1), of(theirs, 0), LinkLimits::default(), clock());
         let (client, server) = meet_over((of(ours, 0), Some(key(1))), &mut listener);
         let (mut client, mut server) = (client.expect("a link"), server.expect("a link"));
-        assert_eq!((client.facts().version, server.facts().version), (expected, expected));
+        assert_eq!((client.params().version, server.params().version), (expected, expected));
         client.send(request(1, b"in the agreed version")).expect("room");
         drive(&mut client, &mut server, |_, at_server| !at_server.is_empty());
     }
@@ -367,7 +367,7 @@ fn newest_common_version_is_chosen_or_refused() {
     // Shared memory and references to it are not for TCP, so they are not missed.
     let within_a_host = [Feature::SharedMemory, Feature::Shown];
     let offered = within_a_host.into_iter().fold(offer(), Capabilities::without).features;
-    assert_eq!(client.expect("a link").facts().missing, Feature::names(offered & !few.features));
+    assert_eq!(client.expect("a link").params().missing, Feature::names(offered & !few.features));
     let (client, server) =
         meet_over((of((1, 1), Feature::Durable.bit()), Some(key(1))), &mut listener);
     let text = client.map(|_| ()).expect_err("durable is required").to_string();
@@ -530,7 +530,7 @@ fn server_names_the_host_of_a_client_and_ignores_other_text() {
             }
         }
         match arrivals.pop() {
-            Some(AdmissionResult::Link(link)) => link.facts().peer.clone(),
+            Some(AdmissionResult::Link(link)) => link.params().peer.clone(),
             _ => panic!("refused"),
         }
     };

@@ -9,7 +9,7 @@ use pagelith::AlignedBuf;
 const HUGE_BYTES: usize = 4 << 20;
 
 /// Memory for `objects` values of this length, concatenated.
-pub(crate) fn touched(objects: usize, object_bytes: usize) -> anyhow::Result<AlignedBuf> {
+pub(crate) fn prefaulted(objects: usize, object_bytes: usize) -> anyhow::Result<AlignedBuf> {
     let len = (objects * object_bytes).max(HUGE_BYTES);
     let mut memory = AlignedBuf::new(len).context("no memory for the values")?;
     memory.fill(1);

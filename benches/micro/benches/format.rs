@@ -81,7 +81,7 @@ fn records(c: &mut Criterion) {
         base_group: GroupId(0),
         block_bytes: BLOCK_BYTES,
         depth: 0,
-        moved: false,
+        reinserted: false,
     };
     // A page's two objects of 64 KiB, and one of 4 MiB.
     for (shape, parts, blocks) in [("2 x 64 KiB", &["k", "v"][..], 2), ("1 x 4 MiB", &["kv"], 128)]

@@ -1,4 +1,4 @@
-//! The cost of a link: the same gets, puts and look-ups embedded, through shared memory, over a
+//! The cost of a link: the same gets, puts and lookups embedded, through shared memory, over a
 //! Unix socket without it, and over TCP, on a DRAM-only store. Client and server are two threads of
 //! one process. Gets and puts also with four batches in flight from one thread, embedded and by
 //! reference; a time is then that of one batch.

@@ -28,7 +28,7 @@ const PROMPT: usize = 1024;
 const PROMPTS: usize = 256;
 /// Pages of one put.
 const RUN: usize = 32;
-/// As many as the store's own look-up prefetches at once.
+/// As many as the store's own lookup prefetches at once.
 const GROUP: usize = 16;
 const SECRET: [u8; FINGERPRINT_KEY_BYTES] = [7; FINGERPRINT_KEY_BYTES];
 

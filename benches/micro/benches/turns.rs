@@ -6,7 +6,7 @@
 //! `cargo bench -p pagelith-micro --bench turns [-- ROUNDS [unsealed|by-calls|tcp|looks]]`:
 //! `unsealed` puts from mapped memory that is not sealed, served by a process that survives its
 //! truncation, and `by-calls` by one that does not; `tcp` gets over TCP and compares with a bare
-//! loop that sends, receives and checksums as many bytes; `looks` measures look-ups of one key, the
+//! loop that sends, receives and checksums as many bytes; `looks` measures lookups of one key, the
 //! median of 5,000 in each round. Prints the medians of all rounds (21), in us a batch, and the
 //! median of their ratios with the quartiles. A round counts only if two threads had a core each
 //! right before and right after it ([`cores`]); the number of failed checks is printed.
@@ -181,7 +181,7 @@ fn tcp(count: usize) {
     }
 }
 
-/// Median time of a look-up of one key, us.
+/// Median time of a lookup of one key, us.
 fn look(side: &StoreUnderTest<'_>, key: ObjectKey) -> f64 {
     const LOOKS: usize = 5000;
     let one = |_| {
@@ -195,7 +195,7 @@ fn look(side: &StoreUnderTest<'_>, key: ObjectKey) -> f64 {
     quartiles((0..LOOKS).map(one).collect())[1]
 }
 
-/// Look-ups of one key: of a present object and of an absent one.
+/// Lookups of one key: of a present object and of an absent one.
 fn looks(count: usize) {
     println!("| one key | embedded, us | shown, us | through rings alone, us | not two cores |");
     println!("| --- | ---: | ---: | ---: | ---: |");

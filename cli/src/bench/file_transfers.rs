@@ -70,7 +70,7 @@ impl LimitFile {
         for id in (0..manifest.superblock().segment_count).map(SegmentId) {
             let Some(segment) = Segment::load(&disk, &manifest, id)? else { continue };
             let Footer::Sealed { entries, .. } = &segment.footer else { continue };
-            let (_, start) = disk.segment_place(id, manifest.superblock());
+            let (_, start) = disk.segment_location(id, manifest.superblock());
             let place =
                 |e: &FooterEntry| start + u64::from(e.record_block + e.payload_block) * ALIGN;
             extents.extend(

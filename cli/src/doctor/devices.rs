@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use pagelith::io::device::{Device, DeviceError, DeviceFacts, Driver, DriverKind};
-use pagelith::io::verbs::Place;
+use pagelith::io::verbs::Locality;
 
 use super::check::{Check, size};
 
@@ -50,7 +50,7 @@ fn failed(name: &'static str, error: &DeviceError) -> Check {
 fn of_device(kind: DriverKind, facts: &DeviceFacts, sysfs: &Path) -> Check {
     let device = Device { driver: kind, ordinal: facts.ordinal };
     let unknown = || "unknown".to_owned();
-    let place = facts.pci.as_ref().and_then(|pci| Place::of_pci_device(sysfs, pci).ok());
+    let place = facts.pci.as_ref().and_then(|pci| Locality::of_pci_device(sysfs, pci).ok());
     let node = place.and_then(|place| place.node).map_or_else(unknown, |node| node.to_string());
     let memory = facts.memory_bytes.map_or_else(unknown, size);
     let pci = facts.pci.clone().unwrap_or_else(unknown);

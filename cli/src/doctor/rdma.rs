@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use pagelith::io::verbs::{Device, GidWish, Library, Place, Port, ScoredGid, VerbsError};
+use pagelith::io::verbs::{Device, GidWish, Library, Locality, Port, ScoredGid, VerbsError};
 
 use super::check::{Check, State, size};
 
@@ -85,17 +85,17 @@ fn of_device(library: &Arc<Library>, name: &str) -> Vec<Check> {
         Err(error) => return vec![failed("rdma-device", &error)],
     };
     let limits = device.limits();
-    let place = Place::of_device(Path::new(SYSFS), name);
+    let locality = Locality::of_device(Path::new(SYSFS), name);
     let found = format!(
         "device={name} numa_node={} ports={} max_mr_size={} max_qp_wr={} max_sge={}",
-        place.node.map_or_else(|| "unknown".to_owned(), |node| node.to_string()),
+        locality.node.map_or_else(|| "unknown".to_owned(), |node| node.to_string()),
         limits.ports,
         size(limits.max_mr_size),
         limits.max_qp_wr,
         limits.max_sge
     );
-    let gpus = Place::of_gpus(Path::new(SYSFS));
-    let mut checks = vec![Check::ok("rdma-device", found), distances(name, &place, &gpus)];
+    let gpus = Locality::of_gpus(Path::new(SYSFS));
+    let mut checks = vec![Check::ok("rdma-device", found), distances(name, &locality, &gpus)];
     for number in 1..=limits.ports {
         match Port::of(&device, number) {
             Ok(port) => checks.extend(of_port(name, &port)),
@@ -106,8 +106,8 @@ fn of_device(library: &Arc<Library>, name: &str) -> Vec<Check> {
 }
 
 /// The distance of a device to each GPU, which the automatic choice of devices uses.
-fn distances(device: &str, place: &Place, gpus: &[(String, Place)]) -> Check {
-    let each = gpus.iter().map(|(gpu, of)| format!("{gpu} {}", of.distance(place)));
+fn distances(device: &str, locality: &Locality, gpus: &[(String, Locality)]) -> Check {
+    let each = gpus.iter().map(|(gpu, of)| format!("{gpu} {}", of.distance(locality)));
     let all = match gpus.is_empty() {
         true => "no GPU".to_owned(),
         false => each.collect::<Vec<_>>().join("; "),
@@ -190,14 +190,14 @@ mod tests {
 
     #[test]
     fn distance_is_shown_for_each_gpu() {
-        let place = |path: &str, node| {
+        let locality = |path: &str, node| {
             let pci = path.split('/').map(str::to_owned).collect();
-            Place { pci, node: Some(node) }
+            Locality { pci, node: Some(node) }
         };
-        let nic = place("pci0000:15/0000:15:01.0/0000:16:00.0", 0);
+        let nic = locality("pci0000:15/0000:15:01.0/0000:16:00.0", 0);
         let gpus = [
-            ("0000:1a:00.0".to_owned(), place("pci0000:15/0000:15:02.0/0000:1a:00.0", 0)),
-            ("0000:85:00.0".to_owned(), place("pci0000:80/0000:80:01.0/0000:85:00.0", 1)),
+            ("0000:1a:00.0".to_owned(), locality("pci0000:15/0000:15:02.0/0000:1a:00.0", 0)),
+            ("0000:85:00.0".to_owned(), locality("pci0000:80/0000:80:01.0/0000:85:00.0", 1)),
         ];
         let check = distances("mlx5_0", &nic, &gpus);
         let right = "device=mlx5_0 gpus: 0000:1a:00.0 same PCIe root complex; \

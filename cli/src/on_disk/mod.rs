@@ -185,13 +185,13 @@ impl OnDisk {
     }
 
     /// Path of the file that contains a segment, and the segment's byte offset in it.
-    pub(crate) fn segment_place(
+    pub(crate) fn segment_location(
         &self,
         segment: SegmentId,
         superblock: &Superblock,
     ) -> (PathBuf, u64) {
         let (dir, offset) =
-            names::segment_place(segment, self.dir_count(), superblock.segment_bytes);
+            names::segment_location(segment, self.dir_count(), superblock.segment_bytes);
         (self.dirs.get(dir).map(|d| d.join(names::SEGMENTS)).unwrap_or_default(), offset)
     }
 
@@ -204,13 +204,13 @@ impl OnDisk {
         buf: &mut [u8],
     ) -> anyhow::Result<()> {
         let (dir, start) =
-            names::segment_place(segment, self.dir_count(), superblock.segment_bytes);
+            names::segment_location(segment, self.dir_count(), superblock.segment_bytes);
         let read = match self.segments.get(dir).and_then(Option::as_ref) {
             Some(file) => file.read_exact_at(buf, start + offset),
             None => Err(io::Error::new(io::ErrorKind::NotFound, "the file is missing")),
         };
         read.with_context(|| {
-            let (path, _) = self.segment_place(segment, superblock);
+            let (path, _) = self.segment_location(segment, superblock);
             format!("cannot read {segment} offset={offset} file={}", path.display())
         })
     }

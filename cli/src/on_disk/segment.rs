@@ -175,7 +175,7 @@ impl Segment {
     }
 }
 
-/// An intact segment head, of any store and position.
+/// An intact segment header, of any store and position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RawHead {
     /// Store.

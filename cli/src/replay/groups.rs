@@ -24,9 +24,9 @@ use super::target::{OpenTarget, wait};
 const WAITING_SHARE: u64 = 4;
 
 /// The open base group of a page.
-struct OpenGroup<'a, 's> {
+struct OpenGroup<'a> {
     unit: PageGroup<'a>,
-    group: Group<'s>,
+    group: Group,
 }
 
 /// The content of an object, ready to put.
@@ -89,7 +89,7 @@ impl RequestRunner<'_> {
             bail!("an attached store takes no groups in several calls")
         };
         let anchor = self.pages().base().first().map(|object| object.pool);
-        let mut open: Vec<OpenGroup<'_, '_>> = Vec::with_capacity(run.len());
+        let mut open: Vec<OpenGroup<'_>> = Vec::with_capacity(run.len());
         for (page, hash) in run.clone().zip(&hashes[run]) {
             let unit = self.pages().unit(page, *hash);
             let group = self.begin_group(store, unit, options)?;
@@ -112,12 +112,12 @@ impl RequestRunner<'_> {
         Ok(())
     }
 
-    fn begin_group<'a, 's>(
+    fn begin_group<'a>(
         &mut self,
-        store: &'s Store,
+        store: &Store,
         unit: PageGroup<'a>,
         options: Options,
-    ) -> anyhow::Result<OpenGroup<'a, 's>> {
+    ) -> anyhow::Result<OpenGroup<'a>> {
         let required: Vec<ObjectKey> = unit.keys().collect();
         let options = Options { depth: depth_of(Some(unit.page)), ..options };
         let mut busy_since = None;
@@ -137,7 +137,7 @@ impl RequestRunner<'_> {
     /// Put the missing objects of a group for which `chosen` returns true, with one call.
     fn put_missing(
         &mut self,
-        page: &OpenGroup<'_, '_>,
+        page: &OpenGroup<'_>,
         chosen: impl Fn(&Object) -> bool,
     ) -> anyhow::Result<()> {
         let (missing, took) = self.meter.call(|| page.group.missing());
@@ -179,7 +179,7 @@ impl RequestRunner<'_> {
     /// One put call; returns each object with its outcome.
     fn put_in(
         &mut self,
-        group: &Group<'_>,
+        group: &Group,
         wanted: Vec<Filled>,
     ) -> Vec<(Filled, Result<PutOutcome, Error>)> {
         let pieces: Vec<[&[u8]; 1]> = wanted.iter().map(|filled| [&filled.buffer[..]]).collect();
@@ -197,7 +197,7 @@ impl RequestRunner<'_> {
     fn commit(
         &mut self,
         session: &mut Session,
-        page: &OpenGroup<'_, '_>,
+        page: &OpenGroup<'_>,
         options: Options,
     ) -> anyhow::Result<PutOutcome> {
         let options = Options { depth: depth_of(Some(page.unit.page)), ..options };

@@ -45,7 +45,7 @@ impl RequestRunner<'_> {
         let members = self.pages().base().len();
         let keys: Vec<ObjectKey> =
             hashes.iter().flat_map(|hash| keys_of(self.pages(), *hash)).collect();
-        let (present, _) = self.meter.call(|| target.exists_prefix(&keys, options));
+        let (present, _) = self.meter.call(|| target.pages().exists_prefix(&keys, options));
         let present = self.or_if_unreachable(target, present, 0).context("exists_prefix failed")?;
         self.tally.partial_groups += u64::from(present % members != 0);
         let usable = present / members;
@@ -70,7 +70,7 @@ impl RequestRunner<'_> {
             })
             .collect();
         let query = PagesQuery { pages: hashes, anchor: &anchor.templates, pools: &pools };
-        let (found, _) = self.meter.call(|| target.exists_groups(&query, options));
+        let (found, _) = self.meter.call(|| target.pages().exists_groups(&query, options));
         let found = self
             .or_if_unreachable(target, found, PagesFound::default())
             .context("exists_groups failed")?;
@@ -93,7 +93,7 @@ impl RequestRunner<'_> {
     ) -> anyhow::Result<()> {
         let pages = self.pages();
         let keys: Vec<ObjectKey> = hashes.iter().flat_map(|hash| keys_of(pages, *hash)).collect();
-        let (present, _) = self.meter.call(|| target.exists_batch(&keys, options));
+        let (present, _) = self.meter.call(|| target.pages().exists_batch(&keys, options));
         let present =
             self.or_if_unreachable(target, present, Vec::new()).context("exists_batch failed")?;
         self.tally.partial_groups += partial_groups(pages, &present);

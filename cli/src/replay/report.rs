@@ -72,7 +72,7 @@ pub(crate) struct Costs {
     pub(crate) reopen: Option<Duration>,
     /// The I/O backend of the SSD tier.
     pub(crate) io: String,
-    /// Objects that look-ups and gets did not find, by cause.
+    /// Objects that lookups and gets did not find, by cause.
     pub(crate) absent: BTreeMap<String, u64>,
 }
 

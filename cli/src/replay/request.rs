@@ -72,7 +72,7 @@ impl<'a> RequestRunner<'a> {
     /// Execute the request for these blocks.
     pub(crate) fn request(&mut self, target: &mut OpenTarget, ids: &[u64]) -> anyhow::Result<()> {
         let hashes: Vec<PrefixHash> = ids.iter().map(|id| Pages::hash(*id)).collect();
-        let request = target.begin_request();
+        let request = target.pages().begin_request();
         let options = Options { request: Some(request), ..Options::default() };
         let mut state = RequestState {
             causes: vec![None; ids.len()],

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use pagelith::Store;
 use pagelith::config::ValidConfig;
+use pagelith::{Options, Store};
 
 use super::buffers::Buffers;
 use super::plan::{ReplayPlan, Target};
@@ -46,7 +46,7 @@ pub(crate) fn replay(plan: &ReplayPlan, source: RequestSource) -> anyhow::Result
     let mut target = open(plan)?;
     let io = match &target {
         OpenTarget::Embedded { store, .. } => crate::open_report::io_backend(store.opened()),
-        OpenTarget::Attached(_) => "attached".to_owned(),
+        OpenTarget::Attached { .. } => "attached".to_owned(),
     };
     let mut harness = RequestRunner::new(plan);
     harness.buffers = Buffers::registered_with(target.rdma().cloned());
@@ -87,7 +87,7 @@ pub(crate) fn replay(plan: &ReplayPlan, source: RequestSource) -> anyhow::Result
     if reopen.is_none() && plan.reopen_at.is_some() {
         log!("there were fewer requests than --reopen-at requests={requests}");
     }
-    let flushed = harness.meter.call(|| target.flush()).0;
+    let flushed = harness.meter.call(|| target.pages().flush(Options::default())).0;
     unless_unavailable(flushed).context("cannot flush")?;
     totals.add(target.counters());
     let closed = harness.meter.call(|| target.close()).0;
@@ -118,7 +118,8 @@ fn open(plan: &ReplayPlan) -> anyhow::Result<OpenTarget> {
             Ok(OpenTarget::Embedded { session, store })
         }
         Target::Attached(address, key) => {
-            Ok(OpenTarget::Attached(peers::attach(address, key.as_ref())?))
+            let client = peers::attach(address, key.as_ref())?;
+            Ok(OpenTarget::Attached { session: Box::new(client.session()), client })
         }
     }
 }

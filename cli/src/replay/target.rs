@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use pagelith::client::Client;
-use pagelith::layouts::key::ObjectKey;
+use pagelith::client::{self, Client};
 use pagelith::transport::rdma::host::RdmaHost;
 use pagelith::{
-    CompletedBatch, CompletedGet, CompletedPut, ErrorKind, FlushReport, Get, Options, PagesFound,
-    PagesQuery, PutGroup, RequestEpoch, Session, Store, Ticket,
+    CompletedBatch, CompletedGet, CompletedPut, ErrorKind, Get, Options, PageSession, PageStore,
+    PutGroup, Session, Store, Ticket,
 };
 use serde_json::Value;
 
@@ -23,7 +22,7 @@ pub(crate) enum OpenTarget {
     /// A store of this process.
     Embedded { session: Box<Session>, store: Store },
     /// The store of another process.
-    Attached(Client),
+    Attached { session: Box<client::Session>, client: Client },
 }
 
 /// The counters of a store that a report needs.
@@ -32,7 +31,7 @@ pub(super) struct StoreCounters {
     pub(super) bytes_to_device: u64,
     pub(super) dram_peak_bytes: u64,
     pub(super) groups_dropped: u64,
-    /// Objects that look-ups and gets did not find, by cause.
+    /// Objects that lookups and gets did not find, by cause.
     pub(super) absent: BTreeMap<String, u64>,
 }
 
@@ -41,47 +40,21 @@ impl OpenTarget {
     pub(super) fn rdma(&self) -> Option<&Arc<RdmaHost>> {
         match self {
             OpenTarget::Embedded { store, .. } => store.rdma(),
-            OpenTarget::Attached(attached) => attached.rdma(),
+            OpenTarget::Attached { client, .. } => client.rdma(),
         }
     }
 
-    pub(super) fn begin_request(&self) -> RequestEpoch {
+    pub(super) fn pages(&self) -> &dyn PageStore {
         match self {
-            OpenTarget::Embedded { store, .. } => store.begin_request(),
-            OpenTarget::Attached(attached) => attached.begin_request(),
+            OpenTarget::Embedded { store, .. } => store,
+            OpenTarget::Attached { client, .. } => client,
         }
     }
 
-    pub(super) fn exists_prefix(
-        &self,
-        keys: &[ObjectKey],
-        options: Options,
-    ) -> pagelith::Result<usize> {
+    fn session(&mut self) -> &mut dyn PageSession {
         match self {
-            OpenTarget::Embedded { store, .. } => Ok(store.exists_prefix(keys, options)),
-            OpenTarget::Attached(attached) => attached.exists_prefix(keys, options),
-        }
-    }
-
-    pub(super) fn exists_batch(
-        &self,
-        keys: &[ObjectKey],
-        options: Options,
-    ) -> pagelith::Result<Vec<bool>> {
-        match self {
-            OpenTarget::Embedded { store, .. } => Ok(store.exists_batch(keys, options)),
-            OpenTarget::Attached(attached) => attached.exists_batch(keys, options),
-        }
-    }
-
-    pub(super) fn exists_groups(
-        &self,
-        query: &PagesQuery<'_>,
-        options: Options,
-    ) -> pagelith::Result<PagesFound> {
-        match self {
-            OpenTarget::Embedded { store, .. } => store.exists_groups(query, options),
-            OpenTarget::Attached(attached) => attached.exists_groups(query, options),
+            OpenTarget::Embedded { session, .. } => &mut **session,
+            OpenTarget::Attached { session, .. } => &mut **session,
         }
     }
 
@@ -90,15 +63,11 @@ impl OpenTarget {
         gets: Vec<Get>,
         options: Options,
     ) -> anyhow::Result<Vec<CompletedGet>> {
-        match self {
-            OpenTarget::Embedded { session, .. } => {
-                let ticket = session.submit_get(gets, options);
-                match wait(session, ticket)? {
-                    CompletedBatch::Get(done) => Ok(done),
-                    _ => bail!("a get returned another result"),
-                }
-            }
-            OpenTarget::Attached(attached) => Ok(attached.get(gets, options)),
+        let session = self.session();
+        let ticket = session.submit_get(gets, options);
+        match wait(session, ticket)? {
+            CompletedBatch::Get(done) => Ok(done),
+            _ => bail!("a get returned another result"),
         }
     }
 
@@ -107,50 +76,25 @@ impl OpenTarget {
         groups: Vec<PutGroup>,
         options: Options,
     ) -> anyhow::Result<Vec<CompletedPut>> {
-        match self {
-            OpenTarget::Embedded { session, .. } => {
-                let ticket = session.submit_put(groups, options);
-                match wait(session, ticket)? {
-                    CompletedBatch::Put(done) => Ok(done),
-                    _ => bail!("a put returned another result"),
-                }
-            }
-            OpenTarget::Attached(attached) => Ok(attached.put(groups, options)),
-        }
-    }
-
-    pub(super) fn flush(&self) -> pagelith::Result<FlushReport> {
-        match self {
-            OpenTarget::Embedded { store, .. } => store.flush(Options::default()),
-            OpenTarget::Attached(attached) => attached.flush(Options::default()),
+        let session = self.session();
+        let ticket = session.submit_put(groups, options);
+        match wait(session, ticket)? {
+            CompletedBatch::Put(done) => Ok(done),
+            _ => bail!("a put returned another result"),
         }
     }
 
     /// The counters of the store; zero if it is unreachable.
     pub(super) fn counters(&self) -> StoreCounters {
-        match self {
-            OpenTarget::Embedded { store, .. } => {
-                let stats = store.stats();
-                StoreCounters {
-                    bytes_to_device: stats.bytes_to_device,
-                    dram_peak_bytes: stats.dram_peak_bytes,
-                    groups_dropped: stats.groups_dropped,
-                    absent: sum_by_cause([stats.absent, stats.exists_absent]),
-                }
-            }
-            OpenTarget::Attached(attached) => {
-                let text = attached.stats(Options::default()).unwrap_or_default();
-                let stats: Value = serde_json::from_str(&text).unwrap_or_default();
-                let number = |name: &str| stats[name].as_u64().unwrap_or(0);
-                let by_cause =
-                    |name: &str| serde_json::from_value(stats[name].clone()).unwrap_or_default();
-                StoreCounters {
-                    bytes_to_device: number("bytes_to_device"),
-                    dram_peak_bytes: number("dram_peak_bytes"),
-                    groups_dropped: number("groups_dropped"),
-                    absent: sum_by_cause(["absent", "exists_absent"].map(by_cause)),
-                }
-            }
+        let text = self.pages().stats(Options::default()).unwrap_or_default();
+        let stats: Value = serde_json::from_str(&text).unwrap_or_default();
+        let number = |name: &str| stats[name].as_u64().unwrap_or(0);
+        let by_cause = |name: &str| serde_json::from_value(stats[name].clone()).unwrap_or_default();
+        StoreCounters {
+            bytes_to_device: number("bytes_to_device"),
+            dram_peak_bytes: number("dram_peak_bytes"),
+            groups_dropped: number("groups_dropped"),
+            absent: sum_by_cause(["absent", "exists_absent"].map(by_cause)),
         }
     }
 
@@ -161,18 +105,21 @@ impl OpenTarget {
                 drop(session);
                 store.close().map(|_| ())
             }
-            OpenTarget::Attached(_) => Ok(()),
+            OpenTarget::Attached { .. } => Ok(()),
         }
     }
 
     /// Whether an error means that the store process is unreachable: that causes misses, and the
     /// replay continues.
     pub(super) fn is_unreachable(&self, error: &pagelith::Error) -> bool {
-        matches!(self, OpenTarget::Attached(_)) && error.kind == ErrorKind::Unavailable
+        matches!(self, OpenTarget::Attached { .. }) && error.kind == ErrorKind::Unavailable
     }
 }
 
-pub(super) fn wait(session: &mut Session, ticket: Ticket) -> anyhow::Result<CompletedBatch> {
+pub(super) fn wait(
+    session: &mut dyn PageSession,
+    ticket: Ticket,
+) -> anyhow::Result<CompletedBatch> {
     session
         .wait(ticket, STALL_MAX)
         .with_context(|| format!("no result waited_s={}", STALL_MAX.as_secs()))

@@ -64,7 +64,7 @@ pub(super) struct CellReport {
     pub(super) hit_ratio_dram: f64,
     pub(super) hit_ratio_ssd: f64,
     pub(super) blocks_requested: u64,
-    /// Blocks written to SSD, those that reclaim moved included.
+    /// Blocks written to SSD, those that reclaim reinserted included.
     pub(super) blocks_written: u64,
     pub(super) blocks_moved: u64,
     /// Share of the requested blocks that were resident after an absent block of their prefix.
@@ -101,9 +101,10 @@ impl Cell {
         let new_admission =
             |settings| Admission::new(settings, capacity * BLOCK_BYTES, capacity * HISTORY_PAGES);
         let admission = settings.map(new_admission);
-        let mut tiers =
-            TwoTiers::new(self.requests.unique(), self.dram, |touches| frame_policy(dram, touches))
-                .with_context(|| format!("no memory for the simulation --dram={}", self.dram))?;
+        let mut tiers = TwoTiers::new(self.requests.unique(), self.dram, |last_requests| {
+            frame_policy(dram, last_requests)
+        })
+        .with_context(|| format!("no memory for the simulation --dram={}", self.dram))?;
         if self.ssd > 0 {
             tiers.add_ssd(self.ssd, reclaim, admission, self.flags.write_budget);
         }
@@ -115,7 +116,7 @@ impl Cell {
         };
         for (number, blocks) in self.requests.iter().enumerate() {
             if number > 0 && self.reopen_every.is_some_and(|every| number % every == 0) {
-                tiers.reopen(|touches| frame_policy(dram, touches), restart)?;
+                tiers.reopen(|last_requests| frame_policy(dram, last_requests), restart)?;
             }
             tiers.request(blocks);
             done += blocks.len() as u64;

@@ -16,14 +16,14 @@ const NEVER: u32 = u32::MAX;
 
 /// Where a block is.
 #[derive(Clone, Copy, Default)]
-struct Place {
+struct BlockTiers {
     in_dram: bool,
     segment: Option<usize>,
 }
 
 /// The tiers.
 struct Clairvoyant {
-    places: Vec<Place>,
+    blocks: Vec<BlockTiers>,
     /// Request at which each block is requested next.
     next: Vec<u32>,
     dram: BTreeSet<(u32, u32)>,
@@ -38,7 +38,7 @@ struct Clairvoyant {
 pub(super) fn simulate(requests: &Requests, dram: usize, ssd: usize) -> Counts {
     let (segments, segment_blocks) = if ssd < SEGMENTS_MIN { (0, 0) } else { segments_of(ssd) };
     let mut tiers = Clairvoyant {
-        places: vec![Place::default(); requests.unique()],
+        blocks: vec![BlockTiers::default(); requests.unique()],
         next: vec![NEVER; requests.unique()],
         dram: BTreeSet::new(),
         dram_blocks: dram,
@@ -75,8 +75,8 @@ fn next_requests(requests: &Requests) -> Vec<u32> {
 
 impl Clairvoyant {
     fn is_resident(&self, block: u32) -> bool {
-        let place = self.places[block as usize];
-        place.in_dram || place.segment.is_some()
+        let tiers = self.blocks[block as usize];
+        tiers.in_dram || tiers.segment.is_some()
     }
 
     fn request(&mut self, blocks: &[u32], nexts: &[u32]) {
@@ -85,22 +85,22 @@ impl Clairvoyant {
         let resident = blocks[hits..].iter().filter(|block| self.is_resident(**block)).count();
         self.counts.orphans += resident as u64;
         for (block, next) in blocks.iter().zip(nexts) {
-            let (place, before) = (self.places[*block as usize], self.next[*block as usize]);
-            if place.in_dram {
+            let (tiers, before) = (self.blocks[*block as usize], self.next[*block as usize]);
+            if tiers.in_dram {
                 self.dram.remove(&(before, *block));
                 self.dram.insert((*next, *block));
             }
             self.next[*block as usize] = *next;
         }
         for (at, block) in blocks.iter().enumerate() {
-            let place = self.places[*block as usize];
+            let tiers = self.blocks[*block as usize];
             let is_hit = at < hits;
-            self.counts.hits_dram += u64::from(is_hit && place.in_dram);
-            self.counts.hits_ssd += u64::from(is_hit && !place.in_dram);
-            if !place.in_dram {
+            self.counts.hits_dram += u64::from(is_hit && tiers.in_dram);
+            self.counts.hits_ssd += u64::from(is_hit && !tiers.in_dram);
+            if !tiers.in_dram {
                 self.insert(*block);
             }
-            if !is_hit && place.segment.is_none() {
+            if !is_hit && tiers.segment.is_none() {
                 self.counts.offered += 1;
                 self.write(*block);
             }
@@ -115,10 +115,10 @@ impl Clairvoyant {
         if self.dram.len() == self.dram_blocks {
             let Some(last) = self.dram.last().copied().filter(|last| last.0 > next) else { return };
             self.dram.remove(&last);
-            self.places[last.1 as usize].in_dram = false;
+            self.blocks[last.1 as usize].in_dram = false;
         }
         self.dram.insert((next, block));
-        self.places[block as usize].in_dram = true;
+        self.blocks[block as usize].in_dram = true;
     }
 
     fn write(&mut self, block: u32) {
@@ -138,7 +138,7 @@ impl Clairvoyant {
     fn append(&mut self, block: u32) {
         self.counts.written += 1;
         self.segments[self.open].push(block);
-        self.places[block as usize].segment = Some(self.open);
+        self.blocks[block as usize].segment = Some(self.open);
     }
 
     /// Open the segment whose blocks are requested last, with a quarter of it moved.
@@ -155,8 +155,8 @@ impl Clairvoyant {
         });
         let Some(victim) = victim else { return };
         let mut live = std::mem::take(&mut self.segments[victim]);
-        live.retain(|block| self.places[*block as usize].segment == Some(victim));
-        live.iter().for_each(|block| self.places[*block as usize].segment = None);
+        live.retain(|block| self.blocks[*block as usize].segment == Some(victim));
+        live.iter().for_each(|block| self.blocks[*block as usize].segment = None);
         self.open = victim;
         live.retain(|block| self.next[*block as usize] != NEVER);
         live.sort_by_key(|block| (self.next[*block as usize], *block));

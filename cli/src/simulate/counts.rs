@@ -13,7 +13,7 @@ pub(super) struct Counts {
     /// Blocks offered to SSD, and those of them that admission refused.
     pub(super) offered: u64,
     pub(super) refused: u64,
-    /// Blocks written to SSD, and those of them that reclaim moved.
+    /// Blocks written to SSD, and those of them that reclaim reinserted.
     pub(super) written: u64,
     pub(super) moved: u64,
 }

@@ -9,7 +9,7 @@ use pagelith_tiers::policy::admission::VICTIM_SAMPLES;
 use pagelith_tiers::policy::{ExtentFacts, SegmentPolicy, TickClock, free_segments_min};
 use pagelith_tiers::ssd::segments::{SegmentState, SegmentTable};
 
-use super::blocks::{BlockState, Place};
+use super::blocks::{BlockLocation, BlockState};
 
 /// Bytes of a block. Only ratios of it matter.
 pub(super) const BLOCK_BYTES: u64 = 1 << 16;
@@ -36,10 +36,10 @@ pub(super) struct SimulatedLog {
     open: SegmentId,
     spare: Option<SegmentId>,
     next_order: u64,
-    /// Blocks that were moved by reclaim, and the blocks written in all.
+    /// Blocks that were reinserted by reclaim, and the blocks written in all.
     pub(super) moved: u64,
     pub(super) written: u64,
-    /// Sampled places of each victim since they were taken.
+    /// Sampled locations of each victim since they were taken.
     sampled: Vec<Vec<Option<u32>>>,
 }
 
@@ -65,7 +65,7 @@ impl SimulatedLog {
         log
     }
 
-    /// The sampled places of the victims since the last call.
+    /// The sampled locations of the victims since the last call.
     pub(super) fn take_samples(&mut self) -> Vec<Vec<Option<u32>>> {
         std::mem::take(&mut self.sampled)
     }
@@ -76,15 +76,15 @@ impl SimulatedLog {
     }
 
     /// A request for a block on SSD, whose last tick was `before`.
-    pub(super) fn touch(&mut self, place: Place, before: u64) {
+    pub(super) fn record_request(&mut self, location: BlockLocation, before: u64) {
         let now = self.clock.now();
-        let segment = self.table.get_mut(place.segment);
+        let segment = self.table.get_mut(location.segment);
         segment.recency_sum = segment.recency_sum.saturating_sub(before) + now;
     }
 
-    /// Write a block that has no place. Blocks that reclaim drops to make room lose theirs.
+    /// Write a block that has no location. Blocks that reclaim drops to make room lose theirs.
     pub(super) fn append(&mut self, block: u32, blocks: &mut [BlockState]) {
-        self.place(block, blocks);
+        self.append_record(block, blocks);
         if !self.is_full() {
             return;
         }
@@ -96,15 +96,15 @@ impl SimulatedLog {
         }
     }
 
-    fn place(&mut self, block: u32, blocks: &mut [BlockState]) {
+    fn append_record(&mut self, block: u32, blocks: &mut [BlockState]) {
         let records = &mut self.records[self.open.0 as usize];
-        let place = Place { segment: self.open, record: records.len() as u32 };
+        let location = BlockLocation { segment: self.open, record: records.len() as u32 };
         records.push(block);
         self.written += 1;
         self.clock.append(BLOCK_BYTES);
         let state = &mut blocks[block as usize];
-        state.place = Some(place);
-        self.table.add_live(self.open, BLOCK_BYTES, state.tick);
+        state.location = Some(location);
+        self.table.add_live(self.open, state.tick);
     }
 
     fn is_full(&self) -> bool {
@@ -137,8 +137,8 @@ impl SimulatedLog {
         self.table.set_state(victim, SegmentState::Reclaiming);
         let records = std::mem::take(&mut self.records[victim.0 as usize]);
         let is_live = |(at, block): (usize, &u32)| {
-            let place = Place { segment: victim, record: at as u32 };
-            (blocks[*block as usize].place == Some(place)).then_some(*block)
+            let location = BlockLocation { segment: victim, record: at as u32 };
+            (blocks[*block as usize].location == Some(location)).then_some(*block)
         };
         let live: Vec<u32> = records.iter().enumerate().filter_map(is_live).collect();
         let sample = |at: usize| {
@@ -149,6 +149,7 @@ impl SimulatedLog {
         let facts = |block: &u32| ExtentFacts {
             bytes: BLOCK_BYTES,
             tick: blocks[*block as usize].tick,
+            depth: blocks[*block as usize].depth,
             pinned: false,
         };
         let facts: Vec<ExtentFacts> = live.iter().map(facts).collect();
@@ -157,15 +158,15 @@ impl SimulatedLog {
         let kept = self.policy.reinsert(&facts, self.table.mean_tick(), budget);
         for block in &live {
             let state = &mut blocks[*block as usize];
-            self.table.remove_live(victim, BLOCK_BYTES, state.tick);
-            state.place = None;
+            self.table.remove_live(victim, state.tick);
+            state.location = None;
         }
         self.table.set_state(victim, SegmentState::Free);
         for at in &kept {
             if self.is_full() {
                 self.open_next();
             }
-            self.place(live[*at], blocks);
+            self.append_record(live[*at], blocks);
         }
         self.moved += kept.len() as u64;
         true

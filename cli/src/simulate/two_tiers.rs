@@ -17,7 +17,7 @@ const BATCH_BLOCKS: usize = 128;
 /// The DRAM tier.
 struct Dram {
     policy: Box<dyn FramePolicy>,
-    touches: Arc<LastRequests>,
+    last_requests: Arc<LastRequests>,
     /// The block in each frame.
     frames: Vec<Option<u32>>,
     free: Vec<u32>,
@@ -28,10 +28,10 @@ impl Dram {
         frames: usize,
         policy: impl FnOnce(&Arc<LastRequests>) -> Option<Box<dyn FramePolicy>>,
     ) -> anyhow::Result<Dram> {
-        let touches = Arc::new(LastRequests::new(frames)?);
-        let policy = policy(&touches).context("the DRAM policy is unknown")?;
+        let last_requests = Arc::new(LastRequests::new(frames)?);
+        let policy = policy(&last_requests).context("the DRAM policy is unknown")?;
         let free = (0..frames as u32).rev().collect();
-        Ok(Dram { policy, touches, frames: vec![None; frames], free })
+        Ok(Dram { policy, last_requests, frames: vec![None; frames], free })
     }
 
     /// The number of an unused frame; evicts one if there is none.
@@ -50,7 +50,7 @@ impl Dram {
         let Some(frame) = self.take_frame(blocks) else { return };
         self.frames[frame as usize] = Some(block);
         blocks[block as usize].frame = Some(frame);
-        self.touches.set(FrameId(frame), at);
+        self.last_requests.set(FrameId(frame), at);
         self.policy.insert(FrameId(frame), 4096, fingerprint(block), at);
     }
 }
@@ -118,8 +118,8 @@ impl TwoTiers {
         Counts { written, moved, ..self.counts }
     }
 
-    /// Kill the store and open it again: what only DRAM has is lost, and admission continues with
-    /// what it has learned.
+    /// Kill the store and open it again: blocks that only DRAM has are lost, and admission
+    /// continues with its learned state.
     pub(super) fn reopen(
         &mut self,
         policy: impl FnOnce(&Arc<LastRequests>) -> Option<Box<dyn FramePolicy>>,
@@ -175,13 +175,13 @@ impl TwoTiers {
             let recency = self.recency(depth as usize + at);
             let state = &mut self.blocks[*block as usize];
             let before = std::mem::replace(&mut state.tick, now);
-            if let (Some(place), Some(ssd)) = (state.place, self.ssd.as_mut()) {
-                ssd.log.touch(place, before);
+            if let (Some(location), Some(ssd)) = (state.location, self.ssd.as_mut()) {
+                ssd.log.record_request(location, before);
             }
             match (state.frame, self.dram.as_mut()) {
                 (Some(frame), Some(dram)) => {
                     self.counts.hits_dram += 1;
-                    dram.touches.raise(FrameId(frame), recency);
+                    dram.last_requests.raise(FrameId(frame), recency);
                 }
                 _ => {
                     self.counts.hits_ssd += 1;
@@ -201,7 +201,7 @@ impl TwoTiers {
         let page = |block: &u32| TouchedPage {
             page: page_of(*block),
             bytes: BLOCK_BYTES,
-            on_ssd: self.blocks[*block as usize].place.is_some(),
+            on_ssd: self.blocks[*block as usize].location.is_some(),
             required: false,
         };
         let pages: Vec<TouchedPage> = batch.iter().map(page).collect();
@@ -220,7 +220,7 @@ impl TwoTiers {
             self.counts.refused += chosen.iter().filter(|chosen| !**chosen).count() as u64;
         }
         for (block, _) in batch.iter().zip(chosen).rev().filter(|(_, chosen)| *chosen) {
-            if self.blocks[*block as usize].place.is_some() {
+            if self.blocks[*block as usize].location.is_some() {
                 // A batch that names a block twice.
                 continue;
             }
@@ -244,8 +244,9 @@ impl TwoTiers {
             if self.blocks[*block as usize].is_resident() {
                 continue;
             }
-            self.blocks[*block as usize].tick = now;
             let recency = self.recency(depth as usize + at);
+            let state = &mut self.blocks[*block as usize];
+            (state.tick, state.depth) = (now, recency.depth);
             if let Some(dram) = self.dram.as_mut() {
                 dram.insert(*block, recency, &mut self.blocks);
             }

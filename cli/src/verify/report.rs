@@ -126,7 +126,7 @@ impl VerifyReport {
         id: SegmentId,
         error: &anyhow::Error,
     ) {
-        let (path, _) = disk.segment_place(id, manifest.superblock());
+        let (path, _) = disk.segment_location(id, manifest.superblock());
         let finding =
             Finding::new(Severity::Wrong, format!("{error:#}"), path.display().to_string());
         self.findings.push(finding.within(id));

@@ -54,7 +54,7 @@ struct Verifier<'a> {
 
 /// Verify a segment. An error if a file cannot be read.
 pub(crate) fn verify(context: &Context<'_>, segment: &Segment) -> anyhow::Result<SegmentReport> {
-    let (path, _) = context.disk.segment_place(segment.identity.segment, context.superblock);
+    let (path, _) = context.disk.segment_location(segment.identity.segment, context.superblock);
     let file = path.display().to_string();
     let mut v = Verifier {
         context,

@@ -174,8 +174,8 @@ impl FilledStore {
     }
 
     /// The file of a segment, and its offset in that.
-    pub fn place(&self, id: SegmentId) -> (PathBuf, u64) {
-        let (dir, at) = names::segment_place(id, self.dirs.len() as u32, SEGMENT_BYTES);
+    pub fn location(&self, id: SegmentId) -> (PathBuf, u64) {
+        let (dir, at) = names::segment_location(id, self.dirs.len() as u32, SEGMENT_BYTES);
         (self.dirs[dir].join(names::SEGMENTS), at)
     }
 
@@ -191,7 +191,7 @@ impl FilledStore {
     /// Records of a segment's current incarnation, without those of the cleared namespace.
     pub fn records(&self, id: SegmentId) -> Vec<RecordLocation> {
         let manifest = self.manifest();
-        let (path, at) = self.place(id);
+        let (path, at) = self.location(id);
         let mut segment = vec![0; SEGMENT_BYTES as usize];
         File::open(path).unwrap().read_exact_at(&mut segment, at).unwrap();
         let mut found = Vec::new();
@@ -223,13 +223,13 @@ impl FilledStore {
 
     /// Overwrite bytes of a segment.
     pub fn write(&self, id: SegmentId, offset: u64, bytes: &[u8]) {
-        let (path, at) = self.place(id);
+        let (path, at) = self.location(id);
         File::options().write(true).open(path).unwrap().write_all_at(bytes, at + offset).unwrap();
     }
 
     /// Flip a bit of a segment.
     pub fn flip(&self, id: SegmentId, offset: u64) {
-        let (path, at) = self.place(id);
+        let (path, at) = self.location(id);
         super::fixture::flip(&path, at + offset);
     }
 }

@@ -79,19 +79,20 @@ impl Fixture {
     }
 
     /// The segments file of a segment, and its offset in that.
-    pub fn place(&self, id: u32) -> (PathBuf, u64) {
-        let (dir, at) = names::segment_place(SegmentId(id), self.dirs.len() as u32, SEGMENT_BYTES);
+    pub fn location(&self, id: u32) -> (PathBuf, u64) {
+        let (dir, at) =
+            names::segment_location(SegmentId(id), self.dirs.len() as u32, SEGMENT_BYTES);
         (self.dirs[dir].join(names::SEGMENTS), at)
     }
 
     pub fn write(&self, id: u32, offset: u64, bytes: &[u8]) {
-        let (path, at) = self.place(id);
+        let (path, at) = self.location(id);
         File::options().write(true).open(path).unwrap().write_all_at(bytes, at + offset).unwrap();
     }
 
     /// Flip one bit of a segment.
     pub fn flip(&self, id: u32, offset: u64) {
-        let (path, at) = self.place(id);
+        let (path, at) = self.location(id);
         flip(&path, at + offset);
     }
 
@@ -161,7 +162,7 @@ impl Fixture {
             base_group: GroupId(0),
             block_bytes: BLOCK_BYTES,
             depth: 0,
-            moved: false,
+            reinserted: false,
         };
         let key =
             ObjectKey::new(NAMESPACE, PrefixHash([1; 32]), Role::Target, "kv", "k", Shard::Whole)
@@ -201,7 +202,7 @@ impl Fixture {
             base_group: GroupId(0),
             block_bytes: BLOCK_BYTES,
             depth: 0,
-            moved: false,
+            reinserted: false,
         };
         let members = [0, 1].map(|i| MemberSpec {
             key: key(["k", "v"][i]),

@@ -1,11 +1,11 @@
-//! Error kinds, each of which tells the caller what to do. A miss is not an error.
+//! Error kinds: the caller acts by the kind. A miss is not an error.
 
 use std::fmt;
 
 use pagelith_io::fault::{FaultKind, IoFault};
 use pagelith_layouts::error::FormatError;
 
-/// The kind of an error, which determines what to do.
+/// The kind of an error, by which the caller acts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
     /// The request itself is wrong, and will fail again. Fix the call or the configuration.

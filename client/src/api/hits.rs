@@ -122,6 +122,6 @@ pub fn exists_groups_by(look: &mut impl KeyLookup, query: &PagesQuery<'_>) -> Re
 pub fn answer(look: &mut impl KeyLookup, query: &PagesQuery<'_>) -> Result<PagesFound> {
     let policies: Vec<_> = query.pools.iter().map(|pool| pool.policy).collect();
     let found = evaluate::evaluate(&lookup::look_up(look, query)?, &policies);
-    lookup::mark_trailing_used(look, query, found.usable_pages);
+    lookup::mark_trailing_requested(look, query, found.usable_pages);
     Ok(found)
 }

@@ -29,7 +29,8 @@ pub enum MissCause {
     Damaged,
     /// The device failed the read; the entry was dropped.
     Unreadable,
-    /// It was removed, cleared or reclaimed while it was being read.
+    /// A server could not complete it: it was replaced while its chunks were read, or a peer's
+    /// reply lacks its checksums. A get of an embedded store never has this cause.
     Gone,
     /// The batch's deadline passed before the store reached the object.
     Late,
@@ -61,7 +62,7 @@ impl fmt::Display for MissCause {
 /// Outcome of a get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GetOutcome {
-    /// Every byte is in the destination, verified.
+    /// Every byte is in the destination, verified unless `dram.verify_ratio` exempts the hit.
     Hit {
         /// Where it came from.
         tier: Tier,
@@ -93,7 +94,7 @@ pub enum PutOutcome {
     /// the deadline of its group. No flush covers it.
     Waiting,
     /// Not stored: the index is full of objects that must not be dropped, or the store has no DRAM
-    /// tier and its SSD tier takes no writes.
+    /// tier and its SSD tier takes no writes. Or a peer offered an attached group without its base.
     Refused,
 }
 
@@ -182,6 +183,7 @@ pub struct FlushReport {
     /// left memory before a flush wrote them.
     pub refused_objects: u64,
     /// Objects that were acknowledged and could not be made durable: the device failed, or the SSD
-    /// tier took no writes. They are served from memory until evicted. 0 without an SSD tier.
+    /// tier took no writes. Those still in memory are served until they are evicted. 0 without an
+    /// SSD tier.
     pub lost_objects: u64,
 }

@@ -148,6 +148,13 @@ pub struct Put {
     pub source: Source,
 }
 
+impl Put {
+    /// Put these bytes.
+    pub fn new(key: ObjectKey, source: Source) -> Put {
+        Put { key, source }
+    }
+}
+
 /// Objects of one page, put together: visible together or not at all, one unit of eviction and
 /// reclaim. A group of one is a standalone object.
 #[derive(Debug)]
@@ -172,6 +179,13 @@ impl PutGroup {
     }
 }
 
+impl From<Put> for PutGroup {
+    /// A standalone object.
+    fn from(object: Put) -> PutGroup {
+        PutGroup::new(vec![object])
+    }
+}
+
 /// An object to be got.
 #[derive(Debug)]
 pub struct Get {
@@ -181,6 +195,13 @@ pub struct Get {
     pub range: Option<Range<u64>>,
     /// Memory for its bytes.
     pub destination: Destination,
+}
+
+impl Get {
+    /// Get the whole object.
+    pub fn new(key: ObjectKey, destination: Destination) -> Get {
+        Get { key, range: None, destination }
+    }
 }
 
 /// An object to be put from memory borrowed for the call.

@@ -1,16 +1,14 @@
 //! Groups over a link: one call begins a group, later calls put its objects and commit it.
 
-use std::sync::Weak;
 use std::time::Duration;
 
 use pagelith_io::buffer::BorrowScope;
-use pagelith_io::sync::Arc;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::outcome::GroupState;
 use pagelith_layouts::wire::request::RequestBody;
 
-use super::lease_connection::{LeaseConnection, LeaseLink};
+use super::lease_connection::LeaseLink;
 use super::put::RemotePut;
 use super::{BUSY_RETRY, Client, STORE};
 use crate::api::borrowed::{self, BorrowedGroup};
@@ -21,28 +19,18 @@ use crate::rpc::remote_get::no_link;
 
 /// An open base group of one page in a store of another process. Created by
 /// [`Client::begin_group`]. Several threads may use it, one after the other. It belongs to the link
-/// on which it was begun. When that link ends, the store drops its objects, unless another client
-/// has joined the group, and each call fails as `Unavailable`.
-pub struct Group<'a> {
-    attached: &'a Client,
-    group: Arc<OpenGroup>,
-}
-
-/// Identifies an open group within one client: [`Client::open_group`]. Its link is kept alive as
-/// long as a copy of this exists and the client is not dropped.
-#[derive(Clone)]
-pub struct OpenGroupId(Arc<OpenGroup>);
-
-/// The state of an open group at the client.
-struct OpenGroup {
-    leases: Weak<LeaseConnection>,
+/// on which it was begun, which is kept alive as long as the group. When that link ends, the store
+/// drops its objects, unless another client has joined the group, and each call fails as
+/// `Unavailable`.
+pub struct Group {
+    attached: Client,
     name: u64,
     required: Vec<ObjectKey>,
 }
 
-impl Drop for OpenGroup {
+impl Drop for Group {
     fn drop(&mut self) {
-        self.leases.upgrade().inspect(|leases| leases.release());
+        self.attached.group_leases.release();
     }
 }
 
@@ -53,7 +41,7 @@ impl Client {
     /// As there; `Busy` also if the open groups of this client require too many objects;
     /// `Unavailable` if the store cannot be reached; `Incompatible` if it is of a version without
     /// open groups.
-    pub fn begin_group(&self, required: &[ObjectKey], options: Options) -> Result<Group<'_>> {
+    pub fn begin_group(&self, required: &[ObjectKey], options: Options) -> Result<Group> {
         if required.is_empty() {
             return Err(Error::invalid("a group requires no object"));
         }
@@ -67,31 +55,14 @@ impl Client {
             );
             reply.map(|_| name)
         })?;
-        let group = OpenGroup {
-            leases: Arc::downgrade(&self.group_leases),
-            name,
-            required: required.to_vec(),
-        };
-        Ok(Group { attached: self, group: Arc::new(group) })
-    }
-
-    /// The open group of an ID that this client created; `None` for the ID of another client. Later
-    /// calls report whether the group is still open.
-    pub fn open_group(&self, id: &OpenGroupId) -> Option<Group<'_>> {
-        let is_own = std::ptr::eq(id.0.leases.as_ptr(), Arc::as_ptr(&self.group_leases));
-        is_own.then(|| Group { attached: self, group: id.0.clone() })
+        Ok(Group { attached: self.clone(), name, required: required.to_vec() })
     }
 }
 
-impl Group<'_> {
-    /// The ID of the group, for [`Client::open_group`].
-    pub fn id(&self) -> OpenGroupId {
-        OpenGroupId(self.group.clone())
-    }
-
+impl Group {
     /// The required objects, in the order in which they were passed.
     pub fn required(&self) -> &[ObjectKey] {
-        &self.group.required
+        &self.required
     }
 
     /// As `pagelith::Group::put`.
@@ -119,7 +90,7 @@ impl Group<'_> {
     fn put_once(&self, groups: Vec<PutGroup>, options: Options) -> Vec<CompletedPut> {
         let call = self.attached.call_options(&options);
         // No retry over another link: the group does not exist there.
-        let mut put = RemotePut::new(groups, &[], call).for_open_group(self.group.name);
+        let mut put = RemotePut::new(groups, &[], call).for_open_group(self.name);
         let locked = self.attached.group_leases.with_link(call.deadline, |link| {
             put.build_offers(&link.connections);
             self.attached
@@ -139,15 +110,14 @@ impl Group<'_> {
     /// `Unavailable` if the group is no longer open or the store cannot be reached.
     pub fn missing(&self, options: Options) -> Result<Vec<ObjectKey>> {
         let call = self.attached.call_options(&options);
-        let ask = RequestBody::Missing(self.group.name);
+        let ask = RequestBody::Missing(self.name);
         let bits = self.attached.group_leases.with_link(call.deadline, |link| {
             link.request_bits(&*self.attached.clock, &ask, call)
         })??;
-        if bits.len() != self.group.required.len() {
+        if bits.len() != self.required.len() {
             return Err(no_link());
         }
         Ok(self
-            .group
             .required
             .iter()
             .zip(bits)
@@ -166,7 +136,7 @@ impl Group<'_> {
             let left = start.after(timeout).since(clock.now());
             let call = self.attached.call_options(&Options { timeout: Some(left), ..options });
             let commit = |link: &mut LeaseLink| {
-                link.request_number(clock, &RequestBody::Commit(self.group.name), call)
+                link.request_number(clock, &RequestBody::Commit(self.name), call)
             };
             let reply = self.attached.group_leases.with_link(call.deadline, commit).flatten();
             let left = retry_until.since(clock.now());
@@ -183,10 +153,10 @@ impl Group<'_> {
     /// # Errors
     /// `Unavailable` if the store cannot be reached: then the group ends with its link or at its
     /// deadline.
-    pub fn abort(self) -> Result<()> {
+    pub fn abort(&self) -> Result<()> {
         let call = self.attached.group_leases.default_options();
         let abort = |link: &mut LeaseLink| {
-            link.request_number(&*self.attached.clock, &RequestBody::Abort(self.group.name), call)
+            link.request_number(&*self.attached.clock, &RequestBody::Abort(self.name), call)
         };
         self.attached.group_leases.with_link(call.deadline, abort)??;
         Ok(())
@@ -212,14 +182,8 @@ fn decode_group_state(value: u64) -> Result<PutOutcome> {
     }
 }
 
-impl std::fmt::Debug for OpenGroupId {
+impl std::fmt::Debug for Group {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("OpenGroupId").field(&self.0.name).finish()
-    }
-}
-
-impl std::fmt::Debug for Group<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Group").field("required", &self.group.required).finish_non_exhaustive()
+        f.debug_struct("Group").field("required", &self.required).finish_non_exhaustive()
     }
 }

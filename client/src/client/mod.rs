@@ -17,6 +17,7 @@ mod events;
 mod exists;
 mod group;
 mod lease_connection;
+mod page_store;
 mod pin;
 mod put;
 mod rdma_memory;
@@ -61,7 +62,7 @@ use crate::rpc::connections::PeerConnections;
 use crate::rpc::remote_get::{CallOptions, LinkFailures, no_link};
 use crate::rpc::{ControlReply, Peer, Peers};
 
-pub use self::group::{Group, OpenGroupId};
+pub use self::group::Group;
 pub use self::pin::Pin;
 pub use self::rdma_memory::register_memory;
 pub use self::session::Session;
@@ -76,22 +77,22 @@ const BUSY_RETRY: Duration = Duration::from_millis(2);
 const STORE: usize = 0;
 
 /// Links that no call uses.
-#[derive(Default)]
 struct IdleConnections {
     connections: Vec<PeerConnections>,
     /// How often memory was shared. Links that were established earlier do not have all regions.
     share_count: u64,
 }
 
-/// A store in another process. Threads share it by reference.
+/// A store in another process. Clones share its links; the links end with the last clone.
+#[derive(Clone)]
 pub struct Client {
     remote: Arc<Peers>,
     clock: Arc<dyn Clock>,
     timeout: Duration,
-    idle: Mutex<IdleConnections>,
-    requests: Mutex<u64>,
-    unflushed: Mutex<UnflushedPuts>,
-    event_cursor: Mutex<EventCursor>,
+    idle: Arc<Mutex<IdleConnections>>,
+    requests: Arc<Mutex<u64>>,
+    unflushed: Arc<Mutex<UnflushedPuts>>,
+    event_cursor: Arc<Mutex<EventCursor>>,
     shared_regions: SharedRegions,
     leases: Arc<LeaseConnection>,
     /// As `leases`, for open groups, whose payload may occupy the link for long.
@@ -125,22 +126,16 @@ impl Client {
         let group_leases = Arc::new(LeaseConnection::new(remote.clone(), clock.clone(), timeout));
         let mut connections = PeerConnections::for_client(remote.clone());
         link.into_iter().for_each(|link| connections.pool.adopt(STORE, link));
-        let idle = Mutex::new(IdleConnections {
-            connections: vec![connections],
-            ..IdleConnections::default()
-        });
-        let (requests, unflushed, shared_regions) =
-            (Mutex::new(0), Mutex::default(), SharedRegions::default());
-        let event_cursor = Mutex::default();
+        let idle = IdleConnections { connections: vec![connections], share_count: 0 };
         Ok(Client {
             remote,
             clock,
             timeout,
-            idle,
-            requests,
-            unflushed,
-            event_cursor,
-            shared_regions,
+            idle: Arc::new(Mutex::new(idle)),
+            requests: Arc::default(),
+            unflushed: Arc::default(),
+            event_cursor: Arc::default(),
+            shared_regions: SharedRegions::default(),
             leases,
             group_leases,
             rdma: RdmaMemory::default(),

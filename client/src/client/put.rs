@@ -124,7 +124,7 @@ impl RemotePut {
             let (key, length, max) = (invalid.key, invalid.length, OBJECT_BYTES_MAX);
             let detail = match length {
                 0 => format!("object has no bytes key={key} length=0"),
-                _ => format!("object is too large key={key} length={length} max={max}"),
+                _ => format!("object is too large; split it key={key} length={length} max={max}"),
             };
             objects
                 .iter_mut()

@@ -10,15 +10,15 @@ use pagelith_transport::shown::{REGIONS_MAX, SharedRegions};
 use crate::api::error::{Error, ErrorKind, Result};
 
 /// The devices, and the registrations of shared regions.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct RdmaMemory {
     host: Option<Arc<RdmaHost>>,
-    shared: Mutex<Vec<(Arc<SharedRegion>, RdmaRegistration)>>,
+    shared: Arc<Mutex<Vec<(Arc<SharedRegion>, RdmaRegistration)>>>,
 }
 
 impl RdmaMemory {
     pub fn new(host: Option<Arc<RdmaHost>>) -> RdmaMemory {
-        RdmaMemory { host, shared: Mutex::default() }
+        RdmaMemory { host, shared: Arc::default() }
     }
 
     pub fn host(&self) -> Option<&Arc<RdmaHost>> {

@@ -33,8 +33,8 @@ use crate::rpc::remote_get::{LinkFailures, RemoteGet};
 /// then the caller's again, with or without a guard. A store that reads a put from shared memory
 /// may read it a moment longer, through its own mapping, and stores only bytes that match the
 /// checksums. Some objects of an abandoned put may have been stored.
-pub struct Session<'a> {
-    attached: &'a Client,
+pub struct Session {
+    attached: Client,
     connections: PeerConnections,
     /// The share count when the connections were taken.
     share_count: u64,
@@ -55,12 +55,12 @@ enum Batch {
 
 impl Client {
     /// Create a session. It takes the link of an earlier call, or dials one for the first batch.
-    pub fn session(&self) -> Session<'_> {
+    pub fn session(&self) -> Session {
         let (mut connections, share_count) = self.checkout();
         // Discard late responses of earlier calls.
         connections.take_responses();
         Session {
-            attached: self,
+            attached: self.clone(),
             connections,
             share_count,
             batches: Vec::new(),
@@ -70,7 +70,7 @@ impl Client {
     }
 }
 
-impl Session<'_> {
+impl Session {
     /// Submit a batch of gets, as [`Client::get`]. Sends the request and does not wait: the results
     /// are copied in [`Session::poll`] or a wait.
     pub fn submit_get(&mut self, gets: Vec<Get>, options: Options) -> Ticket {
@@ -182,7 +182,7 @@ impl Session<'_> {
     }
 }
 
-impl Drop for Session<'_> {
+impl Drop for Session {
     /// Waits until the link has returned all memory, without a limit.
     fn drop(&mut self) {
         let replacement = PeerConnections::for_client(self.attached.remote.clone());
@@ -197,7 +197,7 @@ impl Drop for Session<'_> {
     }
 }
 
-impl std::fmt::Debug for Session<'_> {
+impl std::fmt::Debug for Session {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Session").field("batches", &self.batches.len()).finish_non_exhaustive()
     }

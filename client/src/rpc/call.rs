@@ -49,7 +49,7 @@ impl ItemRequest {
         if self.by_value { item.sent() } else { item }
     }
 
-    /// Checks what does not depend on the stored object.
+    /// Checks that do not depend on the stored object.
     pub fn check(&self) -> Result<()> {
         let (key, bytes, item) = (self.key, self.length(), self.wire_item());
         if item.check().is_ok() && item.length() == bytes {
@@ -161,7 +161,9 @@ pub(crate) struct PendingCall {
 }
 
 pub(crate) fn no_answer() -> Error {
-    Error::new(ErrorKind::Unavailable, "the peer did not answer in time")
+    let message =
+        "the peer did not answer in time; raise the call's timeout, or see what delays it";
+    Error::new(ErrorKind::Unavailable, message)
 }
 
 impl PendingCall {
@@ -335,6 +337,7 @@ impl PendingCall {
         &mut self,
         verb: Verb,
         answer: &DecodedOutcome<'_>,
+        peer: &str,
     ) -> std::result::Result<(), FormatError> {
         self.finished = true;
         let unexpected =
@@ -347,7 +350,7 @@ impl PendingCall {
             (CallKind::Get(items, ..), DecodedOutcome::Items(outcomes))
                 if outcomes.len() == items.len() && block_size_matches(outcomes) =>
             {
-                verify_items(items, outcomes);
+                verify_items(items, outcomes, peer);
             }
             (CallKind::Put(put), DecodedOutcome::Items(outcomes))
                 if outcomes.len() == put.keys.len() =>
@@ -412,7 +415,27 @@ fn block_size_matches(outcomes: &Items<'_>) -> bool {
     outcomes.block_bytes() == 0 || outcomes.block_bytes() == BLOCK_BYTES
 }
 
-fn verify_items(items: &mut [PendingItem], outcomes: &Items<'_>) {
+fn note_damage(item: &PendingItem, peer: &str) {
+    let key = &item.key;
+    match (item.mismatch, item.by_value) {
+        // The object may have been moved during the copy.
+        (true, false) => tracing::debug!(
+            %key,
+            peer,
+            "bytes from a peer do not match its checksums, they are requested once more"
+        ),
+        (true, true) => tracing::warn!(
+            %key,
+            peer,
+            "bytes from a peer do not match its checksums; check the network and both memories"
+        ),
+        (false, _) => {
+            tracing::warn!(%key, peer, "a peer found its object damaged; see the peer's log");
+        }
+    }
+}
+
+fn verify_items(items: &mut [PendingItem], outcomes: &Items<'_>, peer: &str) {
     for (item, answer) in items.iter_mut().zip(outcomes.iter()) {
         let outcome = match answer.verdict {
             // An outcome for another object does not count.
@@ -437,16 +460,7 @@ fn verify_items(items: &mut [PendingItem], outcomes: &Items<'_>) {
             | ItemOutcome::Refused => Err(no_answer()),
         };
         if outcome == Ok(GetOutcome::Miss(MissCause::Damaged)) {
-            match item.mismatch && !item.by_value {
-                // The object may have been moved during the copy; it is requested once more, by
-                // value.
-                true => {
-                    tracing::debug!(key = %item.key, "bytes from a peer do not match its checksums")
-                }
-                false => {
-                    tracing::warn!(key = %item.key, "bytes from a peer do not match its checksums")
-                }
-            }
+            note_damage(item, peer);
             item.parts.iter_mut().for_each(|parts| scatter::zero(parts));
         }
         item.outcome = Some(outcome);

@@ -26,6 +26,6 @@ impl RpcClient {
 
     /// Free capacity of the link.
     pub fn capacity(&self) -> LinkCapacity {
-        self.link.room()
+        self.link.capacity()
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - An operation returns its memory with its response, and the link does not use that memory
-//!   afterwards. An operation past its deadline is retracted from the link before it gets a
+//!   afterwards. An operation past its deadline is cancelled before it gets a
 //!   response.
 //! - Every operation gets exactly one response, whatever the peer does.
 //! - Events are handled in order of arrival. Once a get is finished, later events wait until its
@@ -70,12 +70,12 @@ impl RpcClient {
 
     /// Identifies the peer's process.
     pub fn peer_instance(&self) -> [u8; 16] {
-        self.link.facts().peer_instance
+        self.link.params().peer_instance
     }
 
     /// Whether both sides support a feature.
     pub fn has_feature(&self, feature: Feature) -> bool {
-        self.link.facts().features & feature.bit() != 0
+        self.link.params().features & feature.bit() != 0
     }
 
     /// Region and offset at which the peer can read these bytes, if it can.
@@ -91,7 +91,7 @@ impl RpcClient {
 
     /// Maximum length of a request in bytes.
     pub fn request_bytes_max(&self) -> usize {
-        self.link.facts().control_bytes_max as usize
+        self.link.params().control_bytes_max as usize
     }
 
     /// Number of operations in flight.
@@ -103,7 +103,8 @@ impl RpcClient {
     /// of the link.
     pub fn expects_response(&self) -> bool {
         let in_flight = || {
-            (self.link.facts().operations_max as usize).saturating_sub(self.link.room().operations)
+            (self.link.params().operations_max as usize)
+                .saturating_sub(self.link.capacity().operations)
         };
         self.pending_calls() > 0 || self.closed.is_none() && in_flight() > 0
     }
@@ -147,15 +148,15 @@ impl RpcClient {
         deadline: Mono,
     ) -> std::result::Result<(), (Error, Vec<ItemRequest>)> {
         let items: Vec<GetItem> = requests.iter().map(ItemRequest::wire_item).collect();
-        let capacity = self.link.room();
+        let capacity = self.link.capacity();
         if capacity.exposures < requests.len() || capacity.frames == 0 {
-            return Err((self.capacity_error(), requests));
+            return Err((self.capacity_error(("objects", requests.len())), requests));
         }
         let body = request::encode(self.with_origin(options), &RequestBody::Get(List::of(&items)));
-        if body.len() > self.link.facts().control_bytes_max as usize
+        if body.len() > self.link.params().control_bytes_max as usize
             || !self.has_capacity(body.len())
         {
-            return Err((self.capacity_error(), requests));
+            return Err((self.capacity_error(("request_bytes", body.len())), requests));
         }
         let (op, request_bytes) = (self.next_op(), body.len());
         let mut call = PendingCall {
@@ -171,7 +172,7 @@ impl RpcClient {
         }
         let sent = self.link.send(Frame::new(FrameKind::Request, op, body)).is_ok();
         if !sent {
-            call.fail(&self.capacity_error());
+            call.fail(&self.capacity_error(("request_bytes", request_bytes)));
         }
         self.calls.insert(op, call);
         match sent {
@@ -220,7 +221,7 @@ impl RpcClient {
         let body = request::encode(self.with_origin(options), request_body);
         match self.may_send(body.len()) {
             true => self.send(body, call),
-            false => Err(self.capacity_error()),
+            false => Err(self.capacity_error(("request_bytes", body.len()))),
         }
     }
 
@@ -228,7 +229,7 @@ impl RpcClient {
     fn send(&mut self, body: Vec<u8>, call: PendingCall) -> Result<()> {
         let (op, request_bytes) = (self.next_op(), body.len());
         if self.link.send(Frame::new(FrameKind::Request, op, body)).is_err() {
-            return Err(self.capacity_error());
+            return Err(self.capacity_error(("request_bytes", request_bytes)));
         }
         self.calls.insert(op, PendingCall { request_bytes, ..call });
         Ok(())
@@ -244,10 +245,18 @@ impl RpcClient {
         OpId(self.last_op)
     }
 
-    fn capacity_error(&self) -> Error {
+    /// The error for a request that the link does not take.
+    fn capacity_error(&self, (what, size): (&str, usize)) -> Error {
+        let peer = &self.link.params().peer;
         match &self.closed {
-            Some(why) => Error::new(ErrorKind::Unavailable, format!("no link to the peer: {why}")),
-            None => Error::busy("too many bytes of requests are in flight to the peer"),
+            Some(why) => {
+                let detail = format!("no link to the peer: {why} peer={peer}");
+                Error::new(ErrorKind::Unavailable, detail)
+            }
+            None => Error::busy(format!(
+                "the link to the peer has no room for the request; retry it when others have \
+                 ended, or request less at once peer={peer} {what}={size}"
+            )),
         }
     }
 
@@ -295,7 +304,7 @@ impl RpcClient {
             }
         }
         match any_late {
-            // Poll once more to receive the memory of retracted operations.
+            // Poll once more to receive the memory of cancelled operations.
             true => {
                 let mut events = Vec::new();
                 self.link.poll(&mut events);
@@ -341,7 +350,7 @@ impl RpcClient {
     }
 
     fn close_after_violation(&mut self, error: &FormatError) {
-        tracing::warn!(peer = %self.link.facts().peer, %error, "peer violated the protocol; link closed");
+        tracing::warn!(peer = %self.link.params().peer, %error, "peer violated the protocol; link closed");
         self.link.close();
         let mut events: Vec<LinkEvent> = self.events.drain(..).collect();
         self.link.poll(&mut events);
@@ -375,10 +384,9 @@ impl RpcClient {
                 self.calls.get_mut(&op).into_iter().for_each(PendingCall::push_done);
             }
             LinkEvent::Ended(why) => {
-                let error = Error::new(
-                    ErrorKind::Unavailable,
-                    format!("the link to the peer ended: {why}"),
-                );
+                let peer = &self.link.params().peer;
+                let detail = format!("the link to the peer ended: {why} peer={peer}");
+                let error = Error::new(ErrorKind::Unavailable, detail);
                 for call in self.calls.values_mut().filter(|call| !call.finished) {
                     call.fail(&error);
                     call.drop_unsent();
@@ -402,7 +410,7 @@ impl RpcClient {
             FrameKind::Outcome => {
                 let (verb, answer) = outcome::decode(&frame.body)?;
                 self.answered = true;
-                call.handle_outcome(verb, &answer)?;
+                call.handle_outcome(verb, &answer, &self.link.params().peer)?;
                 self.get_done |= call.is_done_get();
                 self.abandon(frame.op);
             }

@@ -276,8 +276,8 @@ impl ConnectionPool {
 }
 
 fn connected(link: Box<dyn Link>, is_store: bool) -> Connection {
-    for missing in &link.facts().missing {
-        tracing::warn!(peer = %link.facts().peer, missing, "peer lacks a protocol feature");
+    for missing in &link.params().missing {
+        tracing::warn!(peer = %link.params().peer, missing, "peer lacks a protocol feature");
     }
     let client = RpcClient::new(link);
     Connection::Up(Box::new(if is_store { client.for_store() } else { client }))

@@ -464,7 +464,8 @@ fn is_unavailable(outcome: &Result<GetOutcome>) -> bool {
 
 /// There is no link, or none was established in time.
 pub(crate) fn no_link() -> Error {
-    Error::new(ErrorKind::Unavailable, "there is no link to the store")
+    let message = "there is no link to the store; see whether its process runs";
+    Error::new(ErrorKind::Unavailable, message)
 }
 
 pub(crate) fn is_done<T>(state: &RequestState<T>) -> bool {

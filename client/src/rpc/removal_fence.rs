@@ -38,7 +38,7 @@ impl RemovalFence {
     }
 
     /// Whether no removal began or ended since `then`, and none is in progress. Call this under the
-    /// core's lock: a later removal then finds what was made visible before it.
+    /// core's lock: a later removal then finds the objects that were made visible before it.
     pub fn is_unchanged_since(&self, then: FenceEpoch) -> bool {
         self.epoch_without_removal() == Some(then)
     }

@@ -3,7 +3,7 @@
 //! The snapshot is fuzzy. It is correct for three reasons:
 //! - Its log position is the oldest segment that was not sealed when it began (`replay_from`). All
 //!   later changes are in segments that the next open replays.
-//! - A data sync follows the copy of the last entry. An object that was moved out of an older
+//! - A data sync follows the copy of the last entry. An object that was reinserted from an older
 //!   segment during the copy, and is left out because the replay finds it, is durable where the
 //!   replay looks.
 //! - Of a record whose entries left the index during the copy, one member may have been copied and
@@ -179,21 +179,21 @@ impl Checkpointer {
         core.index.visit_homes(c.cursor, to, |visited| {
             // A link is written with its object.
             let SlotContent::Object(e) = visited else { return };
-            let Some(place) = e.ssd else { return };
-            // The replay finds what is at or after the log position.
-            let before = ssd.segments.get(SegmentId(place.segment)).order < c.replay_from;
+            let Some(location) = e.ssd else { return };
+            // The replay finds the records at or after the log position.
+            let before = ssd.segments.get(SegmentId(location.segment)).order < c.replay_from;
             if !before {
                 return;
             }
-            if core.is_hidden_at(place) {
-                broken.push((place.segment, place.record_block));
+            if core.is_hidden_at(location) {
+                broken.push((location.segment, location.record_block));
                 return;
             }
             entries.push(CheckpointEntry {
                 fingerprint: e.fingerprint.to_le_bytes(),
-                segment: place.segment,
-                record_block: place.record_block,
-                payload_block: place.payload_block,
+                segment: location.segment,
+                record_block: location.record_block,
+                payload_block: location.payload_block,
                 length: e.length,
                 tick: CheckpointEntry::tick(e.tick, e.attached),
             });
@@ -274,7 +274,7 @@ impl Checkpointer {
 
     /// The older checkpoint stays valid; open will replay more footers.
     fn failed(&mut self, cx: &mut LogContext, fault: &IoFault) {
-        tracing::warn!(%fault, "checkpoint failed, the older one stays valid");
+        tracing::warn!(%fault, "checkpoint failed, the older one stays valid; check the drive");
         if self.current.is_some() {
             self.give_up(cx);
             // The next checkpoint reuses this file, and does not overwrite the older one.

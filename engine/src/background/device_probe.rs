@@ -148,7 +148,11 @@ impl DeviceProbe {
         let changed = ssd.health.probe_failed(sync, now);
         let state = ssd.health.state();
         drop(core);
-        tracing::warn!(reason, state = state.name(), "probe of the ssd tier failed");
+        tracing::warn!(
+            reason,
+            state = state.name(),
+            "test of the ssd tier failed, another one follows; check the drive"
+        );
         if changed {
             cx.state_changed(reason);
         }

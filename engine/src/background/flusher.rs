@@ -37,12 +37,12 @@ use crate::background::log_context::{Closing, LogContext, SyncPurpose};
 use crate::background::log_op::LogOp;
 use crate::background::purge::Purger;
 use crate::background::reclaim::Reclaimer;
-use crate::background::reclaim::moving::move_written;
+use crate::background::reclaim::reinsertion::record_reinserted;
 use crate::background::scrub::BackgroundScrub;
 use crate::background::stall_detector::StallDetector;
 use crate::background::tombstone_readback::TombstoneReadback;
 use crate::background::units::PendingUnit;
-use crate::state::frame_access::FrameHold;
+use crate::state::frame_access::FrameGuard;
 use crate::state::jobs::{Job, JobResult};
 use crate::state::shared::Shared;
 
@@ -134,7 +134,8 @@ impl Flusher {
         match event {
             LogEvent::Written(units) => self.written(units),
             LogEvent::WriteFailed(of, ids, fault) => {
-                tracing::warn!(%fault, "write failed");
+                let segment = of.segment.0;
+                tracing::warn!(%fault, segment, "write failed, it is repeated in another segment");
                 cx.device_failed(&fault, |health, now| {
                     health.write_failed(of.segment, of.incarnation, now)
                 });
@@ -205,20 +206,20 @@ impl Flusher {
 
     fn written(&mut self, units: Vec<(u64, RecordLocation)>) {
         let mut frames = Vec::with_capacity(FRAMES);
-        for (id, place) in units {
+        for (id, location) in units {
             match self.cx.units.remove(id) {
-                Some(PendingUnit::Frame(held)) => {
-                    frames.push((id, held, place));
+                Some(PendingUnit::Frame(guard)) => {
+                    frames.push((id, guard, location));
                     if frames.len() == FRAMES {
                         self.frames_written(&mut frames);
                     }
                 }
                 Some(PendingUnit::Move(members)) => {
-                    move_written(&mut self.cx, id, members, &place);
+                    record_reinserted(&mut self.cx, id, members, &location);
                     self.reclaimer.unit_written();
                 }
                 Some(PendingUnit::Tombstones(None)) => self.reclaimer.unit_written(),
-                Some(PendingUnit::Tombstones(Some(job))) => self.readback.written(job, place),
+                Some(PendingUnit::Tombstones(Some(job))) => self.readback.written(job, location),
                 None => {}
             }
         }
@@ -226,7 +227,7 @@ impl Flusher {
     }
 
     /// Enter the locations of frames into the index, in one critical section.
-    fn frames_written(&mut self, frames: &mut Vec<(u64, FrameHold, RecordLocation)>) {
+    fn frames_written(&mut self, frames: &mut Vec<(u64, FrameGuard, RecordLocation)>) {
         if frames.is_empty() {
             return;
         }
@@ -327,7 +328,8 @@ impl Flusher {
         let now = cx.shared.now();
         let stalled_for = self.stall.observe(cx.log.ended(), cx.log.in_flight(), now);
         if stalled_for >= cx.shared.config.deadline() {
-            cx.stop_writing("the device completes no submitted operation");
+            let ms = stalled_for.as_millis();
+            cx.stop_writing(&format!("the device completes no submitted operation ms={ms}"));
         }
     }
 

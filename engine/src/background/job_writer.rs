@@ -8,13 +8,13 @@ use crate::api::error::{Error, ErrorKind};
 use crate::background::checkpoint::Checkpointer;
 use crate::background::log_context::{Closing, LogContext};
 use crate::memory::frames::FrameState;
-use crate::state::frame_access::FrameHold;
+use crate::state::frame_access::FrameGuard;
 use crate::state::jobs::{Job, JobResult};
 use crate::state::ssd_core::SsdCore;
 
 /// The next work from the queue.
 enum Next {
-    Frames(Vec<FrameHold>),
+    Frames(Vec<FrameGuard>),
     Other(Job),
 }
 
@@ -39,21 +39,21 @@ impl JobWriter {
         checkpointer: &mut Checkpointer,
         reclaim_moves: bool,
     ) -> bool {
-        let mut moved = false;
+        let mut any = false;
         let before = cx.log.in_flight();
         while cx.log.has_room() && cx.log.in_flight() == before {
             if let Some(unit) = self.stalled.take() {
-                // Its wait may be long, and the memory of a removed frame is needed.
+                // Its wait may be long, and the memory of a reany frame is needed.
                 let is_dead = cx.units.is_dead(&cx.shared.lock(), unit.id);
                 if is_dead {
                     cx.write_failed(unit.id, true);
                 } else if !self.append(cx, unit, reclaim_moves) {
                     break;
                 }
-                moved = true;
+                any = true;
             }
             let Some(next) = next_jobs(cx) else { break };
-            moved = true;
+            any = true;
             match next {
                 Next::Frames(frames) => self.append_frames(cx, frames, before, reclaim_moves),
                 Next::Other(job) => self.take_job(cx, job, checkpointer, reclaim_moves),
@@ -63,7 +63,7 @@ impl JobWriter {
             let shared = cx.shared.clone();
             cx.note_appended(&mut shared.lock());
         }
-        moved
+        any
     }
 
     fn take_job(
@@ -102,20 +102,20 @@ impl JobWriter {
     fn append_frames(
         &mut self,
         cx: &mut LogContext,
-        frames: Vec<FrameHold>,
+        frames: Vec<FrameGuard>,
         before: usize,
         reclaim_moves: bool,
     ) {
         let mut frames = frames.into_iter();
-        for held in frames.by_ref() {
-            let unit = cx.units.add_frame(held, &cx.shared.memory);
+        for guard in frames.by_ref() {
+            let unit = cx.units.add_frame(guard, &cx.shared.memory);
             if !self.append(cx, unit, reclaim_moves) || cx.log.in_flight() != before {
                 break;
             }
         }
         if frames.len() > 0 {
             let mut core = cx.shared.lock();
-            frames.rev().for_each(|held| core.requeue_front(&held));
+            frames.rev().for_each(|guard| core.requeue_front(&guard));
         }
     }
 
@@ -184,7 +184,7 @@ impl JobWriter {
     }
 }
 
-/// Take the next work in one critical section: the frames of the next write, each pinned until it
+/// Take the next work in one critical section: the frames of the next write, each guarded until it
 /// ends, or one job of another kind. Frames and a job after them are never taken together: if the
 /// frames' write fails, they return to the queue ahead of that job.
 fn next_jobs(cx: &mut LogContext) -> Option<Next> {
@@ -205,10 +205,10 @@ fn next_jobs(cx: &mut LogContext) -> Option<Next> {
         if queued.map(|f| f.state = FrameState::Writing).is_none() {
             continue;
         }
-        if let Some(held) = FrameHold::new(&mut core, frame) {
-            bytes += held.data.bytes();
-            core.ssd.iter_mut().for_each(|ssd| ssd.written.add(held.data.namespace));
-            frames.push(held);
+        if let Some(guard) = FrameGuard::new(&mut core, frame) {
+            bytes += guard.data.bytes();
+            core.ssd.iter_mut().for_each(|ssd| ssd.written.add(guard.data.namespace));
+            frames.push(guard);
         }
     }
     (!frames.is_empty()).then_some(Next::Frames(frames))

@@ -126,11 +126,11 @@ impl LogContext {
     pub fn append(&mut self, unit: Unit) -> Result<(), Unit> {
         let (sequence, data) = (unit.sequence, unit.kind == RecordKind::Data);
         let (bytes, id) = (unit.record_bytes(), unit.id);
-        let (place, header) = self.log.append(unit)?;
+        let (location, header) = self.log.append(unit)?;
         if data {
-            self.shared.ssd.headers.insert_written(&place, &header);
+            self.shared.ssd.headers.insert_written(&location, &header);
         }
-        self.appended.push((place.identity.segment, bytes, data.then_some(sequence)));
+        self.appended.push((location.identity.segment, bytes, data.then_some(sequence)));
         if let Some(job) = self.units.removal_of(id) {
             if mutant::on(Mutant::TombstoneBeforeSync) {
                 self.shared.lock().jobs.complete(job, JobResult::Done);
@@ -266,7 +266,11 @@ impl LogContext {
             core.events.forgot();
         }
         drop(core);
-        tracing::error!(reason, state = state.name(), "ssd tier failed");
+        tracing::error!(
+            reason,
+            state = state.name(),
+            "ssd tier failed, it is tested until it works; check the drive"
+        );
         reason.clone_into(&mut self.reason);
         self.stopped = true;
         self.shared.signals.progress.raise();

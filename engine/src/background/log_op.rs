@@ -7,7 +7,7 @@ pub(crate) enum LogOp {
     Checkpoint(u32),
     /// The read of a victim's footer.
     Footer,
-    /// The read of a record that reclaim moves.
+    /// The read of a record that reclaim reinserts.
     Record(u32),
     /// An operation of the device probe.
     Probe,

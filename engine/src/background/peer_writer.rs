@@ -28,7 +28,7 @@ use crate::memory::frames::{FrameData, FrameRef};
 use crate::rpc::Response;
 use crate::rpc::connections::PeerConnections;
 use crate::rpc::pool::ConnState;
-use crate::state::frame_access::FrameHold;
+use crate::state::frame_access::FrameGuard;
 use crate::state::peer_queue::PeerJob;
 use crate::state::shared::Shared;
 
@@ -41,7 +41,7 @@ const IDLE: Duration = Duration::from_millis(200);
 
 /// A page that is being offered to a peer.
 struct PageOffer {
-    guard: Arc<FrameHold>,
+    guard: Arc<FrameGuard>,
     peer: usize,
     bytes: u64,
     objects: u64,
@@ -155,7 +155,7 @@ impl PeerWriter {
                 return JobStart::Taken;
             }
         };
-        let Some(guard) = FrameHold::new(&mut shared.lock(), frame).map(Arc::new) else {
+        let Some(guard) = FrameGuard::new(&mut shared.lock(), frame).map(Arc::new) else {
             return JobStart::Taken;
         };
         let mut draft = PutBuilder::new(BLOCK_BYTES);

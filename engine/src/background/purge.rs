@@ -40,11 +40,11 @@ impl Purger {
         core.index.visit_homes(walk.cursor, to, |visited| {
             let SlotContent::Object(e) = visited else { return };
             let of = |at: &SsdLocation| segment.is_none_or(|s| s.0 == at.segment);
-            entries.extend(e.ssd.filter(of).map(|place| (e.fingerprint, place, e.frame)));
+            entries.extend(e.ssd.filter(of).map(|location| (e.fingerprint, location, e.frame)));
         });
         let mut pages = BTreeSet::new();
-        for (fingerprint, place, frame) in entries {
-            walk.objects += u64::from(core.drop_ssd(fingerprint, place, None, Departure::Lost));
+        for (fingerprint, location, frame) in entries {
+            walk.objects += u64::from(core.drop_ssd(fingerprint, location, None, Departure::Lost));
             pages.extend(frame);
         }
         walk.requeued +=

@@ -11,7 +11,7 @@
 //!    overwritten.
 
 mod contents;
-pub(crate) mod moving;
+pub(crate) mod reinsertion;
 mod scan;
 mod tombstones;
 
@@ -29,7 +29,7 @@ use pagelith_tiers::policy::free_segments_min;
 use pagelith_tiers::ssd::segments::SegmentState;
 
 use self::contents::{Contents, Member};
-use self::moving::Moving;
+use self::reinsertion::Reinsertion;
 use self::scan::{Scan, Scanned};
 use crate::background::log_context::{LogContext, SyncPurpose};
 use crate::background::log_op::LogOp;
@@ -53,9 +53,9 @@ enum Stage {
     /// The record headers are being read instead.
     Scanning(Scan),
     /// Survivors are read and appended.
-    Moving(Moving),
-    /// A sync covers what was moved; `moved` if anything was.
-    Syncing { moved: bool },
+    Reinserting(Reinsertion),
+    /// A sync covers what was reinserted; `reinserted` if anything was.
+    Syncing { reinserted: bool },
 }
 
 /// A victim that could not be emptied: when it may be tried again, and whether reads of it failed.
@@ -113,7 +113,7 @@ impl Reclaimer {
     /// read.
     pub fn needs_room(&self) -> bool {
         self.current.as_ref().is_some_and(|r| match r.stage {
-            Stage::Footer | Stage::Scanning(_) | Stage::Moving(_) => true,
+            Stage::Footer | Stage::Scanning(_) | Stage::Reinserting(_) => true,
             Stage::Syncing { .. } => false,
         })
     }
@@ -122,15 +122,15 @@ impl Reclaimer {
     pub fn step(&mut self, cx: &mut LogContext) -> bool {
         if !self.is_idle()
             && cx.is_read_only()
-            && let Some((_, moving)) = self.moving()
+            && let Some((_, reinsertion)) = self.reinsertion()
         {
-            moving.stop(cx);
+            reinsertion.stop(cx);
         }
         let freed = self.free_drained(cx);
         let more = match self.current.as_ref().map(|r| &r.stage) {
             None => self.begin(cx),
             Some(Stage::Footer | Stage::Scanning(_) | Stage::Syncing { .. }) => false,
-            Some(Stage::Moving(_)) => self.move_records(cx),
+            Some(Stage::Reinserting(_)) => self.reinsert_records(cx),
         };
         freed || more
     }
@@ -203,7 +203,10 @@ impl Reclaimer {
     fn clear_blocked_namespaces(&mut self, cx: &mut LogContext) -> bool {
         let blocked = std::mem::take(&mut self.blocked_namespaces);
         for &namespace in &blocked {
-            tracing::error!(%namespace, "no room is left for tombstones, their namespace is cleared");
+            tracing::error!(
+                %namespace,
+                "no room is left for tombstones, their namespace is cleared; raise ssd.bytes"
+            );
             let mut core = cx.shared.lock();
             let generation = core.clear(namespace);
             core.counters.namespaces_forgotten += 1;
@@ -226,7 +229,8 @@ impl Reclaimer {
         {
             return false;
         }
-        cx.stop_writing("no segment is free, and no victim can be read")
+        let unread = self.deferred.len();
+        cx.stop_writing(&format!("no segment is free, and no victim can be read victims={unread}"))
     }
 
     /// The index is full of objects in the open segment, which becomes a victim once it is sealed.
@@ -327,12 +331,14 @@ impl Reclaimer {
         let tombstones = tombstones.into_iter().map(|(generation, sequence, keys)| {
             cx.units.add_tombstones(generation, sequence, &keys, None)
         });
-        r.stage = Stage::Moving(Moving::new(survivors, tombstones.collect()));
+        r.stage = Stage::Reinserting(Reinsertion::new(survivors, tombstones.collect()));
     }
 
-    fn moving(&mut self) -> Option<(SegmentIdentity, &mut Moving)> {
+    fn reinsertion(&mut self) -> Option<(SegmentIdentity, &mut Reinsertion)> {
         match self.current.as_mut()? {
-            Reclaim { identity, stage: Stage::Moving(moving), .. } => Some((*identity, moving)),
+            Reclaim { identity, stage: Stage::Reinserting(reinsertion), .. } => {
+                Some((*identity, reinsertion))
+            }
             Reclaim {
                 stage: Stage::Footer | Stage::Scanning(_) | Stage::Syncing { .. }, ..
             } => None,
@@ -340,20 +346,20 @@ impl Reclaimer {
     }
 
     /// Read and append survivors; request a sync once everything is written.
-    fn move_records(&mut self, cx: &mut LogContext) -> bool {
+    fn reinsert_records(&mut self, cx: &mut LogContext) -> bool {
         let Some(Reclaim { identity, stage, .. }) = self.current.as_mut() else { return false };
-        let Stage::Moving(moving) = stage else { return false };
-        let progressed = moving.step(cx, *identity, &mut self.blocked_namespaces);
-        if !moving.is_done() {
+        let Stage::Reinserting(reinsertion) = stage else { return false };
+        let progressed = reinsertion.step(cx, *identity, &mut self.blocked_namespaces);
+        if !reinsertion.is_done() {
             return progressed;
         }
-        if moving.defer {
+        if reinsertion.defer {
             self.defer(cx);
             return true;
         }
-        *stage = Stage::Syncing { moved: moving.any };
-        // The sync is needed also when nothing was moved: newer records in other segments, to which
-        // the index lost this segment's entries, may not be durable yet.
+        *stage = Stage::Syncing { reinserted: reinsertion.any };
+        // The sync is needed also when nothing was reinserted: newer records in other segments, to
+        // which the index lost this segment's entries, may not be durable yet.
         if mutant::on(Mutant::FreeBeforeMoved) {
             self.sync_ended(cx, true);
         } else {
@@ -364,23 +370,23 @@ impl Reclaimer {
 
     /// The read of a survivor ended.
     pub fn record_read(&mut self, cx: &mut LogContext, number: u32, completion: Completion) {
-        if let Some((identity, moving)) = self.moving() {
-            moving.record_read(cx, identity, number, completion);
+        if let Some((identity, reinsertion)) = self.reinsertion() {
+            reinsertion.record_read(cx, identity, number, completion);
         }
     }
 
     /// The log finished a unit of reclaim.
     pub fn unit_written(&mut self) {
-        if let Some((_, moving)) = self.moving() {
-            moving.unit_ended();
+        if let Some((_, reinsertion)) = self.reinsertion() {
+            reinsertion.unit_ended();
         }
     }
 
     /// A unit of reclaim could not be written: defer the victim.
     pub fn unit_failed(&mut self) {
-        if let Some((_, moving)) = self.moving() {
-            moving.defer = true;
-            moving.unit_ended();
+        if let Some((_, reinsertion)) = self.reinsertion() {
+            reinsertion.defer = true;
+            reinsertion.unit_ended();
         }
     }
 
@@ -390,7 +396,7 @@ impl Reclaimer {
         if !ok {
             return self.defer(cx);
         }
-        if matches!(r.stage, Stage::Syncing { moved: false }) {
+        if matches!(r.stage, Stage::Syncing { reinserted: false }) {
             // It wrote nothing, so the next reclaim may follow, whatever this one freed.
             self.index_full.entries = u64::MAX;
         }
@@ -404,7 +410,7 @@ impl Reclaimer {
                 && core
                     .index
                     .find(m.fingerprint)
-                    .any(|e| e.ssd == Some(m.place) && core.is_visible(&e))
+                    .any(|e| e.ssd == Some(m.location) && core.is_visible(&e))
         };
         if members.iter().any(stays) && !mutant::on(Mutant::PinIgnored) {
             // Pinned after the choice. The next try moves it.
@@ -416,7 +422,7 @@ impl Reclaimer {
         for m in members {
             // The event of the clear covers cleared objects: no event for each key.
             let key = (core.generation(m.key.namespace()) == m.generation).then_some(&m.key);
-            core.drop_ssd(m.fingerprint, m.place, key, Departure::EvictedSsd);
+            core.drop_ssd(m.fingerprint, m.location, key, Departure::EvictedSsd);
         }
         // If headers were read instead of the footer, a damaged header hides the records after it.
         if let Some(ssd) = core.ssd.as_mut().filter(|s| s.segments.get(segment).live_objects > 0) {

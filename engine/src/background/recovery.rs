@@ -27,7 +27,7 @@ struct Object {
     sequence: u64,
     /// Position in the log, to order objects of equal sequence.
     position: u64,
-    place: SsdLocation,
+    location: SsdLocation,
     length: u32,
     tick: Option<u32>,
     /// Members of its record; 0 if it comes from a checkpoint, which contains whole groups only.
@@ -41,7 +41,7 @@ struct Object {
 impl Object {
     /// The segment and sector of its record.
     fn record(&self) -> (u32, u16) {
-        (self.place.segment, self.place.record_block)
+        (self.location.segment, self.location.record_block)
     }
 }
 
@@ -208,13 +208,17 @@ impl RecoveryCollector {
                 without_room.insert(o.record());
                 continue;
             }
-            core.place_ssd(entry.fingerprint, |e| e.ssd.is_none() && e.length == o.length, o.place);
+            core.set_ssd_location(
+                entry.fingerprint,
+                |e| e.ssd.is_none() && e.length == o.length,
+                o.location,
+            );
         }
         // A group with room for only some of its members is dropped as a whole.
         for o in &self.objects {
             if without_room.contains(&o.record()) {
                 let fingerprint = constant.unwrap_or(o.fingerprint);
-                core.drop_ssd(fingerprint, o.place, None, Departure::EvictedSsd);
+                core.drop_ssd(fingerprint, o.location, None, Departure::EvictedSsd);
             }
         }
         let (found, kept) = (self.objects.len() as u64, core.index.objects());
@@ -254,7 +258,7 @@ impl RecoverySink for RecoveryCollector {
             // entries.
             sequence: facts.sequence.0.saturating_sub(1),
             position: 0,
-            place: SsdLocation {
+            location: SsdLocation {
                 segment: entry.segment,
                 record_block: entry.record_block,
                 payload_block: entry.payload_block,
@@ -297,7 +301,7 @@ impl RecoverySink for RecoveryCollector {
             fingerprint,
             sequence: entry.sequence,
             position: self.objects.len() as u64 + 1,
-            place: SsdLocation::of_entry(segment, entry),
+            location: SsdLocation::of_entry(segment, entry),
             length: entry.length as u32,
             tick: None,
             member_count: entry.member_count,
@@ -395,8 +399,8 @@ mod tests {
         let mut collector = complete_page();
         collector.log_entry(SegmentId(3), &entry("k", RecordKind::Data, 101, 1));
         assert_eq!(collector.drop_unrecoverable(), 1);
-        let places: Vec<_> = collector.objects.iter().map(Object::record).collect();
-        assert_eq!(places, [(3, 2)]);
+        let locations: Vec<_> = collector.objects.iter().map(Object::record).collect();
+        assert_eq!(locations, [(3, 2)]);
     }
 
     /// A log entry of object `t`, attached to the page with key `base`.

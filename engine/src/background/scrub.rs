@@ -90,7 +90,7 @@ pub(crate) fn scrub(shared: &Shared, options: ScrubOptions) -> Result<ScrubRepor
         let late = completion.is_none();
         if late {
             // The kernel may write to the buffer until the queue is dropped; the segment stays
-            // pinned until then.
+            // entered until then.
             drop(queue);
             pass.ended(shared, None);
             let detail = "scrub: read exceeded deadline_ms";

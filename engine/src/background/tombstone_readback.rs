@@ -36,8 +36,8 @@ impl TombstoneReadback {
     }
 
     /// The tombstones of a removal were written.
-    pub fn written(&mut self, job: u64, place: RecordLocation) {
-        self.written.insert(job, place);
+    pub fn written(&mut self, job: u64, location: RecordLocation) {
+        self.written.insert(job, location);
     }
 
     /// The tombstones of a removal are not durable.
@@ -47,11 +47,11 @@ impl TombstoneReadback {
 
     /// The device reports a removal's tombstones as durable: read them back.
     pub fn read_back(&mut self, cx: &mut LogContext, job: u64) {
-        let Some(place) = self.written.get(&job) else {
+        let Some(location) = self.written.get(&job) else {
             return self.failed(cx, job, "tombstone was not written");
         };
-        let (segment, number) = (place.identity.segment, job as u32);
-        if cx.read(LogOp::Readback(number), segment, place.offset, place.bytes) {
+        let (segment, number) = (location.identity.segment, job as u32);
+        if cx.read(LogOp::Readback(number), segment, location.offset, location.bytes) {
             self.reading.insert(number, (job, segment));
             // The segment must not be overwritten while the device has the read, however long that
             // takes.
@@ -68,17 +68,17 @@ impl TombstoneReadback {
     pub fn ended(&mut self, cx: &mut LogContext, number: u32, completion: Completion) {
         let Some((job, segment)) = self.reading.remove(&number) else { return };
         release_segment(&cx.shared, segment);
-        let Some(place) = self.written.get(&job).copied() else { return };
+        let Some(location) = self.written.get(&job).copied() else { return };
         let read = completion.result.is_ok();
         let part = completion.op.into_parts().pop().filter(|_| read);
-        if part.is_some_and(|part| holds(part.bytes(), &place)) {
+        if part.is_some_and(|part| holds(part.bytes(), &location)) {
             self.written.remove(&job);
             cx.shared.lock().jobs.complete(job, JobResult::Done);
             cx.shared.signals.progress.raise();
             return;
         }
         cx.shared.lock().counters.damaged += u64::from(read);
-        cx.suspect(place.identity.segment);
+        cx.suspect(location.identity.segment);
         self.failed(cx, job, "tombstone cannot be read back");
     }
 
@@ -90,10 +90,10 @@ impl TombstoneReadback {
     }
 }
 
-/// Whether these bytes are the tombstones written at `place`.
-fn holds(bytes: &[u8], place: &RecordLocation) -> bool {
+/// Whether these bytes are the tombstones written at `location`.
+fn holds(bytes: &[u8], location: &RecordLocation) -> bool {
     Record::decode(bytes).is_ok_and(|record| {
-        record.expect(place.identity, place.offset).is_ok()
+        record.expect(location.identity, location.offset).is_ok()
             && record.facts().kind == RecordKind::Tombstones
     })
 }

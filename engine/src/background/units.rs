@@ -19,16 +19,16 @@ use crate::memory::departed::Departure;
 use crate::memory::frames::Frame;
 use crate::memory::index::{Entry, SsdLocation};
 use crate::state::core::Core;
-use crate::state::frame_access::FrameHold;
+use crate::state::frame_access::FrameGuard;
 use crate::state::jobs::JobResult;
 use crate::state::ssd_core::SsdCore;
 use crate::state::unsynced::UnsyncedUnit;
 
 /// The engine's action once a unit is written or has failed.
 pub(crate) enum PendingUnit {
-    /// A frame, pinned until its write ends.
-    Frame(FrameHold),
-    /// A record that reclaim moves: fingerprint and old location of each member.
+    /// A frame, guarded until its write ends.
+    Frame(FrameGuard),
+    /// A record that reclaim reinserts: fingerprint and old location of each member.
     Move(Vec<(u128, SsdLocation)>),
     /// Tombstones, and the job that waits for them; `None` if reclaim carries them forward.
     Tombstones(Option<u64>),
@@ -58,7 +58,7 @@ impl Units {
         self.pending.remove(&id)
     }
 
-    /// The members of a record that reclaim moves; none for other units.
+    /// The members of a record that reclaim reinserts; none for other units.
     pub fn moved_members(&self, id: u64) -> &[(u128, SsdLocation)] {
         match self.pending.get(&id) {
             Some(PendingUnit::Move(members)) => members,
@@ -74,16 +74,16 @@ impl Units {
         }
     }
 
-    /// Whether a unit's frame was removed or cleared.
+    /// Whether a unit's frame was dropped: removed, cleared, replaced, or found damaged.
     pub fn is_dead(&self, core: &Core, id: u64) -> bool {
-        let Some(PendingUnit::Frame(held)) = self.pending.get(&id) else { return false };
-        core.dram.frames.get(held.frame.id).is_none_or(Frame::is_dead)
+        let Some(PendingUnit::Frame(guard)) = self.pending.get(&id) else { return false };
+        core.dram.frames.get(guard.frame.id).is_none_or(Frame::is_dead)
     }
 
     /// The record of a frame.
-    pub fn add_frame(&mut self, held: FrameHold, memory: &Arc<ArenaMemory>) -> Unit {
+    pub fn add_frame(&mut self, guard: FrameGuard, memory: &Arc<ArenaMemory>) -> Unit {
         let id = self.next_id();
-        let data = &held.data;
+        let data = &guard.data;
         let member = |m: &crate::memory::frames::FrameMember| RecordMember {
             key: m.key,
             length: m.extent.bytes,
@@ -99,11 +99,11 @@ impl Units {
             group: GroupId(data.sequence.0),
             base_group: GroupId(data.base_group),
             depth: data.depth,
-            moved: false,
+            reinserted: false,
             members: data.members.iter().map(member).collect(),
-            payload: held.parts(memory),
+            payload: guard.parts(memory),
         };
-        self.insert(id, PendingUnit::Frame(held));
+        self.insert(id, PendingUnit::Frame(guard));
         unit
     }
 
@@ -130,7 +130,7 @@ impl Units {
             group: GroupId(sequence.0),
             base_group: GroupId(0),
             depth: 0,
-            moved: job.is_none(),
+            reinserted: job.is_none(),
             members: keys.iter().map(member).collect(),
             payload: Vec::new(),
         }
@@ -141,17 +141,17 @@ impl Units {
     pub fn frames_written(
         &mut self,
         core: &mut Core,
-        frames: impl Iterator<Item = (u64, FrameHold, RecordLocation)>,
+        frames: impl Iterator<Item = (u64, FrameGuard, RecordLocation)>,
     ) -> Vec<u64> {
         let mut lost = Vec::new();
-        for (id, held, place) in frames {
-            match frame_written(core, &held, &place) {
+        for (id, guard, location) in frames {
+            match frame_written(core, &guard, &location) {
                 Some(written) => {
                     core.note_written(&written);
                     self.unsynced.insert(id, written);
                 }
                 None => {
-                    self.insert(id, PendingUnit::Frame(held));
+                    self.insert(id, PendingUnit::Frame(guard));
                     lost.push(id);
                 }
             }
@@ -159,8 +159,8 @@ impl Units {
         lost
     }
 
-    /// A record was moved: new and old location of each member.
-    pub fn moved(
+    /// A record was reinserted: new and old location of each member.
+    pub fn reinserted(
         &mut self,
         id: u64,
         members: Vec<(u128, SsdLocation)>,
@@ -174,19 +174,21 @@ impl Units {
     /// Returns whether it is a unit of reclaim, and the removal that fails with it.
     pub fn write_failed(&mut self, core: &mut Core, id: u64, give_up: bool) -> (bool, Option<u64>) {
         match self.remove(id) {
-            Some(PendingUnit::Frame(held)) => {
-                let alive = core.dram.frames.get_live(held.frame).is_some();
+            Some(PendingUnit::Frame(guard)) => {
+                let alive = core.dram.frames.get_live(guard.frame).is_some();
                 if !(alive && give_up) {
-                    core.requeue_front(&held);
+                    core.requeue_front(&guard);
                     return (false, None);
                 }
-                core.count_lost(held.data.namespace, held.data.members.len());
-                core.release_frame(held.frame);
-                core.make_evictable(held.frame);
+                core.count_lost(guard.data.namespace, guard.data.members.len());
+                core.release_frame(guard.frame);
+                core.make_evictable(guard.frame);
                 (false, None)
             }
             Some(PendingUnit::Tombstones(Some(job))) => {
-                let error = Error::new(ErrorKind::Unavailable, "tombstone could not be written");
+                let detail = "tombstones could not be written, so a restart may bring the objects \
+                              back; see `ssd_state`, and repeat the removal";
+                let error = Error::new(ErrorKind::Unavailable, detail);
                 core.jobs.complete(job, JobResult::Failed(error));
                 (false, Some(job))
             }
@@ -211,7 +213,7 @@ impl Units {
 
     /// A sync failed: writes that it should have covered may be lost although reads still see them,
     /// and another sync would prove nothing. Drop their SSD locations. Frames in DRAM are written
-    /// again once the tier is on; moved objects get their old locations back.
+    /// again once the tier is on; reinserted objects get their old locations back.
     pub fn drop_untrusted(&mut self, core: &mut Core, units: &[(u64, RecordLocation)]) {
         for (id, _) in units {
             let Some(w) = self.unsynced.remove(id) else { continue };
@@ -220,14 +222,14 @@ impl Units {
                 let lost = w
                     .members
                     .into_iter()
-                    .filter(|(fp, place)| core.drop_ssd(*fp, *place, None, Departure::Lost))
+                    .filter(|(fp, location)| core.drop_ssd(*fp, *location, None, Departure::Lost))
                     .count();
                 w.namespace.iter().for_each(|namespace| core.count_lost(*namespace, lost));
                 core.events.forgot();
                 continue;
             }
-            for ((fingerprint, place), from) in w.members.into_iter().zip(w.from) {
-                core.place_ssd(fingerprint, |e| e.ssd == Some(place), from);
+            for ((fingerprint, location), from) in w.members.into_iter().zip(w.from) {
+                core.set_ssd_location(fingerprint, |e| e.ssd == Some(location), from);
             }
         }
     }
@@ -237,14 +239,15 @@ impl Units {
 /// not be readable there.
 fn frame_written(
     core: &mut Core,
-    held: &FrameHold,
-    place: &RecordLocation,
+    guard: &FrameGuard,
+    location: &RecordLocation,
 ) -> Option<UnsyncedUnit> {
-    let data = &held.data;
+    let data = &guard.data;
     let blocks = data.members.iter().map(|m| m.checksums.len() as u64).sum();
     let mut offset = record::header_bytes(data.members.len() as u64, blocks);
-    let dead = core.dram.frames.get(held.frame.id).is_none_or(Frame::is_dead);
-    let unread = |s: &SsdCore| !s.health.reads() || s.health.is_quarantined(place.identity.segment);
+    let dead = core.dram.frames.get(guard.frame.id).is_none_or(Frame::is_dead);
+    let unread =
+        |s: &SsdCore| !s.health.reads() || s.health.is_quarantined(location.identity.segment);
     if !dead && core.ssd.as_ref().is_some_and(unread) {
         // The purge of the index may have passed some of this group's entries. The remaining ones
         // would stay, and be visible without them once the tier is on again.
@@ -252,23 +255,23 @@ fn frame_written(
     }
     let mut members = Vec::with_capacity(data.members.len());
     for m in &data.members {
-        let at = SsdLocation::at(place.identity.segment, place.offset, offset);
+        let at = SsdLocation::at(location.identity.segment, location.offset, offset);
         offset += align_up(m.extent.bytes);
         // A frame that was removed or cleared during its write is garbage on SSD; its tombstone
         // follows it.
         let mine = |e: &Entry| {
-            e.frame == Some(held.frame.id.0)
+            e.frame == Some(guard.frame.id.0)
                 && e.ssd.is_none()
                 && u64::from(e.length) == m.extent.bytes
         };
-        if !dead && core.place_ssd(m.fingerprint, mine, at) {
+        if !dead && core.set_ssd_location(m.fingerprint, mine, at) {
             members.push((m.fingerprint, at));
         }
     }
     let bytes = data.object_bytes();
     let counts = core.namespaces.counts(data.namespace);
     counts.into_iter().for_each(|counts| counts.count_written(bytes));
-    core.release_frame(held.frame);
-    core.make_evictable(held.frame);
+    core.release_frame(guard.frame);
+    core.make_evictable(guard.frame);
     Some(UnsyncedUnit { namespace: Some(data.namespace), members, bytes, from: Vec::new() })
 }

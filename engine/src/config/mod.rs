@@ -179,14 +179,15 @@ pub struct SsdConfig {
     /// Which segment is reclaimed first: `recency` (default) or `fifo`. `recency` keeps recently
     /// used objects, at the cost of a few more writes; `fifo` causes the fewest.
     pub policy: SsdPolicy,
-    /// Largest share of a reclaimed segment that is written again, besides pinned and leased
-    /// objects; used by `recency`. Default 0.25; 0 to 0.25. Lower it to spare the drive's
-    /// endurance.
+    /// Largest share of a reclaimed segment that is written again, used by `recency`. Pinned and
+    /// leased objects count against it, and are written again in any case. Default 0.25; 0 to 0.25.
+    /// Lower it to spare the drive's endurance.
     pub reinsert_ratio: f64,
-    /// Which of the pages that are put are written: `through` (default) writes all; `worth` learns
-    /// which pages are requested again, and begins by writing all; `second-touch` writes those that
-    /// were put or got before. A flush writes the others too, if DRAM still has them. Without a
-    /// DRAM tier everything is written. Use `worth` to spare the drive's endurance.
+    /// Which of the pages that are put are written: `worth` (default) learns which pages are
+    /// requested again, and begins by writing all; `through` writes all; `second-touch` writes
+    /// those that were put or got before. A flush writes the others too, if DRAM still has them.
+    /// Without a DRAM tier everything is written. Use `through` if every page shall reach SSD
+    /// without a flush, at the cost of the drive's endurance.
     pub admission: SsdAdmissionRule,
     /// For `worth`: the least share of a kind of pages that must be requested again within two laps
     /// of the log. Default 0.2; 0 to 1. Raise it to write less, at the cost of hits.
@@ -194,9 +195,9 @@ pub struct SsdConfig {
     /// For `worth`: the least worth of a kind of pages, as a multiple of that of what reclaim gives
     /// up. Default 0.3; 0 to 2. Raise it to write less, at the cost of hits.
     pub thrift: f64,
-    /// Bytes that may be written to SSD a day, with what reclaim moves. Default 0: no limit; or 1
-    /// MiB to 1 PiB. Pages that were requested before come first. A flush is not limited. Set it to
-    /// the drive's rated endurance, divided by its days of service.
+    /// Bytes that may be written to SSD a day, with what reclaim reinserts. Default 0: no limit; or
+    /// 1 MiB to 1 PiB. Pages that were requested before come first. A flush is not limited. Set it
+    /// to the drive's rated endurance, divided by its days of service.
     pub write_budget: Size,
     /// The I/O backend: `auto` (default: io_uring where allowed, else blocking), `uring` (or refuse
     /// to open) or `blocking`. With `uring`, a container that forbids io_uring causes an error
@@ -393,7 +394,7 @@ impl Default for SsdConfig {
             segment_bytes: None,
             policy: SsdPolicy::Recency,
             reinsert_ratio: 0.25,
-            admission: SsdAdmissionRule::Through,
+            admission: SsdAdmissionRule::Worth,
             min_reuse: 0.2,
             thrift: 0.3,
             write_budget: Size::ZERO,

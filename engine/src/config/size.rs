@@ -94,6 +94,14 @@ impl fmt::Display for Size {
     }
 }
 
+impl TryFrom<&str> for Size {
+    type Error = SizeError;
+
+    fn try_from(text: &str) -> Result<Size, SizeError> {
+        text.parse()
+    }
+}
+
 impl FromStr for Size {
     type Err = SizeError;
 

@@ -165,7 +165,7 @@ impl ValidConfig {
         self.config.ssd.policy
     }
 
-    /// Largest share of a reclaimed segment that is written again, besides pinned objects.
+    /// Largest share of a reclaimed segment that is written again, unless pinned objects need more.
     pub fn reinsert_ratio(&self) -> f64 {
         self.config.ssd.reinsert_ratio
     }

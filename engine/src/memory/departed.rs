@@ -1,8 +1,8 @@
-//! Remembers for what cause objects left the store, or were not taken, in 4 bytes each.
+//! Remembers why objects left the store, or were not taken, in 4 bytes each.
 //!
 //! A set-associative table of buckets of one cache line, newest entry first; the oldest entry
 //! leaves a full bucket. An entry has 28 bits of the object's fingerprint. So an object that is not
-//! in the table is taken for one of a full bucket's 16 others in one of 16.8 million look-ups,
+//! in the table is taken for one of a full bucket's 16 others in one of 16.8 million lookups,
 //! which counts a miss under a wrong cause and has no other effect.
 //!
 //! The holder of the core lock writes, and any thread reads without it. A reader that meets a
@@ -90,7 +90,7 @@ impl DepartedObjects {
         self.0.0.prefault()
     }
 
-    /// Begin to load what [`DepartedObjects::note`] changes.
+    /// Prefetch the memory that [`DepartedObjects::note`] changes.
     pub fn prefetch(&self, fingerprint: u128) {
         if let Some(word) = self.0.bucket(fingerprint).first() {
             prefetch::line_to_write(word);
@@ -102,7 +102,7 @@ impl DepartedObjects {
         let bucket = self.0.bucket(fingerprint);
         let tag = tag_of(fingerprint);
         let mut carried = tag << CAUSE_BITS | departure as u32;
-        // From the newest entry on, each moves one place back, up to an older one of this object.
+        // From the newest entry on, each moves back by one, up to an older one of this object.
         for word in bucket {
             let before = word.load(Relaxed);
             let [newer, older] = [before as u32, (before >> 32) as u32];

@@ -6,14 +6,14 @@
 //! - A frame with readers (views, connections, the flusher) keeps its extents. If it is dropped
 //!   meanwhile it is [`FrameState::Dead`] until its last reader frees it.
 //! - `serial` distinguishes a frame from a later one with the same number.
-//! - Gets pin a frame by its number without the lock ([`PinTable`]). A dropped frame is closed to
-//!   new pins after the index no longer leads to it, and freed after the last pin is released. Its
-//!   extents are freed only together with the value that pinning readers hold.
+//! - Gets enter a frame by its number without the lock ([`GuardedTable`]). A dropped frame is
+//!   closed to new readers after the index no longer leads to it, and freed after the last reader
+//!   left. Its extents are freed only together with the value that readers use.
 
 use std::sync::Arc;
 
+use pagelith_io::guarded_table::{GuardedTable, GuardedTableOwner};
 use pagelith_io::hugepage;
-use pagelith_io::pin_table::{PinTable, PinTableOwner};
 use pagelith_layouts::checksum::Checksums;
 use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
 use pagelith_layouts::key::ObjectKey;
@@ -124,7 +124,7 @@ pub(crate) struct Frame {
     extent: Extent,
     members: u16,
     pub state: FrameState,
-    /// Readers that pin and release it under the core's lock.
+    /// Readers that are added and released under the core's lock.
     pub readers: u32,
     /// Whether every byte in the arena was verified against the checksums since it was inserted.
     pub verified: bool,
@@ -178,20 +178,20 @@ pub(crate) struct Frames {
     /// Frame numbers are below this.
     numbers: usize,
     /// Frame data for readers without the lock.
-    pin_table: PinTableOwner<FrameData>,
+    guarded_table: GuardedTableOwner<FrameData>,
     free: Vec<u32>,
     serial: u64,
-    touches: Arc<LastRequests>,
+    last_requests: Arc<LastRequests>,
     namespaces: Arc<KnownNamespaces>,
 }
 
 impl Frames {
-    /// An empty table for `most` frames at a time, with numbers below `numbers`. `touches` holds
-    /// the recency of each frame.
+    /// An empty table for `most` frames at a time, with numbers below `numbers`. `last_requests`
+    /// holds the recency of each frame.
     pub fn with_capacity(
         most: usize,
         numbers: usize,
-        touches: Arc<LastRequests>,
+        last_requests: Arc<LastRequests>,
         namespaces: Arc<KnownNamespaces>,
     ) -> Frames {
         let numbers = numbers.min(FRAME_MAX as usize + 1);
@@ -199,22 +199,22 @@ impl Frames {
         Frames {
             slots,
             numbers,
-            pin_table: PinTableOwner::new(numbers),
+            guarded_table: GuardedTableOwner::new(numbers),
             free: Vec::new(),
             serial: 0,
-            touches,
+            last_requests,
             namespaces,
         }
     }
 
     /// Recency of the last request for each frame.
-    pub fn touches(&self) -> &Arc<LastRequests> {
-        &self.touches
+    pub fn last_requests(&self) -> &Arc<LastRequests> {
+        &self.last_requests
     }
 
     /// The table that readers use without the lock.
-    pub fn pin_table(&self) -> PinTable<FrameData> {
-        self.pin_table.table()
+    pub fn guarded_table(&self) -> GuardedTable<FrameData> {
+        self.guarded_table.table()
     }
 
     /// Whether all frame numbers are in use.
@@ -255,11 +255,11 @@ impl Frames {
         counts.into_iter().for_each(|counts| {
             counts.frame_inserted(data.members.len() as u64, data.bytes());
         });
-        if !self.pin_table.fill(id as usize, data) {
+        if !self.guarded_table.fill(id as usize, data) {
             return None;
         }
         self.slots[id as usize] = Some(frame);
-        self.touches.set(FrameId(id), recency);
+        self.last_requests.set(FrameId(id), recency);
         Some(FrameRef { id: FrameId(id), serial: self.serial })
     }
 
@@ -283,9 +283,9 @@ impl Frames {
         self.get_ref(frame).filter(|f| !f.is_dead())
     }
 
-    /// Refuse new pins of a frame; true if it has no reader, with or without the lock.
+    /// Refuse new readers of a frame; true if it has no reader, with or without the lock.
     pub fn close(&mut self, id: FrameId) -> bool {
-        self.pin_table.close(id.0 as usize);
+        self.guarded_table.close(id.0 as usize);
         !self.has_readers(id)
     }
 
@@ -297,7 +297,7 @@ impl Frames {
     /// Number of a frame's readers, with and without the lock.
     pub fn readers(&self, id: FrameId) -> u64 {
         let counted = self.get(id).map_or(0, |f| f.readers);
-        u64::from(counted) + u64::from(self.pin_table.count(id.0 as usize))
+        u64::from(counted) + u64::from(self.guarded_table.count(id.0 as usize))
     }
 
     /// Free a frame's number and extents, to which nothing may refer any more. Both are returned to
@@ -329,7 +329,7 @@ impl Frames {
             frame.data.members.iter().for_each(|m| space.free(m.extent));
         }
         // With a planted bug readers may remain: the number is not reused then.
-        let number = self.pin_table.take(id.0 as usize).map(|_| FrameNumber(id.0));
+        let number = self.guarded_table.take(id.0 as usize).map(|_| FrameNumber(id.0));
         match (taken, number) {
             (Some(extent), Some(number)) => return Some(FreedFrame { extent, number }),
             // The number was not reclaimed, which only happens with a planted bug.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use pagelith_io::clock::Mono;
 use pagelith_layouts::ids::NamespaceId;
 
-use self::client::{ClientPins, HoldTotals};
+use self::client::{ClientPins, PinTotals};
 use crate::api::error::Result;
 
 pub(crate) mod client;
@@ -32,10 +32,10 @@ pub(crate) struct PinTarget {
 pub(crate) struct Pins {
     pin_counts: HashMap<u128, u32>,
     leases: HashMap<u128, Lease>,
-    /// Objects held for clients. They are also counted in `pin_counts` and `leases`.
+    /// Objects pinned or leased for clients. They are also counted in `pin_counts` and `leases`.
     clients: BTreeMap<ClientName, ClientPins>,
     /// Sum over `clients`.
-    clients_total: HoldTotals,
+    clients_total: PinTotals,
 }
 
 /// An object's lease.
@@ -90,12 +90,12 @@ impl Pins {
 
     /// Pin for a client, or lease until `lease`. An error if this client would exceed its share of
     /// `most`, or all clients together would exceed `most`.
-    pub fn hold_for_client(
+    pub fn pin_for_client(
         &mut self,
         name: &ClientName,
         targets: &[PinTarget],
         lease: Option<Mono>,
-        most: &HoldTotals,
+        most: &PinTotals,
     ) -> Result<()> {
         let client = self.clients.entry(name.clone()).or_default();
         let additional = client.additional(targets);
@@ -111,7 +111,7 @@ impl Pins {
         }
         self.clients_total.add(&additional);
         for target in targets {
-            client_entry(&mut self.clients, name).hold(target, lease);
+            client_entry(&mut self.clients, name).keep(target, lease);
             match lease {
                 Some(until) => self.lease(target.fingerprint, target.namespace, until),
                 None => self.pin(target.fingerprint),
@@ -205,11 +205,11 @@ mod tests {
     #[test]
     fn removal_of_leased_object_ends_lease() {
         let mut p = Pins::default();
-        let (name, most) = (ClientName::from("a"), HoldTotals { objects: 100, bytes: 100 * 4096 });
+        let (name, most) = (ClientName::from("a"), PinTotals { objects: 100, bytes: 100 * 4096 });
         for (fingerprint, namespace) in [(1, 1), (2, 1), (3, 2), (4, 2)] {
             let namespace = NamespaceId([namespace; 16]);
             let target = PinTarget { namespace, ..target(fingerprint, fingerprint) };
-            p.hold_for_client(&name, &[target], Some(Mono(10)), &most)
+            p.pin_for_client(&name, &[target], Some(Mono(10)), &most)
                 .expect("within the client's share");
         }
         p.end_leases(NAMESPACE);
@@ -217,7 +217,7 @@ mod tests {
         assert!(p.is_pinned(4) && p.count() == (0, 1));
         assert_eq!(
             p.clients_total,
-            HoldTotals { objects: 1, bytes: 4096 },
+            PinTotals { objects: 1, bytes: 4096 },
             "the client's share is released"
         );
     }
@@ -225,53 +225,53 @@ mod tests {
     #[test]
     fn client_and_total_limits_are_enforced() {
         let mut p = Pins::default();
-        let most = HoldTotals { objects: 100, bytes: 40 * 4096 };
+        let most = PinTotals { objects: 100, bytes: 40 * 4096 };
         let names: Vec<ClientName> = ["a", "b", "c"].map(Arc::from).into();
-        let hold = |p: &mut Pins, client: usize, from: u128, count: u128, lease: Option<u64>| {
+        let keep = |p: &mut Pins, client: usize, from: u128, count: u128, lease: Option<u64>| {
             let targets: Vec<PinTarget> = (from..from + count).map(|n| target(n, n)).collect();
-            p.hold_for_client(&names[client], &targets, lease.map(Mono), &most).is_ok()
+            p.pin_for_client(&names[client], &targets, lease.map(Mono), &most).is_ok()
         };
         // Half of the limit for all. The same objects again count once for a client, and again for
         // another client.
-        assert!(hold(&mut p, 0, 0, 20, None) && !hold(&mut p, 0, 20, 1, None));
-        assert!(hold(&mut p, 0, 0, 20, Some(10)) && hold(&mut p, 1, 0, 20, Some(10)));
-        assert!(!hold(&mut p, 2, 0, 1, None), "the limit for all clients");
+        assert!(keep(&mut p, 0, 0, 20, None) && !keep(&mut p, 0, 20, 1, None));
+        assert!(keep(&mut p, 0, 0, 20, Some(10)) && keep(&mut p, 1, 0, 20, Some(10)));
+        assert!(!keep(&mut p, 2, 0, 1, None), "the limit for all clients");
         // Unpinned objects stay leased until the lease expires.
         p.release_for_client(&names[0], &(0..20).collect::<Vec<_>>());
-        assert!(!hold(&mut p, 2, 0, 1, None) && p.is_pinned(0));
+        assert!(!keep(&mut p, 2, 0, 1, None) && p.is_pinned(0));
         p.expire(Mono(10));
-        assert!(hold(&mut p, 2, 0, 1, None) && p.clients.len() == 1);
+        assert!(keep(&mut p, 2, 0, 1, None) && p.clients.len() == 1);
         p.release_for_client(&names[2], &[0]);
         assert_eq!(
             (p.clients_total, p.clients.len(), p.count()),
-            (HoldTotals::default(), 0, (0, 0))
+            (PinTotals::default(), 0, (0, 0))
         );
     }
 
     #[test]
-    fn group_counts_once_while_any_member_is_held() {
+    fn group_counts_once_while_any_member_is_pinned() {
         let mut p = Pins::default();
-        let (name, most) = (ClientName::from("a"), HoldTotals { objects: 100, bytes: 100 * 4096 });
+        let (name, most) = (ClientName::from("a"), PinTotals { objects: 100, bytes: 100 * 4096 });
         let big = |fingerprint| PinTarget {
             fingerprint,
             namespace: NAMESPACE,
             group: 1,
             bytes: 50 * 4096,
         };
-        p.hold_for_client(&name, &[big(1)], None, &most).expect("within the client's share");
-        p.hold_for_client(&name, &[big(2), big(2)], None, &most)
+        p.pin_for_client(&name, &[big(1)], None, &most).expect("within the client's share");
+        p.pin_for_client(&name, &[big(2), big(2)], None, &most)
             .expect("the group is counted already");
         p.release_for_client(&name, &[1]);
         assert!(
-            p.hold_for_client(&name, &[target(9, 9)], None, &most).is_err(),
-            "object 2 still holds the whole group"
+            p.pin_for_client(&name, &[target(9, 9)], None, &most).is_err(),
+            "object 2 still keeps the whole group"
         );
         p.release_for_client(&name, &[2]);
         assert!(
-            p.hold_for_client(&name, &[target(9, 9)], None, &most).is_err(),
+            p.pin_for_client(&name, &[target(9, 9)], None, &most).is_err(),
             "object 2 was pinned twice"
         );
         p.release_for_client(&name, &[2]);
-        p.hold_for_client(&name, &[target(9, 9)], None, &most).expect("within the limit");
+        p.pin_for_client(&name, &[target(9, 9)], None, &most).expect("within the limit");
     }
 }

@@ -40,8 +40,8 @@ impl Visibility {
 
     /// Hide the record at this location until its segment is reused. One of its objects could not
     /// be read or was removed, and the index does not know the other objects of the record.
-    pub fn hide_record(&mut self, place: SsdLocation) {
-        self.records.insert((place.segment, place.record_block));
+    pub fn hide_record(&mut self, location: SsdLocation) {
+        self.records.insert((location.segment, location.record_block));
         self.changes += 1;
     }
 
@@ -65,10 +65,10 @@ impl Visibility {
     }
 
     /// Whether the record at a location is hidden.
-    pub fn hides(&self, place: SsdLocation) -> bool {
-        let record =
-            !self.records.is_empty() && self.records.contains(&(place.segment, place.record_block));
-        record || self.ssd_unread || self.segments.contains(&SegmentId(place.segment))
+    pub fn hides(&self, location: SsdLocation) -> bool {
+        let record = !self.records.is_empty()
+            && self.records.contains(&(location.segment, location.record_block));
+        record || self.ssd_unread || self.segments.contains(&SegmentId(location.segment))
     }
 
     /// Number of changes so far.
@@ -93,7 +93,7 @@ impl Visibility {
 pub(crate) trait VisibilityFilter {
     /// Whether the record at a location is hidden, or its segment or the whole tier is no longer
     /// read.
-    fn is_hidden_at(&self, place: SsdLocation) -> bool;
+    fn is_hidden_at(&self, location: SsdLocation) -> bool;
     /// Name of the base group's member that an attached object links to.
     fn link(&self, fingerprint: u128) -> Option<u64>;
     /// Whether `matches` is true for any object with this name.
@@ -101,7 +101,10 @@ pub(crate) trait VisibilityFilter {
 
     /// Whether an object is stored on SSD only, in a hidden record.
     fn is_hidden(&self, entry: &Entry) -> bool {
-        entry.ssd.filter(|_| entry.frame.is_none()).is_some_and(|place| self.is_hidden_at(place))
+        entry
+            .ssd
+            .filter(|_| entry.frame.is_none())
+            .is_some_and(|location| self.is_hidden_at(location))
     }
 
     /// Whether an entry's object is visible. An attached object is visible only while its base

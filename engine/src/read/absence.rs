@@ -31,7 +31,7 @@ impl<'a> AbsenceFinder<'a> {
         AbsenceFinder { shared, snapshot, pending_groups }
     }
 
-    /// Begin to load what [`AbsenceFinder::count`] reads.
+    /// Prefetch the memory that [`AbsenceFinder::count`] reads.
     pub fn prefetch(&self, fingerprint: u128) {
         self.shared.read_view.departed.prefetch(fingerprint);
     }
@@ -93,8 +93,8 @@ pub(crate) fn count<'a>(
     absent: impl Iterator<Item = (&'a ObjectKey, u128)> + Clone,
     counts: &mut AbsenceCounts,
 ) {
-    let pin = crossbeam_epoch::pin();
-    let snapshot = shared.read_view.read(&pin);
+    let epoch_guard = crossbeam_epoch::pin();
+    let snapshot = shared.read_view.read(&epoch_guard);
     let finder = AbsenceFinder::new(shared, &snapshot, None);
     absent.clone().for_each(|(_, fingerprint)| finder.prefetch(fingerprint));
     absent.for_each(|(key, fingerprint)| finder.count(key, fingerprint, counts));

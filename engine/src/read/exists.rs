@@ -18,7 +18,7 @@ use crate::state::recency;
 use crate::state::recency::{FoundObject, record};
 use crate::state::shared::Shared;
 
-/// Which of `keys` are present, all at one moment. A present object counts as used.
+/// Which of `keys` are present, all at one moment. A present object counts as requested.
 pub(crate) fn exists(
     shared: &Shared,
     keys: impl Iterator<Item: Borrow<ObjectKey>> + Clone,
@@ -47,7 +47,7 @@ pub(crate) fn exists_locked(
 }
 
 /// The answer of `query`, whose lookups were all true at one moment. `query` may run several times;
-/// the objects that its last run found count as used, and its keys are counted.
+/// the objects that its last run found count as requested, and its keys are counted.
 pub(crate) fn lookup_at_one_moment<R>(
     shared: &Shared,
     at: Recency,
@@ -56,14 +56,14 @@ pub(crate) fn lookup_at_one_moment<R>(
     let read_view = &shared.read_view;
     // A policy that counts every access needs the lock anyway.
     for _ in 0..LOCK_FREE_TRIES {
-        let pin = crossbeam_epoch::pin();
-        let snapshot = read_view.read(&pin);
+        let epoch_guard = crossbeam_epoch::pin();
+        let snapshot = read_view.read(&epoch_guard);
         let mut lookup = IndexLookup::new(AbsenceFinder::new(shared, &snapshot, None), at);
         let answer = query(&mut lookup);
-        let IndexLookup { touched, found, absent, .. } = lookup;
-        if snapshot.validate(&pin) {
-            drop(pin);
-            record(shared, &touched, at);
+        let IndexLookup { requested, found, absent, .. } = lookup;
+        if snapshot.validate(&epoch_guard) {
+            drop(epoch_guard);
+            record(shared, &requested, at);
             shared.reads.counters.add_exists(at.epoch, found, &absent);
             return answer;
         }
@@ -81,13 +81,13 @@ fn lookup_locked<R>(
     at: Recency,
     query: impl FnOnce(&mut IndexLookup<'_>) -> R,
 ) -> (R, u64, AbsenceCounts) {
-    let pin = crossbeam_epoch::pin();
-    let snapshot = shared.read_view.read(&pin);
+    let epoch_guard = crossbeam_epoch::pin();
+    let snapshot = shared.read_view.read(&epoch_guard);
     let finder = AbsenceFinder::new(shared, &snapshot, Some(&core.pending_groups));
     let mut lookup = IndexLookup::new(finder, at);
     let answer = query(&mut lookup);
-    let IndexLookup { touched, found, absent, .. } = lookup;
-    touched.iter().for_each(|touched| touched.record_in(core, at));
+    let IndexLookup { requested, found, absent, .. } = lookup;
+    requested.iter().for_each(|requested| requested.record_in(core, at));
     (answer, found, absent)
 }
 
@@ -107,8 +107,8 @@ pub(crate) struct IndexLookup<'a> {
     depth: u32,
     /// The current tick, in the form that the index stores.
     tick: u32,
-    /// Present keys that count as used.
-    touched: Vec<FoundObject>,
+    /// Present keys that count as requested.
+    requested: Vec<FoundObject>,
     /// Number of present keys.
     found: u64,
     /// Absent keys, by cause.
@@ -120,8 +120,8 @@ impl<'a> IndexLookup<'a> {
         let (shared, snapshot) = (finder.shared, finder.snapshot);
         let tick = (shared.read_view.tick.load(Ordering::Relaxed) % u64::from(TICK_MODULUS)) as u32;
         let absent = AbsenceCounts::default();
-        let (depth, touched, found) = (at.depth, Vec::new(), 0);
-        IndexLookup { shared, snapshot, finder, depth, tick, touched, found, absent }
+        let (depth, requested, found) = (at.depth, Vec::new(), 0);
+        IndexLookup { shared, snapshot, finder, depth, tick, requested, found, absent }
     }
 
     /// Which of `keys` are present.
@@ -129,14 +129,17 @@ impl<'a> IndexLookup<'a> {
         self.lookup(keys.map(|key| (key, true)), false)
     }
 
-    /// The same, with each key whether it counts as used.
-    pub fn each_if_used(&mut self, keys: impl Iterator<Item = (ObjectKey, bool)>) -> Vec<bool> {
+    /// The same, with each key whether it counts as requested.
+    pub fn each_if_requested(
+        &mut self,
+        keys: impl Iterator<Item = (ObjectKey, bool)>,
+    ) -> Vec<bool> {
         self.lookup(keys, false)
     }
 
-    /// Mark `keys` that are present as used, after they were looked up. The first is this many
+    /// Mark `keys` that are present as requested, after they were looked up. The first is this many
     /// pages after the query's first. They are not counted again.
-    pub fn mark_used(&mut self, page: usize, keys: impl Iterator<Item = ObjectKey>) {
+    pub fn mark_requested(&mut self, page: usize, keys: impl Iterator<Item = ObjectKey>) {
         let (depth, found, absent) = (self.depth, self.found, self.absent);
         self.depth = depth.saturating_add(u32::try_from(page).unwrap_or(u32::MAX));
         self.each(keys);
@@ -160,7 +163,7 @@ impl<'a> IndexLookup<'a> {
         stop: bool,
     ) -> Vec<bool> {
         let mut found = Vec::with_capacity(keys.size_hint().0);
-        self.touched.reserve(keys.size_hint().0);
+        self.requested.reserve(keys.size_hint().0);
         self.snapshot.reserve(keys.size_hint().0);
         let mut depths = PageDepths::default();
         // The keys of a batch usually have one namespace.
@@ -183,14 +186,14 @@ impl<'a> IndexLookup<'a> {
                 let depth = self.depth.saturating_add(depths.depth_of(key.borrow()));
                 next.push(LookedUp { fingerprint, depth, key, is_used });
             }
-            let seen = self.touched.len();
+            let seen = self.requested.len();
             for (at, LookedUp { fingerprint, depth, key, is_used }) in group.iter().enumerate() {
                 let entry = self.snapshot.find(*fingerprint);
                 found.push(entry.is_some());
                 self.found += u64::from(entry.is_some());
                 match entry {
                     Some(_) if !is_used => {}
-                    Some(entry) => self.touched.push(FoundObject::new(&entry, *depth, self.tick)),
+                    Some(entry) => self.requested.push(FoundObject::new(&entry, *depth, self.tick)),
                     None if stop => {
                         self.finder.count(key.borrow(), *fingerprint, &mut self.absent);
                         return found;
@@ -204,7 +207,7 @@ impl<'a> IndexLookup<'a> {
             for LookedUp { fingerprint, key, .. } in absent.drain(..).map(|at| &group[at]) {
                 self.finder.count(key.borrow(), *fingerprint, &mut self.absent);
             }
-            recency::prefetch(self.shared, &self.touched[seen..]);
+            recency::prefetch(self.shared, &self.requested[seen..]);
             if next.is_empty() {
                 return found;
             }

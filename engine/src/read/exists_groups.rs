@@ -19,15 +19,15 @@ impl KeyLookup for exists::IndexLookup<'_> {
     }
 
     fn exists_each(&mut self, keys: impl Iterator<Item = (ObjectKey, bool)>) -> Result<Vec<bool>> {
-        Ok(self.each_if_used(keys))
+        Ok(self.each_if_requested(keys))
     }
 
-    fn mark_used(&mut self, first_page: usize, keys: impl Iterator<Item = ObjectKey>) {
-        exists::IndexLookup::mark_used(self, first_page, keys);
+    fn mark_requested(&mut self, first_page: usize, keys: impl Iterator<Item = ObjectKey>) {
+        exists::IndexLookup::mark_requested(self, first_page, keys);
     }
 }
 
-/// Answer a query from the index. Present objects that were looked up count as used, but for
+/// Answer a query from the index. Present objects that were looked up count as requested, but for
 /// trailing pages before those that the longest stop needs.
 pub(crate) fn exists_groups(
     shared: &Shared,

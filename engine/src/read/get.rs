@@ -2,7 +2,8 @@
 //!
 //! 1. [`GetBatch::begin`]: one pass over the index makes a plan for each tier. The frames and
 //!    segments found are entered, so that none is freed or reused before it is left.
-//! 2. DRAM: the object is copied out block by block, and each copied block is verified.
+//! 2. DRAM: the object is copied out block by block, and each copied block is verified, unless
+//!    `dram.verify_ratio` exempts the hit.
 //! 3. SSD: the planned reads are submitted as the queue and the staging budget allow, sub-batch by
 //!    sub-batch. The header and every block are verified before the outcome is `Hit`.
 //! 4. A failure affects the outcome of its object only; its index entry is dropped, so that the
@@ -259,12 +260,12 @@ impl GetBatch {
             io.shared.reads.late.fetch_sub(1, Ordering::Relaxed);
         }
         let (pieces, result, read) = disk_read::complete(&mut io.scratch, flight, completion);
-        let mut touched: Vec<usize> = Vec::new();
+        let mut advanced: Vec<usize> = Vec::new();
         for piece in pieces {
             match piece {
                 CompletedPiece::Direct { slot, round, parts } => {
                     self.slots[slot].return_parts(round, parts, result.is_ok());
-                    touched.push(slot);
+                    advanced.push(slot);
                 }
                 CompletedPiece::Header { header, part } => {
                     match result.is_ok() && self.headers[header].users > 0 {
@@ -284,21 +285,22 @@ impl GetBatch {
                     if result.is_ok() {
                         self.slots[slot].add_staged(chunk, part);
                     }
-                    touched.push(slot);
+                    advanced.push(slot);
                 }
             }
         }
-        touched.sort_unstable();
-        touched.dedup();
+        advanced.sort_unstable();
+        advanced.dedup();
         for piece in &read.pieces {
             if let Piece::Header { header, .. } = piece {
-                self.add_header_users(*header, &mut touched);
+                self.add_header_users(*header, &mut advanced);
             }
         }
         if let Err(fault) = result {
-            tracing::warn!(%fault, "ssd read failed");
+            let key = advanced.first().map(|slot| self.slots[*slot].key);
+            tracing::warn!(%fault, key = key.map(tracing::field::display), "ssd read failed");
             io.shared.lock().counters.read_errors += 1;
-            self.retry(io, &touched);
+            self.retry(io, &advanced);
             return;
         }
         // Direct reads stay suspended while late reads into callers' memory are in flight: the next
@@ -307,7 +309,7 @@ impl GetBatch {
         if is_suspended && !self.late && io.shared.reads.late.load(Ordering::Relaxed) == 0 {
             io.shared.reads.direct_suspended.store(false, Ordering::Relaxed);
         }
-        for slot in touched {
+        for slot in advanced {
             match self.slots[slot].reading() {
                 Some(read) if read.retry_pending => self.retry(io, &[slot]),
                 Some(_) => self.verify_slot(io, slot),
@@ -316,20 +318,20 @@ impl GetBatch {
         }
     }
 
-    /// Add the objects that wait for this header and are not in `touched`. There are none, unless a
-    /// part of the record was read separately from the header.
-    fn add_header_users(&self, header: usize, touched: &mut Vec<usize>) {
+    /// Add the objects that wait for this header and are not in `advanced`. There are none, unless
+    /// a part of the record was read separately from the header.
+    fn add_header_users(&self, header: usize, advanced: &mut Vec<usize>) {
         let needs = |i: &usize| self.slots[*i].reading().is_some_and(|read| read.header == header);
-        if touched.iter().filter(|i| needs(i)).count() < self.headers[header].users {
-            touched.extend((0..self.slots.len()).filter(needs));
-            touched.sort_unstable();
-            touched.dedup();
+        if advanced.iter().filter(|i| needs(i)).count() < self.headers[header].users {
+            advanced.extend((0..self.slots.len()).filter(needs));
+            advanced.sort_unstable();
+            advanced.dedup();
         }
     }
 
     /// Retry every object of a failed read once, separately; then it is a miss.
-    fn retry(&mut self, io: &mut SessionIo, touched: &[usize]) {
-        for &i in touched {
+    fn retry(&mut self, io: &mut SessionIo, advanced: &[usize]) {
+        for &i in advanced {
             if self.slots[i].is_done() {
                 continue;
             }
@@ -366,12 +368,12 @@ impl GetBatch {
         let Some(header) = self.slots[i].reading().map(|read| read.header) else { return };
         let record = self.slots[i].keeps_in_arena() || promote::is_on(&io.shared);
         // A pass over all bytes of the object precedes the insertion into the header cache.
-        self.headers[header].prepare_caching(&io.shared, self.slots[i].header_place());
+        self.headers[header].prepare_caching(&io.shared, self.slots[i].header_location());
         let wants = GetWants { meta: io.wants_meta, record };
         match self.slots[i].verify(&self.headers[header], wants) {
             NextStep::Wait => {}
             NextStep::ReadLongerHeader(bytes) => {
-                let HeaderLocation { segment, record } = self.headers[header].place;
+                let HeaderLocation { segment, record } = self.headers[header].location;
                 self.headers[header].bytes = None;
                 let pieces = [Piece::Header { header, bytes }].into();
                 let requested = self.waiting.iter().any(|f| f.pieces == pieces)
@@ -389,7 +391,7 @@ impl GetBatch {
             }
             NextStep::TryNextPlace => {
                 if !self.is_queued(i) {
-                    self.try_next_place(io, i);
+                    self.try_next_location(io, i);
                 }
             }
             NextStep::Settle(Settled::Miss(MissCause::Damaged))
@@ -409,7 +411,7 @@ impl GetBatch {
     }
 
     /// The object's record belongs to another key: look for another location.
-    fn try_next_place(&mut self, io: &mut SessionIo, i: usize) {
+    fn try_next_location(&mut self, io: &mut SessionIo, i: usize) {
         self.discard_read(io, i);
         let slot = &mut self.slots[i];
         if let Some(object) = slot.take_off_ssd() {
@@ -457,7 +459,14 @@ impl GetBatch {
         if let Settled::Miss(cause @ (MissCause::Damaged | MissCause::Unreadable)) = &settled
             && let Some(read) = slot.reading()
         {
-            tracing::warn!(key = %slot.key, %cause, "ssd object is lost");
+            let (segment, offset) = (read.object.segment().0, read.object.expected.offset);
+            tracing::warn!(
+                key = %slot.key,
+                %cause,
+                segment,
+                offset,
+                "ssd object is lost; check the drive"
+            );
             let bytes = self.headers[read.header].bytes.as_ref();
             let record = bytes.and_then(|bytes| bytes.record().ok());
             locate::drop_lost_record(&io.shared, slot, &read.object, record);

@@ -29,7 +29,7 @@ use crate::memory::index::{Entry, PREFETCH_GROUP, SsdLocation, TICK_MODULUS};
 use crate::memory::visibility::VisibilityFilter;
 use crate::read::slot::{Slot, SsdObject, record_members};
 use crate::state::core::Core;
-use crate::state::frame_access::{FrameHold, FramePin};
+use crate::state::frame_access::{FrameGuard, FrameReadGuard};
 use crate::state::read_view::{LOCK_FREE_TRIES, Snapshot};
 use crate::state::recency::{FoundObject, record};
 use crate::state::session_io::release_segment;
@@ -47,7 +47,7 @@ pub(crate) enum Located<'a> {
 
 /// The member of a frame that is the object, and the requested range of it.
 pub(crate) struct LocatedMember<'a> {
-    pub entered: FramePin<'a>,
+    pub entered: FrameReadGuard<'a>,
     pub frame: FrameId,
     pub member: usize,
     pub want: Range<u64>,
@@ -61,32 +61,32 @@ pub(crate) fn locate<'a>(
     at: Recency,
 ) -> Vec<(usize, Located<'a>)> {
     for _ in 0..LOCK_FREE_TRIES {
-        let epoch_pin = crossbeam_epoch::pin();
-        let snapshot = shared.read_view.read(&epoch_pin);
+        let epoch_guard = crossbeam_epoch::pin();
+        let snapshot = shared.read_view.read(&epoch_guard);
         let mut attempt = LocateAttempt::new(shared, &snapshot, which.len());
         attempt.locate_all(slots, which, at);
-        let LocateAttempt { located, touched, dropped_frames, torn, .. } = attempt;
-        let holds = !torn && snapshot.validate(&epoch_pin);
-        drop(epoch_pin);
+        let LocateAttempt { located, requested, dropped_frames, torn, .. } = attempt;
+        let holds = !torn && snapshot.validate(&epoch_guard);
+        drop(epoch_guard);
         free_dropped(shared, &dropped_frames);
         if holds {
-            record(shared, &touched, at);
+            record(shared, &requested, at);
             return located;
         }
         located.into_iter().for_each(|(i, located)| undo(shared, &mut slots[i], located));
     }
     let mut core = shared.lock();
-    let pin = crossbeam_epoch::pin();
-    let snapshot = shared.read_view.read(&pin);
+    let epoch_guard = crossbeam_epoch::pin();
+    let snapshot = shared.read_view.read(&epoch_guard);
     let mut attempt = LocateAttempt::new(shared, &snapshot, which.len());
     attempt.locate_all(slots, which, at);
-    let LocateAttempt { located, touched, dropped_frames, .. } = attempt;
+    let LocateAttempt { located, requested, dropped_frames, .. } = attempt;
     dropped_frames.into_iter().for_each(|frame| core.free_if_unread(frame));
-    touched.iter().for_each(|touched| touched.record_in(&mut core, at));
+    requested.iter().for_each(|requested| requested.record_in(&mut core, at));
     located
 }
 
-/// Leave what an invalid attempt entered.
+/// Leave the frame or segment that an invalid attempt entered.
 fn undo(shared: &Shared, slot: &mut Slot, located: Located<'_>) {
     match located {
         Located::Memory(found) => leave_frame(shared, found.entered, found.frame),
@@ -96,7 +96,7 @@ fn undo(shared: &Shared, slot: &mut Slot, located: Located<'_>) {
 }
 
 /// Leave a frame after a get; the last reader of a dropped frame frees it.
-pub(crate) fn leave_frame(shared: &Shared, entered: FramePin<'_>, frame: FrameId) {
+pub(crate) fn leave_frame(shared: &Shared, entered: FrameReadGuard<'_>, frame: FrameId) {
     if entered.leave() {
         shared.lock().free_if_unread(frame);
     }
@@ -116,7 +116,7 @@ struct LocateAttempt<'a, 'r> {
     /// The current tick, in the form that the index stores.
     tick: u32,
     located: Vec<(usize, Located<'a>)>,
-    touched: Vec<FoundObject>,
+    requested: Vec<FoundObject>,
     /// Frames of other objects that were dropped while the attempt was in them, to be freed.
     dropped_frames: Vec<FrameId>,
     /// A frame or segment that was found was already closed, so the attempt is invalid.
@@ -127,13 +127,13 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
     fn new(shared: &'a Shared, snapshot: &'r Snapshot<'r>, count: usize) -> LocateAttempt<'a, 'r> {
         let tick = (shared.read_view.tick.load(Relaxed) % u64::from(TICK_MODULUS)) as u32;
         snapshot.reserve(count);
-        let (located, touched) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        let (located, requested) = (Vec::with_capacity(count), Vec::with_capacity(count));
         LocateAttempt {
             shared,
             snapshot,
             tick,
             located,
-            touched,
+            requested,
             dropped_frames: Vec::new(),
             torn: false,
         }
@@ -171,8 +171,8 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
         }
     }
 
-    fn enter(&self, frame: u32) -> Option<FramePin<'a>> {
-        self.shared.read_view.frames.enter(frame as usize).map(FramePin::new)
+    fn enter(&self, frame: u32) -> Option<FrameReadGuard<'a>> {
+        self.shared.read_view.frames.enter(frame as usize).map(FrameReadGuard::new)
     }
 
     /// Locate one object, for which the index has these `entries`.
@@ -203,7 +203,7 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
                     return Located::Misfit(error);
                 }
             };
-            self.touched.push(FoundObject::new(entry, depth, self.tick));
+            self.requested.push(FoundObject::new(entry, depth, self.tick));
             slot.only_in_memory = entry.ssd.is_none();
             return Located::Memory(LocatedMember { entered, frame: FrameId(frame), member, want });
         }
@@ -220,14 +220,16 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
         let mut misfit = None;
         // An entry with a frame was compared above: its object is another one.
         for entry in entries.iter().filter(|e| e.frame.is_none() && !self.snapshot.is_hidden(e)) {
-            let Some(place) = entry.ssd.filter(|place| !slot.attempts.tried.contains(place)) else {
+            let Some(location) =
+                entry.ssd.filter(|location| !slot.attempts.tried.contains(location))
+            else {
                 continue;
             };
             match slot.requested_range(entry.length.into()) {
                 Ok(want) => {
-                    if let Some(expected) = self.enter_segment(entry, place, generation) {
-                        slot.place_on_ssd(SsdObject { expected, want });
-                        self.touched.push(FoundObject::new(entry, depth, self.tick));
+                    if let Some(expected) = self.enter_segment(entry, location, generation) {
+                        slot.set_ssd_object(SsdObject { expected, want });
+                        self.requested.push(FoundObject::new(entry, depth, self.tick));
                         return Located::Ssd;
                     }
                     self.torn = true;
@@ -248,38 +250,38 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
     fn enter_segment(
         &self,
         entry: &Entry,
-        place: SsdLocation,
+        location: SsdLocation,
         generation: Generation,
     ) -> Option<Expected> {
         let (guards, volume) =
             (self.shared.read_view.guards.as_ref()?, self.shared.ssd.volume.as_ref()?);
-        let segment = SegmentId(place.segment);
+        let segment = SegmentId(location.segment);
         let incarnation = guards.enter(segment)?;
         Some(Expected {
             identity: SegmentIdentity { store: volume.store, segment, incarnation },
-            offset: u64::from(place.record_block) * 4096,
-            payload_offset: u64::from(place.payload_block) * 4096,
+            offset: u64::from(location.record_block) * 4096,
+            payload_offset: u64::from(location.payload_block) * 4096,
             generation,
             length: entry.length.into(),
         })
     }
 
-    fn leave_frame(&mut self, entered: FramePin<'a>, frame: u32) {
+    fn leave_frame(&mut self, entered: FrameReadGuard<'a>, frame: u32) {
         if entered.leave() {
             self.dropped_frames.push(FrameId(frame));
         }
     }
 }
 
-/// An object's frame in DRAM, held, if the object is there and `fits` accepts its length. A get
-/// answers every other case.
-pub(crate) fn hold_in_memory(
+/// A guard of an object's frame in DRAM, if the object is there and `fits` accepts its length. A
+/// get answers every other case.
+pub(crate) fn guard_in_memory(
     shared: &Shared,
     core: &mut Core,
     key: &ObjectKey,
     at: Recency,
     fits: impl Fn(u64) -> bool,
-) -> Option<(FrameHold, usize)> {
+) -> Option<(FrameGuard, usize)> {
     let generation = core.generation(key.namespace());
     let fingerprint = shared.fingerprint(key, generation);
     if core.index.find(fingerprint).any(|e| e.attached && !core.is_visible(&e)) {
@@ -287,8 +289,8 @@ pub(crate) fn hold_in_memory(
     }
     let (frame, member) = core.find_memory(key, fingerprint, generation)?;
     core.dram.frames.get(frame.id).filter(|f| fits(f.data.members[member].extent.bytes))?;
-    core.touch(fingerprint, |e| e.frame == Some(frame.id.0), at);
-    Some((FrameHold::new(core, frame)?, member))
+    core.record_request(fingerprint, |e| e.frame == Some(frame.id.0), at);
+    Some((FrameGuard::new(core, frame)?, member))
 }
 
 /// Leave the slot's segment; the object is to be looked up again.
@@ -308,10 +310,10 @@ pub(crate) fn drop_lost_record(
     object: &SsdObject,
     record: Option<Record<'_>>,
 ) {
-    let (place, expected) = (object.ssd_location(), &object.expected);
+    let (location, expected) = (object.ssd_location(), &object.expected);
     let record = record.filter(|r| r.expect(expected.identity, expected.offset).is_ok());
     let mut core = shared.lock();
-    let known = core.index.find(slot.fingerprint).any(|e| e.ssd == Some(place));
+    let known = core.index.find(slot.fingerprint).any(|e| e.ssd == Some(location));
     // Another get may have promoted the group meanwhile. Objects of a namespace that was cleared
     // since are not named: the clear had its own event.
     let named = |core: &Core, key: ObjectKey, fingerprint| {
@@ -319,25 +321,25 @@ pub(crate) fn drop_lost_record(
         (shared.fingerprint(&key, now) == fingerprint).then_some(key)
     };
     let own = named(&core, slot.key, slot.fingerprint);
-    let mut frames = core.drop_lost([(slot.fingerprint, place, own)]);
+    let mut frames = core.drop_lost([(slot.fingerprint, location, own)]);
     // A record that was dropped whole counts as one failure.
-    if known && !core.is_hidden_at(place) {
-        core.suspect(SegmentId(place.segment), shared.now());
+    if known && !core.is_hidden_at(location) {
+        core.suspect(SegmentId(location.segment), shared.now());
         shared.signals.flusher.raise();
     }
     match record {
         Some(record) => {
             let generation = record.facts().generation;
-            let lost = |(key, place)| {
+            let lost = |(key, location)| {
                 let fingerprint = shared.fingerprint(&key, generation);
-                (fingerprint, place, named(&core, key, fingerprint))
+                (fingerprint, location, named(&core, key, fingerprint))
             };
             let lost: Vec<_> = record_members(&record).into_iter().map(lost).collect();
             frames.extend(core.drop_lost(lost));
         }
         None => {
-            core.visibility.hide_record(place);
-            core.note_damage(SegmentId(place.segment));
+            core.visibility.hide_record(location);
+            core.note_damage(SegmentId(location.segment));
             core.events.forgot();
         }
     }

@@ -11,7 +11,7 @@ use pagelith_tiers::policy::FrameId;
 
 use crate::api::error::{Error, Result};
 use crate::memory::index::Entry;
-use crate::memory::pins::client::HoldTotals;
+use crate::memory::pins::client::PinTotals;
 use crate::memory::pins::{ClientName, PinTarget};
 use crate::memory::visibility::VisibilityFilter;
 use crate::state::core::Core;
@@ -23,7 +23,7 @@ pub struct Pin {
     shared: Weak<Shared>,
     fingerprints: Vec<u128>,
     objects: usize,
-    /// The client that holds the pin, if it is not this process.
+    /// The client that owns the pin, if it is not this process.
     client: Option<ClientName>,
 }
 
@@ -52,7 +52,7 @@ impl Pin {
                 "too much is pinned on this link objects={count} room={rows_max}"
             )));
         }
-        hold_for_client(shared, &mut core, client, &rows, None)?;
+        pin_for_client(shared, &mut core, client, &rows, None)?;
         let (shared, fingerprints) = (Arc::downgrade(shared), fingerprints(&rows));
         Ok(Pin { shared, fingerprints, objects, client: Some(client.clone()) })
     }
@@ -60,6 +60,11 @@ impl Pin {
     /// How many of the objects were present and are pinned.
     pub fn pinned(&self) -> usize {
         self.objects
+    }
+
+    /// Whether the objects are still pinned: not after a close.
+    pub fn is_held(&self) -> bool {
+        self.shared.upgrade().is_some_and(|shared| shared.check_open().is_ok())
     }
 
     /// How many rows the pin has; the bases of attached objects are pinned too.
@@ -126,17 +131,17 @@ fn row(core: &Core, namespace: NamespaceId, entry: &Entry) -> PinTarget {
 }
 
 /// Pin or lease for a client. If the bounds are exceeded, expired leases are dropped first.
-fn hold_for_client(
+fn pin_for_client(
     shared: &Shared,
     core: &mut Core,
     client: &ClientName,
     rows: &[PinTarget],
     lease: Option<Mono>,
 ) -> Result<()> {
-    let totals_max = HoldTotals::of(&shared.config);
-    core.pins.hold_for_client(client, rows, lease, &totals_max).or_else(|_| {
+    let totals_max = PinTotals::of(&shared.config);
+    core.pins.pin_for_client(client, rows, lease, &totals_max).or_else(|_| {
         core.pins.expire(shared.now());
-        core.pins.hold_for_client(client, rows, lease, &totals_max)
+        core.pins.pin_for_client(client, rows, lease, &totals_max)
     })
 }
 
@@ -158,6 +163,6 @@ pub(crate) fn lease_for_client(
 ) -> Result<usize> {
     let mut core = shared.lock();
     let PresentKeys { objects, rows } = find_present(shared, &core, keys);
-    hold_for_client(shared, &mut core, client, &rows, Some(shared.now().after(duration)))?;
+    pin_for_client(shared, &mut core, client, &rows, Some(shared.now().after(duration)))?;
     Ok(objects)
 }

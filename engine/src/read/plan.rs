@@ -114,9 +114,9 @@ pub(crate) fn plan(
     let mut header_of = vec![0; targets.len()];
     for (at, &i) in order.iter().enumerate() {
         let t = &targets[i];
-        let place = HeaderLocation { segment: t.segment, record: t.record };
-        if headers.last() != Some(&place) {
-            headers.push(place);
+        let location = HeaderLocation { segment: t.segment, record: t.record };
+        if headers.last() != Some(&location) {
+            headers.push(location);
             let bytes = if t.payload_offset <= LEAD_BYTES_MAX { t.payload_offset } else { ALIGN };
             let header = headers_before + headers.len() - 1;
             // The header is in the stage of the first target that needs it. In a later stage, the
@@ -237,7 +237,7 @@ pub(crate) fn widen_to_blocks(want: &Range<u64>, length: u64) -> Range<u64> {
     start..start + align_up(end - start)
 }
 
-/// The bytes of all blocks that the range touches, in three ranges: the blocks that are requested
+/// The bytes of all blocks that the range overlaps, in three ranges: the blocks that are requested
 /// whole, and before and after them the blocks of which only a part is. Any may be empty.
 pub(crate) fn split_at_blocks(want: &Range<u64>, length: u64) -> [Range<u64>; 3] {
     let block = u64::from(BLOCK_BYTES);

@@ -26,9 +26,9 @@ use crate::state::shared::Shared;
 pub(crate) fn promote(shared: &Shared, slots: &mut [Slot], at: Recency) -> u64 {
     let mut records: BTreeMap<(SegmentId, u64), BTreeMap<u16, usize>> = BTreeMap::new();
     for (i, slot) in slots.iter().enumerate() {
-        if let Some(VerifiedRecord { facts, place, .. }) = verified(slot) {
+        if let Some(VerifiedRecord { facts, location, .. }) = verified(slot) {
             let record = records.entry((facts.identity.segment, facts.offset)).or_default();
-            record.insert(place.payload_block, i);
+            record.insert(location.payload_block, i);
         }
     }
     let mut objects = 0;
@@ -66,7 +66,7 @@ fn is_only_on_ssd(core: &Core, slot: &Slot) -> bool {
 
 /// Whether an entry is the object's, and has no frame.
 fn is_ssd_entry(slot: &Slot, entry: &Entry) -> bool {
-    entry.frame.is_none() && verified(slot).is_some_and(|v| entry.ssd == Some(v.place))
+    entry.frame.is_none() && verified(slot).is_some_and(|v| entry.ssd == Some(v.location))
 }
 
 fn promote_record(shared: &Shared, slots: &mut [Slot], which: &[usize], at: Recency) -> bool {

@@ -182,7 +182,7 @@ pub(crate) struct VerifiedRecord {
     pub member_count: usize,
     pub checksums: Checksums,
     /// The object's location.
-    pub place: SsdLocation,
+    pub location: SsdLocation,
 }
 
 /// The contents of the header that a probe read.
@@ -263,7 +263,7 @@ impl Slot {
     }
 
     /// `Lookup` to `OnSsd`. The caller has entered the object's segment.
-    pub fn place_on_ssd(&mut self, object: SsdObject) {
+    pub fn set_ssd_object(&mut self, object: SsdObject) {
         debug_assert!(matches!(self.progress, Progress::Lookup));
         self.progress = Progress::OnSsd(object);
     }
@@ -338,14 +338,15 @@ impl Slot {
 
     /// The record's location, if its header may come from the header cache. Probes and later
     /// attempts read the header from the device.
-    pub fn header_place(&self) -> Option<(SegmentIdentity, u64)> {
+    pub fn header_location(&self) -> Option<(SegmentIdentity, u64)> {
         let object = self.on_ssd().filter(|_| !self.is_probe() && self.attempts.round == 0)?;
         Some((object.expected.identity, object.expected.offset))
     }
 
     /// The record's header, if the header cache has it.
     pub fn find_cached_header(&self, shared: &Shared) -> Option<Box<[u8]>> {
-        self.header_place().and_then(|(identity, offset)| shared.ssd.headers.get(identity, offset))
+        self.header_location()
+            .and_then(|(identity, offset)| shared.ssd.headers.get(identity, offset))
     }
 
     /// The object's part of the read plan; `None` unless it is on SSD.

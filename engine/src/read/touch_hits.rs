@@ -44,8 +44,8 @@ pub(crate) fn touch_hits(shared: &Shared, slots: &[Slot], epoch: u64) {
     }
 }
 
-/// Note a hit of an object in a frame that is held to be sent.
-pub(crate) fn touch_held(
+/// Note a hit of an object in a frame that is guarded to be sent.
+pub(crate) fn touch_guarded(
     shared: &Shared,
     core: &mut Core,
     key: &ObjectKey,
@@ -55,7 +55,7 @@ pub(crate) fn touch_held(
     let Some(f) = core.dram.frames.get_live(frame).filter(|_| shared.admission.is_on()) else {
         return;
     };
-    let page = TouchedPage { on_ssd: !f.refused, ..touched(key, f.data.bytes()) };
+    let page = TouchedPage { on_ssd: !f.refused, ..touched_page(key, f.data.bytes()) };
     let mut write = Vec::new();
     shared.admission.touch(shared.now(), epoch, BatchKind::Get, (&[page], 0), &mut write);
     if write.contains(&true) {
@@ -65,7 +65,7 @@ pub(crate) fn touch_held(
 }
 
 /// A page that is taken to be on SSD.
-fn touched(key: &ObjectKey, bytes: u64) -> TouchedPage {
+fn touched_page(key: &ObjectKey, bytes: u64) -> TouchedPage {
     TouchedPage { page: page_hash(key), bytes: bytes + ALIGN, on_ssd: true, required: false }
 }
 
@@ -74,7 +74,7 @@ fn pages_of(slots: &[Slot]) -> (Vec<TouchedPage>, Vec<&Slot>) {
     let (mut pages, mut first_slots) = (Vec::new(), Vec::new());
     for slot in slots {
         let Some(Settled::Hit(hit)) = slot.settled() else { continue };
-        let page = touched(&slot.key, hit.bytes);
+        let page = touched_page(&slot.key, hit.bytes);
         match pages.last_mut().filter(|last: &&mut TouchedPage| last.page == page.page) {
             Some(last) => last.bytes += hit.bytes,
             None => {

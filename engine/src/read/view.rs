@@ -13,15 +13,15 @@ use crate::api::outcome::MissCause;
 use crate::memory::namespaces::NamespaceCounts;
 use crate::memory::visibility::VisibilityFilter;
 use crate::read::locate;
-use crate::read::touch_hits::touch_held;
-use crate::state::frame_access::FrameHold;
+use crate::read::touch_hits::touch_guarded;
+use crate::state::frame_access::FrameGuard;
 use crate::state::read_view::CoreGuard;
 use crate::state::shared::Shared;
 
-/// An object's bytes in the arena. The object is pinned while the view lives. A store that is
+/// An object's bytes in the arena. Its frame is guarded while the view lives. A store that is
 /// closed or dropped still releases its files; the arena lives as long as its last view.
 pub struct View {
-    held: FrameHold,
+    guard: FrameGuard,
     member: usize,
     memory: Arc<ArenaMemory>,
     shared: Weak<Shared>,
@@ -30,24 +30,24 @@ pub struct View {
 impl View {
     /// The bytes as a [`Part`], for readers of the arena; it must be dropped before the view.
     pub(crate) fn part(&self) -> Part {
-        self.held.part(&self.memory, self.member)
+        self.guard.part(&self.memory, self.member)
     }
 
     /// The checksums of its blocks.
     pub(crate) fn checksums(&self) -> &[Checksum] {
-        &self.held.data.members[self.member].checksums
+        &self.guard.data.members[self.member].checksums
     }
 
-    /// Bytes of the arena that the view pins: those of its whole frame.
+    /// Bytes of the arena that the view keeps: those of its whole frame.
     pub(crate) fn pinned_bytes(&self) -> u64 {
-        self.held.data.bytes()
+        self.guard.data.bytes()
     }
 }
 
 impl std::ops::Deref for View {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        self.held.bytes(&self.memory, self.member)
+        self.guard.bytes(&self.memory, self.member)
     }
 }
 
@@ -55,7 +55,7 @@ impl Drop for View {
     fn drop(&mut self) {
         // The memory of a dropped store is not reused.
         if let Some(shared) = self.shared.upgrade() {
-            shared.lock().release_frame(self.held.frame);
+            shared.lock().release_frame(self.guard.frame);
         }
     }
 }
@@ -78,8 +78,8 @@ pub(crate) fn view(shared: &Arc<Shared>, key: &ObjectKey) -> Result<Option<View>
     if !core.index.find(fingerprint).any(|e| e.frame == Some(frame.id.0) && core.is_visible(&e)) {
         return Ok(None);
     }
-    let Some(held) = FrameHold::new(&mut core, frame) else { return Ok(None) };
-    Ok(verified(shared, core, held, member, key))
+    let Some(guard) = FrameGuard::new(&mut core, frame) else { return Ok(None) };
+    Ok(verified(shared, core, guard, member, key))
 }
 
 /// As [`view`], for a get of an object whose length `fits`: it counts as used.
@@ -91,30 +91,31 @@ pub(crate) fn of_hit(
 ) -> Result<Option<View>> {
     shared.check_open()?;
     let mut core = shared.lock();
-    let found = locate::hold_in_memory(shared, &mut core, key, at, fits);
-    let Some((held, member)) = found else { return Ok(None) };
-    touch_held(shared, &mut core, key, held.frame, at.epoch);
-    Ok(verified(shared, core, held, member, key))
+    let found = locate::guard_in_memory(shared, &mut core, key, at, fits);
+    let Some((guard, member)) = found else { return Ok(None) };
+    touch_guarded(shared, &mut core, key, guard.frame, at.epoch);
+    Ok(verified(shared, core, guard, member, key))
 }
 
-/// The view of a held frame's member; `None` if the frame is damaged, which drops it.
+/// The view of a guarded frame's member; `None` if the frame is damaged, which drops it.
 fn verified(
     shared: &Arc<Shared>,
     core: CoreGuard<'_>,
-    held: FrameHold,
+    guard: FrameGuard,
     member: usize,
     key: &ObjectKey,
 ) -> Option<View> {
-    let frame = held.frame;
+    let frame = guard.frame;
     let verified = core.dram.frames.get(frame.id).is_some_and(|f| f.verified);
     drop(core);
-    let view = View { held, member, memory: shared.memory.clone(), shared: Arc::downgrade(shared) };
+    let view =
+        View { guard, member, memory: shared.memory.clone(), shared: Arc::downgrade(shared) };
     if verified {
         return Some(view);
     }
-    let whole = (0..view.held.data.members.len()).all(|m| {
-        let blocks = view.held.bytes(&shared.memory, m).chunks(BLOCK_BYTES as usize);
-        blocks.zip(&view.held.data.members[m].checksums).all(|(b, sum)| checksum(b) == *sum)
+    let whole = (0..view.guard.data.members.len()).all(|m| {
+        let blocks = view.guard.bytes(&shared.memory, m).chunks(BLOCK_BYTES as usize);
+        blocks.zip(&view.guard.data.members[m].checksums).all(|(b, sum)| checksum(b) == *sum)
     });
     let mut core = shared.lock();
     if !whole {

@@ -1,9 +1,9 @@
-//! Every bound on what clients can hold in a store process. A test checks each bound with several
-//! clients, and `docs/security.md` lists all of them.
+//! Every bound on the memory and objects that clients use in a store process. A test checks each
+//! bound with several clients, and `docs/security.md` lists all of them.
 
-use super::{client_holds, durable, in_flight_sends, invalidation_holds, load};
+use super::{client_resources, durable, in_flight_sends, invalidation_holds, load};
 use crate::config::ValidConfig;
-use crate::memory::pins::client::HoldTotals;
+use crate::memory::pins::client::PinTotals;
 use crate::state::reserve;
 
 /// Defines the bounds with their names and values, and the list of all bounds.
@@ -51,24 +51,24 @@ bounds! {
     /// addition.
     AllBytes = "operation memory of all links", |_| load::ALL_BYTES_MAX;
     /// Pins per link, counting the bases of pinned objects.
-    PinnedByLink = "pins per link", |_| client_holds::PINNED_MAX as u64;
+    PinnedByLink = "pins per link", |_| client_resources::PINNED_MAX as u64;
     /// Arena bytes kept by the pins and leases of a client.
     PinnedByClient = "pinned and leased memory per client",
-        |config| HoldTotals::of(config).share_of_client().bytes;
+        |config| PinTotals::of(config).share_of_client().bytes;
     /// Arena bytes kept by the pins and leases of all clients.
-    PinnedByAll = "pinned and leased memory of all clients", |config| HoldTotals::of(config).bytes;
+    PinnedByAll = "pinned and leased memory of all clients", |config| PinTotals::of(config).bytes;
     /// Objects that a client has pinned or leased.
     ObjectsByClient = "pinned and leased objects per client",
-        |config| HoldTotals::of(config).share_of_client().objects;
+        |config| PinTotals::of(config).share_of_client().objects;
     /// Objects that all clients have pinned or leased.
-    ObjectsByAll = "pinned and leased objects of all clients", |config| HoldTotals::of(config).objects;
+    ObjectsByAll = "pinned and leased objects of all clients", |config| PinTotals::of(config).objects;
     /// Milliseconds of a lease.
-    Lease = "lease duration", |_| client_holds::LEASE_MAX.as_millis() as u64;
+    Lease = "lease duration", |_| client_resources::LEASE_MAX.as_millis() as u64;
     /// Arena bytes kept by views of all clients.
     Viewed = "viewed memory of all clients",
-        |config| config.arena_bytes() / client_holds::VIEWED_SHARE;
+        |config| config.arena_bytes() / client_resources::VIEWED_SHARE;
     /// Objects in the open groups of a link.
-    GroupsOfLink = "open-group objects per link", |_| client_holds::REQUIRED_MAX as u64;
+    GroupsOfLink = "open-group objects per link", |_| client_resources::REQUIRED_MAX as u64;
     /// Objects in all open groups.
     GroupsOfAll = "open-group objects of all links",
         |_| crate::state::pending_groups::REQUIRED_MAX as u64;

@@ -1,7 +1,7 @@
 //! Gets: objects in DRAM are sent from their arena frames, all others are read into staging memory,
 //! a chunk at a time, and sent from there.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use pagelith_io::clock::Mono;
@@ -25,6 +25,9 @@ use crate::api::request::{Destination, Get, Options};
 use crate::state::group_info;
 use crate::state::put_spec::PutOrigin;
 use crate::state::shared::Shared;
+
+#[cfg(test)]
+mod chunk_order_test;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Bytes of server state per requested object, without its checksums.
@@ -220,8 +223,9 @@ pub(crate) struct GetOp {
     next_offset: u64,
     /// Object and chunk of each item of the session's batches.
     reading: FxHashMap<Ticket, Vec<(usize, Range<u64>)>>,
-    /// Chunks that were read and did not fit into the link.
-    unsent: VecDeque<(usize, Push)>,
+    /// Chunks that were read and are not sent, by object and offset: reads complete in any order,
+    /// and the bytes of an object are sent in order.
+    unsent: BTreeMap<(usize, u64), Push>,
     /// Whether the store has peers, and the objects to request from them as a whole: chunks
     /// requested one by one could be of two objects.
     has_peers: bool,
@@ -233,7 +237,7 @@ impl GetOp {
         let objects: Vec<RequestedObject> = items.map(|item| RequestedObject::new(&item)).collect();
         let next_offset = objects.first().map_or(0, |object| object.range.start);
         let next = (0..objects.len()).collect();
-        let (reading, unsent) = (FxHashMap::default(), VecDeque::new());
+        let (reading, unsent) = (FxHashMap::default(), BTreeMap::new());
         let (has_peers, remote_queue) = (false, VecDeque::new());
         GetOp { call, objects, next, next_offset, reading, unsent, has_peers, remote_queue }
     }
@@ -257,13 +261,13 @@ impl GetOp {
             && self.remote_queue.is_empty()
             && self.reading.is_empty()
             && self.unsent.is_empty();
-        all_sent.then(|| self.outcome(ctx.shared(), link.facts().features))
+        all_sent.then(|| self.outcome(ctx.shared(), link.params().features))
     }
 
     fn outcome(&mut self, shared: &Shared, features: u64) -> OpOutcome {
         let has = |feature: Feature| features & feature.bit() != 0;
         let sends_members = has(Feature::Members);
-        // Bases are sent only to stores, which decide by them what to keep.
+        // Bases are sent only to stores, which decide by them whether to keep an object.
         let sends_bases =
             sends_members && has(Feature::Bases) && self.call.origin != PutOrigin::Put;
         let bases =
@@ -452,7 +456,7 @@ impl GetOp {
                     object.state = ObjectState::Sending(sending);
                     let (offset, allow_ref) = (chunk.start - object.range.start, object.allow_ref);
                     let push = Push { op: id, item: at as u32, offset, parts, token: 0, allow_ref };
-                    self.unsent.push_back((at, push));
+                    self.unsent.insert((at, offset), push);
                 }
                 Err(verdict) => object.state = ObjectState::NoHit(verdict),
             }
@@ -464,30 +468,25 @@ impl GetOp {
         self.call.deadline
     }
 
-    /// Sends what was read, the bytes of each object in order.
+    /// Sends the bytes that were read, those of each object in order.
     fn send(&mut self, ctx: &mut ServerCtx, link: &mut dyn Link, id: OpId) {
-        let mut later = VecDeque::new();
-        // An object waits if its next chunk is not read, or the link has no capacity for it; its
-        // later chunks wait too.
-        let mut blocked = std::collections::BTreeSet::new();
-        for (at, push) in std::mem::take(&mut self.unsent) {
+        let mut later = BTreeMap::new();
+        for ((at, offset), push) in std::mem::take(&mut self.unsent) {
             let object = &mut self.objects[at];
             let ObjectState::Sending(sending) = &object.state else { continue };
-            let bytes: u64 = push.parts.iter().map(|p| p.len() as u64).sum();
-            let sent = object.length() - sending.unsent_bytes;
-            if blocked.contains(&at) || push.offset != sent {
-                blocked.insert(at);
-                later.push_back((at, push));
+            // A chunk waits for those before it: they are not read, or the link has no capacity.
+            if offset != object.length() - sending.unsent_bytes {
+                later.insert((at, offset), push);
                 continue;
             }
+            let bytes: u64 = push.parts.iter().map(|p| p.len() as u64).sum();
             match link.push(push) {
                 Ok(()) => {
                     ctx.pending_pushes.sent(id);
                     object.count_sent(bytes);
                 }
                 Err(push) => {
-                    blocked.insert(at);
-                    later.push_back((at, push));
+                    later.insert((at, offset), push);
                 }
             }
         }

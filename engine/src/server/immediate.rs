@@ -16,15 +16,15 @@ impl Server {
     /// Events from number `from` on, as many as fit into one outcome. Events of namespaces that the
     /// peer may not read are left out.
     pub(crate) fn events(&self, from: u64) -> OpOutcome {
-        let facts = self.link.facts();
-        let room = facts.control_bytes_max as usize - OutcomeHead::BYTES;
+        let params = self.link.params();
+        let room = params.control_bytes_max as usize - OutcomeHead::BYTES;
         let most = (room / EventItem::BYTES).min(event_log::PIECE);
         let Some(since) = self.ctx.shared().lock().events.since_number(from, most) else {
             let detail = "the store keeps no events: its setting events.max is 0";
             return OpOutcome::failed(Verb::Events, Error::new(ErrorKind::Incompatible, detail));
         };
         OpOutcome::events(&since, |event| {
-            event.namespace().is_none_or(|namespace| facts.rights.may_receive_events(namespace))
+            event.namespace().is_none_or(|namespace| params.rights.may_receive_events(namespace))
         })
     }
 }

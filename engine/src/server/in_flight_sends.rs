@@ -1,7 +1,8 @@
 //! Sends of objects in DRAM, directly from their arena frames.
 //!
 //! Invariants:
-//! - A frame is pinned from the time a push of its bytes is queued until the link returns the push.
+//! - A frame is guarded from the time a push of its bytes is queued until the link returns the
+//!   push.
 //! - The arena bytes in flight on a link are bounded: a peer that does not read prevents the
 //!   eviction of no more than that.
 
@@ -20,8 +21,8 @@ use crate::api::group_info::GroupInfo;
 use crate::memory::frames::FrameRef;
 use crate::memory::namespaces::NamespaceCounts;
 use crate::read::locate;
-use crate::read::touch_hits::touch_held;
-use crate::state::frame_access::FrameHold;
+use crate::read::touch_hits::touch_guarded;
+use crate::state::frame_access::FrameGuard;
 use crate::state::group_info;
 use crate::state::session_io::recency;
 use crate::state::shared::Shared;
@@ -97,7 +98,7 @@ impl InFlightSends {
         self.last_token
     }
 
-    /// Unpins the frames of pushes that the link returned.
+    /// Releases the frames of pushes that the link returned.
     pub fn release(&mut self, shared: &Shared, tokens: &[u64]) {
         let frames: Vec<FrameRef> = tokens.iter().filter_map(|token| self.take(*token)).collect();
         if frames.is_empty() {
@@ -123,49 +124,50 @@ pub(crate) fn push_from_dram(
     options: &crate::api::request::Options,
 ) -> Vec<PushResult> {
     let shared = ctx.session.io.shared.clone();
-    let held = pin_frames(&shared, requests, &ctx.in_flight_sends, link.room().pushes, options);
+    let guards =
+        guard_frames(&shared, requests, &ctx.in_flight_sends, link.capacity().pushes, options);
     let mut tally = PushTally::default();
     let mut is_full = false;
-    let push = |(request, held): (&PushRequest, Option<(FrameHold, usize)>)| {
-        let Some((held, member)) = held else { return PushResult::NotInDram };
+    let push = |(request, found): (&PushRequest, Option<(FrameGuard, usize)>)| {
+        let Some((guard, member)) = found else { return PushResult::NotInDram };
         // After a push that found no capacity nothing is sent, which keeps the order.
         let result = match is_full {
             true => PushResult::NoCapacity,
-            false => push_one(ctx, link, request, &held, member, &mut tally),
+            false => push_one(ctx, link, request, &guard, member, &mut tally),
         };
         match &result {
             PushResult::Sent(..) => {}
-            PushResult::Damaged => tally.damaged.push(held.frame),
+            PushResult::Damaged => tally.damaged.push(guard.frame),
             PushResult::NotInDram | PushResult::NoCapacity => {
                 is_full = true;
-                tally.unsent.push(held.frame);
+                tally.unsent.push(guard.frame);
             }
         }
         result
     };
-    let results = requests.iter().zip(held).map(push).collect();
+    let results = requests.iter().zip(guards).map(push).collect();
     tally.apply(&shared);
     results
 }
 
 /// Pins the frames of the objects that are in DRAM, within the bytes that the link may have in
 /// flight and its capacity of `pushes` pushes.
-fn pin_frames(
+fn guard_frames(
     shared: &Shared,
     requests: &[PushRequest],
     in_flight: &InFlightSends,
     mut pushes: usize,
     options: &crate::api::request::Options,
-) -> Vec<Option<(FrameHold, usize)>> {
+) -> Vec<Option<(FrameGuard, usize)>> {
     let most = (shared.config.arena_bytes() / IN_FLIGHT_SHARE).min(IN_FLIGHT_BYTES_MAX);
     let mut left = most.saturating_sub(in_flight.bytes);
     let at = recency(shared, options);
-    let mut held = Vec::with_capacity(requests.len());
+    let mut guards = Vec::with_capacity(requests.len());
     let mut core = shared.lock();
     for request in requests {
         let length = request.length();
         if length > most || length == 0 {
-            held.push(None);
+            guards.push(None);
             continue;
         }
         if length > left || pushes == 0 {
@@ -175,15 +177,15 @@ fn pin_frames(
         let fits = |have: u64| {
             if request.whole { have == request.range.end } else { request.range.end <= have }
         };
-        let found = locate::hold_in_memory(shared, &mut core, &request.key, at, fits);
-        if let Some((held, _)) = &found {
-            touch_held(shared, &mut core, &request.key, held.frame, at.epoch);
+        let found = locate::guard_in_memory(shared, &mut core, &request.key, at, fits);
+        if let Some((guard, _)) = &found {
+            touch_guarded(shared, &mut core, &request.key, guard.frame, at.epoch);
             left -= length;
             pushes -= 1;
         }
-        held.push(found);
+        guards.push(found);
     }
-    held
+    guards
 }
 
 /// Counters and frames to release, applied under one lock acquisition after the pushes.
@@ -218,24 +220,24 @@ impl PushTally {
     }
 }
 
-/// Pushes one pinned object; its frame stays pinned while the push is in flight.
+/// Pushes one object; its frame stays guarded while the push is in flight.
 fn push_one(
     ctx: &mut ServerCtx,
     link: &mut dyn Link,
     request: &PushRequest,
-    held: &FrameHold,
+    guard: &FrameGuard,
     member: usize,
     tally: &mut PushTally,
 ) -> PushResult {
     let shared = &ctx.session.io.shared;
-    let parts = vec![slice(held.part(&shared.memory, member), request)];
+    let parts = vec![slice(guard.part(&shared.memory, member), request)];
     // A client that gets a reference verifies the bytes, and so does one that asks again after a
     // mismatch: the server need not verify for them.
-    let asks_again = link.facts().features & Feature::AsksAgain.bit() != 0;
+    let asks_again = link.params().features & Feature::AsksAgain.bit() != 0;
     let client_verifies = request.allow_ref && (asks_again || link.sends_by_ref(&parts));
     let sampled = ctx.session.io.sampler.next() || !request.allow_ref;
     let (verify, unverified) = (sampled && !client_verifies, !sampled && !client_verifies);
-    let Some(sums) = span_checksums(shared, held, member, request, verify) else {
+    let Some(sums) = span_checksums(shared, guard, member, request, verify) else {
         return PushResult::Damaged;
     };
     let (token, length) = (ctx.in_flight_sends.next_token(), request.length());
@@ -252,10 +254,10 @@ fn push_one(
     }
     ctx.pending_pushes.sent(request.op);
     if mutant::on(Mutant::SharedFrameReleasedEarly) {
-        tally.unsent.push(held.frame);
-        return PushResult::Sent(sums, group_info::of_frame_data(&held.data));
+        tally.unsent.push(guard.frame);
+        return PushResult::Sent(sums, group_info::of_frame_data(&guard.data));
     }
-    ctx.in_flight_sends.frames.insert(token, (held.frame, length));
+    ctx.in_flight_sends.frames.insert(token, (guard.frame, length));
     ctx.in_flight_sends.bytes += length;
     let sent = request.position as usize + 1;
     if sent == 1 || sent == FIRST_BATCH || sent.is_multiple_of(BATCH) {
@@ -266,7 +268,7 @@ fn push_one(
     let counts = shared.read_view.namespaces.counts(request.key.namespace());
     counts.into_iter().for_each(|counts| counts.count_hit(length));
     tally.unverified += u64::from(unverified);
-    PushResult::Sent(sums, group_info::of_frame_data(&held.data))
+    PushResult::Sent(sums, group_info::of_frame_data(&guard.data))
 }
 
 fn slice(part: Part, request: &PushRequest) -> Part {
@@ -279,13 +281,13 @@ fn slice(part: Part, request: &PushRequest) -> Part {
 /// block that was to be verified does not match its checksum.
 fn span_checksums(
     shared: &Shared,
-    held: &FrameHold,
+    guard: &FrameGuard,
     member: usize,
     request: &PushRequest,
     verify: bool,
 ) -> Option<Checksums> {
-    let object_sums = &held.data.members[member].checksums;
-    let (bytes, range) = (held.bytes(&shared.memory, member), &request.range);
+    let object_sums = &guard.data.members[member].checksums;
+    let (bytes, range) = (guard.bytes(&shared.memory, member), &request.range);
     let block = |block: u64| {
         let all = block * BLOCK..((block + 1) * BLOCK).min(bytes.len() as u64);
         let sent = all.start.max(range.start)..all.end.min(range.end);

@@ -106,7 +106,7 @@ pub(crate) fn bytes_per_link() {
         link.flush_queue();
         server.poll();
         let unsent: usize = server.outbox.iter().map(|frame| frame.body.len()).sum();
-        let queued = server.outcome_capacity.saturating_sub(server.link.room().frame_bytes);
+        let queued = server.outcome_capacity.saturating_sub(server.link.capacity().frame_bytes);
         assert!((unsent + queued) as u64 <= LINK_BYTES_MAX, "unsent={unsent} queued={queued}");
     }
     assert!(store.shared.bytes.served.bytes() > 0, "no outcome waits");
@@ -184,7 +184,7 @@ fn ask_all(server: &mut Server, link: &mut dyn Link, bodies: &[Vec<u8>]) {
         }
     }
     // Until the server has handled the last of them.
-    while link.room().frame_bytes < LinkLimits::default().frame_bytes_max {
+    while link.capacity().frame_bytes < LinkLimits::default().frame_bytes_max {
         link.flush_queue();
         server.poll();
     }

@@ -1,7 +1,7 @@
 //! The server's end of a link: receives requests, sends bytes and outcomes.
 //!
 //! Invariants:
-//! - Bytes that are sent or passed by reference are in the arena, in a pinned frame, or in staging
+//! - Bytes that are sent or passed by reference are in the arena, in a guarded frame, or in staging
 //!   memory. A staging buffer belongs to one item of one operation; operations wait for staging
 //!   memory in the order of their numbers.
 //! - Bytes that arrive are in reserved arena memory, which the index does not name before the put
@@ -9,10 +9,11 @@
 //! - Nothing that a peer sends decides how much is allocated or held.
 //! - The server drives both directions: bytes of a put arrive only after it pulled them, into
 //!   memory reserved for them.
-//! - Memory pushed for a get is returned by the get's deadline.
+//! - Memory pushed for a get is returned by the get's deadline. Memory that a device still reads for
+//!   RDMA is returned once the device has finished.
 //! - Each operation ends with one outcome, sent after all of its bytes. The outcome of a cancelled
 //!   operation is sent at once, since a client counts its operations in flight by their outcomes.
-//! - Pins, holds and open groups of a client are released with its link, however the link ends.
+//! - Pins, views, holds and open groups of a client are released with its link, however it ends.
 //! - A request without the necessary right is refused before any lookup.
 
 pub mod bounds;
@@ -23,9 +24,9 @@ mod call_context;
 pub(crate) mod cancel_test;
 #[cfg(test)]
 mod cancelled_ops_test;
-mod client_holds;
+mod client_resources;
 #[cfg(test)]
-pub(crate) mod client_holds_test;
+pub(crate) mod client_resources_test;
 mod commit;
 mod durable;
 mod exists;
@@ -43,6 +44,7 @@ mod poll;
 mod put;
 #[cfg(test)]
 pub(crate) mod removal_fence_test;
+mod serving;
 #[cfg(test)]
 pub(crate) mod shared_memory_test;
 #[cfg(test)]
@@ -65,7 +67,7 @@ use pagelith_transport::link_error::LinkError;
 use rustc_hash::FxHashMap;
 
 use self::call_context::CallContext;
-use self::client_holds::ClientHolds;
+use self::client_resources::ClientResources;
 use self::commit::CommitOp;
 use self::durable::DurableOp;
 use self::exists::ExistsOp;
@@ -77,14 +79,13 @@ use self::load::LinkLoad;
 use self::op_outcome::OpOutcome;
 use self::pending_pushes::PendingPushes;
 use self::put::PutOp;
+pub use self::serving::{ServeBuilder, Serving};
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::Ticket;
 use crate::api::request::RequestEpoch;
 use crate::memory::pins::ClientName;
 use crate::state::shared::Shared;
-use crate::store::embedded::Store;
-use crate::store::prefetch;
-use crate::store::session::Session;
+use crate::store::{embedded::Store, prefetch, session::Session};
 
 /// Maximum number of operations in progress per link, including cancelled ones that still run; a
 /// request beyond it is answered `Busy`.
@@ -101,7 +102,7 @@ const DISK_STEP: Duration = Duration::from_millis(1);
 pub struct Server {
     link: Box<dyn Link>,
     ops: BTreeMap<OpId, Op>,
-    client_holds: ClientHolds,
+    resources: ClientResources,
     invalidation_holds: InvalidationHolds,
     ctx: ServerCtx,
     load: LinkLoad,
@@ -160,26 +161,26 @@ impl Server {
         }
         let mut session = store.session()?;
         session.io.wants_meta = true;
-        let outcome_capacity = link.room().frame_bytes;
-        let facts = link.facts();
+        let outcome_capacity = link.capacity().frame_bytes;
+        let params = link.params();
         let instance: String =
-            facts.peer_instance.iter().map(|byte| format!("{byte:02x}")).collect();
-        let key = facts.key_name.as_deref();
+            params.peer_instance.iter().map(|byte| format!("{byte:02x}")).collect();
+        let key = params.key_name.as_deref();
         let process = format!("{}/{instance}", key.unwrap_or_default());
         // Processes with the same key share one client name; without a key each process is its own
         // client.
         let client: ClientName =
             key.map_or_else(|| instance.as_str().into(), |key| format!("key/{key}").into());
         let load = LinkLoad::new(session.io.shared.bytes.served.client(&client));
-        let client_holds = ClientHolds::new(client);
-        session.io.shared.lock().flushes.link(&process, facts.rights.namespaces.these());
+        let resources = ClientResources::new(client);
+        session.io.shared.lock().flushes.link(&process, params.rights.namespaces.these());
         Ok(Server {
             link,
             load,
             cancelled: Vec::new(),
             outcome_capacity,
             ops: BTreeMap::new(),
-            client_holds,
+            resources,
             process,
             invalidation_holds: InvalidationHolds::default(),
             ctx: ServerCtx {
@@ -247,7 +248,7 @@ impl Server {
                 self.ctx.pending_pushes.returned(*op);
             }
             if let Err(error) = self.handle_event(event) {
-                let peer = &self.link.facts().peer;
+                let peer = &self.link.params().peer;
                 tracing::warn!(%peer, %error, "protocol violation by the peer, closing the link");
                 self.closed = Some(error.into());
                 self.link.close();
@@ -288,11 +289,11 @@ impl Server {
             // The buffers were returned above, or by dropping the event.
             LinkEvent::Pushed { .. } | LinkEvent::Retracted { .. } => {}
             LinkEvent::Ended(why) => {
-                tracing::info!(peer = %self.link.facts().peer, %why, "link closed");
+                tracing::info!(peer = %self.link.params().peer, %why, "link closed");
                 self.closed.get_or_insert(why);
                 self.ended = true;
                 self.ops.clear();
-                self.client_holds.release_all(self.ctx.shared());
+                self.resources.release_all(self.ctx.shared());
                 self.invalidation_holds.release_all();
                 self.outbox.clear();
                 self.cancelled.clear();
@@ -333,7 +334,7 @@ impl Server {
 
     fn begin_op(&mut self, id: OpId, terms: RequestOptions, ask: RequestBody<'_>, body: usize) {
         let verb = ask.verb();
-        if let Err(refused) = self.link.facts().rights.check(&ask) {
+        if let Err(refused) = self.link.params().rights.check(&ask) {
             self.respond(
                 id,
                 OpOutcome::failed(verb, Error::new(ErrorKind::Denied, refused.to_string())),
@@ -355,7 +356,7 @@ impl Server {
         let op = match ask {
             RequestBody::Get(items) => Op::Get(GetOp::new(call, items.iter())),
             RequestBody::Put(puts) => {
-                match puts.open().map(|name| self.client_holds.group(name)).transpose() {
+                match puts.open().map(|name| self.resources.group(name)).transpose() {
                     Ok(open_group) => Op::Put(PutOp::new(call, puts, open_group, &*self.link, id)),
                     Err(error) => {
                         self.respond(id, OpOutcome::failed(verb, error));
@@ -363,7 +364,7 @@ impl Server {
                     }
                 }
             }
-            RequestBody::Commit(name) => match self.client_holds.group(name) {
+            RequestBody::Commit(name) => match self.resources.group(name) {
                 Ok(joined) => Op::Commit(CommitOp::begin(&mut self.ctx, joined, call, id)),
                 Err(error) => {
                     self.respond(id, OpOutcome::failed(verb, error));
@@ -398,7 +399,7 @@ impl Server {
             }
             RequestBody::View(name, keys) => {
                 let shared = &self.ctx.session.io.shared;
-                let outcome = match self.client_holds.view(&*self.link, shared, name, keys.iter()) {
+                let outcome = match self.resources.view(&*self.link, shared, name, keys.iter()) {
                     Ok(items) => OpOutcome::views(items),
                     Err(error) => OpOutcome::failed(verb, error),
                 };
@@ -412,7 +413,7 @@ impl Server {
                 return;
             }
             RequestBody::Missing(name) => {
-                let outcome = self.client_holds.missing(self.ctx.shared(), name);
+                let outcome = self.resources.missing(self.ctx.shared(), name);
                 self.respond(id, outcome);
                 return;
             }
@@ -426,16 +427,16 @@ impl Server {
                 let shared = &self.ctx.session.io.shared;
                 let number = match ask {
                     RequestBody::Begin(name, keys) => {
-                        self.client_holds.begin(shared, name, keys.iter().collect(), &call.options)
+                        self.resources.begin(shared, name, keys.iter().collect(), &call.options)
                     }
-                    RequestBody::Abort(name) => self.client_holds.abort(shared, name),
+                    RequestBody::Abort(name) => self.resources.abort(shared, name),
                     RequestBody::Hold(name) => {
                         self.invalidation_holds.begin(shared, id, name, call.deadline)
                     }
                     RequestBody::Release(name) => {
                         Ok(self.invalidation_holds.release(name, shared.now()))
                     }
-                    ask => self.client_holds.handle_pin(shared, &ask),
+                    ask => self.resources.handle_pin(shared, &ask),
                 };
                 let outcome = match number {
                     Ok(number) => OpOutcome::number(verb, number),
@@ -462,8 +463,8 @@ impl Server {
 }
 
 impl Drop for Server {
-    /// Releases the arena frames, pins, holds and groups of the link. A frame is released once the
-    /// link has returned the push of it: a device may read it until then.
+    /// Releases the arena frames, pins, invalidation holds and groups of the link. A frame is
+    /// released once the link has returned the push of it: a device may read it until then.
     fn drop(&mut self) {
         self.link.close();
         let until = self.ctx.shared().now().after(DROP_MAX);
@@ -482,11 +483,11 @@ impl Drop for Server {
             self.ctx.in_flight_sends.release(&self.ctx.session.io.shared, &returned);
         }
         if !self.ended {
-            let (peer, waited_ms) = (&self.link.facts().peer, DROP_MAX.as_millis());
+            let (peer, waited_ms) = (&self.link.params().peer, DROP_MAX.as_millis());
             tracing::warn!(%peer, waited_ms, "closed link does not return the pages that it sends; they stay in memory until the store is closed");
         }
         let ServerCtx { session, .. } = &mut self.ctx;
-        self.client_holds.release_all(&session.io.shared);
+        self.resources.release_all(&session.io.shared);
         self.load.release_all(&session.io.shared.bytes.served);
         session.io.shared.lock().flushes.unlink(&self.process);
     }

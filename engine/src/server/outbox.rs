@@ -12,7 +12,7 @@ pub(crate) const OUTCOME_BYTES_MAX: usize = 4 << 20;
 
 impl Server {
     pub(crate) fn respond(&mut self, id: OpId, outcome: OpOutcome) {
-        let most = (self.link.facts().control_bytes_max as usize).min(OUTCOME_BYTES_MAX);
+        let most = (self.link.params().control_bytes_max as usize).min(OUTCOME_BYTES_MAX);
         let mut body = outcome.encode();
         if body.len() > most {
             let bytes = body.len();
@@ -30,7 +30,7 @@ impl Server {
         if self.closed.is_some() {
             return;
         }
-        let unsent = self.outcome_capacity.saturating_sub(self.link.room().frame_bytes);
+        let unsent = self.outcome_capacity.saturating_sub(self.link.capacity().frame_bytes);
         self.load.record_sent(&self.ctx.session.io.shared.bytes.served, sent, unsent as u64);
     }
 

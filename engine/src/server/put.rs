@@ -108,7 +108,7 @@ impl PutOp {
             let sums: Checksums = object.checksums.iter().collect();
             // Bytes that cannot be referenced, or have no checksums to verify the copy against, are
             // pulled.
-            let shown = |place| link.peer_ref((id, object.number, 0), place, object.length);
+            let shown = |at| link.peer_ref((id, object.number, 0), at, object.length);
             let shown = object.shown.filter(|_| !sums.is_empty()).and_then(shown);
             let bytes = shown.map_or(IncomingBytes::AtClient, IncomingBytes::InClientMemory);
             let (key, length) = (object.key, object.length);
@@ -118,7 +118,7 @@ impl PutOp {
         let required = puts.required().map(|keys| keys.iter().collect());
         let (objects, block_bytes) = (incoming, puts.block_bytes());
         let mut op = PutOp { call, verb, block_bytes, objects, groups, required, open_group };
-        if link.facts().features & Feature::Rdma.bit() != 0 {
+        if link.params().features & Feature::Rdma.bit() != 0 {
             op.refuse_without_checksums();
         }
         op
@@ -387,7 +387,7 @@ impl PutOp {
     /// Reserves arena memory for all objects of these groups, or for none.
     fn reserve_memory(&self, ctx: &ServerCtx, link: &dyn Link, run: &[usize]) -> ReserveResult {
         let objects = self.object_numbers(run);
-        let room = link.room();
+        let room = link.capacity();
         if room.frames == 0 || room.exposures < objects.len() {
             return ReserveResult::OverLimit;
         }

@@ -95,12 +95,12 @@ fn reference_never_released_by_the_client_ends_at_the_deadline() {
     assert_eq!(
         pair.store.stats().readers,
         1,
-        "the frame is pinned while the client has a reference"
+        "the frame is guarded while the client has a reference"
     );
     let until = pair.clock.now().after(TIMEOUT);
     while pair.store.stats().readers > 0 {
         pair.server.poll();
-        assert!(pair.clock.now() < until, "the frame stays pinned");
+        assert!(pair.clock.now() < until, "the frame stays guarded");
     }
 }
 

@@ -304,14 +304,14 @@ fn arena_frames_pushed_to_a_client_are_bounded_and_free_after_disconnect() {
     while server.closed().is_none() {
         server.poll();
     }
-    assert_eq!(store.stats().dram_bytes, 0, "frames stay pinned after disconnect");
+    assert_eq!(store.stats().dram_bytes, 0, "frames stay guarded after disconnect");
 }
 
 #[test]
 fn arena_frames_pushed_to_a_client_are_free_after_server_drop() {
     let Pair { store, server, caller: _caller, .. } = pair_with_full_link();
     drop(server);
-    assert_eq!(store.stats().dram_bytes, 0, "frames stay pinned for a dropped link");
+    assert_eq!(store.stats().dram_bytes, 0, "frames stay guarded for a dropped link");
 }
 
 /// Overwrites the bytes of the only object in the store.

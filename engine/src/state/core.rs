@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use pagelith_io::clock::Mono;
-use pagelith_layouts::align::align_up;
 use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId, Sequence};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::{FrameId, Recency};
@@ -21,7 +20,7 @@ use crate::memory::visibility::{Visibility, VisibilityFilter};
 use crate::state::dram_core::DramCore;
 use crate::state::event_log::EventLog;
 use crate::state::flush_counts::FlushCounts;
-use crate::state::frame_access::FrameHold;
+use crate::state::frame_access::FrameGuard;
 use crate::state::jobs::{Job, JobTable};
 use crate::state::peer_queue::PeerQueue;
 use crate::state::pending_groups::PendingGroups;
@@ -55,10 +54,11 @@ pub(crate) struct Core {
 }
 
 impl VisibilityFilter for Core {
-    fn is_hidden_at(&self, place: SsdLocation) -> bool {
+    fn is_hidden_at(&self, location: SsdLocation) -> bool {
         let Some(ssd) = &self.ssd else { return false };
-        let is_unread = !ssd.health.reads() || ssd.health.is_quarantined(SegmentId(place.segment));
-        is_unread || self.visibility.hides(place)
+        let is_unread =
+            !ssd.health.reads() || ssd.health.is_quarantined(SegmentId(location.segment));
+        is_unread || self.visibility.hides(location)
     }
 
     fn link(&self, fingerprint: u128) -> Option<u64> {
@@ -133,18 +133,23 @@ impl Core {
 
     /// Hide all objects of the SSD record that contains this entry's object.
     pub fn hide_record(&mut self, entry: &Entry) {
-        if let Some(place) = entry.ssd {
-            self.visibility.hide_record(place);
+        if let Some(location) = entry.ssd {
+            self.visibility.hide_record(location);
             self.events.forgot();
         }
     }
 
     /// Record a request for an object.
-    pub fn touch(&mut self, fingerprint: u128, is_match: impl Fn(&Entry) -> bool, at: Recency) {
+    pub fn record_request(
+        &mut self,
+        fingerprint: u128,
+        is_match: impl Fn(&Entry) -> bool,
+        at: Recency,
+    ) {
         let Some((slot, entry)) = self.index.locate(fingerprint, is_match) else { return };
         let now = self.now_tick();
         if let Some(frame) = entry.frame.map(FrameId) {
-            self.dram.frames.touches().raise(frame, at);
+            self.dram.frames.last_requests().raise(frame, at);
         }
         // Ticks wrap by design.
         let tick = (now % u64::from(TICK_MODULUS)) as u32;
@@ -152,8 +157,8 @@ impl Core {
         let before = self.index.replace_tick(slot, tick);
         if before != tick {
             let before = self.full_tick(before);
-            if let (Some(place), Some(ssd)) = (entry.ssd, self.ssd.as_mut()) {
-                let s = ssd.segments.get_mut(SegmentId(place.segment));
+            if let (Some(location), Some(ssd)) = (entry.ssd, self.ssd.as_mut()) {
+                let s = ssd.segments.get_mut(SegmentId(location.segment));
                 s.recency_sum = s.recency_sum.saturating_sub(before) + now;
             }
         }
@@ -178,10 +183,10 @@ impl Core {
     /// Subtract an entry from the live bytes of its segment.
     fn subtract_live(&mut self, entry: &Entry) {
         let tick = self.full_tick(entry.tick);
-        if let (Some(place), Some(ssd)) = (entry.ssd, self.ssd.as_mut()) {
-            ssd.segments.remove_live(SegmentId(place.segment), align_up(entry.length.into()), tick);
+        if let (Some(location), Some(ssd)) = (entry.ssd, self.ssd.as_mut()) {
+            ssd.segments.remove_live(SegmentId(location.segment), tick);
             if let Some(records) = ssd.withdrawn_records.as_mut() {
-                records.insert((place.segment, place.record_block));
+                records.insert((location.segment, location.record_block));
             }
         }
     }
@@ -189,7 +194,7 @@ impl Core {
     /// Emit the events for an object whose entry was removed. A hidden location emits none: its
     /// loss was reported when it was hidden, and the object may have been put again since.
     pub fn emit_removed(&mut self, key: &ObjectKey, entry: &Entry) {
-        if entry.ssd.is_some_and(|place| !self.is_hidden_at(place)) {
+        if entry.ssd.is_some_and(|location| !self.is_hidden_at(location)) {
             self.events.removed(Tier::Ssd, key, entry.frame.is_none());
         }
         if entry.frame.is_some() {
@@ -213,11 +218,11 @@ impl Core {
     pub fn drop_ssd(
         &mut self,
         fingerprint: u128,
-        place: SsdLocation,
+        location: SsdLocation,
         key: Option<&ObjectKey>,
         departure: Departure,
     ) -> bool {
-        let at = |e: &Entry| e.ssd == Some(place);
+        let at = |e: &Entry| e.ssd == Some(location);
         let Some(entry) = self.index.find(fingerprint).find(at) else { return false };
         let Some(frame) = entry.frame else {
             if let Some(key) = key {
@@ -241,13 +246,16 @@ impl Core {
     ) -> BTreeSet<u32> {
         let departure = Departure::Damaged;
         let mut frames = BTreeSet::new();
-        for (fingerprint, place, key) in lost {
-            let frame =
-                self.index.find(fingerprint).find(|e| e.ssd == Some(place)).and_then(|e| e.frame);
+        for (fingerprint, location, key) in lost {
+            let frame = self
+                .index
+                .find(fingerprint)
+                .find(|e| e.ssd == Some(location))
+                .and_then(|e| e.frame);
             frames.extend(frame);
-            let dropped = self.drop_ssd(fingerprint, place, key.as_ref(), departure);
+            let dropped = self.drop_ssd(fingerprint, location, key.as_ref(), departure);
             if dropped {
-                self.note_damage(SegmentId(place.segment));
+                self.note_damage(SegmentId(location.segment));
             }
             if dropped && frame.is_none() {
                 self.pins.end_lease(fingerprint);
@@ -261,16 +269,16 @@ impl Core {
 
     /// Set the location on SSD of the object that `matches`, and subtract it from the live bytes of
     /// an earlier location.
-    pub fn place_ssd(
+    pub fn set_ssd_location(
         &mut self,
         fingerprint: u128,
         matches: impl Fn(&Entry) -> bool,
-        place: SsdLocation,
+        location: SsdLocation,
     ) -> bool {
         let Some(entry) = self.index.find(fingerprint).find(|e| matches(e)) else { return false };
         let updated = self
             .index
-            .update(fingerprint, |e| *e == entry, |e| e.ssd = Some(place))
+            .update(fingerprint, |e| *e == entry, |e| e.ssd = Some(location))
             .unwrap_or(false);
         if updated {
             let new = entry.frame.filter(|_| entry.ssd.is_none());
@@ -280,11 +288,7 @@ impl Core {
             self.subtract_live(&entry);
             let tick = self.full_tick(entry.tick);
             if let Some(ssd) = self.ssd.as_mut() {
-                ssd.segments.add_live(
-                    SegmentId(place.segment),
-                    align_up(entry.length.into()),
-                    tick,
-                );
+                ssd.segments.add_live(SegmentId(location.segment), tick);
             }
         }
         updated
@@ -292,13 +296,13 @@ impl Core {
 
     /// Return a frame that was taken for a write to the front of the queue. A frame that was
     /// dropped meanwhile is released instead.
-    pub fn requeue_front(&mut self, held: &FrameHold) {
-        let live = self.dram.frames.get_live(held.frame);
+    pub fn requeue_front(&mut self, guard: &FrameGuard) {
+        let live = self.dram.frames.get_live(guard.frame);
         let queued = live.map(|f| f.state = FrameState::Queued).is_some();
         if let Some(ssd) = self.ssd.as_mut().filter(|_| queued) {
-            ssd.queue.push_front(Job::Frame(held.frame));
+            ssd.queue.push_front(Job::Frame(guard.frame));
         }
-        self.release_frame(held.frame);
+        self.release_frame(guard.frame);
     }
 
     /// Mark a frame as written, or as exempt from it: it may be evicted from now on. If the arena
@@ -313,8 +317,12 @@ impl Core {
         if self.dram.write_buffer_only && !pinned {
             self.drop_frame(frame.id, false, Departure::Lost);
         } else {
-            let at =
-                self.dram.frames.touches().get(frame.id).unwrap_or(Recency { epoch: 0, depth: 0 });
+            let at = self
+                .dram
+                .frames
+                .last_requests()
+                .get(frame.id)
+                .unwrap_or(Recency { epoch: 0, depth: 0 });
             self.dram.policy.insert(frame.id, bytes, fingerprint, at);
         }
     }
@@ -336,9 +344,11 @@ impl Core {
         let sequence = if data.is_attached() { data.sequence } else { self.next_sequence() };
         // A group is stored in one record, so locations in an older record are no longer valid.
         for m in &data.members {
-            let place =
+            let location =
                 self.index.find(m.fingerprint).find(|e| e.frame == Some(id.0)).and_then(|e| e.ssd);
-            place.map(|place| self.drop_ssd(m.fingerprint, place, Some(&m.key), Departure::Lost));
+            location.map(|location| {
+                self.drop_ssd(m.fingerprint, location, Some(&m.key), Departure::Lost)
+            });
         }
         self.dram.policy.remove(id);
         if let Some(f) = self.dram.frames.get_mut(id) {
@@ -371,9 +381,10 @@ impl Core {
         self.drop_expired_groups(now);
     }
 
-    /// Queue frames of a batch for the flusher, the last first. So, of the pages that one call
-    /// queues, the first of a chain is the youngest in the log, and is reclaimed last. A large
-    /// batch is queued by several calls, and the log has their pages in the order of the calls.
+    /// Queue frames of a batch for the flusher, the last first, except those that are queued or
+    /// refused. So, of the pages that one call queues, the first of a chain is the youngest in the
+    /// log: if a segment ends within the chain, the younger one has its head. A large batch is
+    /// queued by several calls, and the log has their pages in the order of the calls.
     pub fn enqueue(&mut self, frames: &mut Vec<FrameRef>) {
         if let Some(ssd) = self.ssd.as_mut() {
             ssd.queue.push_frames(frames.drain(..));

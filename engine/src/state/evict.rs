@@ -73,7 +73,7 @@ impl Core {
         self.end_refusal(FrameRef { id, serial });
         let frame = self.dram.frames.get_mut(id)?;
         frame.state = FrameState::Dead;
-        // After the change of the index: a reader that pins the frame later has looked it up
+        // After the change of the index: a reader that enters the frame later has looked it up
         // before, and its snapshot fails validation.
         if self.dram.frames.close(id) || mutant::on(Mutant::PinnedFrameFreed) {
             return self.dram.frames.free(id, &mut self.dram.space, wanted);
@@ -90,7 +90,7 @@ impl Core {
         }
     }
 
-    /// Release a reader's hold on a frame.
+    /// Release a guard of a frame.
     pub fn release_frame(&mut self, frame: FrameRef) {
         let Some(f) = self.dram.frames.get_ref(frame) else { return };
         f.readers -= 1;

@@ -10,8 +10,8 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use pagelith_io::buffer::{KeepAlive, Part};
+use pagelith_io::guarded_table::ReadGuard;
 use pagelith_io::hashed_copy::Copier;
-use pagelith_io::pin_table::PinnedRef;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums};
 use pagelith_tiers::dram::arena::{ArenaMemory, Extent, ExtentWriter};
 
@@ -64,23 +64,23 @@ impl UnpublishedExtent {
     }
 }
 
-/// A counted reader of a frame: created under the core's lock together with `readers += 1`, and
-/// released with [`crate::state::core::Core::release_frame`] after all slices and parts made from
-/// it are gone.
-pub(crate) struct FrameHold {
+/// A guard of a frame: a reader that is counted under the lock. Created under the core's lock
+/// together with `readers += 1`, and released with [`crate::state::core::Core::release_frame`]
+/// after all slices and parts made from it are gone.
+pub(crate) struct FrameGuard {
     pub frame: crate::memory::frames::FrameRef,
     pub data: Arc<FrameData>,
 }
 
-impl FrameHold {
+impl FrameGuard {
     /// Add a reader. `None` if the frame does not exist any more.
     pub fn new(
         core: &mut crate::state::core::Core,
         frame: crate::memory::frames::FrameRef,
-    ) -> Option<FrameHold> {
+    ) -> Option<FrameGuard> {
         let f = core.dram.frames.get_ref(frame)?;
         f.readers += 1;
-        Some(FrameHold { frame, data: f.data.clone() })
+        Some(FrameGuard { frame, data: f.data.clone() })
     }
 
     /// A member's bytes.
@@ -109,14 +109,14 @@ impl FrameHold {
     }
 }
 
-/// A lock-free reader of a frame, registered by the frame's number. The frame keeps its extents
-/// until [`crate::read::locate::leave_frame`].
-pub(crate) struct FramePin<'a>(PinnedRef<'a, FrameData>);
+/// A guard of a frame that was entered without the lock, by the frame's number. The frame keeps its
+/// extents until [`crate::read::locate::leave_frame`].
+pub(crate) struct FrameReadGuard<'a>(ReadGuard<'a, FrameData>);
 
-impl<'a> FramePin<'a> {
+impl<'a> FrameReadGuard<'a> {
     /// `inside` must come from the table that frees the frames.
-    pub fn new(inside: PinnedRef<'a, FrameData>) -> FramePin<'a> {
-        FramePin(inside)
+    pub fn new(inside: ReadGuard<'a, FrameData>) -> FrameReadGuard<'a> {
+        FrameReadGuard(inside)
     }
 
     /// A member's bytes.
@@ -134,7 +134,7 @@ impl<'a> FramePin<'a> {
     }
 }
 
-impl Deref for FramePin<'_> {
+impl Deref for FrameReadGuard<'_> {
     type Target = FrameData;
     fn deref(&self) -> &FrameData {
         &self.0

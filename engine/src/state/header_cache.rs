@@ -87,10 +87,10 @@ struct HeaderKey {
 
 impl HeaderKey {
     fn new(identity: SegmentIdentity, offset: u64) -> HeaderKey {
-        let place = (u64::from(identity.segment.0) << 32) ^ (offset / ALIGN);
+        let location = (u64::from(identity.segment.0) << 32) ^ (offset / ALIGN);
         // Fibonacci hashing: the upper bits are well spread for consecutive locations.
         let hash =
-            (place ^ identity.incarnation.0.rotate_left(48)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            (location ^ identity.incarnation.0.rotate_left(48)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         HeaderKey { identity, offset, hash }
     }
 }
@@ -116,7 +116,7 @@ impl CacheShard {
     }
 
     /// The piece of line number `begin`, and the byte offset in the piece.
-    fn place(&self, begin: u64) -> (usize, usize) {
+    fn piece_at(&self, begin: u64) -> (usize, usize) {
         let lines = self.piece_lines();
         ((begin / lines) as usize % self.ring.len(), (begin % lines) as usize * LINE)
     }
@@ -143,7 +143,7 @@ impl CacheShard {
         }
         let matches = |(way, entry): (usize, TableEntry)| {
             let begin = entry.begin(key.hash)?;
-            let (piece, at) = self.place(begin);
+            let (piece, at) = self.piece_at(begin);
             let is_in_ring = self.head - begin <= self.ring_lines();
             let record = Record::of_trimmed(&self.ring[piece][at..]).filter(|_| is_in_ring)?;
             record.expect(key.identity, key.offset).ok().map(|()| (way, record))
@@ -168,7 +168,7 @@ impl CacheShard {
         let same = self.find(key).map(|(way, _)| way);
         let piece_end = self.head - self.head % piece + piece;
         let begin = if self.head + lines > piece_end { piece_end } else { self.head };
-        let (piece, at) = self.place(begin);
+        let (piece, at) = self.piece_at(begin);
         self.ring[piece][at..at + header.len()].copy_from_slice(header);
         self.head = begin + lines;
         let oldest = || (0..WAYS).min_by_key(|&way| ways[way].age());
@@ -187,7 +187,7 @@ impl CacheShard {
     fn prefetch_insert(&self, hash: u64) {
         if self.head > 0 {
             prefetch::line_to_write(&self.table[self.at(hash)]);
-            let (piece, at) = self.place(self.head);
+            let (piece, at) = self.piece_at(self.head);
             let next = self.ring[piece][at..].iter().step_by(LINE).take(TYPICAL_BYTES / LINE);
             next.for_each(prefetch::line_to_write);
         }
@@ -243,16 +243,16 @@ impl HeaderCache {
 
     /// Prefetch the headers of these locations into the CPU cache before lookups: first all table
     /// lines, then all headers.
-    pub fn prefetch(&self, places: impl Iterator<Item = (SegmentIdentity, u64)> + Clone) {
+    pub fn prefetch(&self, locations: impl Iterator<Item = (SegmentIdentity, u64)> + Clone) {
         let shards =
             |(identity, offset)| self.shard(identity, offset).filter(|(shard, _)| shard.head > 0);
-        for (shard, key) in places.clone().filter_map(shards) {
+        for (shard, key) in locations.clone().filter_map(shards) {
             prefetch::line(&shard.table[shard.at(key.hash)]);
         }
-        for (shard, key) in places.filter_map(shards) {
+        for (shard, key) in locations.filter_map(shards) {
             for begin in shard.ways(key.hash).into_iter().filter_map(|entry| entry.begin(key.hash))
             {
-                let (piece, at) = shard.place(begin);
+                let (piece, at) = shard.piece_at(begin);
                 prefetch::front(&shard.ring[piece][at..], TYPICAL_BYTES);
             }
         }
@@ -267,8 +267,8 @@ impl HeaderCache {
 
     /// Insert a header that was written, or is about to be. Its objects are not found in the index
     /// before the write is complete.
-    pub fn insert_written(&self, place: &RecordLocation, trimmed: &[u8]) {
-        self.insert(place.identity, place.offset, trimmed);
+    pub fn insert_written(&self, location: &RecordLocation, trimmed: &[u8]) {
+        self.insert(location.identity, location.offset, trimmed);
     }
 
     /// Insert a header that was read and verified.

@@ -187,7 +187,7 @@ impl Health {
         changes
     }
 
-    /// A record of a segment could not be read, or was not what belongs there; true if this
+    /// A record of a segment could not be read, or was not the expected one; true if this
     /// quarantined the segment. Too many quarantined segments make the tier read-only.
     pub fn read_failed(&mut self, segment: SegmentId, now: Mono) -> bool {
         if self.quarantined.contains(&segment) {

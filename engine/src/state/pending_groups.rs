@@ -91,7 +91,7 @@ impl MemberState {
 pub(crate) struct UncommittedGroup {
     /// Its objects, in the order of their storage on SSD.
     pub required: Arc<[ObjectKey]>,
-    pub places: Vec<MemberState>,
+    pub members: Vec<MemberState>,
     pub generation: Generation,
     pub at: Recency,
     deadline: Mono,
@@ -113,12 +113,12 @@ impl UncommittedGroup {
 
     /// Arena bytes of the objects that were put.
     pub fn bytes(&self) -> u64 {
-        self.places.iter().map(MemberState::padded).sum()
+        self.members.iter().map(MemberState::padded).sum()
     }
 
     /// Length of object `i` in bytes, if it was put and is not taken by a commit.
     pub fn filled(&self, i: usize) -> Option<u64> {
-        match self.places.get(i)? {
+        match self.members.get(i)? {
             MemberState::Filled(member) => Some(member.extent.bytes),
             MemberState::Empty | MemberState::Filling(_) | MemberState::Taken { .. } => None,
         }
@@ -126,18 +126,19 @@ impl UncommittedGroup {
 
     /// Whether object `i` was put.
     pub fn is_put(&self, i: usize) -> bool {
-        self.places.get(i).is_some_and(|place| {
-            matches!(place, MemberState::Filled(_) | MemberState::Taken { .. })
+        self.members.get(i).is_some_and(|member_state| {
+            matches!(member_state, MemberState::Filled(_) | MemberState::Taken { .. })
         })
     }
 
     /// Take object `i` for a commit.
     pub fn take_member(&mut self, i: usize) -> Option<FrameMember> {
-        let place = self.places.get_mut(i)?;
-        let MemberState::Filled(member) = std::mem::replace(place, MemberState::Empty) else {
+        let member_state = self.members.get_mut(i)?;
+        let MemberState::Filled(member) = std::mem::replace(member_state, MemberState::Empty)
+        else {
             return None;
         };
-        *place = MemberState::Taken {
+        *member_state = MemberState::Taken {
             length: member.extent.bytes,
             padded: member.extent.padded_bytes(),
         };
@@ -148,9 +149,9 @@ impl UncommittedGroup {
     /// the caller must free it.
     pub fn restore_member(&mut self, member: FrameMember) -> Option<FrameMember> {
         let at = self.required.iter().position(|key| *key == member.key);
-        match at.and_then(|at| self.places.get_mut(at)) {
-            Some(place @ MemberState::Taken { .. }) => {
-                *place = MemberState::Filled(member);
+        match at.and_then(|at| self.members.get_mut(at)) {
+            Some(member_state @ MemberState::Taken { .. }) => {
+                *member_state = MemberState::Filled(member);
                 None
             }
             Some(MemberState::Empty | MemberState::Filling(_) | MemberState::Filled(_)) | None => {
@@ -163,15 +164,15 @@ impl UncommittedGroup {
     /// freed by the commit that took it.
     fn remove_member(&mut self, key: &ObjectKey) -> Option<FrameMember> {
         let at = self.required.iter().position(|k| k == key)?;
-        let place = self.places.get_mut(at)?;
-        match std::mem::replace(place, MemberState::Empty) {
+        let member_state = self.members.get_mut(at)?;
+        match std::mem::replace(member_state, MemberState::Empty) {
             MemberState::Filled(member) => Some(member),
             MemberState::Taken { .. } => {
                 self.lost_members = true;
                 None
             }
             other @ (MemberState::Empty | MemberState::Filling(_)) => {
-                *place = other;
+                *member_state = other;
                 None
             }
         }
@@ -179,16 +180,16 @@ impl UncommittedGroup {
 
     /// Whether a commit has taken objects.
     fn has_taken(&self) -> bool {
-        self.places.iter().any(|place| matches!(place, MemberState::Taken { .. }))
+        self.members.iter().any(|member_state| matches!(member_state, MemberState::Taken { .. }))
     }
 
     /// Lengths of the objects that were put or are being put.
     pub fn lengths(&self) -> Vec<u64> {
-        self.places.iter().filter_map(MemberState::length).collect()
+        self.members.iter().filter_map(MemberState::length).collect()
     }
 
     fn into_members(self) -> impl Iterator<Item = FrameMember> {
-        self.places.into_iter().filter_map(|place| match place {
+        self.members.into_iter().filter_map(|member_state| match member_state {
             MemberState::Filled(member) => Some(member),
             MemberState::Empty | MemberState::Filling(_) | MemberState::Taken { .. } => None,
         })
@@ -241,11 +242,11 @@ impl PendingGroups {
         self.next_id += 1;
         self.required = objects;
         self.note_deadline(deadline);
-        let places = required.iter().map(|_| MemberState::Empty).collect();
+        let members = required.iter().map(|_| MemberState::Empty).collect();
         let required: Arc<[ObjectKey]> = required.into();
         let group = UncommittedGroup {
             required: required.clone(),
-            places,
+            members,
             generation,
             at,
             deadline,

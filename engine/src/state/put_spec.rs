@@ -19,7 +19,8 @@ pub(crate) enum PutKind<'a> {
     Attached(&'a ObjectKey),
 }
 
-/// Exact location of an object. If it differs later, the object was put, moved or written since.
+/// Exact location of an object. If it differs later, the object was put, reinserted or written
+/// since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Location {
     Frame(FrameRef),

@@ -7,7 +7,7 @@ use pagelith_tiers::ssd::segments::SegmentState;
 use crate::state::core::Core;
 
 impl Core {
-    /// A record in a segment could not be read, or was not what belongs there. After
+    /// A record in a segment could not be read, or was not the expected one. After
     /// `ssd.quarantine_after` such failures the segment is neither read nor used again.
     pub fn suspect(&mut self, segment: SegmentId, now: Mono) {
         let Some(ssd) = self.ssd.as_mut() else { return };

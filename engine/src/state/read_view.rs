@@ -1,7 +1,7 @@
 //! Snapshot reads of the core without its lock. All changes of a critical section become visible to
 //! readers at once, when the lock is released.
 //!
-//! A reader pins the epoch, loads the [`Visibility`], does its lookups, and then validates the
+//! A reader enters the epoch, loads the [`Visibility`], does its lookups, and then validates the
 //! snapshot: nothing that it read has changed since. If validation succeeds, all results are from
 //! one state between two critical sections. If it fails, the reader tries again, and then takes the
 //! lock.
@@ -10,7 +10,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 use crossbeam_epoch::{Atomic, Guard, Owned};
-use pagelith_io::pin_table::PinTable;
+use pagelith_io::guarded_table::GuardedTable;
 use pagelith_io::sync::{Arc, AtomicU64, MutexGuard};
 use pagelith_tiers::policy::LastRequests;
 use pagelith_tiers::ssd::guards::SegmentGuards;
@@ -29,10 +29,10 @@ pub(crate) const LOCK_FREE_TRIES: usize = 3;
 pub(crate) struct ReadView {
     pub index: IndexReader,
     visibility: Atomic<Visibility>,
-    pub touches: Arc<LastRequests>,
-    /// Frame data, which readers pin by frame number.
-    pub frames: PinTable<FrameData>,
-    /// Guards with which readers pin segments; `None` without an SSD tier.
+    pub last_requests: Arc<LastRequests>,
+    /// Frame data, which readers enter by frame number.
+    pub frames: GuardedTable<FrameData>,
+    /// Counts of the readers of segments; `None` without an SSD tier.
     pub guards: Option<Arc<SegmentGuards>>,
     /// The current tick.
     pub tick: AtomicU64,
@@ -59,8 +59,8 @@ impl ReadView {
         let read_view = ReadView {
             index: core.index.reader(),
             visibility: Atomic::new(Visibility::default()),
-            touches: core.dram.frames.touches().clone(),
-            frames: core.dram.frames.pin_table(),
+            last_requests: core.dram.frames.last_requests().clone(),
+            frames: core.dram.frames.guarded_table(),
             guards: core.ssd.as_ref().map(|ssd| ssd.guards.clone()),
             tick: AtomicU64::new(core.now_tick()),
             last_request: AtomicU64::new(0),
@@ -81,11 +81,11 @@ impl ReadView {
             core.snapshot_version = version;
             let quarantined = core.ssd.iter().flat_map(|ssd| ssd.health.quarantined_segments());
             let next = Owned::new(core.visibility.with_ssd_state(version.ssd_unread, quarantined));
-            let pin = crossbeam_epoch::pin();
-            let old = self.visibility.swap(next, AcqRel, &pin);
-            // SAFETY: it is no longer reachable, and every reader that loaded it has the epoch
-            // pinned.
-            unsafe { pin.defer_destroy(old) };
+            let epoch_guard = crossbeam_epoch::pin();
+            let old = self.visibility.swap(next, AcqRel, &epoch_guard);
+            // SAFETY: it is no longer reachable, and every reader that loaded it has an epoch
+            // guard.
+            unsafe { epoch_guard.defer_destroy(old) };
         }
         // Stored only on a change, because all sessions read it.
         let pending = !core.pending_groups.is_empty();
@@ -101,9 +101,9 @@ impl ReadView {
     }
 
     /// Begin a snapshot read without the lock.
-    pub fn read<'a>(&'a self, pin: &'a Guard) -> Snapshot<'a> {
-        let loaded = self.visibility.load(Acquire, pin);
-        // SAFETY: it is never null, and not freed before `pin` is dropped.
+    pub fn read<'a>(&'a self, epoch_guard: &'a Guard) -> Snapshot<'a> {
+        let loaded = self.visibility.load(Acquire, epoch_guard);
+        // SAFETY: it is never null, and not freed before `epoch_guard` is dropped.
         let visibility = unsafe { loaded.deref() };
         Snapshot { read_view: self, visibility, stamps: ReadStamps::default() }
     }
@@ -151,18 +151,18 @@ impl Snapshot<'_> {
     }
 
     /// Whether all results are from one state of the store.
-    pub fn validate(&self, pin: &Guard) -> bool {
+    pub fn validate(&self, epoch_guard: &Guard) -> bool {
         let index_is_valid = self.read_view.index.validate(&self.stamps);
         // Loaded after the index is validated: a critical section whose index changes were visible
         // had published its visibility before them.
-        let current = self.read_view.visibility.load(Relaxed, pin);
+        let current = self.read_view.visibility.load(Relaxed, epoch_guard);
         index_is_valid && std::ptr::eq(current.as_raw(), self.visibility)
     }
 }
 
 impl VisibilityFilter for Snapshot<'_> {
-    fn is_hidden_at(&self, place: SsdLocation) -> bool {
-        self.visibility.hides(place)
+    fn is_hidden_at(&self, location: SsdLocation) -> bool {
+        self.visibility.hides(location)
     }
 
     fn link(&self, fingerprint: u128) -> Option<u64> {

@@ -30,23 +30,23 @@ impl FoundObject {
     /// Record the request under the lock.
     pub fn record_in(&self, core: &mut Core, at: Recency) {
         let same_frame = |e: &Entry| e.frame.unwrap_or(NO_FRAME) == self.frame;
-        core.touch(self.fingerprint, same_frame, Recency { depth: self.depth, ..at });
+        core.record_request(self.fingerprint, same_frame, Recency { depth: self.depth, ..at });
     }
 }
 
 /// Prefetch the memory that [`record`] will write.
 pub(crate) fn prefetch(shared: &Shared, found: &[FoundObject]) {
     let in_memory = found.iter().filter(|object| object.frame != NO_FRAME);
-    shared.read_view.touches.prefetch(in_memory.map(|object| object.frame));
+    shared.read_view.last_requests.prefetch(in_memory.map(|object| object.frame));
 }
 
 /// Record requests without the lock. The lock is taken only for objects whose tick in the index is
 /// stale; the current tick changes 4096 times per lap of the log.
 pub(crate) fn record(shared: &Shared, found: &[FoundObject], at: Recency) {
-    let touches = &shared.read_view.touches;
+    let last_requests = &shared.read_view.last_requests;
     let in_memory = found.iter().filter(|object| object.frame != NO_FRAME);
     in_memory.for_each(|object| {
-        touches.raise(FrameId(object.frame), Recency { depth: object.depth, ..at })
+        last_requests.raise(FrameId(object.frame), Recency { depth: object.depth, ..at })
     });
     let mut stale = found.iter().filter(|object| object.tick_is_stale).peekable();
     if stale.peek().is_some() {

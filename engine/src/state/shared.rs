@@ -111,7 +111,7 @@ pub(crate) struct BytesInUse {
     /// In the arena, reserved for payload over links and for prefetches: see
     /// [`crate::state::reserve`].
     pub reserved: AtomicU64,
-    /// In the arena, pinned by views of other processes.
+    /// In the arena, kept by views of other processes.
     pub viewed: AtomicU64,
     /// Of staging memory, in use by copies to and from devices.
     pub device_staging: AtomicU64,
@@ -228,7 +228,8 @@ impl Shared {
             Some(JobResult::Done) => Some(Ok(())),
             Some(JobResult::Failed(error)) => Some(Err(error.context(what))),
             None => late.then(|| {
-                Err(Error::new(ErrorKind::Unavailable, format!("{what} did not end in time")))
+                let detail = "did not end in time; raise its timeout, or see `ssd_state`";
+                Err(Error::new(ErrorKind::Unavailable, format!("{what} {detail}")))
             }),
         }
     }

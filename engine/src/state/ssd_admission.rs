@@ -34,7 +34,7 @@ struct Granted {
 }
 
 impl SsdAdmission {
-    /// For a store of `capacity` bytes of segments, which continues with what it had learned.
+    /// For a store of `capacity` bytes of segments, which continues with its learned state.
     pub fn new(
         config: &ValidConfig,
         capacity: u64,
@@ -119,12 +119,17 @@ impl Granted {
     }
 }
 
-/// The objects of a page's pool share a history. Prefix hashes scatter; their pool and role are
-/// mixed in.
+/// The objects of a page's pool share a history. Prefix hashes scatter; their namespace, pool and
+/// role are mixed in, in words: each step waits for the one before.
 pub(crate) fn page_hash(key: &ObjectKey) -> PageHash {
-    let mut hash = u64::from_le_bytes(key.hash().0[..8].try_into().unwrap_or_default());
-    for byte in key.namespace().0.iter().chain(key.pool().as_bytes()) {
-        hash = (hash ^ u64::from(*byte)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
+    let word = |bytes: &[u8]| {
+        let mut word = [0; 8];
+        word[..bytes.len()].copy_from_slice(bytes);
+        u64::from_le_bytes(word)
+    };
+    let mut hash = word(&key.hash().0[..8]);
+    for bytes in key.namespace().0.chunks(8).chain(key.pool().as_bytes().chunks(8)) {
+        hash = (hash ^ word(bytes)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
     }
     PageHash((hash ^ key.role() as u64).wrapping_mul(0xbf58_476d_1ce4_e5b9).rotate_left(31))
 }

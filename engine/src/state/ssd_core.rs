@@ -15,7 +15,7 @@ use crate::state::written_namespaces::WrittenNamespaces;
 
 pub(crate) struct SsdCore {
     pub segments: SegmentTable,
-    /// Guards with which gets pin segments without the lock.
+    /// Counts of readers that entered segments without the lock.
     pub guards: Arc<SegmentGuards>,
     pub policy: Box<dyn SegmentPolicy>,
     pub queue: JobQueue,
@@ -24,7 +24,7 @@ pub(crate) struct SsdCore {
     pub unsynced: (u64, u64),
     pub ticks: TickClock,
     /// While a checkpoint copies the index: records (segment, sector) of entries that were removed
-    /// or moved meanwhile.
+    /// or reinserted meanwhile.
     pub withdrawn_records: Option<HashSet<(u32, u16)>>,
     /// Namespaces of which objects were written.
     pub written: WrittenNamespaces,

@@ -76,6 +76,7 @@ impl Counters {
 
 /// Counters and gauges of one namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct NamespaceStats {
     /// Objects in DRAM now.
     pub dram_objects: u64,
@@ -97,6 +98,7 @@ pub struct NamespaceStats {
 
 /// Counters and gauges of a store.
 #[derive(Clone, Debug, Default, Serialize)]
+#[non_exhaustive]
 pub struct Stats {
     /// Objects in the index now.
     pub objects: u64,
@@ -217,8 +219,8 @@ pub struct Stats {
     pub objects_pinned: u64,
     /// Objects that are leased now.
     pub objects_leased: u64,
-    /// Frames and segments that gets, links, views and writes hold now, each as often as it is
-    /// held.
+    /// Guards of frames and segments that gets, links, views and writes have now, each as often as
+    /// it is held.
     pub readers: u64,
     /// Ports that carry RDMA, now; 0 without it.
     pub rdma_rails: u64,

@@ -13,7 +13,7 @@ pub(crate) struct UnsyncedUnit {
     pub namespace: Option<NamespaceId>,
     pub members: Vec<(u128, SsdLocation)>,
     pub bytes: u64,
-    /// Old location of each moved member; empty for a put.
+    /// Old location of each reinserted member; empty for a put.
     pub from: Vec<SsdLocation>,
 }
 

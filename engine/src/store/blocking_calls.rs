@@ -13,16 +13,16 @@ use crate::api::error::{Error, Result};
 use crate::api::outcome::{CompletedBatch, GetOutcome, PutOutcome};
 use crate::api::request::{GetSlice, Options};
 use crate::state::shared::BUSY_STEP;
-use crate::store::embedded::Store;
+use crate::store::session_pool::SessionPool;
 
 /// Get, and return when no read uses the borrowed memory any more.
 pub(crate) fn get(
-    store: &Store,
+    pool: &SessionPool,
     gets: &mut [GetSlice<'_, '_>],
     options: Options,
 ) -> Vec<Result<GetOutcome>> {
     let count = gets.len();
-    let outcomes = store.with_session(options.timeout, |session| {
+    let outcomes = pool.with_session(options.timeout, |session| {
         BorrowScope::scope(|lender| {
             let ticket = session.begin_get(borrowed::borrow_gets(lender, gets), options);
             // Without a deadline: until the batch is done, the kernel may write to the memory.
@@ -43,8 +43,8 @@ pub(crate) fn get(
 }
 
 /// Which of `keys` are present in this store or at a peer.
-pub(crate) fn exists(store: &Store, keys: &[ObjectKey], options: Options) -> Vec<bool> {
-    let found = store.with_session(options.timeout, |session| {
+pub(crate) fn exists(pool: &SessionPool, keys: &[ObjectKey], options: Options) -> Vec<bool> {
+    let found = pool.with_session(options.timeout, |session| {
         let ticket = session.submit_exists(keys, options);
         loop {
             if let Some(done) = session.wait(ticket, Duration::from_secs(1)) {
@@ -71,17 +71,17 @@ fn complete<T>(outcomes: Result<Vec<Result<T>>>, count: usize) -> Vec<Result<T>>
 
 /// Put groups; retry those that are `Busy` until the deadline.
 pub(crate) fn put(
-    store: &Store,
+    pool: &SessionPool,
     groups: &[borrowed::BorrowedGroup<'_>],
     options: Options,
 ) -> Vec<Result<PutOutcome>> {
-    let shared = &store.shared;
+    let shared = &pool.shared;
     let deadline = shared.deadline(options.timeout);
     let seen = Cell::new(shared.signals.progress.value());
     let attempt = |groups: &[borrowed::BorrowedGroup<'_>], options: Options| {
         seen.set(shared.signals.progress.value());
         let outcomes =
-            store.with_session(options.timeout, |session| put_once(session, groups, options));
+            pool.with_session(options.timeout, |session| put_once(session, groups, options));
         complete(outcomes, groups.len())
     };
     let pause = |left: Duration| {

@@ -1,25 +1,70 @@
 //! Ends a store, with a flush (`close`) or without (`abandon`).
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pagelith_io::clock::Mono;
+use pagelith_io::runtime::Join;
+use pagelith_io::sync::{Arc, Mutex, PoisonError};
 
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::CloseReport;
 use crate::state::health::TierState;
 use crate::state::jobs::Job;
 use crate::state::shared::{BUSY_STEP, Shared};
-use crate::store::embedded::Store;
 use crate::store::flush;
+use crate::store::open::OpenReport;
+use crate::store::session_pool::SessionPool;
 
 /// Longest wait for a background task when no time is left, or when the tier has failed.
 const GRACE: Duration = Duration::from_secs(1);
 
+/// What runs while a store is open. Its drop ends the store without a flush.
+pub(crate) struct RunningStore {
+    pool: Arc<SessionPool>,
+    flusher: Mutex<Option<Box<dyn Join>>>,
+    writer: Mutex<Option<Box<dyn Join>>>,
+    pub report: OpenReport,
+    /// A close has begun.
+    is_closing: AtomicBool,
+}
+
+impl RunningStore {
+    pub fn new(
+        pool: Arc<SessionPool>,
+        flusher: Option<Box<dyn Join>>,
+        writer: Option<Box<dyn Join>>,
+        report: OpenReport,
+    ) -> RunningStore {
+        let (flusher, writer) = (Mutex::new(flusher), Mutex::new(writer));
+        RunningStore { pool, flusher, writer, report, is_closing: AtomicBool::new(false) }
+    }
+
+    /// See [`crate::Store::close_within`].
+    pub fn close(&self, timeout: Duration) -> CloseReport {
+        if self.is_closing.swap(true, Ordering::AcqRel) {
+            let error = Error::new(ErrorKind::Closed, "store is closed");
+            return CloseReport { error: Some(error), ..CloseReport::default() };
+        }
+        close(self, timeout)
+    }
+
+    /// Stop without a flush.
+    pub fn abandon(&self) {
+        stop(self, self.pool.shared.deadline(None));
+    }
+}
+
+impl Drop for RunningStore {
+    fn drop(&mut self) {
+        self.abandon();
+    }
+}
+
 /// Flush, let the flusher seal and checkpoint, and release all resources.
 #[tracing::instrument(level = "info", skip_all)]
-pub(crate) fn close(store: &mut Store, timeout: Duration) -> CloseReport {
-    let shared = store.shared.clone();
+fn close(store: &RunningStore, timeout: Duration) -> CloseReport {
+    let shared = store.pool.shared.clone();
     let deadline = shared.now().after(timeout);
     shared.lock().drop_pending_groups();
     let flushed = flush::begin(&shared).and_then(|ids| {
@@ -82,32 +127,29 @@ fn drain_peer_queue(shared: &Shared, deadline: Mono) {
     }
 }
 
-/// Stop without a flush.
-pub(crate) fn abandon(store: &mut Store) {
-    let deadline = store.shared.deadline(None);
-    stop(store, deadline);
-}
-
 /// Stop the background tasks at `deadline`, or up to [`GRACE`] later, and release the files.
-fn stop(store: &mut Store, deadline: Mono) {
-    let shared = &store.shared;
+fn stop(store: &RunningStore, deadline: Mono) {
+    let shared = &store.pool.shared;
+    let take = |task: &Mutex<Option<Box<dyn Join>>>| {
+        task.lock().unwrap_or_else(PoisonError::into_inner).take()
+    };
     let left = || deadline.since(shared.now()).max(GRACE.min(shared.config.deadline()));
     shared.signals.closed.store(true, Ordering::Release);
     shared.lock().jobs.stopped = true;
     shared.signals.flusher.raise();
-    store.end_sessions(shared.now().after(left()));
+    store.pool.end(shared.now().after(left()));
     if !shared.prefetch.stop(left()) {
         tracing::error!(
             "close: prefetch reader still runs after the deadline, its files stay open"
         );
     }
-    if let Some(flusher) = store.flusher.take()
+    if let Some(flusher) = take(&store.flusher)
         && !flusher.join(left())
     {
         tracing::error!("close: flusher still runs after the deadline, its files stay open");
     }
     shared.remote.peers.iter().for_each(|remote| remote.writer_signal.raise());
-    if let Some(writer) = store.writer.take()
+    if let Some(writer) = take(&store.writer)
         && !writer.join(left())
     {
         tracing::error!("close: peer writer still runs after the deadline");

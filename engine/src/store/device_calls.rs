@@ -46,7 +46,7 @@ impl Store {
         gets: &[DeviceGet<'_>],
         options: Options,
     ) -> Vec<Result<GetOutcome>> {
-        device_get::get(self, device, after, gets, options)
+        device_get::get(&self.pool, device, after, gets, options)
     }
 
     /// Put groups, as [`Store::put_groups`], out of memory of a device, after the work that the
@@ -62,6 +62,6 @@ impl Store {
         groups: &[&[DevicePut<'_>]],
         options: Options,
     ) -> Vec<Result<PutOutcome>> {
-        device_put::put(self, device, after, groups, options)
+        device_put::put(&self.pool, device, after, groups, options)
     }
 }

@@ -23,7 +23,7 @@ use crate::state::session_io;
 use crate::state::shared::Shared;
 use crate::state::stats::Counters;
 use crate::store::devices::{DeviceCall, StagedBytes, device_error, split, total};
-use crate::store::embedded::Store;
+use crate::store::session_pool::SessionPool;
 
 /// Share of the arena that copies of one call may hold at a time.
 const ARENA_SHARE: u64 = 8;
@@ -42,13 +42,13 @@ pub struct DeviceGet<'a> {
 
 /// See [`crate::Store::get_to_device`].
 pub(crate) fn get(
-    store: &Store,
+    pool: &SessionPool,
     device: &DeviceHandle,
     after: Option<&CallerStream>,
     gets: &[DeviceGet<'_>],
     options: Options,
 ) -> Vec<Result<GetOutcome>> {
-    let shared = &store.shared;
+    let shared = &pool.shared;
     if let Err(error) = shared.check_open() {
         return vec![Err(error); gets.len()];
     }
@@ -58,7 +58,7 @@ pub(crate) fn get(
     let call = DeviceCall { shared, device, after, deadline };
     let outcomes = gets.iter().map(|get| call.check(get.pieces).err().map(Err)).collect();
     let mut batch =
-        DeviceBatch { store, call, gets, options, at, outcomes, flights: VecDeque::new() };
+        DeviceBatch { pool, call, gets, options, at, outcomes, flights: VecDeque::new() };
     let mut next = 0;
     while next < gets.len() {
         next = batch.advance(next);
@@ -69,7 +69,7 @@ pub(crate) fn get(
 }
 
 struct DeviceBatch<'a> {
-    store: &'a Store,
+    pool: &'a SessionPool,
     call: DeviceCall<'a>,
     gets: &'a [DeviceGet<'a>],
     options: Options,
@@ -232,7 +232,7 @@ impl DeviceBatch<'_> {
         let depth = self.recency(first).depth;
         let left = self.call.deadline.since(self.call.shared.now());
         let options = Options { depth, timeout: Some(left), ..self.options };
-        let done = self.store.with_session(options.timeout, |session| {
+        let done = self.pool.with_session(options.timeout, |session| {
             let ticket = session.begin_get(gets, options);
             loop {
                 if let Some(done) = session.wait(ticket, Duration::from_secs(1)) {

@@ -14,7 +14,7 @@ use crate::api::request::{Options, PutSlice};
 use crate::state::session_io;
 use crate::store::blocking_calls;
 use crate::store::devices::{DeviceCall, StagedBytes, device_error, split, total};
-use crate::store::embedded::Store;
+use crate::store::session_pool::SessionPool;
 
 /// An object to be put out of memory of a device.
 #[derive(Clone, Debug)]
@@ -27,18 +27,18 @@ pub struct DevicePut<'a> {
 
 /// See [`crate::Store::put_from_device`].
 pub(crate) fn put(
-    store: &Store,
+    pool: &SessionPool,
     device: &DeviceHandle,
     after: Option<&CallerStream>,
     groups: &[&[DevicePut<'_>]],
     options: Options,
 ) -> Vec<Result<PutOutcome>> {
-    let shared = &store.shared;
+    let shared = &pool.shared;
     let deadline = shared.deadline(options.timeout);
     let request = options.request.unwrap_or_else(|| session_io::begin_request(shared));
     let options = Options { request: Some(request), ..options };
     let call = DeviceCall { shared, device, after, deadline };
-    let mut batch = PutRounds { store, call, groups, options, outcomes: Vec::new() };
+    let mut batch = PutRounds { pool, call, groups, options, outcomes: Vec::new() };
     let (mut next, mut earlier) = (0, None);
     loop {
         let round = batch.begin(next);
@@ -61,7 +61,7 @@ pub(crate) fn put(
 }
 
 struct PutRounds<'a> {
-    store: &'a Store,
+    pool: &'a SessionPool,
     call: DeviceCall<'a>,
     groups: &'a [&'a [DevicePut<'a>]],
     options: Options,
@@ -165,7 +165,7 @@ impl PutRounds<'_> {
         let slices: Vec<_> = slices.iter().map(|group| (None, group.as_slice())).collect();
         let left = self.call.deadline.since(self.call.shared.now());
         let options = Options { depth, timeout: Some(left), ..self.options };
-        self.outcomes.extend(blocking_calls::put(self.store, &slices, options));
+        self.outcomes.extend(blocking_calls::put(self.pool, &slices, options));
     }
 
     fn fail(&mut self, groups: Range<usize>, error: &Error) {

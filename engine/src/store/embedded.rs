@@ -3,15 +3,14 @@
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use pagelith_io::clock::Mono;
-use pagelith_io::runtime::{Env, Join};
+use pagelith_io::runtime::Env;
 use pagelith_io::shm::SharedRegion;
-use pagelith_io::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use pagelith_io::sync::Arc;
 use pagelith_layouts::ids::{Generation, NamespaceId};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_transport::rdma::host::RdmaHost;
 
-use crate::api::error::{Error, ErrorKind, Result};
+use crate::api::error::{Error, Result};
 use crate::api::events::Events;
 use crate::api::hits::{PagesFound, PagesQuery};
 use crate::api::outcome::{CloseReport, FlushReport, GetOutcome, PutOutcome};
@@ -25,38 +24,35 @@ use crate::read::{exists, pin, view};
 use crate::rpc::Peer;
 use crate::state::event_log::PIECE;
 use crate::state::session_io;
-use crate::state::shared::{BUSY_STEP, Shared};
+use crate::state::shared::Shared;
 use crate::state::stats::Stats;
+use crate::store::close::RunningStore;
 use crate::store::group::{self, Group};
 use crate::store::open::OpenReport;
 use crate::store::put_parts;
 use crate::store::registered_memory::Registration;
 use crate::store::session::Session;
+use crate::store::session_pool::SessionPool;
 use crate::store::stats;
-use crate::store::{blocking_calls, close, flush, open, prefetch, rdma, registered_memory, remove};
-use crate::write::open_group::OpenGroupId;
+use crate::store::{blocking_calls, flush, open, prefetch, rdma, registered_memory, remove};
 
-/// An open store. Threads share it by reference; a thread with many gets or puts should have its
-/// own [`Session`].
+/// An open store. Clones are the same store, for other threads and owners; a thread with many gets
+/// or puts should have its own [`Session`]. A close by one clone closes the store for all. The
+/// memory and the files are released with the last clone.
 ///
-/// A store dropped without [`Store::close`] leaves the same state on SSD as a crash at that moment:
-/// everything that a flush covered, without a promise about the rest.
+/// A store whose last clone is dropped without [`Store::close`] leaves the same state on SSD as a
+/// crash at that moment: everything that a flush covered, without a promise about the rest.
+#[derive(Clone)]
 pub struct Store {
     pub(crate) shared: Arc<Shared>,
-    sessions: Mutex<Sessions>,
-    pub(crate) flusher: Option<Box<dyn Join>>,
-    pub(crate) writer: Option<Box<dyn Join>>,
-    report: OpenReport,
+    pub(crate) pool: Arc<SessionPool>,
+    running: Arc<RunningStore>,
 }
 
-/// Pooled sessions, used by the store's blocking calls.
-#[derive(Default)]
-struct Sessions {
-    /// A stack: the session that was used last is reused first.
-    idle: Vec<Session>,
-    /// Number of sessions in use.
-    in_use: usize,
-}
+const _: () = {
+    const fn is_shareable<T: Clone + Send + Sync + 'static>() {}
+    is_shareable::<Store>();
+};
 
 impl Store {
     /// Open the store that `config` describes, or create it. Blocks, and allocates all memory that
@@ -103,12 +99,14 @@ impl Store {
 
     fn from_opened(opened: open::OpenedStore) -> Result<Store> {
         let open::OpenedStore { shared, flusher, writer, report } = opened;
-        Ok(Store { shared, sessions: Mutex::default(), flusher, writer, report })
+        let pool = Arc::new(SessionPool::new(shared.clone()));
+        let running = Arc::new(RunningStore::new(pool.clone(), flusher, writer, report));
+        Ok(Store { shared, pool, running })
     }
 
     /// The report of the open.
     pub fn opened(&self) -> &OpenReport {
-        &self.report
+        &self.running.report
     }
 
     /// The arena as shared memory, if `dram.shared` is set: for a listener that serves this store
@@ -172,7 +170,7 @@ impl Store {
     /// `Busy`.
     pub fn put_batch(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
         let groups: Vec<_> = objects.chunks(1).map(|object| (None, object)).collect();
-        blocking_calls::put(self, &groups, options)
+        blocking_calls::put(&self.pool, &groups, options)
     }
 
     /// Put groups, each of objects of one page; one outcome for each group.
@@ -182,7 +180,7 @@ impl Store {
         options: Options,
     ) -> Vec<Result<PutOutcome>> {
         let groups: Vec<_> = groups.iter().map(|group| (None, *group)).collect();
-        blocking_calls::put(self, &groups, options)
+        blocking_calls::put(&self.pool, &groups, options)
     }
 
     /// Put objects of pools that a page need not have (a Mamba checkpoint, a sliding window). Each
@@ -195,7 +193,7 @@ impl Store {
         options: Options,
     ) -> Vec<Result<PutOutcome>> {
         let groups: Vec<_> = groups.iter().map(|(base, group)| (Some(*base), *group)).collect();
-        blocking_calls::put(self, &groups, options)
+        blocking_calls::put(&self.pool, &groups, options)
     }
 
     /// Begin the base group of a page that consists of the objects `required`, or join it if it is
@@ -208,14 +206,8 @@ impl Store {
     /// twice. `Invalid` also if a key is in a group of other objects that is open or in DRAM;
     /// groups that are only on SSD are compared at the commit. `Busy` if the open groups require
     /// too many objects.
-    pub fn begin_group(&self, required: &[ObjectKey], options: Options) -> Result<Group<'_>> {
-        group::begin(self, required, options)
-    }
-
-    /// The open group with this ID, for callers that cannot keep a [`Group`]; `None` if it is not
-    /// open any more.
-    pub fn open_group(&self, id: OpenGroupId) -> Option<Group<'_>> {
-        group::open(self, id)
+    pub fn begin_group(&self, required: &[ObjectKey], options: Options) -> Result<Group> {
+        group::begin(&self.pool, required, options)
     }
 
     /// Put parts of base groups, each of one page, and commit the groups that are complete then: as
@@ -235,7 +227,7 @@ impl Store {
         parts: &[&[PutSlice<'_>]],
         options: Options,
     ) -> Vec<Result<PutOutcome>> {
-        put_parts::put(self, required, parts, options)
+        put_parts::put(&self.pool, required, parts, options)
     }
 
     /// Get objects. Returns when no read uses the destinations any more. A device that hangs, or
@@ -247,7 +239,7 @@ impl Store {
         gets: &mut [GetSlice<'_, '_>],
         options: Options,
     ) -> Vec<Result<GetOutcome>> {
-        blocking_calls::get(self, gets, options)
+        blocking_calls::get(&self.pool, gets, options)
     }
 
     /// Hint that these objects will be requested soon. Objects that are on SSD and not in DRAM are
@@ -263,8 +255,11 @@ impl Store {
     /// Whether each object is present: from the index in memory, and with peers also at the peer
     /// that owns it. A lookup counts as a use of the objects present in this store.
     pub fn exists_batch(&self, keys: &[ObjectKey], options: Options) -> Vec<bool> {
+        if self.shared.check_open().is_err() {
+            return vec![false; keys.len()];
+        }
         if self.shared.remote.peers.is_some() {
-            return blocking_calls::exists(self, keys, options);
+            return blocking_calls::exists(&self.pool, keys, options);
         }
         let at = session_io::recency(&self.shared, &options);
         exists::exists(&self.shared, keys.iter(), at)
@@ -272,8 +267,11 @@ impl Store {
 
     /// Number of leading `keys` whose objects are present, as [`Store::exists_batch`].
     pub fn exists_prefix(&self, keys: &[ObjectKey], options: Options) -> usize {
+        if self.shared.check_open().is_err() {
+            return 0;
+        }
         if self.shared.remote.peers.is_some() {
-            return blocking_calls::exists(self, keys, options)
+            return blocking_calls::exists(&self.pool, keys, options)
                 .into_iter()
                 .take_while(|present| *present)
                 .count();
@@ -288,7 +286,7 @@ impl Store {
     /// names the invalid part of a query.
     pub fn exists_groups(&self, query: &PagesQuery<'_>, options: Options) -> Result<PagesFound> {
         if self.shared.remote.peers.is_some() {
-            return crate::store::exists_groups::exists_groups(self, query, options);
+            return crate::store::exists_groups::exists_groups(&self.pool, query, options);
         }
         crate::read::exists_groups::exists_groups(
             &self.shared,
@@ -297,7 +295,7 @@ impl Store {
         )
     }
 
-    /// An object in DRAM, in place: verified once since it was stored there, and pinned while the
+    /// An object in DRAM, in place: verified once since it was stored there, and kept while the
     /// view exists. `None` if it is not in DRAM.
     pub fn view(&self, key: &ObjectKey) -> Result<Option<View>> {
         view::view(&self.shared, key)
@@ -307,7 +305,7 @@ impl Store {
     /// group. Returns how many of `keys` were present. After `Ok` they stay removed, also across a
     /// crash.
     pub fn remove(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
-        remove::remove(self, keys, options)
+        remove::remove(&self.pool, keys, options)
     }
 
     /// Make all objects of a namespace invisible for ever, by raising its generation. Durable when
@@ -364,10 +362,11 @@ impl Store {
     }
 
     /// Flush, seal, write a checkpoint, and release all resources, within `close_timeout_ms`. Calls
-    /// of sessions still in use then fail with `Closed`.
+    /// of other clones, and of sessions and groups still in use, then fail with `Closed`.
     ///
     /// # Errors
-    /// If not all objects are durable; [`Store::close_within`] reports how many are not.
+    /// If not all objects are durable; [`Store::close_within`] reports how many are not. `Closed`
+    /// if another clone has closed the store.
     pub fn close(self) -> Result<FlushReport> {
         let timeout = self.close_timeout();
         let report = self.close_within(timeout);
@@ -381,79 +380,19 @@ impl Store {
 
     /// As [`Store::close`], within `timeout`; reports the objects that are not durable. It does not
     /// wait for a tier that accepts no writes.
-    pub fn close_within(mut self, timeout: Duration) -> CloseReport {
-        close::close(&mut self, timeout)
+    pub fn close_within(self, timeout: Duration) -> CloseReport {
+        self.running.close(timeout)
     }
 
     /// Drop the store without a flush: SSD has the same state as after a crash at this moment.
     /// Waits for writes in flight, so that the directory can be opened again at once.
-    pub fn abandon(mut self) {
-        close::abandon(&mut self);
-    }
-
-    /// Run `body` with a pooled session. Waits for one until the timeout.
-    pub(crate) fn with_session<R>(
-        &self,
-        timeout: Option<Duration>,
-        body: impl FnOnce(&mut Session) -> R,
-    ) -> Result<R> {
-        let mut session = self.take_session(timeout)?;
-        let result = body(&mut session);
-        let mut sessions = self.sessions();
-        sessions.in_use -= 1;
-        sessions.idle.push(session);
-        Ok(result)
-    }
-
-    /// Take a pooled session, or create one. If the resources for a new one are exhausted (a ring,
-    /// a descriptor, a mapping), wait for a session in use to be returned.
-    fn take_session(&self, timeout: Option<Duration>) -> Result<Session> {
-        let shared = &self.shared;
-        let deadline = shared.deadline(timeout);
-        loop {
-            let seen = shared.signals.progress.value();
-            let mut sessions = self.sessions();
-            if let Some(session) = sessions.idle.pop() {
-                sessions.in_use += 1;
-                return Ok(session);
-            }
-            let others = sessions.in_use > 0;
-            drop(sessions);
-            let left = deadline.since(shared.now());
-            match self.session() {
-                Ok(session) => {
-                    self.sessions().in_use += 1;
-                    return Ok(session);
-                }
-                Err(error) if error.kind != ErrorKind::Busy || !others || left.is_zero() => {
-                    return Err(error);
-                }
-                Err(_) => {
-                    shared.env.runtime.pause(&shared.signals.progress, seen, left.min(BUSY_STEP))
-                }
-            }
-        }
-    }
-
-    /// End the idle sessions, by `deadline`.
-    pub(crate) fn end_sessions(&self, deadline: Mono) {
-        let mut idle = std::mem::take(&mut self.sessions().idle);
-        idle.iter_mut().for_each(|session| session.set_drop_deadline(deadline));
-    }
-
-    fn sessions(&self) -> MutexGuard<'_, Sessions> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Store {
-    fn drop(&mut self) {
-        close::abandon(self);
+    pub fn abandon(self) {
+        self.running.abandon();
     }
 }
 
 impl std::fmt::Debug for Store {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Store").field("opened", &self.report).finish_non_exhaustive()
+        f.debug_struct("Store").field("opened", self.opened()).finish_non_exhaustive()
     }
 }

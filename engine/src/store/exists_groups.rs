@@ -7,26 +7,27 @@ use pagelith_layouts::key::ObjectKey;
 use crate::api::error::Result;
 use crate::api::hits::{KeyLookup, PagesFound, PagesQuery};
 use crate::api::request::Options;
+use crate::state::session_io;
 use crate::store::blocking_calls;
-use crate::store::embedded::Store;
+use crate::store::session_pool::SessionPool;
 
 /// Answer a query with local objects and those of peers. The anchor is looked up first, then the
 /// other pools, so objects may appear or disappear in between. A peer that does not answer counts
 /// as empty.
 pub(crate) fn exists_groups(
-    store: &Store,
+    pool: &SessionPool,
     query: &PagesQuery<'_>,
     options: Options,
 ) -> Result<PagesFound> {
-    store.shared.check_open()?;
-    let deadline = store.shared.deadline(options.timeout);
-    let request = options.request.unwrap_or_else(|| store.begin_request());
+    pool.shared.check_open()?;
+    let deadline = pool.shared.deadline(options.timeout);
+    let request = options.request.unwrap_or_else(|| session_io::begin_request(&pool.shared));
     let options = Options { request: Some(request), ..options };
-    crate::api::hits::exists_groups_by(&mut LocalAndPeerLookup { store, options, deadline }, query)
+    crate::api::hits::exists_groups_by(&mut LocalAndPeerLookup { pool, options, deadline }, query)
 }
 
 struct LocalAndPeerLookup<'a> {
-    store: &'a Store,
+    pool: &'a SessionPool,
     options: Options,
     deadline: Mono,
 }
@@ -38,8 +39,8 @@ impl KeyLookup for LocalAndPeerLookup<'_> {
 
     fn exists(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<Vec<bool>> {
         // Each lookup has the time that remains.
-        let timeout = Some(self.deadline.since(self.store.shared.now()));
+        let timeout = Some(self.deadline.since(self.pool.shared.now()));
         let keys: Vec<ObjectKey> = keys.collect();
-        Ok(blocking_calls::exists(self.store, &keys, Options { timeout, ..self.options }))
+        Ok(blocking_calls::exists(self.pool, &keys, Options { timeout, ..self.options }))
     }
 }

@@ -2,37 +2,35 @@
 
 use std::time::Duration;
 
+use pagelith_io::sync::Arc;
 use pagelith_layouts::key::ObjectKey;
 
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::{CompletedBatch, PutOutcome};
 use crate::api::request::{Options, PutSlice};
-use crate::store::embedded::Store;
+use crate::store::session_pool::SessionPool;
 use crate::write::open_group::{JoinedGroup, OpenGroupId, join};
 
 /// A base group of one page that was begun and is not committed yet. Created by
-/// [`Store::begin_group`]; may be used by several threads at once. Dropping it leaves the group
-/// open until its deadline, for other callers that joined it.
-pub struct Group<'a> {
-    store: &'a Store,
+/// [`crate::Store::begin_group`]; may be used by several threads at once, and fails as `Closed`
+/// after a close. Dropping it leaves the group open until its deadline, for other callers that
+/// joined it.
+pub struct Group {
+    pool: Arc<SessionPool>,
     joined: JoinedGroup,
 }
 
-/// See [`Store::begin_group`].
-pub(crate) fn begin<'a>(
-    store: &'a Store,
+/// See [`crate::Store::begin_group`].
+pub(crate) fn begin(
+    pool: &Arc<SessionPool>,
     required: &[ObjectKey],
     options: Options,
-) -> Result<Group<'a>> {
-    join(&store.shared, required, &options, false).map(|joined| Group { store, joined })
+) -> Result<Group> {
+    let joined = join(&pool.shared, required, &options, false)?;
+    Ok(Group { pool: pool.clone(), joined })
 }
 
-/// See [`Store::open_group`].
-pub(crate) fn open(store: &Store, id: OpenGroupId) -> Option<Group<'_>> {
-    JoinedGroup::of(&store.shared, id).map(|joined| Group { store, joined })
-}
-
-impl Group<'_> {
+impl Group {
     /// The group's identifier, for [`crate::Session::submit_commit`].
     pub fn id(&self) -> OpenGroupId {
         self.joined.id()
@@ -56,19 +54,19 @@ impl Group<'_> {
     /// length than the object present, or that is too large by itself or with the others;
     /// `Unavailable` if the group is not open any more.
     pub fn put(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
-        let deadline = self.store.shared.arena_wait_deadline(&options);
-        let put = |object| self.store.shared.retry_while_busy(deadline, || self.try_put(object));
+        let deadline = self.pool.shared.arena_wait_deadline(&options);
+        let put = |object| self.pool.shared.retry_while_busy(deadline, || self.try_put(object));
         objects.iter().map(put).collect()
     }
 
     /// As [`Group::put`] for one object, without waiting: a full arena is `Busy` at once.
     pub fn try_put(&self, object: &PutSlice<'_>) -> Result<PutOutcome> {
-        self.joined.put(&self.store.shared, object)
+        self.joined.put(&self.pool.shared, object)
     }
 
     /// The required objects that are neither put nor in the store.
     pub fn missing(&self) -> Vec<ObjectKey> {
-        self.joined.missing(&self.store.shared)
+        self.joined.missing(&self.pool.shared)
     }
 
     /// Make the whole group visible at once. `Stored` if this call made it visible,
@@ -81,7 +79,7 @@ impl Group<'_> {
     /// the store had no room in time (the group stays open); `Unavailable` if the group was not
     /// open any more.
     pub fn commit(&self, options: Options) -> Result<PutOutcome> {
-        let shared = &self.store.shared;
+        let shared = &self.pool.shared;
         let deadline = shared.deadline(options.timeout);
         let room = shared.arena_wait_deadline(&options);
         // Each attempt has the remaining time.
@@ -90,7 +88,7 @@ impl Group<'_> {
     }
 
     fn commit_once(&self, options: Options) -> Result<PutOutcome> {
-        let outcomes = self.store.with_session(options.timeout, |session| {
+        let outcomes = self.pool.with_session(options.timeout, |session| {
             let ticket = session.submit_commit(self.joined.id(), options);
             loop {
                 if let Some(done) = session.wait(ticket, Duration::from_secs(1)) {
@@ -101,16 +99,16 @@ impl Group<'_> {
         let CompletedBatch::Put(done) = outcomes else {
             return Err(Error::new(ErrorKind::Internal, "commit returned no put outcomes"));
         };
-        self.joined.commit_outcome(&self.store.shared, done)
+        self.joined.commit_outcome(&self.pool.shared, done)
     }
 
     /// Abort the group: its objects are dropped, including those of other callers that joined it.
-    pub fn abort(self) {
-        self.joined.abort(&self.store.shared);
+    pub fn abort(&self) {
+        self.joined.abort(&self.pool.shared);
     }
 }
 
-impl std::fmt::Debug for Group<'_> {
+impl std::fmt::Debug for Group {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Group")
             .field("id", &self.id())

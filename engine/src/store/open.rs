@@ -194,10 +194,10 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     }
     // Each frame has at least one 4 KiB unit of the arena, even while it is being dropped.
     let frame_numbers = (config.arena_bytes() / ALIGN).min(u64::from(FRAME_MAX) + 1) as usize;
-    let touches = LastRequests::new(frame_numbers)
+    let last_requests = LastRequests::new(frame_numbers)
         .map_err(|e| Error::new(ErrorKind::Busy, format!("dram.bytes: {e}")))?;
-    let touches = Arc::new(touches);
-    let mut policy = frame_policy(config.dram_policy().name(), &touches)
+    let last_requests = Arc::new(last_requests);
+    let mut policy = frame_policy(config.dram_policy().name(), &last_requests)
         .ok_or_else(|| Error::new(ErrorKind::Internal, "dram.policy is unknown"))?;
     // Each frame has at least one object, and each object at least one such unit.
     let frames_max = config.max_objects().min(config.arena_bytes() / ALIGN) as usize;
@@ -214,7 +214,12 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         visibility: Visibility::default(),
         snapshot_version: SnapshotVersion::default(),
         dram: DramCore {
-            frames: Frames::with_capacity(frames_max, frame_numbers, touches, namespaces.clone()),
+            frames: Frames::with_capacity(
+                frames_max,
+                frame_numbers,
+                last_requests,
+                namespaces.clone(),
+            ),
             space: arena.space,
             policy,
             write_buffer_only: config.dram_bytes() == 0,

@@ -8,8 +8,8 @@ use pagelith_client::client::Client;
 use pagelith_io::staging::StagingPool;
 use pagelith_io::sync::Arc;
 use pagelith_io::verbs::{
-    Device, DeviceList, DeviceMemory, GidWish, Gpu, GpuOfProcess, Library, NVIDIA_GPUS, NicWish,
-    Place, RemoteAccess, VerbsError, gpus,
+    Device, DeviceList, DeviceMemory, GidWish, Gpu, GpuOfProcess, Library, Locality, NVIDIA_GPUS,
+    NicWish, RemoteAccess, VerbsError, gpus,
 };
 use pagelith_tiers::dram::arena::ArenaMemory;
 use pagelith_transport::auth::Key;
@@ -29,8 +29,8 @@ const VISIBLE_GPUS: &str = "CUDA_VISIBLE_DEVICES";
 /// Open the configured devices of this host, with the system's verbs library.
 ///
 /// # Errors
-/// `Unavailable` without library, device, active port or GID; `Invalid` if the configured devices do
-/// not exist or do not cover the GPU. The message names the cause.
+/// `Unavailable` without library, device, active port or GID; `Invalid` if the configured devices
+/// do not exist or do not cover the GPU. The message names the cause.
 pub fn open_host(config: &RdmaConfig) -> Result<Arc<RdmaHost>> {
     let library = Library::load().map_err(|why| rdma_error(&why))?;
     open_host_of(&library, config)
@@ -118,10 +118,10 @@ fn rdma_settings(
             let found = Device::names(library)?;
             NicWish::Device(DeviceList::parse(list)?.device(&process, &found)?.to_owned())
         }
-        None if config.gpu.is_none() => NicWish::Near(Place::default()),
+        None if config.gpu.is_none() => NicWish::Near(Locality::default()),
         None => {
             let gpu = &host.gpus[process.physical()?.0];
-            NicWish::Near(Place::of_pci_device(Path::new(SYSFS), &gpu.pci)?)
+            NicWish::Near(Locality::of_pci_device(Path::new(SYSFS), &gpu.pci)?)
         }
     };
     // The range of the setting is that of the type.
@@ -229,5 +229,5 @@ pub(crate) fn of_peer(transport: BulkTransport, host: Option<&Arc<RdmaHost>>) ->
 }
 
 fn warn_of_tcp(error: &Error) {
-    tracing::warn!(%error, "no RDMA: payload travels over TCP");
+    tracing::warn!(%error, "no RDMA: payload travels over TCP; fix the cause, or set the peer's transport to \"tcp\"");
 }

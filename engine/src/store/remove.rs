@@ -20,16 +20,16 @@ use crate::state::jobs::Job;
 use crate::state::peer_queue::PeerJob;
 use crate::state::session_io::recency;
 use crate::state::shared::Shared;
-use crate::store::embedded::Store;
 use crate::store::session::Session;
+use crate::store::session_pool::SessionPool;
 
 /// Remove `keys`, the rest of their groups and the objects attached to them. They are invisible at
 /// once; their tombstones are synced before this returns.
-pub(crate) fn remove(store: &Store, keys: &[ObjectKey], options: Options) -> Result<usize> {
-    let shared = &store.shared;
+pub(crate) fn remove(pool: &SessionPool, keys: &[ObjectKey], options: Options) -> Result<usize> {
+    let shared = &pool.shared;
     let deadline = shared.deadline(options.timeout);
     let _removing = shared.remote.removal_fence.begin();
-    let PendingRemoval { answers, here, gone } = store
+    let PendingRemoval { answers, here, gone } = pool
         .with_session(options.timeout, |session| {
             begin(shared, session, keys, &options, deadline)
         })??;
@@ -90,7 +90,9 @@ pub(crate) fn begin(
         }
         drop(core);
         if deadline.since(shared.now()).is_zero() {
-            return Err(Error::new(ErrorKind::Unavailable, "remove did not end in time"));
+            let detail = "remove did not end in time; raise its timeout, or remove fewer at once";
+            let detail = format!("{detail} keys={}", keys.len());
+            return Err(Error::new(ErrorKind::Unavailable, detail));
         }
     };
     shared.signals.flusher.raise();
@@ -99,7 +101,7 @@ pub(crate) fn begin(
     Ok(PendingRemoval { answers, here, gone: gone.into_iter().collect() })
 }
 
-/// Whether a probe is outdated: the record was moved or written since, so members of its group
+/// Whether a probe is outdated: the record was reinserted or written since, so members of its group
 /// might be missed.
 fn has_moved(shared: &Shared, core: &Core, key: &ObjectKey, probed: Option<&ProbedObject>) -> bool {
     let generation = core.generation(key.namespace());
@@ -109,8 +111,8 @@ fn has_moved(shared: &Shared, core: &Core, key: &ObjectKey, probed: Option<&Prob
     }
     match probed {
         Some(p) => {
-            let in_place = |(key, place): &(ObjectKey, SsdLocation)| {
-                core.index.find(fingerprint(key)).any(|e| e.ssd == Some(*place))
+            let in_place = |(key, location): &(ObjectKey, SsdLocation)| {
+                core.index.find(fingerprint(key)).any(|e| e.ssd == Some(*location))
             };
             let own = p.members.iter().filter(|(k, _)| k == key).any(in_place);
             !own && !core.find_ssd(fingerprint(key)).is_empty()
@@ -141,9 +143,9 @@ fn unlink(
         core.drop_frame(id, true, Departure::Removed);
         found = true;
     }
-    for (sibling, place) in probed.map(|p| p.members).unwrap_or_default() {
+    for (sibling, location) in probed.map(|p| p.members).unwrap_or_default() {
         let fingerprint = shared.fingerprint(&sibling, generation);
-        let at = |e: &Entry| e.ssd == Some(place);
+        let at = |e: &Entry| e.ssd == Some(location);
         if let Some(entry) = core.remove_entry(fingerprint, at, Departure::Removed) {
             core.emit_removed(&sibling, &entry);
             core.pins.end_lease(fingerprint);
@@ -152,7 +154,7 @@ fn unlink(
         gone.insert(sibling);
     }
     if !shared.config.constant_fingerprint() {
-        // It may have been moved since its header was read.
+        // It may have been reinserted since its header was read.
         let on_ssd = |e: &Entry| e.frame.is_none();
         while let Some(entry) = core.remove_entry(fingerprint, on_ssd, Departure::Removed) {
             core.emit_removed(key, &entry);

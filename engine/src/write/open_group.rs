@@ -94,12 +94,6 @@ fn check_other_groups(
 }
 
 impl JoinedGroup {
-    /// The open group of this identifier; `None` if there is none.
-    pub fn of(shared: &Shared, id: OpenGroupId) -> Option<JoinedGroup> {
-        let required = shared.lock().pending_groups.get(id.0)?.required.clone();
-        Some(JoinedGroup { id, required })
-    }
-
     /// The objects of the group, in the order in which they are stored on SSD.
     pub fn required(&self) -> &[ObjectKey] {
         &self.required
@@ -114,18 +108,18 @@ impl JoinedGroup {
     pub fn put(&self, shared: &Shared, object: &PutSlice<'_>) -> Result<PutOutcome> {
         shared.check_open()?;
         let length: u64 = object.pieces.iter().map(|p| p.len() as u64).sum();
-        let place = match self.reserve(shared, &object.key, length, None)? {
-            ReservedPlace::Present => return Ok(PutOutcome::AlreadyPresent),
-            ReservedPlace::Reserved(place) => place,
+        let reserved = match self.reserve(shared, &object.key, length, None)? {
+            ReserveOutcome::Present => return Ok(PutOutcome::AlreadyPresent),
+            ReserveOutcome::Reserved(reserved) => reserved,
         };
-        let checksums = UnpublishedExtent::new(place.extent).fill(&shared.memory, object.pieces);
+        let checksums = UnpublishedExtent::new(reserved.extent).fill(&shared.memory, object.pieces);
         let Some(checksums) = checksums else {
             let mut core = shared.lock();
-            core.dram.space.free(place.extent);
-            self.release_place(&mut core, place.at);
+            core.dram.space.free(reserved.extent);
+            self.release_member(&mut core, reserved.at);
             return Err(Error::new(ErrorKind::Internal, "extent and object differ in length"));
         };
-        let member = FrameMember { key: object.key, checksums, ..place.into_member() };
+        let member = FrameMember { key: object.key, checksums, ..reserved.into_member() };
         self.add_filled(shared, member)
     }
 
@@ -137,12 +131,12 @@ impl JoinedGroup {
         filled: FilledReservation,
     ) -> Result<PutOutcome> {
         shared.check_open()?;
-        let place = match self.reserve(shared, key, filled.length(), filled.extent())? {
-            ReservedPlace::Present => return Ok(PutOutcome::AlreadyPresent),
-            ReservedPlace::Reserved(place) => place,
+        let reserved = match self.reserve(shared, key, filled.length(), filled.extent())? {
+            ReserveOutcome::Present => return Ok(PutOutcome::AlreadyPresent),
+            ReserveOutcome::Reserved(reserved) => reserved,
         };
-        let Some(member) = filled.into_member(*key, place.fingerprint) else {
-            self.release_place(&mut shared.lock(), place.at);
+        let Some(member) = filled.into_member(*key, reserved.fingerprint) else {
+            self.release_member(&mut shared.lock(), reserved.at);
             return Err(Error::new(ErrorKind::Internal, "received bytes are still being written"));
         };
         self.add_filled(shared, member)
@@ -150,7 +144,7 @@ impl JoinedGroup {
 
     fn add_filled(&self, shared: &Shared, member: FrameMember) -> Result<PutOutcome> {
         let (mut core, key) = (shared.lock(), member.key);
-        if self.fill_place(&mut core, member) {
+        if self.fill_member(&mut core, member) {
             Ok(PutOutcome::Waiting)
         } else if is_present(shared, &core, &key) {
             Ok(PutOutcome::AlreadyPresent)
@@ -196,7 +190,7 @@ impl JoinedGroup {
         shared.lock().pending_groups.get(self.id.0).is_some()
     }
 
-    /// Reserve the object's place in the group, and memory for the object unless `filled_extent`
+    /// Reserve the object's entry of the group, and memory for the object unless `filled_extent`
     /// has its bytes.
     fn reserve(
         &self,
@@ -204,7 +198,7 @@ impl JoinedGroup {
         key: &ObjectKey,
         length: u64,
         filled_extent: Option<Extent>,
-    ) -> Result<ReservedPlace> {
+    ) -> Result<ReserveOutcome> {
         let Some(at) = self.required.iter().position(|k| k == key) else {
             return Err(Error::invalid(format!("the group does not require the object key={key}")));
         };
@@ -213,9 +207,9 @@ impl JoinedGroup {
         let mut core = shared.lock();
         let present = is_present(shared, &core, key);
         let Some(open) = core.pending_groups.get(self.id.0) else {
-            return if present { Ok(ReservedPlace::Present) } else { Err(not_open()) };
+            return if present { Ok(ReserveOutcome::Present) } else { Err(not_open()) };
         };
-        let known = open.places.get(at).and_then(MemberState::length);
+        let known = open.members.get(at).and_then(MemberState::length);
         if let Some(known) = known.filter(|known| *known != length) {
             let detail = format!(
                 "key is present with another length key={key} present={known} given={length}"
@@ -224,7 +218,7 @@ impl JoinedGroup {
         }
         if known.is_some() || present {
             core.counters.puts_present += 1;
-            return Ok(ReservedPlace::Present);
+            return Ok(ReserveOutcome::Present);
         }
         let mut lengths = open.lengths();
         lengths.push(length);
@@ -243,9 +237,10 @@ impl JoinedGroup {
         });
         let extent = extent.inspect_err(|_| shared.count_busy(&mut core, std::iter::once(key)))?;
         let fingerprint = shared.fingerprint(key, generation);
-        let place = core.pending_groups.get_mut(self.id.0).and_then(|g| g.places.get_mut(at));
-        match place {
-            Some(place) => *place = MemberState::Filling(length),
+        let member_state =
+            core.pending_groups.get_mut(self.id.0).and_then(|g| g.members.get_mut(at));
+        match member_state {
+            Some(member_state) => *member_state = MemberState::Filling(length),
             // Eviction for this object may have dropped the group.
             None => {
                 if filled_extent.is_none() {
@@ -256,29 +251,30 @@ impl JoinedGroup {
         }
         drop(core);
         shared.signals.flusher.raise();
-        Ok(ReservedPlace::Reserved(MemberReservation { at, fingerprint, extent, key: *key }))
+        Ok(ReserveOutcome::Reserved(MemberReservation { at, fingerprint, extent, key: *key }))
     }
 
-    /// Release a reserved place that will not be filled.
-    fn release_place(&self, core: &mut Core, at: usize) {
-        let place = core.pending_groups.get_mut(self.id.0).and_then(|g| g.places.get_mut(at));
-        if let Some(place @ MemberState::Filling(_)) = place {
-            *place = MemberState::Empty;
+    /// Release a reserved entry that will not be filled.
+    fn release_member(&self, core: &mut Core, at: usize) {
+        let member_state =
+            core.pending_groups.get_mut(self.id.0).and_then(|g| g.members.get_mut(at));
+        if let Some(member_state @ MemberState::Filling(_)) = member_state {
+            *member_state = MemberState::Empty;
         }
     }
 
-    /// Put a filled object into its reserved place. If the group is not open any more, free its
+    /// Put a filled object into its reserved entry. If the group is not open any more, free its
     /// memory and return false.
-    fn fill_place(&self, core: &mut Core, member: FrameMember) -> bool {
+    fn fill_member(&self, core: &mut Core, member: FrameMember) -> bool {
         let bytes = member.extent.padded_bytes();
         let open = core.pending_groups.get_mut(self.id.0);
-        let place = open.and_then(|g| {
+        let member_state = open.and_then(|g| {
             let at = g.required.iter().position(|k| *k == member.key)?;
-            g.places.get_mut(at)
+            g.members.get_mut(at)
         });
-        match place {
-            Some(place @ MemberState::Filling(_)) => {
-                *place = MemberState::Filled(member);
+        match member_state {
+            Some(member_state @ MemberState::Filling(_)) => {
+                *member_state = MemberState::Filled(member);
                 core.pending_groups.add_bytes(bytes, 0);
                 true
             }
@@ -301,12 +297,12 @@ fn is_present(shared: &Shared, core: &Core, key: &ObjectKey) -> bool {
     core.index.find(fingerprint).any(|e| core.is_visible(&e))
 }
 
-enum ReservedPlace {
+enum ReserveOutcome {
     Present,
     Reserved(MemberReservation),
 }
 
-/// Reserved memory and place for an object of an open group.
+/// Reserved memory for an object of an open group, and its number there.
 struct MemberReservation {
     at: usize,
     key: ObjectKey,

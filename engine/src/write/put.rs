@@ -135,7 +135,8 @@ pub(crate) fn check_object(shared: &Shared, object: &ObjectSize, first: &ObjectK
     }
     if let Some(length) = length.filter(|length| *length > max) {
         return Err(Error::invalid(format!(
-            "object is too large key={key} length={length} max={max}"
+            "object is too large; raise ssd.segment_bytes or dram.bytes key={key} length={length} \
+             max={max}"
         )));
     }
     if !key.same_page(first) {
@@ -191,7 +192,8 @@ pub(crate) fn check_bytes(shared: &Shared, first: &ObjectKey, lengths: &[u64]) -
         let max = footer::record_bytes_max(volume.geometry.segment_bytes, objects);
         if bytes > max {
             let detail = format!(
-                "group is larger than a segment's payload key={first} bytes={bytes} max={max}"
+                "group is larger than a segment's payload; raise ssd.segment_bytes key={first} \
+                 bytes={bytes} max={max}"
             );
             return Err(Error::invalid(detail));
         }
@@ -199,7 +201,9 @@ pub(crate) fn check_bytes(shared: &Shared, first: &ObjectKey, lengths: &[u64]) -
     let bytes: u64 = lengths.iter().map(|length| align_up(*length)).sum();
     let max = shared.config.arena_bytes();
     if bytes > max {
-        let detail = format!("group is larger than the arena key={first} bytes={bytes} max={max}");
+        let detail = format!(
+            "group is larger than the arena; raise dram.bytes key={first} bytes={bytes} max={max}"
+        );
         return Err(Error::invalid(detail));
     }
     Ok(())

@@ -254,7 +254,9 @@ impl PutBatch {
         let source = GroupSource::Open { id: open, required, is_committing };
         let mut group = BatchGroup::new(source, None);
         if is_open && !is_committing {
-            let error = Error::busy("group is being committed by another caller");
+            let first = group.key(0);
+            let detail = "group is being committed by another caller; wait for that commit";
+            let error = Error::busy(format!("{detail} key={first}"));
             group.progress.finish(Err(error), Vec::new());
         }
         Self::begin_groups(io, vec![group], at, deadline, PutOrigin::Put)

@@ -187,11 +187,11 @@ fn simultaneous_end_of_idle_connections_fails_no_call() {
     let client = attached(&process.address);
     prepared(&client);
     let mut sessions: Vec<_> = (0..8).map(|_| client.session()).collect();
-    let submit_get = |session: &mut pagelith::client::Session<'_>| {
+    let submit_get = |session: &mut pagelith::client::Session| {
         let destination = Destination::owned(AlignedBuf::new(LEN).expect("memory"));
         session.submit_get(vec![Get { key: key(1), range: None, destination }], plain())
     };
-    let submit_put = |session: &mut pagelith::client::Session<'_>, page: u8| {
+    let submit_put = |session: &mut pagelith::client::Session, page: u8| {
         let put = Put { key: key(page), source: Source::shared(vec![page; LEN].into()) };
         session.submit_put(vec![PutGroup::new(vec![put])], plain())
     };

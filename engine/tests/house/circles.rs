@@ -26,7 +26,7 @@ const CLIENT: [&[&str]; 3] = [
 ];
 
 /// As `CLIENT`, in `engine/src`.
-const ENGINE: [&[&str]; 6] = [
+const ENGINE: [&[&str]; 5] = [
     &["config/parse.rs", "config/valid.rs", "config/validate.rs"],
     &[
         "memory/index/entry.rs",
@@ -56,15 +56,6 @@ const ENGINE: [&[&str]; 6] = [
         "state/peer_queue.rs",
         "state/pending_groups.rs",
         "state/read_view.rs",
-    ],
-    &[
-        "store/close.rs",
-        "store/embedded.rs",
-        "store/exists_groups.rs",
-        "store/group.rs",
-        "store/put_parts.rs",
-        "store/remove.rs",
-        "store/blocking_calls.rs",
     ],
 ];
 

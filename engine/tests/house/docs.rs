@@ -303,6 +303,6 @@ fn example(text: &str, comment: &str, fence: &str) -> String {
 fn readme_contains_the_crate_example() {
     let readme = example(&text("README.md"), "", "```rust");
     let in_crate = example(&text("engine/src/lib.rs"), "//! ", "```").replace("//!", "");
-    assert!(readme.contains("Store::open"), "{readme}");
+    assert!(readme.contains("Store::builder"), "{readme}");
     assert_eq!(readme, in_crate);
 }

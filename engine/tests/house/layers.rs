@@ -7,7 +7,7 @@ use super::source::{CRATES, exists, files, text, words};
 
 /// Package, its directory, and the packages of the workspace that it may depend on.
 const ARROWS: &[(&str, &str, &[&str])] = &[
-    // Planted bugs: none in what ships.
+    // Planted bugs: none in a build that ships.
     ("pagelith-mutants", "sim/mutants", &[]),
     ("pagelith-layouts", "layouts", &["pagelith-mutants"]),
     ("pagelith-io", "io", &["pagelith-mutants", "pagelith-layouts"]),

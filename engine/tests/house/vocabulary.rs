@@ -3,8 +3,8 @@
 use super::docs::pages;
 use super::source::{code, files, rust_files, text};
 
-/// Words of an old dialect, and what to say instead.
-const BANNED: [(&str, &str); 13] = [
+/// Words of an old dialect, and their replacements.
+const BANNED: [(&str, &str); 14] = [
     ("nobody", "no thread, no caller, no client"),
     ("somebody", "a thread, a caller, a client"),
     ("everybody", "all threads, callers, clients"),
@@ -18,6 +18,7 @@ const BANNED: [(&str, &str); 13] = [
     ("told", "notified, reported, distinguished"),
     ("lets go", "releases"),
     ("let go", "released"),
+    ("look-up", "lookup"),
 ];
 /// Words that code and its messages do not use either.
 const BANNED_IN_RUST: [(&str, &str); 2] =

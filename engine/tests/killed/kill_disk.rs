@@ -28,7 +28,7 @@ struct Watch {
     dirty: HashSet<FileId>,
     records: bool,
     tombstones: bool,
-    moved: bool,
+    reinserted: bool,
 }
 
 /// The disk.
@@ -48,7 +48,7 @@ impl KillDisk {
             dirty: HashSet::new(),
             records: false,
             tombstones: false,
-            moved: false,
+            reinserted: false,
         };
         KillDisk { inner, watch: Arc::new(Mutex::new(watch)) }
     }
@@ -102,7 +102,7 @@ impl Watch {
             opening: self.opening,
             records: self.records,
             tombstones: self.tombstones,
-            moved: self.moved,
+            reinserted: self.reinserted,
             dirty: self.dirty.contains(file),
         }
     }
@@ -116,14 +116,14 @@ impl Watch {
                 if let OpKind::Segment(written) = what {
                     self.records |= !written.footer;
                     self.tombstones |= written.tombstones;
-                    self.moved |= written.moved;
+                    self.reinserted |= written.reinserted;
                 }
             }
             (Op::Sync { file }, what) => {
                 self.dirty.remove(file);
                 match what {
                     OpKind::SyncSegments => (self.records, self.tombstones) = (false, false),
-                    OpKind::SyncManifest(_) => self.moved = false,
+                    OpKind::SyncManifest(_) => self.reinserted = false,
                     _ => {}
                 }
             }

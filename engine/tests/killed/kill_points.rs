@@ -29,8 +29,8 @@ pub struct ObservedOp {
     pub records: bool,
     /// Whether tombstones were among them.
     pub tombstones: bool,
-    /// Whether reclaim moved records, and the manifest has not changed since.
-    pub moved: bool,
+    /// Whether reclaim reinserted records, and the manifest has not changed since.
+    pub reinserted: bool,
     /// Whether the file was written since its last sync.
     pub dirty: bool,
 }
@@ -38,14 +38,14 @@ pub struct ObservedOp {
 /// Contents of a write into a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Parts {
-    /// The segment's head.
+    /// The segment's header.
     pub head: bool,
     /// Its footer only.
     pub footer: bool,
     /// Tombstones.
     pub tombstones: bool,
-    /// Records that reclaim moves.
-    pub moved: bool,
+    /// Records that reclaim reinserts.
+    pub reinserted: bool,
 }
 
 /// Kind of an operation.
@@ -108,7 +108,7 @@ fn segment<'a>(parts: impl Iterator<Item = &'a [u8]>) -> OpKind {
         found.footer |= part[last_block..].windows(8).any(|w| w == b"PLFOOTER");
         if let Ok(record) = Record::decode(part) {
             found.tombstones |= record.facts().kind == RecordKind::Tombstones;
-            found.moved |= record.facts().moved;
+            found.reinserted |= record.facts().reinserted;
         }
     }
     OpKind::Segment(found)
@@ -172,10 +172,10 @@ pub const POINTS: [Point; 27] = [
         |s| s.by_flusher && !s.opening && s.what == OpKind::Read,
         Phase::After,
     ),
-    ("moved, not synced", |s| s.moved && s.what == OpKind::SyncSegments, Phase::Before),
+    ("reinserted, not synced", |s| s.reinserted && s.what == OpKind::SyncSegments, Phase::Before),
     (
-        "moved and synced, before the new incarnation",
-        |s| s.moved && s.what == OpKind::Manifest(0),
+        "reinserted and synced, before the new incarnation",
+        |s| s.reinserted && s.what == OpKind::Manifest(0),
         Phase::Before,
     ),
 ];

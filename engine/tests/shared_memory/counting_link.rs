@@ -28,7 +28,7 @@ pub struct LinkCounts {
     pub cut: AtomicBool,
     /// Received events are discarded.
     pub discard_events: AtomicBool,
-    /// Offset by which views differ from the place that the store reports, in bytes.
+    /// Offset by which views differ from the one that the store reports, in bytes.
     pub shift: AtomicU64,
 }
 
@@ -92,16 +92,16 @@ impl CountingLink {
 }
 
 impl Link for CountingLink {
-    fn facts(&self) -> &LinkFacts {
-        self.0.facts()
+    fn params(&self) -> &LinkFacts {
+        self.0.params()
     }
 
     fn counts(&self) -> LinkCounters {
         self.0.counts()
     }
 
-    fn room(&self) -> LinkCapacity {
-        self.0.room()
+    fn capacity(&self) -> LinkCapacity {
+        self.0.capacity()
     }
 
     fn send(&mut self, frame: Frame) -> Result<(), Frame> {
@@ -113,13 +113,13 @@ impl Link for CountingLink {
     }
 
     fn region_offset(&self, parts: &[Part]) -> Option<(u32, u64)> {
-        let place = self.0.region_offset(parts);
-        self.1.sent_by_ref.fetch_add(place.is_some().into(), Ordering::Relaxed);
-        place
+        let region_offset = self.0.region_offset(parts);
+        self.1.sent_by_ref.fetch_add(region_offset.is_some().into(), Ordering::Relaxed);
+        region_offset
     }
 
-    fn peer_ref(&self, range: ItemRange, place: (u32, u64), length: u64) -> Option<ShmRef> {
-        let (region, at) = place;
+    fn peer_ref(&self, range: ItemRange, region_offset: (u32, u64), length: u64) -> Option<ShmRef> {
+        let (region, at) = region_offset;
         self.0.peer_ref(range, (region, at + self.1.shift.load(Ordering::Relaxed)), length)
     }
 

@@ -25,7 +25,7 @@ fn pages(batch: u64) -> std::ops::Range<u64> {
     batch * OBJECTS..(batch + 1) * OBJECTS
 }
 
-fn submit(session: &mut Session<'_>, batch: u64, buffers: &mut Vec<AlignedBuf>) -> Ticket {
+fn submit(session: &mut Session, batch: u64, buffers: &mut Vec<AlignedBuf>) -> Ticket {
     let put = |page| {
         let mut buffer = buffers.pop().expect("one");
         buffer.copy_from_slice(&content(page, LEN));

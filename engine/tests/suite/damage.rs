@@ -113,7 +113,7 @@ pub fn damaged_footer_loses_no_object(world: &TestEnv) {
     assert_eq!(store.opened().scanned_segments, 0, "{:?}", store.opened());
 }
 
-/// The device acknowledged a segment head and lost it; the records after it were flushed.
+/// The device acknowledged a segment header and lost it; the records after it were flushed.
 pub fn damaged_segment_head_loses_no_object(world: &TestEnv) {
     let mut config = world.config();
     config.ssd.checkpoint_segments = 0;

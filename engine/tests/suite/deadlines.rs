@@ -49,7 +49,8 @@ pub fn calls_with_zero_timeout_return_at_once(world: &TestEnv) {
     let mut aligned = pagelith::AlignedBuf::new(LEN).expect("memory");
     assert_eq!(get(&store, &mut aligned), Ok(GetOutcome::Miss(MissCause::Late)));
     let mut crooked = Unaligned::new(LEN);
-    let message = format!("no staging memory in time key={}", key(1));
+    let remedy = "align the destination to 4096 bytes, or raise staging.bytes";
+    let message = format!("no staging memory in time; {remedy} key={} bytes={LEN}", key(1));
     refused(get(&store, crooked.slice()), ErrorKind::Busy, &message);
     hit_page(&store, 1, LEN);
 }
@@ -63,7 +64,10 @@ pub fn flush_and_remove_end_while_syncs_hang(world: &TestEnv) {
     store_page(&store, 3, LEN);
     sim.disk.hold(FaultOp::Sync, None);
     let late = |error: pagelith::Error, what: &str| match world.is_embedded() {
-        true => assert_eq!(error.message, format!("{what} did not end in time")),
+        true => assert_eq!(
+            error.message,
+            format!("{what} did not end in time; raise its timeout, or see `ssd_state`")
+        ),
         // A client waits no longer.
         false => assert_eq!(error.kind, ErrorKind::Unavailable),
     };

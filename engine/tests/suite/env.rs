@@ -23,7 +23,7 @@ pub enum IoKind {
     Sim,
 }
 
-enum Place {
+enum Medium {
     Real(TempDir),
     Sim(Box<SimWorld>),
 }
@@ -36,7 +36,7 @@ pub struct TestEnv {
     /// The transport between a behaviour and its stores.
     pub transport: Transport,
     dirs: usize,
-    place: Place,
+    medium: Medium,
 }
 
 impl TestEnv {
@@ -46,13 +46,13 @@ impl TestEnv {
 
     /// An environment whose stores are accessed over a link.
     pub fn over(transport: Transport, kind: IoKind, constant: bool, dirs: usize) -> TestEnv {
-        let place = match kind {
-            IoKind::Sim => Place::Sim(Box::new(SimWorld::with_dirs(7, dirs))),
+        let medium = match kind {
+            IoKind::Sim => Medium::Sim(Box::new(SimWorld::with_dirs(7, dirs))),
             IoKind::Uring | IoKind::Blocking | IoKind::Refused => {
-                Place::Real(tempfile::tempdir().expect("a directory"))
+                Medium::Real(tempfile::tempdir().expect("a directory"))
             }
         };
-        TestEnv { kind, constant, transport, dirs, place }
+        TestEnv { kind, constant, transport, dirs, medium }
     }
 
     /// Another empty environment of this kind.
@@ -62,9 +62,9 @@ impl TestEnv {
 
     /// The simulated machine, if this is one.
     pub fn sim(&self) -> Option<&SimWorld> {
-        match &self.place {
-            Place::Sim(sim) => Some(sim),
-            Place::Real(_) => None,
+        match &self.medium {
+            Medium::Sim(sim) => Some(sim),
+            Medium::Real(_) => None,
         }
     }
 
@@ -85,9 +85,9 @@ impl TestEnv {
 
     /// The directories.
     pub fn paths(&self) -> Vec<PathBuf> {
-        let root = match &self.place {
-            Place::Real(dir) => dir.path().to_path_buf(),
-            Place::Sim(_) => PathBuf::from("/sim"),
+        let root = match &self.medium {
+            Medium::Real(dir) => dir.path().to_path_buf(),
+            Medium::Sim(_) => PathBuf::from("/sim"),
         };
         (0..self.dirs).map(|i| root.join(i.to_string())).collect()
     }
@@ -139,8 +139,8 @@ impl TestEnv {
         let valid = config.validate(&facts).unwrap_or_else(|e| panic!("{e}"));
         let valid = if self.constant { valid.with_constant_fingerprint() } else { valid };
         let timeout = valid.deadline();
-        match (&self.place, self.transport) {
-            (Place::Sim(sim), transport) => {
+        match (&self.medium, self.transport) {
+            (Medium::Sim(sim), transport) => {
                 let env = sim.env();
                 let store = pagelith::Store::open_in(valid, env.clone())?;
                 Ok(match transport {
@@ -153,13 +153,13 @@ impl TestEnv {
                 })
             }
             (
-                Place::Real(_),
+                Medium::Real(_),
                 transport @ (Transport::Tcp
                 | Transport::Rdma
                 | Transport::SharedRings
                 | Transport::SharedArena),
             ) => Ok(Store::socket(pagelith::Store::open(valid)?, timeout, transport)),
-            (Place::Real(_), Transport::Embedded | Transport::Sim) => {
+            (Medium::Real(_), Transport::Embedded | Transport::Sim) => {
                 pagelith::Store::open(valid).map(Store::embedded)
             }
         }
@@ -200,9 +200,9 @@ impl TestEnv {
 
     /// A directory's files and their lengths.
     pub fn files(&self, dir: usize) -> Vec<(String, u64)> {
-        match &self.place {
-            Place::Sim(sim) => sim.disk.connect().list(dir).expect("listed"),
-            Place::Real(_) => std::fs::read_dir(&self.paths()[dir])
+        match &self.medium {
+            Medium::Sim(sim) => sim.disk.connect().list(dir).expect("listed"),
+            Medium::Real(_) => std::fs::read_dir(&self.paths()[dir])
                 .expect("listed")
                 .map(|entry| {
                     let entry = entry.expect("an entry");
@@ -220,23 +220,23 @@ impl TestEnv {
 
     /// A whole file.
     pub fn read(&self, dir: usize, name: &str) -> Vec<u8> {
-        match &self.place {
-            Place::Sim(sim) => {
+        match &self.medium {
+            Medium::Sim(sim) => {
                 let len = self.files(dir).iter().find(|f| f.0 == name).expect("a file").1;
                 sim.disk.peek(dir, name, 0, len as usize).expect("bytes")
             }
-            Place::Real(_) => std::fs::read(self.paths()[dir].join(name)).expect("bytes"),
+            Medium::Real(_) => std::fs::read(self.paths()[dir].join(name)).expect("bytes"),
         }
     }
 
     /// Change bytes of a file, as damage would; the store is closed.
     pub fn write(&self, dir: usize, name: &str, offset: u64, bytes: &[u8]) {
-        match &self.place {
-            Place::Sim(sim) => {
+        match &self.medium {
+            Medium::Sim(sim) => {
                 let (name, bytes) = (name.to_string(), bytes.to_vec());
                 sim.disk.inject(FaultPlan::Overwrite { dir, name, offset, bytes });
             }
-            Place::Real(_) => {
+            Medium::Real(_) => {
                 let path = self.paths()[dir].join(name);
                 let file = std::fs::OpenOptions::new().write(true).open(path).expect("a file");
                 file.write_all_at(bytes, offset).expect("written");

@@ -46,7 +46,7 @@ pub fn index_full_of_pins_is_not_rewritten_repeatedly(world: &TestEnv) {
         store_page(&store, n, len);
         pins.push(store.pin(&[key(n)]));
     }
-    assert_eq!(pins.iter().map(super::harness::Pin::pinned).sum::<usize>(), 12);
+    assert_eq!(pins.iter().map(|pin| pin.pinned()).sum::<usize>(), 12);
     flush(&store);
     assert_eq!(put(&store, key(100), &bytes(100, len)), Ok(PutOutcome::Refused));
     sim.runtime.run_for(Duration::from_secs(2));
@@ -55,7 +55,7 @@ pub fn index_full_of_pins_is_not_rewritten_repeatedly(world: &TestEnv) {
     let after = store.stats().bytes_to_device;
     assert!(after - before < 1 << 20, "it wrote {} without a request", after - before);
     assert!(
-        pins.iter().all(super::harness::Pin::is_held),
+        pins.iter().all(|pin| pin.is_held()),
         "a client that says nothing for a minute is not dead"
     );
     drop(pins);
@@ -70,7 +70,7 @@ pub fn single_removals_do_not_fill_the_log(world: &TestEnv) {
     let keys: Vec<_> = (0..5).map(key).collect();
     let pin = store.pin(&keys);
     assert_eq!(pin.pinned(), 5);
-    // A block each: together twice what the log holds.
+    // A block each: together twice the capacity of the log.
     for n in 0..8000 {
         assert_eq!(store.remove(&[key(100_000 + n)], Options::default()), Ok(0), "n={n}");
     }

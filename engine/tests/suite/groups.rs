@@ -64,7 +64,8 @@ pub fn group_larger_than_a_segment_is_invalid(world: &TestEnv) {
     // Four payloads of 303,104 bytes and a header of one block, against a segment less header and
     // footer.
     let message = format!(
-        "group is larger than a segment's payload key={} bytes=1216512 max=1040384",
+        "group is larger than a segment's payload; raise ssd.segment_bytes key={} bytes=1216512 \
+         max=1040384",
         page[0].0
     );
     refused(put_group(&store, &page), ErrorKind::Invalid, &message);

@@ -3,34 +3,29 @@
 
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use pagelith::client::{self, Client};
+use pagelith::client::Client;
 use pagelith::io::clock::Clock;
 use pagelith::io::runtime::{Join, Runtime, Step, Task};
 use pagelith::io::staging::StagingPool;
 use pagelith::io::system::{SystemClock, SystemEntropy};
-use pagelith::io::verbs::RemoteAccess;
 use pagelith::layouts::ids::{Generation, NamespaceId};
 use pagelith::layouts::key::ObjectKey;
 use pagelith::layouts::wire::LinkRole;
-use pagelith::server::Server;
+use pagelith::server::{Server, Serving};
 use pagelith::transport::address::Address;
 use pagelith::transport::capability::Capabilities;
 use pagelith::transport::dial::{Dial, DialProgress, Dialing, SocketDial};
-use pagelith::transport::handshake::ClientAuth;
 use pagelith::transport::limits::LinkLimits;
 use pagelith::transport::link::Link;
 use pagelith::transport::link_error::LinkError;
 use pagelith::transport::rdma::host::RdmaHost;
 use pagelith::transport::rdma::rdma_use::RdmaUse;
-use pagelith::transport::rights::Rights;
-use pagelith::transport::socket::{AdmissionResult, ListenConfig, Listener};
 use pagelith::{
-    ErrorKind, Events, FlushReport, GetOutcome, GetSlice, Options, PagesFound, PagesQuery, Put,
-    PutGroup, PutOutcome, PutSlice, RequestEpoch, Result, Source,
+    ErrorKind, Events, FlushReport, GetOutcome, GetSlice, Options, PageGroup, PagePin, PageStore,
+    PagesFound, PagesQuery, Put, PutGroup, PutOutcome, PutSlice, RequestEpoch, Result, Size,
+    Source,
 };
 use pagelith_sim::clock::SimClock;
 use pagelith_sim::link::SimNet;
@@ -73,89 +68,54 @@ pub const EMBEDDED_ONLY: &[(&str, &str)] = &[
 ];
 
 /// Staging memory of a server: the least, since each store of a behaviour registers it.
-const STAGING: usize = 8 << 20;
+const STAGING: Size = Size::mib(8);
 
-/// A store. Calls that a client has go over the link, if there is one; the rest (views, sessions,
-/// counters) goes to the store itself.
+/// A store. The calls of [`PageStore`] go over the link, if there is one; the rest (views,
+/// sessions, counters) goes to the store itself.
 pub struct Store {
     client: Option<Client>,
-    serving: Option<Serving>,
-    store: Arc<pagelith::Store>,
+    serving: Option<ServedBy>,
+    store: pagelith::Store,
 }
 
 /// A group that was begun.
-pub enum Group<'a> {
-    Own(pagelith::Group<'a>),
-    Attached(client::Group<'a>),
+pub struct Group {
+    group: Box<dyn PageGroup>,
+    is_remote: bool,
 }
 
-impl Group<'_> {
+impl Group {
     pub fn put(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
-        match self {
-            Group::Own(group) => group.put(objects, options),
-            // As of `Store::put_batch`.
-            Group::Attached(group) if options.timeout == Some(Duration::ZERO) => {
-                group.put(objects, Options { timeout: None, wait: Some(Duration::ZERO), ..options })
-            }
-            Group::Attached(group) => group.put(objects, options),
-        }
+        // As of `Store::put_batch`.
+        let options = match options.timeout == Some(Duration::ZERO) && self.is_remote {
+            true => Options { timeout: None, wait: Some(Duration::ZERO), ..options },
+            false => options,
+        };
+        self.group.put(objects, options)
     }
 
     pub fn missing(&self) -> Vec<ObjectKey> {
-        match self {
-            Group::Own(group) => group.missing(),
-            Group::Attached(group) => group.missing(Options::default()).expect("the store answers"),
-        }
+        self.group.missing(Options::default()).expect("the store answers")
     }
 
     pub fn commit(&self, options: Options) -> Result<PutOutcome> {
-        match self {
-            Group::Own(group) => group.commit(options),
-            Group::Attached(group) => group.commit(options),
-        }
+        self.group.commit(options)
     }
 
     pub fn abort(self) {
-        match self {
-            Group::Own(group) => group.abort(),
-            Group::Attached(group) => group.abort().expect("the store answers"),
-        }
-    }
-}
-
-/// A pin.
-pub enum Pin {
-    Own(pagelith::Pin),
-    Attached(client::Pin),
-}
-
-impl Pin {
-    pub fn pinned(&self) -> usize {
-        match self {
-            Pin::Own(pin) => pin.pinned(),
-            Pin::Attached(pin) => pin.pinned(),
-        }
-    }
-
-    pub fn is_held(&self) -> bool {
-        match self {
-            Pin::Own(_) => true,
-            Pin::Attached(pin) => pin.is_held(),
-        }
+        self.group.abort().expect("the store answers");
     }
 }
 
 /// The server of a store.
-enum Serving {
+enum ServedBy {
     Threads(Listening),
     Tasks(Arc<SimDial>),
 }
 
-/// A thread that accepts and serves connections; dropping it ends the thread.
+/// A store that is served at a socket.
 struct Listening {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-    address: Address,
+    serving: Option<Serving>,
     /// The devices of the server and of the client.
     hosts: Option<[Arc<RdmaHost>; 2]>,
     _dir: TempDir,
@@ -174,21 +134,19 @@ impl Drop for Store {
 
 impl Drop for Listening {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        let ended = self.thread.take().map(JoinHandle::join);
-        assert!(std::thread::panicking() || matches!(ended, Some(Ok(()))), "the server panicked");
+        let ended = self.serving.take().map(Serving::end);
+        assert!(std::thread::panicking() || matches!(ended, Some(Ok(()))), "{ended:?}");
         self.hosts.iter().for_each(rdma::count);
     }
 }
 
 impl Store {
     pub fn embedded(store: pagelith::Store) -> Store {
-        Store { client: None, serving: None, store: Arc::new(store) }
+        Store { client: None, serving: None, store }
     }
 
     /// Over a socket: TCP, or with shared memory.
     pub fn socket(store: pagelith::Store, timeout: Duration, between: Transport) -> Store {
-        let store = Arc::new(store);
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let dir = tempfile::tempdir().expect("a directory");
         let address = match between {
@@ -199,38 +157,26 @@ impl Store {
                 "tcp:127.0.0.1:0".parse().expect("an address")
             }
         };
-        let admission = ClientAuth::Connection(Rights::all());
-        let listen = ListenConfig { address, admission, allow_remote: false };
         let (entropy, limits) = (Arc::new(SystemEntropy), LinkLimits::default());
-        let offer = |instance| Capabilities::of_this_build([instance; 16]);
-        let (staging, memory) = StagingPool::shared(STAGING).expect("memory");
-        let regions = store.shared_memory().map(|arena| vec![arena, memory]);
-        assert_eq!(regions.is_some(), matches!(between, Transport::SharedArena));
-        let listener = Listener::new(&listen, offer(1), entropy.clone(), clock.clone(), limits)
-            .expect("listens")
-            .with_shared_regions(regions.unwrap_or_default());
+        let is_shared = store.shared_memory().is_some();
+        assert_eq!(is_shared, matches!(between, Transport::SharedArena));
+        let serving = Serving::builder(&store, address).staging(STAGING);
         let hosts = (between == Transport::Rdma).then(rdma::hosts);
-        let listener = match &hosts {
+        let serving = match &hosts {
             Some([host, _]) => {
                 store.register_rdma(host).expect("registered");
-                host.register(Arc::new(staging.clone()), RemoteAccess::NONE).expect("registered");
-                listener.with_rdma(host.clone())
+                serving.rdma(host.clone())
             }
-            None => listener,
+            None => serving,
         };
-        let address = listener.address().clone();
-        let stop = Arc::new(AtomicBool::new(false));
-        let thread = Some(listen_on(listener, store.clone(), staging, stop.clone()));
+        let serving = serving.start().expect("listens");
+        let (address, offer) = (serving.address().clone(), Capabilities::of_this_build([2; 16]));
         let rdma = hosts.as_ref().map_or(RdmaUse::Off, |[_, host]| RdmaUse::Demanded(host.clone()));
-        let dial = SocketDial {
-            limits,
-            entropy,
-            rdma,
-            ..SocketDial::new(address.clone(), None, offer(2), clock)
-        };
+        let dial =
+            SocketDial { limits, entropy, rdma, ..SocketDial::new(address, None, offer, clock) };
         let client = Client::over(dial, timeout).expect("attached");
         begin_listening(&client);
-        let serving = Serving::Threads(Listening { stop, thread, address, hosts, _dir: dir });
+        let serving = ServedBy::Threads(Listening { serving: Some(serving), hosts, _dir: dir });
         Store { client: Some(client), serving: Some(serving), store }
     }
 
@@ -241,8 +187,7 @@ impl Store {
         clock: SimClock,
         runtime: Arc<dyn Runtime>,
     ) -> Store {
-        let store = Arc::new(store);
-        let staging = StagingPool::new(STAGING).expect("memory");
+        let staging = StagingPool::new(STAGING.bytes() as usize).expect("memory");
         let (links, tasks) = (std::sync::Mutex::new(0), std::sync::Mutex::new(Vec::new()));
         let own = runtime.clone();
         let dial = Arc::new(SimDial {
@@ -256,20 +201,18 @@ impl Store {
         let client = Client::attach(dial.clone(), Arc::new(clock), timeout).expect("attached");
         let client = client.with_runtime(own);
         begin_listening(&client);
-        Store { client: Some(client), serving: Some(Serving::Tasks(dial)), store }
+        Store { client: Some(client), serving: Some(ServedBy::Tasks(dial)), store }
     }
 
     /// End the connections, and return the store.
     fn detach(mut self) -> pagelith::Store {
         drop(self.client.take());
         match self.serving.take() {
-            Some(Serving::Threads(listening)) => drop(listening),
-            Some(Serving::Tasks(dial)) => dial.join(),
+            Some(ServedBy::Threads(listening)) => drop(listening),
+            Some(ServedBy::Tasks(dial)) => dial.join(),
             None => {}
         }
-        let store = self.store.clone();
-        drop(self);
-        Arc::try_unwrap(store).unwrap_or_else(|_| panic!("a reference to the store still exists"))
+        self.store.clone()
     }
 
     pub fn close(self) -> Result<FlushReport> {
@@ -280,11 +223,20 @@ impl Store {
         self.detach().abandon();
     }
 
+    /// The store as behaviours use it: behind the link, if there is one.
+    fn pages(&self) -> &dyn PageStore {
+        match &self.client {
+            Some(client) => client,
+            None => &self.store,
+        }
+    }
+
     pub fn begin_request(&self) -> RequestEpoch {
-        self.client.as_ref().map_or_else(|| self.store.begin_request(), Client::begin_request)
+        self.pages().begin_request()
     }
 
     pub fn put_batch(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
+        let _registered = self.client.as_ref().map(|client| rdma::register_puts(client, objects));
         match &self.client {
             // Over a link no call completes in no time: the timeout stands for not waiting for
             // room.
@@ -297,11 +249,7 @@ impl Store {
                 let done = client.put(objects.iter().map(put).collect(), options);
                 done.into_iter().map(|done| done.outcome).collect()
             }
-            Some(client) => {
-                let _registered = rdma::register_puts(client, objects);
-                client.put_batch(objects, options)
-            }
-            None => self.store.put_batch(objects, options),
+            Some(_) | None => self.pages().put_batch(objects, options),
         }
     }
 
@@ -310,14 +258,11 @@ impl Store {
         groups: &[&[PutSlice<'_>]],
         options: Options,
     ) -> Vec<Result<PutOutcome>> {
-        match &self.client {
-            Some(client) => {
-                let _registered: Vec<_> =
-                    groups.iter().map(|group| rdma::register_puts(client, group)).collect();
-                client.put_groups(groups, options)
-            }
-            None => self.store.put_groups(groups, options),
-        }
+        let register = |client| -> Vec<_> {
+            groups.iter().map(|group| rdma::register_puts(client, group)).collect()
+        };
+        let _registered = self.client.as_ref().map(register);
+        self.pages().put_groups(groups, options)
     }
 
     pub fn put_attached(
@@ -325,10 +270,7 @@ impl Store {
         groups: &[(ObjectKey, &[PutSlice<'_>])],
         options: Options,
     ) -> Vec<Result<PutOutcome>> {
-        match &self.client {
-            Some(client) => client.put_attached(groups, options),
-            None => self.store.put_attached(groups, options),
-        }
+        self.pages().put_attached(groups, options)
     }
 
     pub fn put_parts(
@@ -337,10 +279,7 @@ impl Store {
         parts: &[&[PutSlice<'_>]],
         options: Options,
     ) -> Vec<Result<PutOutcome>> {
-        match &self.client {
-            Some(client) => client.put_parts(required, parts, options),
-            None => self.store.put_parts(required, parts, options),
-        }
+        self.pages().put_parts(required, parts, options)
     }
 
     pub fn get_batch(
@@ -348,84 +287,82 @@ impl Store {
         gets: &mut [GetSlice<'_, '_>],
         options: Options,
     ) -> Vec<Result<GetOutcome>> {
-        match &self.client {
-            Some(client) => {
-                let _registered = rdma::register_gets(client, gets);
-                client.get_batch(gets, options)
-            }
-            None => self.store.get_batch(gets, options),
-        }
+        let _registered = self.client.as_ref().map(|client| rdma::register_gets(client, gets));
+        self.pages().get_batch(gets, options)
     }
 
     pub fn exists_batch(&self, keys: &[ObjectKey], options: Options) -> Vec<bool> {
-        match &self.client {
-            Some(client) => client.exists_batch(keys, options).expect("the store answers"),
-            None => self.store.exists_batch(keys, options),
-        }
+        self.pages().exists_batch(keys, options).expect("the store answers")
     }
 
     pub fn take_events(&self, most: usize) -> Events {
-        match &self.client {
-            Some(client) => match client.take_events(most, Options::default()) {
-                Err(error) if error.kind == ErrorKind::Incompatible => Events::default(),
-                events => events.expect("the store answers"),
-            },
-            None => self.store.take_events(most),
+        match self.pages().take_events(most, Options::default()) {
+            Err(error) if error.kind == ErrorKind::Incompatible => Events::default(),
+            events => events.expect("the store answers"),
         }
     }
 
     pub fn prefetch(&self, keys: &[ObjectKey], options: Options) -> usize {
-        match &self.client {
-            Some(client) => client.prefetch(keys, options).expect("the store answers"),
-            None => self.store.prefetch(keys, options),
-        }
+        self.pages().prefetch(keys, options).expect("the store answers")
     }
 
     pub fn exists_prefix(&self, keys: &[ObjectKey], options: Options) -> usize {
-        match &self.client {
-            Some(client) => client.exists_prefix(keys, options).expect("the store answers"),
-            None => self.store.exists_prefix(keys, options),
-        }
+        self.pages().exists_prefix(keys, options).expect("the store answers")
     }
 
     pub fn exists_groups(&self, query: &PagesQuery<'_>, options: Options) -> Result<PagesFound> {
-        match &self.client {
-            Some(client) => client.exists_groups(query, options),
-            None => self.store.exists_groups(query, options),
-        }
+        self.pages().exists_groups(query, options)
     }
 
     pub fn remove(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
-        match &self.client {
-            Some(client) => client.remove(keys, options),
-            None => self.store.remove(keys, options),
-        }
+        self.pages().remove(keys, options)
     }
 
     pub fn clear(&self, namespace: NamespaceId, options: Options) -> Result<Generation> {
-        match &self.client {
-            Some(client) => client.clear(namespace, options),
-            None => self.store.clear(namespace, options),
+        self.pages().clear(namespace, options)
+    }
+
+    pub fn begin_group(&self, required: &[ObjectKey], options: Options) -> Result<Group> {
+        let group = self.pages().begin_group(required, options)?;
+        Ok(Group { group, is_remote: self.client.is_some() })
+    }
+
+    pub fn pin(&self, keys: &[ObjectKey]) -> Box<dyn PagePin> {
+        match self.pages().pin(keys, Options::default()) {
+            // More of so small a store than a client may.
+            Err(error) if error.kind == ErrorKind::Busy => Box::new(self.store.pin(keys)),
+            pin => pin.expect("the store answers"),
         }
     }
 
-    /// The client of a store behind a link.
-    pub fn client(&self) -> &Client {
-        self.client.as_ref().expect("a store behind a link")
+    pub fn lease(&self, keys: &[ObjectKey], duration: Duration) -> usize {
+        match self.pages().lease(keys, duration, Options::default()) {
+            Err(error) if error.kind == ErrorKind::Busy => self.store.lease(keys, duration),
+            leased => leased.expect("the store answers"),
+        }
     }
 
-    /// The address of a server behind a socket.
+    pub fn flush(&self, options: Options) -> Result<FlushReport> {
+        self.pages().flush(options)
+    }
+
+    /// The client of a store reached over a link.
+    pub fn client(&self) -> &Client {
+        self.client.as_ref().expect("a store reached over a link")
+    }
+
+    /// The address of a server that listens on a socket.
     pub fn address(&self) -> &Address {
         match &self.serving {
-            Some(Serving::Threads(listening)) => &listening.address,
-            Some(Serving::Tasks(_)) | None => panic!("no socket"),
+            Some(ServedBy::Threads(Listening { serving: Some(serving), .. })) => serving.address(),
+            Some(_) | None => panic!("no socket"),
         }
     }
 
     /// The devices of a server and of its client.
     pub fn devices(&self) -> &[Arc<RdmaHost>; 2] {
         match &self.serving {
-            Some(Serving::Threads(Listening { hosts: Some(hosts), .. })) => hosts,
+            Some(ServedBy::Threads(Listening { hosts: Some(hosts), .. })) => hosts,
             _ => panic!("no RDMA"),
         }
     }
@@ -433,41 +370,6 @@ impl Store {
     /// The store itself, for calls that need its process.
     pub fn own(&self) -> &pagelith::Store {
         &self.store
-    }
-
-    pub fn begin_group(&self, required: &[ObjectKey], options: Options) -> Result<Group<'_>> {
-        match &self.client {
-            Some(client) => client.begin_group(required, options).map(Group::Attached),
-            None => self.store.begin_group(required, options).map(Group::Own),
-        }
-    }
-
-    pub fn pin(&self, keys: &[ObjectKey]) -> Pin {
-        match &self.client {
-            Some(client) => match client.pin(keys, Options::default()) {
-                // More of so small a store than a client may.
-                Err(error) if error.kind == ErrorKind::Busy => Pin::Own(self.store.pin(keys)),
-                pin => Pin::Attached(pin.expect("the store answers")),
-            },
-            None => Pin::Own(self.store.pin(keys)),
-        }
-    }
-
-    pub fn lease(&self, keys: &[ObjectKey], duration: Duration) -> usize {
-        match &self.client {
-            Some(client) => match client.lease(keys, duration, Options::default()) {
-                Err(error) if error.kind == ErrorKind::Busy => self.store.lease(keys, duration),
-                leased => leased.expect("the store answers"),
-            },
-            None => self.store.lease(keys, duration),
-        }
-    }
-
-    pub fn flush(&self, options: Options) -> Result<FlushReport> {
-        match &self.client {
-            Some(client) => client.flush(options),
-            None => self.store.flush(options),
-        }
     }
 }
 
@@ -493,36 +395,9 @@ impl std::fmt::Debug for Store {
     }
 }
 
-fn listen_on(
-    mut listener: Listener,
-    store: Arc<pagelith::Store>,
-    staging: StagingPool,
-    stop: Arc<AtomicBool>,
-) -> JoinHandle<()> {
-    const WAIT: Duration = Duration::from_millis(10);
-    std::thread::spawn(move || {
-        std::thread::scope(|scope| {
-            let mut arrivals = Vec::new();
-            while !stop.load(Ordering::Relaxed) {
-                listener.wait(&mut arrivals, WAIT);
-                for arrival in arrivals.drain(..) {
-                    let AdmissionResult::Link(link) = arrival else { panic!("refused") };
-                    let (store, stop, staging) = (&store, &stop, staging.clone());
-                    scope.spawn(move || {
-                        let mut server = Server::new(store, link, staging).expect("serves");
-                        while server.closed().is_none() && !stop.load(Ordering::Relaxed) {
-                            server.wait(WAIT);
-                        }
-                    });
-                }
-            }
-        });
-    })
-}
-
 /// Each link is a network of its own, and its server a task of the simulated machine.
 struct SimDial {
-    store: Arc<pagelith::Store>,
+    store: pagelith::Store,
     clock: SimClock,
     runtime: Arc<dyn Runtime>,
     staging: StagingPool,

@@ -237,7 +237,7 @@ pub fn put_until(store: &Store, from: u64, len: usize, total: usize) -> u64 {
     pages.end
 }
 
-/// Place of an object's record in the segments file of directory 0.
+/// Location of an object's record in the segments file of directory 0.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
     pub record: u64,

@@ -156,6 +156,7 @@ macro_rules! for_all_behaviours {
             pins::remove_overrides_a_pin,
             reclaim::log_laps_keep_the_youngest_pages,
             reclaim::recency_policy_keeps_used_pages_within_its_budget,
+            reclaim::reclaim_keeps_the_heads_of_a_request,
             reclaim::fifo_policy_rewrites_nothing,
             reclaim::files_never_exceed_the_cap,
             events::events_report_where_every_object_is,

@@ -13,15 +13,15 @@ fn keys(objects: &[Object]) -> Vec<ObjectKey> {
     objects.iter().map(|(key, _)| *key).collect()
 }
 
-fn begin<'a>(store: &'a Store, objects: &[Object]) -> Group<'a> {
+fn begin(store: &Store, objects: &[Object]) -> Group {
     store.begin_group(&keys(objects), Options::default()).expect("begun")
 }
 
-fn put_into(group: &Group<'_>, (key, bytes): &Object) -> Result<PutOutcome> {
+fn put_into(group: &Group, (key, bytes): &Object) -> Result<PutOutcome> {
     group.put(&[PutSlice { key: *key, pieces: &[bytes] }], Options::default()).remove(0)
 }
 
-fn commit(group: &Group<'_>) -> Result<PutOutcome> {
+fn commit(group: &Group) -> Result<PutOutcome> {
     group.commit(Options::default())
 }
 
@@ -198,8 +198,10 @@ pub fn object_that_cannot_be_put_is_named(world: &TestEnv) {
     // Four payloads of 303,104 bytes and a header of one block, against a segment less header and
     // footer.
     let key = page[3].0;
-    let too_large =
-        format!("group is larger than a segment's payload key={key} bytes=1216512 max=1040384");
+    let remedy = "raise ssd.segment_bytes";
+    let too_large = format!(
+        "group is larger than a segment's payload; {remedy} key={key} bytes=1216512 max=1040384"
+    );
     refused(put_into(&begun, &page[3]), ErrorKind::Invalid, &too_large);
     let empty = format!("object has no bytes key={key} length=0");
     refused(put_into(&begun, &(key, Vec::new())), ErrorKind::Invalid, &empty);

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use pagelith::Options;
 use pagelith::config::SsdPolicy;
+use pagelith::{Options, PutOutcome, PutSlice};
 
 use super::env::TestEnv;
 use super::harness::Store;
@@ -80,6 +80,33 @@ pub fn recency_policy_keeps_used_pages_within_its_budget(world: &TestEnv) {
     let lost: BTreeSet<u64> =
         places.iter().filter(|(i, _)| !here(&store, *i)).map(|(_, place)| *place).collect();
     assert!(lost.len() <= 2, "{lost:?} of {places:?}");
+}
+
+pub fn reclaim_keeps_the_heads_of_a_request(world: &TestEnv) {
+    if !world.tells_keys_apart() {
+        return; // A use of one object would be a use of any.
+    }
+    let mut config = world.cold_config();
+    config.ssd.policy = SsdPolicy::Recency;
+    let store = world.open(&config);
+    // One request of eight pages in one segment, of which reclaim may keep four.
+    let keys: Vec<_> = (0..8).map(key).collect();
+    let pages: Vec<_> = (0..8).map(|n| bytes(n, LEN)).collect();
+    let pieces: Vec<[&[u8]; 1]> = pages.iter().map(|page| [&page[..]]).collect();
+    let puts = keys.iter().zip(&pieces).map(|(key, pieces)| PutSlice { key: *key, pieces });
+    let stored = store.put_batch(&puts.collect::<Vec<_>>(), Options::default());
+    assert!(stored.iter().all(|outcome| *outcome == Ok(PutOutcome::Stored)), "{stored:?}");
+    flush(&store);
+    let mut next = 1000;
+    for lap in 1..=3 {
+        for _ in 0..10 {
+            next = put_until(&store, next, LEN, LAP / 10);
+            store.exists_batch(&keys, Options::default());
+        }
+        let kept: Vec<u64> = (0..8).filter(|n| is_page_present(&store, *n, LEN)).collect();
+        assert_eq!(kept, [0, 1, 2, 3], "lap={lap}");
+    }
+    assert!(store.stats().bytes_reinserted > 0);
 }
 
 pub fn fifo_policy_rewrites_nothing(world: &TestEnv) {

@@ -40,15 +40,13 @@ pub fn counts_of_each_namespace_add_up(world: &TestEnv) {
     flush(&store);
     (0..6).for_each(|n| _ = is_present(&store, key_of("a", n), &bytes(n, LEN)));
     hit(&store, key_of("c", 1), &bytes(1, LEN));
-    let of = |pages: u64, hits: u64, misses: u64| NamespaceStats {
-        dram_objects: pages,
-        dram_bytes: pages * PADDED,
-        hits,
-        misses,
-        bytes_got: hits * LEN as u64,
-        puts_stored: pages,
-        bytes_put: pages * LEN as u64,
-        bytes_to_ssd: pages * LEN as u64,
+    let of = |pages: u64, hits: u64, misses: u64| {
+        let mut stats = NamespaceStats::default();
+        (stats.dram_objects, stats.dram_bytes) = (pages, pages * PADDED);
+        (stats.hits, stats.misses, stats.bytes_got) = (hits, misses, hits * LEN as u64);
+        (stats.puts_stored, stats.bytes_put) = (pages, pages * LEN as u64);
+        stats.bytes_to_ssd = pages * LEN as u64;
+        stats
     };
     let stats = store.stats();
     assert_eq!(stats.namespaces.len(), 3);
@@ -56,7 +54,8 @@ pub fn counts_of_each_namespace_add_up(world: &TestEnv) {
     assert_eq!(stats_of(&store, "b"), of(2, 0, 0));
     assert_eq!(stats.namespaces["others"], of(4, 1, 0));
     store.clear(namespace("a"), Options::default()).expect("cleared");
-    let cleared = NamespaceStats { dram_objects: 0, dram_bytes: 0, ..of(4, 4, 2) };
+    let mut cleared = of(4, 4, 2);
+    (cleared.dram_objects, cleared.dram_bytes) = (0, 0);
     assert_eq!(stats_of(&store, "a"), cleared);
     // After a reopen a namespace is known once it is read.
     let store = world.reopen(store, &config);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::calls::{Called, Calls, Opaque, failed};
 use super::error::Result;
 use super::kind::Device;
-use crate::verbs::Place;
+use crate::verbs::Locality;
 
 const SYSFS: &str = "/sys";
 
@@ -31,8 +31,8 @@ impl BoundContext {
     /// The NUMA node to which the device is attached, if it is known.
     pub fn node(&self) -> Option<u32> {
         let pci = self.call(|calls| calls.pci(self.device.ordinal)).ok().flatten();
-        let place = pci.and_then(|pci| Place::of_pci_device(Path::new(SYSFS), &pci).ok());
-        place.and_then(|place| place.node)
+        let locality = pci.and_then(|pci| Locality::of_pci_device(Path::new(SYSFS), &pci).ok());
+        locality.and_then(|locality| locality.node)
     }
 
     /// Call the driver in the device's context, and give the thread its own back.

@@ -87,13 +87,13 @@ impl Accumulators {
         let mut acc_now = [_mm256_set_m128i(half(1), half(0)), _mm256_set_m128i(half(3), half(2))];
         let mut at = 0;
         while at < count {
-            let place = (first + at) % ROUND;
-            let stripes = (ROUND - place).min(count - at);
+            let position = (first + at) % ROUND;
+            let stripes = (ROUND - position).min(count - at);
             // A whole round has a length that the compiler knows, so that it unrolls the loop.
-            for n in place..place + if stripes == ROUND { ROUND } else { stripes } {
-                let offset = (at + n - place) * STRIPE;
-                // SAFETY: stripe `at + n - place` is below `count`, and the secret has a stripe at
-                // `8 * n` for every `n` of a round. The prefetched address may be unmapped: a
+            for n in position..position + if stripes == ROUND { ROUND } else { stripes } {
+                let offset = (at + n - position) * STRIPE;
+                // SAFETY: stripe `at + n - position` is below `count`, and the secret has a stripe
+                // at `8 * n` for every `n` of a round. The prefetched address may be unmapped: a
                 // prefetch reads nothing.
                 unsafe {
                     let (from, to) = (from.add(offset), to.add(offset));
@@ -109,7 +109,7 @@ impl Accumulators {
                 }
             }
             at += stripes;
-            if place + stripes == ROUND {
+            if position + stripes == ROUND {
                 for (half, acc) in acc_now.iter_mut().enumerate() {
                     // SAFETY: the last 64 bytes of the secret.
                     let secret = unsafe {

@@ -17,7 +17,7 @@ use crate::limits;
 use crate::registered::{MemoryRange, RegisteredMemory};
 
 /// Bytes from which a registered part gets an entry of its own in an operation with several parts.
-/// This saves the page look-up and costs another entry
+/// This saves the page lookup and costs another entry
 /// (docs/decisions/0008-read-path-from-ssd.md).
 const SEPARATE_ENTRY_BYTES_MIN: usize = 128 << 10;
 

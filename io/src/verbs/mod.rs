@@ -58,4 +58,4 @@ pub use port::{LinkLayer, Mtu, Port, PortState};
 pub use queue_pair::{Attachment, Capacity, Drain, DrainMarkers, Endpoint, QueuePair, State};
 pub use rail::{RailEnd, path_mtu};
 pub use request::{Operation, SendRequest};
-pub use topology::{Distance, Place};
+pub use topology::{Distance, Locality};

@@ -11,14 +11,14 @@ use std::fmt;
 
 use super::error::{Result, VerbsError};
 use super::port::{LinkLayer, Port};
-use super::topology::{Distance, Place};
+use super::topology::{Distance, Locality};
 
 /// Which ports to use as rails.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NicWish {
-    /// Those at the least distance to this place: a GPU, or a NUMA node. The default place is at an
-    /// unknown distance to all ports, so it chooses among all of them.
-    Near(Place),
+    /// Those at the least distance to this locality: a GPU, or a NUMA node. The default locality is
+    /// at an unknown distance to all ports, so it chooses among all of them.
+    Near(Locality),
     /// Those of the device with this name.
     Device(String),
 }
@@ -27,7 +27,7 @@ impl fmt::Display for NicWish {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             NicWish::Device(name) => write!(f, "device {name}"),
-            NicWish::Near(Place { pci, node }) => match (pci.last(), node) {
+            NicWish::Near(Locality { pci, node }) => match (pci.last(), node) {
                 (Some(address), _) => write!(f, "near PCI device {address}"),
                 (None, Some(node)) => write!(f, "near NUMA node {node}"),
                 (None, None) => f.write_str("any"),
@@ -41,8 +41,8 @@ impl fmt::Display for NicWish {
 pub struct NicCandidate {
     /// The port.
     pub port: Port,
-    /// The place of its device.
-    pub place: Place,
+    /// The locality of its device.
+    pub locality: Locality,
 }
 
 /// A port, its score, and the reason for the score.
@@ -114,14 +114,14 @@ pub fn choose_nics(candidates: &[NicCandidate], wish: &NicWish) -> Result<NicCho
 }
 
 fn scored(candidate: &NicCandidate, wish: &NicWish) -> ScoredNic {
-    let NicCandidate { port, place } = candidate;
+    let NicCandidate { port, locality } = candidate;
     let (score, reason) = match wish {
         _ if port.check_active().is_err() => (0, "port is not active".to_owned()),
         _ if matches!(port.link_layer, LinkLayer::Other(_)) => (0, "unknown link layer".to_owned()),
         NicWish::Device(name) if *name == port.device => (u8::MAX, "the wanted device".to_owned()),
         NicWish::Device(_) => (0, "another device".to_owned()),
         NicWish::Near(wanted) => {
-            let distance = wanted.distance(place);
+            let distance = wanted.distance(locality);
             (score(distance), distance.to_string())
         }
     };
@@ -159,17 +159,17 @@ mod tests {
             lid: 0,
             gids: Vec::new(),
         };
-        NicCandidate { port, place: place(path, Some(node)) }
+        NicCandidate { port, locality: locality(path, Some(node)) }
     }
 
-    fn place(path: &str, node: Option<u32>) -> Place {
-        Place { pci: path.split('/').map(str::to_owned).collect(), node }
+    fn locality(path: &str, node: Option<u32>) -> Locality {
+        Locality { pci: path.split('/').map(str::to_owned).collect(), node }
     }
 
     /// A port at each distance from the GPU of [`near_gpu`], the farthest first.
     fn at_each_distance() -> Vec<NicCandidate> {
         let mut soft = nic("rxe0", "", 0);
-        soft.place = Place::default();
+        soft.locality = Locality::default();
         vec![
             soft,
             nic("mlx5_5", "pci0:85/85:01.0/86:00.0", 1),
@@ -181,7 +181,7 @@ mod tests {
     }
 
     fn near_gpu() -> NicWish {
-        NicWish::Near(place("pci0:15/15:01.0/16:00.0/17:00.0/18:00.0", Some(0)))
+        NicWish::Near(locality("pci0:15/15:01.0/16:00.0/17:00.0/18:00.0", Some(0)))
     }
 
     /// The names of the rails, with their ports.
@@ -211,12 +211,12 @@ mod tests {
         ];
         candidates[3].port.number = 2;
         candidates[1].port.mtu = Mtu::of_code(3).expect("a code");
-        let wish = NicWish::Near(Place::of_node(1));
+        let wish = NicWish::Near(Locality::of_node(1));
         assert_eq!(rails(&candidates, &wish), ["mlx5_2/1", "mlx5_2/2", "mlx5_3/1", "mlx5_1/1"]);
         candidates.reverse();
         assert_eq!(rails(&candidates, &wish), ["mlx5_2/1", "mlx5_2/2", "mlx5_3/1", "mlx5_1/1"]);
-        assert_eq!(rails(&candidates, &NicWish::Near(Place::of_node(0))), ["mlx5_0/1"]);
-        let all = rails(&candidates, &NicWish::Near(Place::default()));
+        assert_eq!(rails(&candidates, &NicWish::Near(Locality::of_node(0))), ["mlx5_0/1"]);
+        let all = rails(&candidates, &NicWish::Near(Locality::default()));
         assert_eq!(all, ["mlx5_0/1", "mlx5_2/1", "mlx5_2/2", "mlx5_3/1", "mlx5_1/1"]);
     }
 
@@ -281,7 +281,7 @@ mlx5_1/1 down Ethernet mtu 4096 not chosen score 0 (port is not active)";
     #[test]
     fn wish_is_named_by_its_place() {
         let wishes =
-            [near_gpu(), NicWish::Near(Place::of_node(1)), NicWish::Near(Place::default())];
+            [near_gpu(), NicWish::Near(Locality::of_node(1)), NicWish::Near(Locality::default())];
         let expected = ["near PCI device 18:00.0", "near NUMA node 1", "any"];
         assert_eq!(wishes.map(|wish| wish.to_string()), expected);
     }

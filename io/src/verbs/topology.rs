@@ -1,4 +1,4 @@
-//! Places of devices in the PCIe tree and on NUMA nodes, read from sysfs, and distances between
+//! Localities of devices in the PCIe tree and on NUMA nodes, read from sysfs, and distances between
 //! them.
 
 use std::fmt;
@@ -6,46 +6,46 @@ use std::path::Path;
 
 use super::error::{Result, VerbsError};
 
-/// Where a device or a memory is; nothing is known of the default place.
+/// Where a device or a memory is; nothing is known of the default locality.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct Locality {
     /// The path in the PCIe tree: root complex, root port, switch ports, device.
     pub pci: Vec<String>,
     /// The NUMA node.
     pub node: Option<u32>,
 }
 
-impl Place {
+impl Locality {
     /// The memory and the processors of a NUMA node.
-    pub fn of_node(node: u32) -> Place {
-        Place { pci: Vec::new(), node: Some(node) }
+    pub fn of_node(node: u32) -> Locality {
+        Locality { pci: Vec::new(), node: Some(node) }
     }
 
-    /// The place of an RDMA device, from `class/infiniband` below `sysfs`, usually `/sys`. A device
-    /// without hardware has the default place.
+    /// The locality of an RDMA device, from `class/infiniband` below `sysfs`, usually `/sys`. A
+    /// device without hardware has the default locality.
     #[allow(clippy::disallowed_methods, reason = "reads sysfs, no file of a store")]
-    pub fn of_device(sysfs: &Path, name: &str) -> Place {
+    pub fn of_device(sysfs: &Path, name: &str) -> Locality {
         let link = sysfs.join("class/infiniband").join(name).join("device");
-        std::fs::canonicalize(link).map(|path| Place::of_path(&path)).unwrap_or_default()
+        std::fs::canonicalize(link).map(|path| Locality::of_path(&path)).unwrap_or_default()
     }
 
-    /// The place of a PCI device, such as a GPU, from `bus/pci/devices` below `sysfs`. The address
-    /// may have the form that CUDA and `nvidia-smi` print.
+    /// The locality of a PCI device, such as a GPU, from `bus/pci/devices` below `sysfs`. The
+    /// address may have the form that CUDA and `nvidia-smi` print.
     #[allow(clippy::disallowed_methods, reason = "reads sysfs, no file of a store")]
-    pub fn of_pci_device(sysfs: &Path, address: &str) -> Result<Place> {
+    pub fn of_pci_device(sysfs: &Path, address: &str) -> Result<Locality> {
         let unknown = || VerbsError::PciDeviceUnknown {
             address: address.to_owned(),
             sysfs: sysfs.display().to_string(),
         };
         let name = sysfs_address(address).ok_or_else(unknown)?;
         let path = std::fs::canonicalize(sysfs.join("bus/pci/devices").join(name));
-        path.map(|path| Place::of_path(&path)).map_err(|_| unknown())
+        path.map(|path| Locality::of_path(&path)).map_err(|_| unknown())
     }
 
-    /// The PCI addresses and places of the GPUs and accelerators of this host, in the order of
+    /// The PCI addresses and localities of the GPUs and accelerators of this host, in the order of
     /// their addresses, from `bus/pci/devices` below `sysfs`. No driver has to be loaded for them.
     #[allow(clippy::disallowed_methods, reason = "reads sysfs, no file of a store")]
-    pub fn of_gpus(sysfs: &Path) -> Vec<(String, Place)> {
+    pub fn of_gpus(sysfs: &Path) -> Vec<(String, Locality)> {
         let Ok(entries) = std::fs::read_dir(sysfs.join("bus/pci/devices")) else {
             return Vec::new();
         };
@@ -54,25 +54,25 @@ impl Place {
             .filter(|entry| is_gpu(&entry.path()))
             .filter_map(|entry| {
                 let name = entry.file_name().into_string().ok()?;
-                let place = Place::of_pci_device(sysfs, &name).ok()?;
-                Some((name, place))
+                let locality = Locality::of_pci_device(sysfs, &name).ok()?;
+                Some((name, locality))
             })
             .collect();
         gpus.sort_by(|(a, _), (b, _)| a.cmp(b));
         gpus
     }
 
-    /// The place of the device with this directory.
-    fn of_path(path: &Path) -> Place {
+    /// The locality of the device with this directory.
+    fn of_path(path: &Path) -> Locality {
         let components = path.iter().filter_map(|component| component.to_str());
         let pci = components.filter(|c| is_root_complex(c) || sysfs_address(c).is_some());
         // A device on a bus inside of a PCI device, such as virtio, has no node of its own.
         let node = path.ancestors().find_map(|dir| numa_node(&dir.join("numa_node")));
-        Place { pci: pci.map(str::to_owned).collect(), node }
+        Locality { pci: pci.map(str::to_owned).collect(), node }
     }
 
-    /// The distance between two places.
-    pub fn distance(&self, other: &Place) -> Distance {
+    /// The distance between two localities.
+    pub fn distance(&self, other: &Locality) -> Distance {
         let shared = self.pci.iter().zip(&other.pci).take_while(|(a, b)| a == b).count();
         let below = self.pci.len().max(other.pci.len()) - shared;
         match (shared, self.node, other.node) {
@@ -87,7 +87,7 @@ impl Place {
     }
 }
 
-/// The distance between two places, the least first.
+/// The distance between two localities, the least first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Distance {
     /// One PCIe switch connects them.
@@ -100,7 +100,7 @@ pub enum Distance {
     SameNode,
     /// They are at different NUMA nodes.
     OtherNode,
-    /// The place of one of them is not known.
+    /// The locality of one of them is not known.
     Unknown,
 }
 
@@ -174,10 +174,10 @@ mod tests {
 
     use super::*;
 
-    /// A place from a path of PCI addresses, shortened, and a node.
-    fn place(path: &str, node: Option<u32>) -> Place {
+    /// A locality from a path of PCI addresses, shortened, and a node.
+    fn locality(path: &str, node: Option<u32>) -> Locality {
         let pci = path.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect();
-        Place { pci, node }
+        Locality { pci, node }
     }
 
     const GPU: &str = "pci0:15/15:01.0/16:00.0/17:00.0/18:00.0";
@@ -200,23 +200,23 @@ mod tests {
             ("pci0:85/85:01.0/86:00.0", None, Distance::Unknown),
             ("", None, Distance::Unknown),
         ];
-        let gpu = place(GPU, Some(0));
+        let gpu = locality(GPU, Some(0));
         for (path, node, expected) in cases {
-            let nic = place(path, node);
+            let nic = locality(path, node);
             assert_eq!((gpu.distance(&nic), nic.distance(&gpu)), (expected, expected), "{path}");
         }
         // Two functions of one device, without a switch.
         let functions = ["pci0:15/15:01.0/16:00.0", "pci0:15/15:01.0/16:00.1"];
-        let [gpu, nic] = functions.map(|path| place(path, None));
+        let [gpu, nic] = functions.map(|path| locality(path, None));
         assert_eq!(gpu.distance(&nic), Distance::SameRootPort);
     }
 
     #[test]
     fn distance_to_node_ignores_the_pcie_tree() {
-        let nic = place(GPU, Some(1));
-        let distances = [1, 0].map(|node| Place::of_node(node).distance(&nic));
+        let nic = locality(GPU, Some(1));
+        let distances = [1, 0].map(|node| Locality::of_node(node).distance(&nic));
         assert_eq!(distances, [Distance::SameNode, Distance::OtherNode]);
-        assert_eq!(Place::default().distance(&nic), Distance::Unknown);
+        assert_eq!(Locality::default().distance(&nic), Distance::Unknown);
     }
 
     #[test]
@@ -265,18 +265,18 @@ mod tests {
     #[test]
     fn places_are_read_from_sysfs() {
         let dir = sysfs();
-        let nic = Place::of_device(dir.path(), "mlx5_0");
+        let nic = Locality::of_device(dir.path(), "mlx5_0");
         let path = "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:01.0/0000:19:00.0";
-        assert_eq!(nic, place(path, Some(1)));
-        let rxe = place("pci0000:00/0000:00:03.0", Some(0));
-        assert_eq!(Place::of_device(dir.path(), "rxe0"), rxe);
-        let without_node = place("pci0000:00/0000:00:04.0", None);
-        assert_eq!(Place::of_device(dir.path(), "mlx5_1"), without_node);
+        assert_eq!(nic, locality(path, Some(1)));
+        let rxe = locality("pci0000:00/0000:00:03.0", Some(0));
+        assert_eq!(Locality::of_device(dir.path(), "rxe0"), rxe);
+        let without_node = locality("pci0000:00/0000:00:04.0", None);
+        assert_eq!(Locality::of_device(dir.path(), "mlx5_1"), without_node);
         for name in ["siw0", "absent"] {
-            assert_eq!(Place::of_device(dir.path(), name), Place::default(), "{name}");
+            assert_eq!(Locality::of_device(dir.path(), name), Locality::default(), "{name}");
         }
         for address in ["0000:1a:00.0", "00000000:1A:00.0", "1A:00.0"] {
-            let gpu = Place::of_pci_device(dir.path(), address).expect(address);
+            let gpu = Locality::of_pci_device(dir.path(), address).expect(address);
             assert_eq!(gpu.distance(&nic), Distance::SameSwitch, "{address}");
         }
     }
@@ -284,7 +284,7 @@ mod tests {
     #[test]
     fn gpus_are_found_by_class_and_vendor() {
         let dir = sysfs();
-        assert_eq!(Place::of_gpus(dir.path()), [], "a device without a class");
+        assert_eq!(Locality::of_gpus(dir.path()), [], "a device without a class");
         let bus = dir.path().join("bus/pci/devices");
         let device = |address: &str, class: &str, vendor: &str| {
             let path = bus.join(address);
@@ -298,20 +298,20 @@ mod tests {
         // The display controller of a board's management processor, and a network card.
         device("0000:07:00.0", "0x030000\n", "0x1a03\n");
         device("0000:19:00.0", "0x020700\n", "0x15b3\n");
-        let gpus = Place::of_gpus(dir.path());
+        let gpus = Locality::of_gpus(dir.path());
         let names: Vec<&str> = gpus.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["0000:05:00.0", "0000:06:00.0", "0000:1a:00.0"]);
-        let nic = Place::of_device(dir.path(), "mlx5_0");
+        let nic = Locality::of_device(dir.path(), "mlx5_0");
         assert_eq!(gpus[2].1.distance(&nic), Distance::SameSwitch);
-        assert_eq!(Place::of_gpus(Path::new("/nowhere")), []);
+        assert_eq!(Locality::of_gpus(Path::new("/nowhere")), []);
     }
 
     #[test]
     fn unknown_pci_device_is_reported_with_its_address() {
         let dir = sysfs();
-        let places = ["0000:1b:00.0", "", "GPU-1", "..", "0000:../x.0", "+1:00.0"];
-        for address in places {
-            let error = Place::of_pci_device(dir.path(), address).expect_err(address);
+        let addresses = ["0000:1b:00.0", "", "GPU-1", "..", "0000:../x.0", "+1:00.0"];
+        for address in addresses {
+            let error = Locality::of_pci_device(dir.path(), address).expect_err(address);
             let text = error.to_string();
             assert!(text.starts_with("no such PCI device"), "{text}");
             assert!(text.contains(&format!("address={address} sysfs=")), "{text}");

@@ -185,16 +185,16 @@ fn sleeping_thread_is_woken_by_completion() {
     let Some((a, b)) = both() else { return };
     b.pair.post_receive(1, &[]).expect("a receive");
     let (to, queue) = (b.remote(0), b.queue.clone());
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, armed) = std::sync::mpsc::channel();
     let sleeper = std::thread::spawn(move || {
         queue.arm().expect("armed");
         let mut found = Vec::new();
         queue.poll(&mut found).expect("polled");
         assert_eq!(found, []);
-        tell.send(()).expect("the main thread");
+        sender.send(()).expect("the main thread");
         queue.sleep(LONG).expect("slept")
     });
-    told.recv().expect("the sleeper is armed");
+    armed.recv().expect("the sleeper is armed");
     a.post(2, Operation::WriteWithNotice { from: &[], to, immediate: 5 });
     let woken = sleeper.join().expect("the sleeper");
     assert_eq!(b.completed(1), CompletionKind::Notice(5));

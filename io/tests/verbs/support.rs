@@ -171,7 +171,7 @@ pub fn fake_ends(scripts: [&str; 2]) -> Option<(End, End, [u32; 2], Fake)> {
     Some((ends.0, ends.1, numbers, fake))
 }
 
-/// Bytes that are never 0, which is what untouched memory holds.
+/// Bytes that are never 0, unlike untouched memory.
 pub fn pattern(seed: u8, length: usize) -> Vec<u8> {
     let byte = |at: usize| (at as u32 ^ u32::from(seed) << 9).wrapping_mul(0x9e37_79b1) >> 24;
     (0..length).map(|at| byte(at) as u8 | 1).collect()

@@ -237,11 +237,11 @@ fn fill(
 fn merged(mut moves: Vec<RangeCopy>) -> Vec<RangeCopy> {
     moves.sort_unstable_by_key(|m| m.to);
     moves.dedup_by(|next, last| {
-        let touches = last.from + last.len == next.from && last.to + last.len == next.to;
-        if touches {
+        let are_adjacent = last.from + last.len == next.from && last.to + last.len == next.to;
+        if are_adjacent {
             last.len += next.len;
         }
-        touches
+        are_adjacent
     });
     moves
 }

@@ -4,8 +4,8 @@
 //! payload is used.
 
 use super::{
-    CHECKSUM_AT, FLAG_MOVED, GroupKind, MAGIC, MEMBERS_MAX, OBJECT_BYTES_MAX, Record, RecordHead,
-    RecordKind, WHAT, header_bytes,
+    CHECKSUM_AT, FLAG_REINSERTED, GroupKind, MAGIC, MEMBERS_MAX, OBJECT_BYTES_MAX, Record,
+    RecordHead, RecordKind, WHAT, header_bytes,
 };
 use crate::align::{ALIGN, align_up, is_aligned};
 use crate::checksum::{block_count, checksum_around, is_valid_block_bytes};
@@ -90,7 +90,7 @@ fn check_head(h: &RecordHead) -> Result<(), FormatError> {
             return wrong(field, value);
         }
     }
-    if h.flags & !FLAG_MOVED != 0 {
+    if h.flags & !FLAG_REINSERTED != 0 {
         return wrong("flags", h.flags.into());
     }
     if !is_zero(&h.reserved) {

@@ -1,8 +1,8 @@
 //! Encoding of a record's header.
 
 use super::{
-    CHECKSUM_AT, FLAG_MOVED, HEADER_BYTES_MAX, MAGIC, MEMBERS_MAX, Member, Record, RecordFacts,
-    RecordHead, RecordKind, header_bytes,
+    CHECKSUM_AT, FLAG_REINSERTED, HEADER_BYTES_MAX, MAGIC, MEMBERS_MAX, Member, Record,
+    RecordFacts, RecordHead, RecordKind, header_bytes,
 };
 use crate::align::align_up;
 use crate::checksum::{Checksum, checksum_around};
@@ -106,7 +106,7 @@ fn head(
         block_count: blocks,
         base_group: facts.base_group.0,
         depth: facts.depth,
-        flags: if facts.moved { FLAG_MOVED } else { 0 },
+        flags: if facts.reinserted { FLAG_REINSERTED } else { 0 },
         reserved: [0; 48],
     })
 }

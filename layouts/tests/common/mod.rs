@@ -74,7 +74,7 @@ pub(crate) fn facts(identity: SegmentIdentity, offset: u64) -> RecordFacts {
         base_group: GroupId(0),
         block_bytes: BLOCK_BYTES,
         depth: 0,
-        moved: false,
+        reinserted: false,
     }
 }
 

@@ -60,14 +60,14 @@ pub(crate) fn group() -> (RecordFacts, Vec<Object>) {
     )
 }
 
-/// An object of four blocks that reclaim re-appended.
+/// An object of four blocks that reclaim reinserted.
 pub(crate) fn object() -> (RecordFacts, Vec<Object>) {
     let facts = RecordFacts {
         generation: GENERATION,
         sequence: Sequence(17),
         group: GroupId(17),
         depth: 9,
-        moved: true,
+        reinserted: true,
         ..facts(identity(SEGMENT, 2), OBJECT_AT)
     };
     (

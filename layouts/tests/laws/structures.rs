@@ -46,7 +46,7 @@ fn record_at(
                 (generation, sequence, group, base, depth),
                 group_kind,
                 tombstones,
-                moved,
+                reinserted,
                 block,
             )| {
                 let group_kind = match group_kind {
@@ -67,7 +67,7 @@ fn record_at(
                     base_group: GroupId(if group_kind == GroupKind::Attached { base } else { 0 }),
                     block_bytes: block,
                     depth,
-                    moved,
+                    reinserted,
                 };
                 let length = |n| if tombstones { 0 } else { n };
                 let objects = objects.into_iter().enumerate();

@@ -280,7 +280,7 @@ class MooncakeDistributedStore:
                 return False
         return True
 
-    # Look-ups.
+    # Lookups.
 
     def is_exist(self, key: str) -> int:
         return self.batch_is_exist([key])[0]

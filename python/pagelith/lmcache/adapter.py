@@ -63,13 +63,13 @@ class PagelithL2Adapter(L2AdapterInterface):
         if self.settings.attach is not None:
             self._pins = Pins(self._store, self.settings, self._locks.expire, self._failures)
         self._ids = itertools.count()
-        self._lookup_tasks: Tasks[Any] = Tasks("look-up", 1, self._failures)
+        self._lookup_tasks: Tasks[Any] = Tasks("lookup", 1, self._failures)
         self._loads: Tasks[Any] = Tasks("load", self.settings.read_threads, self._failures)
         self._stores: Tasks[Any] = Tasks("store", self.settings.write_threads, self._failures)
         self._lock = threading.Lock()
         self._failed: dict[pagelith.Key, None] = {}
         self._counted: dict[Any, int] = {}
-        # The error of the last look-up, if it failed.
+        # The error of the last lookup, if it failed.
         self._lookup_error: str | None = None
 
     # Descriptors.
@@ -132,7 +132,7 @@ class PagelithL2Adapter(L2AdapterInterface):
             raise
         return outcomes
 
-    # Look-ups.
+    # Lookups.
 
     def submit_lookup_and_lock_task(self, keys: list[Any], group_layout_descs: Any) -> int:
         task = next(self._ids)
@@ -151,7 +151,7 @@ class PagelithL2Adapter(L2AdapterInterface):
                 if name is not None and name not in self._failed:
                     asked.append(at)
                     names.append(name)
-        # Pinned before the look-up, so that a found object stays until it is loaded.
+        # Pinned before the lookup, so that a found object stays until it is loaded.
         began = time.monotonic()
         pin = self._store.pin(names) if self._pins is None else self._pins.take(names)
         present: list[int] = []
@@ -169,7 +169,7 @@ class PagelithL2Adapter(L2AdapterInterface):
         return bitmap
 
     def _are_stored(self, names: list[pagelith.Key], waited: float = 0) -> list[bool]:
-        """Whether each object is stored. `waited` seconds of the look-up's time have passed
+        """Whether each object is stored. `waited` seconds of the lookup's time have passed
         already."""
         try:
             present = self._store.exists(names, timeout=max(0, self.settings.look_timeout_ms / 1000 - waited))

@@ -35,7 +35,7 @@ class ConnectorSettings(StoreSettings):
     put_wait_ms: int = milliseconds(1000)
     # LMCache itself waits for `blocking_timeout_secs`, 10 by default.
     get_timeout_ms: int = milliseconds(5000)
-    # Longest wait of a look-up for a store process, which blocks LMCache's event loop.
+    # Longest wait of a lookup for a store process, which blocks LMCache's event loop.
     look_timeout_ms: int = milliseconds(1000)
 
 
@@ -102,7 +102,7 @@ class PagelithConnector(RemoteConnector):
     def _keys_on(self, key: pagelith.Key, keys: Sequence[Any]) -> list[pagelith.Key]:
         return key.on_pages([one.to_string() for one in keys])
 
-    # Look-ups.
+    # Lookups.
 
     def exists_sync(self, key: Any) -> bool:
         return self.batched_contains([key]) == 1
@@ -117,7 +117,7 @@ class PagelithConnector(RemoteConnector):
         try:
             return self._store.exists_prefix(self._keys_on(self._current_names().bytes, keys), timeout=self._look_timeout)
         except (pagelith.PagelithError, ModelError) as error:
-            self._failures.call("look-up", error)
+            self._failures.call("lookup", error)
             return 0
 
     async def batched_async_contains(self, lookup_id: str, keys: list[Any], pin: bool = False) -> int:

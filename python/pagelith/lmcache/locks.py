@@ -1,4 +1,4 @@
-"""Locks on objects that look-ups found and LMCache has not unlocked yet."""
+"""Locks on objects that lookups found and LMCache has not unlocked yet."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ class _Pin(Protocol):
 
 @dataclass(eq=False)
 class _LockedLookup:
-    """The objects found by one look-up: pinned while one of their keys is locked."""
+    """The objects found by one lookup: pinned while one of their keys is locked."""
 
     pin: _Pin | None
     keys: list[Hashable]
@@ -94,7 +94,7 @@ class Locks:
         _release(ended)
 
     def _take_expired(self) -> list[_LockedLookup]:
-        """Remove and return the expired look-ups. They are in the order of their arrival, and so of
+        """Remove and return the expired lookups. They are in the order of their arrival, and so of
         their expiry."""
         ended = []
         while self._lookups and (self._lookups[0].until <= self._now() or not self._lookups[0].left):

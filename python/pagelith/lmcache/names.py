@@ -1,6 +1,6 @@
 """LMCache's object keys as keys of a store.
 
-Its keys do not contain the types and shapes of the bytes; memory objects and look-ups do. Both are
+Its keys do not contain the types and shapes of the bytes; memory objects and lookups do. Both are
 part of the namespace here, so that objects of another configuration are not found, instead of being
 read wrongly.
 """
@@ -55,7 +55,7 @@ class Names:
         return self._key_with_layout(key, known)
 
     def looked_for(self, keys: Sequence[Any], layouts: Any) -> list[pagelith.Key | None]:
-        """The keys for a look-up; `None` where neither the look-up nor an earlier object defined
+        """The keys for a lookup; `None` where neither the lookup nor an earlier object defined
         the layout."""
         group_layouts = _layouts_by_group(layouts)
         templates: dict[tuple[Any, ...], pagelith.Key | None] = {}
@@ -81,7 +81,7 @@ class Names:
         return [self._key_with_layout(key, layout) for layout in self._layouts_of_key(key)]
 
     def check(self, key: Any, layouts: Any) -> None:
-        """Log once why a look-up can never succeed: LMCache's serde is on, but this adapter was not
+        """Log once why a lookup can never succeed: LMCache's serde is on, but this adapter was not
         configured for it."""
         layout = _layouts_by_group(layouts).get(key.object_group_id)
         if self._serde_reported or self._settings.serde or layout is None or _is_bytes(layout):
@@ -140,7 +140,7 @@ def _page(key: Any) -> bytes | str:
 
 
 def _layouts_by_group(layouts: Any) -> dict[int, Layout]:
-    """The layouts in a look-up, by group."""
+    """The layouts in a lookup, by group."""
     return {group: (tuple(one.shapes), tuple(one.dtypes)) for group, one in (layouts or {}).items() if one.shapes}
 
 

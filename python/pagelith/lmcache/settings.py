@@ -14,7 +14,7 @@ class Settings(StoreSettings):
     # Identifies LMCache's own `serde`, configured next to `adapter_params`, and everything its
     # output depends on.
     serde: str = of_type(str, "a string", "")
-    # Longest wait of a look-up for a store process: a request waits meanwhile.
+    # Longest wait of a lookup for a store process: a request waits meanwhile.
     look_timeout_ms: int = milliseconds(1000)
     # The part of that in which it waits for its pins.
     pin_timeout_ms: int = milliseconds(200)

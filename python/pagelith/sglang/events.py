@@ -15,7 +15,7 @@ import pagelith
 
 from ..events import EVENTS_MAX, taken
 
-# Most pages per look-up call of the store.
+# Most pages per lookup call of the store.
 _PAGES_PER_LOOKUP = 1 << 16
 
 
@@ -95,7 +95,7 @@ class PagesTold:
             self._remove_all()
             self._anchor_key = anchor
         events, complete = taken(self._store)
-        # Reset only after the look-up below has succeeded.
+        # Reset only after the lookup below has succeeded.
         self._needs_lookup = self._needs_lookup or not complete
         for event in events:
             if event.kind == "cleared" and anchor is not None and event.namespace == anchor.namespace:

@@ -54,7 +54,7 @@ class ChunkEvents:
         an earlier process, so they are reported."""
         with self._lock:
             present = exists()
-            # A chunk removed since the look-up is not reported as stored afterwards.
+            # A chunk removed since the lookup is not reported as stored afterwards.
             gone = self._drain() if self._store_has_events else set()
             self._add(False, [chunk for chunk, is_present in zip(chunks, present, strict=True) if is_present and chunk not in gone])
             return present

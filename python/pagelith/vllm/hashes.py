@@ -14,7 +14,7 @@ def page_of(block_hash: bytes) -> bytes | str:
 class Missed:
     """Keys that count as misses until they are stored again.
 
-    vLLM repeats a load for as long as the look-up succeeds, and an object that could not be read in
+    vLLM repeats a load for as long as the lookup succeeds, and an object that could not be read in
     time may still be stored.
     """
 

@@ -92,7 +92,7 @@ class Listener:
         try:
             self._chunk_events.meet(pages, self._newly_stored)
         except pagelith.PagelithError as error:
-            self._failures.call("look-up for events", error)
+            self._failures.call("lookup for events", error)
 
     def _newly_stored(self, pages: Collection[Paged]) -> list[Paged]:
         """The pages that are completely stored, and were not known to be; they are from here on."""

@@ -88,7 +88,7 @@ class Report(KVConnectorWorkerMetadata):
     resets: int = 0
 
     def aggregate(self, other: "KVConnectorWorkerMetadata") -> "Report":
-        """A page that one rank could not read counts as missed; for stored pages the look-up checks
+        """A page that one rank could not read counts as missed; for stored pages the lookup checks
         the slices of all ranks."""
         assert isinstance(other, Report)
         return Report(self.missed | other.missed, self.stored | other.stored, max(self.resets, other.resets))

@@ -50,7 +50,7 @@ class Scheduler:
         # By pool, the key templates of all distinct slices of a page.
         self._keys: list[list[pagelith.Key]] = []
         self._missed = Missed()
-        # Per request, the first page of its last look-up, until its blocks are allocated.
+        # Per request, the first page of its last lookup, until its blocks are allocated.
         self._looked_up: dict[str, int] = {}
         self._tracked: dict[str, _Tracked] = {}
         self._plan = Plan()
@@ -104,7 +104,7 @@ class Scheduler:
             timeout = self._settings.exists_timeout_ms / 1000
             found = self._store.exists_groups([page_of(one) for one in pages], anchor, queries, depth=depth, timeout=timeout)
         except pagelith.PagelithError as error:
-            self._failures.call("look-up", error)
+            self._failures.call("lookup", error)
             return 0
         return next((stop for stop in reversed(found.stops) if not self._missed_before(pages, stop)), 0)
 

@@ -14,7 +14,7 @@ from .pools import LAST, STATE, WHOLE, spec_of
 class ConnectorSettings(PoolSettings):
     """The keys of the connector."""
 
-    # Longest look-up; the scheduler waits for each.
+    # Longest lookup; the scheduler waits for each.
     exists_timeout_ms: int = milliseconds(100)
     # Load on threads, concurrently with other requests. Default: only where vLLM requires it to
     # handle failed loads.

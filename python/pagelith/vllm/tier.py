@@ -50,7 +50,7 @@ class Settings(PoolSettings):
 
 
 class _Lookups(AsyncLookupManager):
-    """Look-ups in a store process, on a thread of vLLM's: the scheduler does not block on another
+    """Lookups in a store process, on a thread of vLLM's: the scheduler does not block on another
     process."""
 
     def __init__(self, tier: "PagelithTier") -> None:
@@ -95,7 +95,7 @@ class PagelithTier(SecondaryTierManager):
         later = None if self.settings.attach is None else partial(submit, self._writes)
         self._chunk_events = ChunkEvents(self._store, self._chunk, self._event, later, self._failures) if self.settings.enable_kv_events else None
         self._registered = self.settings.register(self._store, [(self._base, primary_kv_view.nbytes)])
-        # Look-ups in an embedded store do not block.
+        # Lookups in an embedded store do not block.
         self._lookup_manager = _Lookups(self) if self.settings.attach is not None else None
         self._failed = Missed()
         self._finished: queue.SimpleQueue[JobResult] = queue.SimpleQueue()
@@ -121,7 +121,7 @@ class PagelithTier(SecondaryTierManager):
         try:
             return self._store.exists([self._key(key) for key in keys])
         except pagelith.PagelithError as error:
-            self._failures.call("look-up", error)
+            self._failures.call("lookup", error)
             return [False] * len(keys)
 
     def on_new_request(self, req_context: Any) -> RequestOffloadingContext:

@@ -90,7 +90,7 @@ pub enum Mutant {
     SessionDroppedWithLinks,
     /// A cancelled operation of a client has no outcome.
     CancelledWithoutOutcome,
-    /// RDMA: a client has the memory of a retracted operation back while the server may write to
+    /// RDMA: a client has the memory of a cancelled operation back while the server may write to
     /// it.
     RdmaBackAtRetract,
     /// RDMA: a link hands memory back at its end, before its queue pairs are down.

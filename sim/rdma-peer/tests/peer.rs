@@ -127,7 +127,7 @@ fn ends() -> Option<(Own, Peer)> {
     Some((own, peer))
 }
 
-/// Bytes that are never 0, which is what untouched memory holds.
+/// Bytes that are never 0, unlike untouched memory.
 fn pattern(seed: u32) -> Vec<u8> {
     (0..BYTES as u32)
         .map(|at| ((at ^ seed << 12).wrapping_mul(0x9e37_79b1) >> 24) as u8 | 1)

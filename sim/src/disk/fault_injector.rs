@@ -1,4 +1,4 @@
-//! Random faults: how they are drawn, what they do to an operation, and their log.
+//! Random faults: their choice, their effect on an operation, and their log.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,8 @@ use super::image::{BLOCK, Block, SECTORS, SectorFate};
 use super::table::{FileNo, FileTable};
 use crate::entropy::SplitMix64;
 
-/// Effect of a strike: the place it hit, and whether any byte differs from an honest device's.
+/// Effect of a strike: the offset that it hit, and whether any byte differs from an honest
+/// device's.
 pub(crate) type Effect = (Option<FileOffset>, bool);
 
 /// The operation that a fault strikes.
@@ -189,18 +190,18 @@ impl FaultInjector {
                 let block = offset / ALIGN + self.rng.below(len / ALIGN);
                 let named = files.get_mut(no)?;
                 named.file.mark_bad(block);
-                Some((Some(named.place(block * ALIGN)), true))
+                Some((Some(named.file_offset(block * ALIGN)), true))
             }
             DiskFault::BitFlipRead => {
                 let (at, bit) = (self.rng.below(len), self.rng.below(8));
                 flip(parts, at, bit)?;
-                Some((Some(files.get(no)?.place(offset + at)), true))
+                Some((Some(files.get(no)?.file_offset(offset + at)), true))
             }
             DiskFault::MisdirectedRead => {
                 let (other, from) = self.other_range(files, no, offset, len)?;
                 let other = files.get(other)?;
                 let changed = replace(parts, |at, out| other.file.read(from + at, out));
-                Some((Some(other.place(from)), changed))
+                Some((Some(other.file_offset(from)), changed))
             }
             DiskFault::StaleRead => {
                 let file = &files.get(no)?.file;
@@ -265,14 +266,14 @@ impl FaultInjector {
                     differs(&named.file, offset, &blocks) || differs(&target.file, to, &blocks);
                 Written {
                     landed: Some((other, to, blocks)),
-                    effect: Some((Some(target.place(to)), effective)),
+                    effect: Some((Some(target.file_offset(to)), effective)),
                 }
             }
             DiskFault::BitFlipAtRest => {
                 let (at, bit) = (self.rng.below((blocks.len() * BLOCK) as u64), self.rng.below(8));
                 let block = Arc::make_mut(&mut blocks[(at / ALIGN) as usize]);
                 block[(at % ALIGN) as usize] ^= 1 << bit;
-                let effect = Some((Some(named.place(offset + at)), true));
+                let effect = Some((Some(named.file_offset(offset + at)), true));
                 Written { landed: Some((no, offset, blocks)), effect }
             }
             _ => Written::intact(no, offset, blocks),

@@ -1,4 +1,4 @@
-//! Random faults: the kinds, their rates, and the record of what struck.
+//! Random faults: the kinds, their rates, and the record of strikes.
 //!
 //! Invariants:
 //! - At most one fault strikes an operation when it executes, and at most one delays it.

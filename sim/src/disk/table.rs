@@ -26,8 +26,8 @@ pub(crate) struct NamedFile {
 }
 
 impl NamedFile {
-    /// A place in this file.
-    pub(crate) fn place(&self, offset: u64) -> FileOffset {
+    /// A position in this file.
+    pub(crate) fn file_offset(&self, offset: u64) -> FileOffset {
         FileOffset { dir: self.dir, name: self.name.to_string(), offset }
     }
 

@@ -33,8 +33,8 @@ impl Run<'_> {
     }
 
     /// The operation reads these objects, or may.
-    pub(super) fn touch(&mut self, oids: impl IntoIterator<Item = ObjectId>) {
-        if let Some(pages) = &mut self.touched {
+    pub(super) fn note_pages(&mut self, oids: impl IntoIterator<Item = ObjectId>) {
+        if let Some(pages) = &mut self.noted_pages {
             pages.extend(oids.into_iter().map(page_of));
         }
     }
@@ -49,10 +49,10 @@ impl Run<'_> {
     ) {
         match &work {
             BatchWork::Get { gets, .. } => {
-                self.touch(gets.iter().map(|g| g.oid).collect::<Vec<_>>())
+                self.note_pages(gets.iter().map(|g| g.oid).collect::<Vec<_>>())
             }
             BatchWork::Put(puts) => {
-                self.touch(puts.iter().flat_map(|p| p.members.clone()).collect::<Vec<_>>())
+                self.note_pages(puts.iter().flat_map(|p| p.members.clone()).collect::<Vec<_>>())
             }
         }
         let may_be_late = !self.flights.is_empty();

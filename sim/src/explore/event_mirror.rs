@@ -6,7 +6,7 @@ use pagelith::{Event, Tier};
 use pagelith_layouts::ids::NamespaceId;
 use pagelith_layouts::key::ObjectKey;
 
-/// Events kept by the store: more than occur between two look-ups.
+/// Events kept by the store: more than occur between two lookups.
 pub(super) const EVENTS_MAX: u32 = 1 << 16;
 
 /// The location of an object according to events.
@@ -20,16 +20,16 @@ pub(super) struct ObjectTiers {
 /// State derived from the events since the open.
 #[derive(Default)]
 pub(super) struct EventMirror {
-    places: BTreeMap<ObjectKey, ObjectTiers>,
+    objects: BTreeMap<ObjectKey, ObjectTiers>,
     /// Namespaces in which an object without an event is not on SSD.
     empty: Vec<NamespaceId>,
 }
 
 impl EventMirror {
     /// Where an object is.
-    pub(super) fn place(&mut self, key: &ObjectKey) -> &mut ObjectTiers {
+    pub(super) fn tiers_of(&mut self, key: &ObjectKey) -> &mut ObjectTiers {
         let empty = self.empty.contains(&key.namespace());
-        self.places
+        self.objects
             .entry(*key)
             .or_insert(ObjectTiers { memory: false, ssd: empty.then_some(false) })
     }
@@ -38,23 +38,23 @@ impl EventMirror {
     pub(super) fn note(&mut self, event: &Event) -> bool {
         match event {
             Event::Stored { tier, key, new } => {
-                let place = self.place(key);
-                let known = place.memory || place.ssd == Some(true);
+                let tiers = self.tiers_of(key);
+                let known = tiers.memory || tiers.ssd == Some(true);
                 let was = match tier {
-                    Tier::Memory => std::mem::replace(&mut place.memory, true),
-                    Tier::Ssd | Tier::Remote => place.ssd.replace(true) == Some(true),
+                    Tier::Memory => std::mem::replace(&mut tiers.memory, true),
+                    Tier::Ssd | Tier::Remote => tiers.ssd.replace(true) == Some(true),
                 };
                 !(was || *new && known)
             }
             Event::Removed { tier, key, gone } => {
-                let place = self.place(key);
+                let tiers = self.tiers_of(key);
                 let was = match tier {
-                    Tier::Memory => std::mem::replace(&mut place.memory, false),
-                    Tier::Ssd | Tier::Remote => place.ssd.replace(false) != Some(false),
+                    Tier::Memory => std::mem::replace(&mut tiers.memory, false),
+                    Tier::Ssd | Tier::Remote => tiers.ssd.replace(false) != Some(false),
                 };
-                let ObjectTiers { memory, ssd } = *place;
+                let ObjectTiers { memory, ssd } = *tiers;
                 if *gone {
-                    place.ssd = Some(false);
+                    tiers.ssd = Some(false);
                 }
                 was && if *gone {
                     !memory && ssd != Some(true)
@@ -64,16 +64,16 @@ impl EventMirror {
             }
             Event::Cleared { namespace } => {
                 let of = |key: &ObjectKey| key.namespace() == *namespace;
-                let cleared = self.places.iter_mut().filter(|(key, _)| of(key));
-                cleared.for_each(|(_, place)| {
-                    *place = ObjectTiers { memory: false, ssd: Some(false) }
+                let cleared = self.objects.iter_mut().filter(|(key, _)| of(key));
+                cleared.for_each(|(_, tiers)| {
+                    *tiers = ObjectTiers { memory: false, ssd: Some(false) }
                 });
                 self.empty.push(*namespace);
                 true
             }
             Event::Forgot { tier } => {
-                let on_ssd = self.places.values_mut().filter(|place| place.ssd == Some(true));
-                on_ssd.for_each(|place| place.ssd = None);
+                let on_ssd = self.objects.values_mut().filter(|tiers| tiers.ssd == Some(true));
+                on_ssd.for_each(|tiers| tiers.ssd = None);
                 *tier == Tier::Ssd
             }
         }

@@ -1,4 +1,4 @@
-//! A subscriber to the store's events: their contents must match look-ups.
+//! A subscriber to the store's events: their contents must match lookups.
 
 use pagelith::{Event, Store};
 
@@ -42,13 +42,13 @@ impl Run<'_> {
     ) -> Vec<Option<bool>> {
         self.apply_events(store);
         let expected = |oid: &ObjectId| {
-            let ObjectTiers { memory, ssd } = *self.event_mirror.place(&key(*oid));
+            let ObjectTiers { memory, ssd } = *self.event_mirror.tiers_of(&key(*oid));
             if memory { Some(true) } else { ssd }
         };
         oids.iter().map(expected).collect()
     }
 
-    /// Checks that events and a look-up agree about an object.
+    /// Checks that events and a lookup agree about an object.
     pub(super) fn check_event_presence(
         &mut self,
         oid: ObjectId,
@@ -60,7 +60,7 @@ impl Run<'_> {
         if expected.is_some_and(|expected| expected != exists) && !hidden {
             self.report(
                 FindingKind::Wrong,
-                format!("look-up and events differ exists={exists} events={expected:?} oid={oid}"),
+                format!("lookup and events differ exists={exists} events={expected:?} oid={oid}"),
             );
         }
     }

@@ -25,7 +25,7 @@ impl Run<'_> {
         oids.sort_unstable();
         oids.dedup();
         let keys: Vec<_> = oids.iter().map(|oid| key(*oid)).collect();
-        self.touch(oids.iter().copied());
+        self.note_pages(oids.iter().copied());
         let start = self.oracle.tick();
         for oid in &oids {
             let page = objects::page_of(*oid);
@@ -202,7 +202,7 @@ impl Run<'_> {
     pub(super) fn scrub(&mut self) {
         let Some(store) = self.store.clone() else { return };
         // A scrub reads everything.
-        self.touched = None;
+        self.noted_pages = None;
         let rate = [0, 1 << 20, 64 << 20][self.rng.below(3) as usize];
         let timeout = Duration::from_millis(1 + self.rng.below(200));
         let begun = self.world.clock.now();

@@ -12,7 +12,7 @@
 //!   begins;
 //! - with eviction: while it is pinned;
 //! - after a reboot: if a flush had covered it; with eviction only if it was also pinned at the
-//!   crash, and until the first look-up;
+//!   crash, and until the first lookup;
 //!
 //! and never after a fault that may have lost it ([`Oracle::struck`]).
 
@@ -70,7 +70,7 @@ struct Object {
 impl Object {
     fn mark_uncertain(&mut self) {
         self.certain = NEVER;
-        // Also uncovered versions: the next flush may cover a write that no look-up finds.
+        // Also uncovered versions: the next flush may cover a write that no lookup finds.
         let stored =
             self.versions.iter_mut().filter(|v| matches!(v.state, State::Durable | State::Stored));
         stored.for_each(|v| v.state = State::Maybe);
@@ -90,7 +90,7 @@ pub struct Oracle {
     dirty: Vec<(ObjectId, u32)>,
     /// The device may lie: removed objects may come back.
     lying: bool,
-    /// The device has lied: a lost segment head or tombstone may bring back any removed object.
+    /// The device has lied: a lost segment header or tombstone may bring back any removed object.
     removed_may_return: bool,
     /// Blocks became bad, or the device lied: a flush proves nothing any more.
     flush_unreliable: bool,

@@ -121,7 +121,7 @@ impl Run<'_> {
             oids.pop();
         }
         oids.extend(self.parts_of_some_page());
-        self.touch(oids.iter().copied());
+        self.note_pages(oids.iter().copied());
         self.reads_ahead = true;
         let timeout = self.rng.one_in(4).then(|| Duration::from_millis(self.rng.below(5)));
         let keys: Vec<_> = oids.iter().map(|oid| key(*oid)).collect();
@@ -378,7 +378,7 @@ impl Run<'_> {
                 GetSlice { key: key(*oid), range: None, pieces }
             })
             .collect();
-        self.touch(oids.iter().copied());
+        self.note_pages(oids.iter().copied());
         self.may_be_late = !self.flights.is_empty();
         let outcomes = self.timed("get_batch", None, |store| store.get_batch(&mut gets, options));
         drop(gets);

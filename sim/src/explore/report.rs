@@ -84,7 +84,7 @@ pub struct RunTotals {
     pub scrubbed: u64,
     /// Pinned objects that were gone because the store had to clear their namespace itself.
     pub forgotten: u64,
-    /// Objects found by a look-up that had to find them.
+    /// Objects found by a lookup that had to find them.
     pub durable_checked: u64,
     /// Wrong answers.
     pub wrong: u64,

@@ -68,7 +68,7 @@ pub struct Run<'p> {
     /// A read returned other bytes since this was last set to false.
     pub(super) misled: bool,
     /// Pages that reads in flight and of this operation may touch; `None` for all.
-    pub(super) touched: Option<BTreeSet<usize>>,
+    pub(super) noted_pages: Option<BTreeSet<usize>>,
     /// Prefetches may be in progress.
     pub(super) reads_ahead: bool,
     /// For the answers being checked: see [`Batch::may_be_late`].
@@ -125,7 +125,7 @@ impl<'p> Run<'p> {
             dying: 0,
             lateness_excused: false,
             misled: false,
-            touched: Some(BTreeSet::new()),
+            noted_pages: Some(BTreeSet::new()),
             reads_ahead: false,
             may_be_late: false,
             sums: RunTotals::default(),
@@ -234,7 +234,7 @@ impl<'p> Run<'p> {
         self.reads_ahead &=
             self.store.as_ref().is_some_and(|store| store.stats().prefetch_waiting > 0);
         if self.flights.is_empty() && self.plan.setup.scrub_kib == 0 && !self.reads_ahead {
-            self.touched = Some(BTreeSet::new());
+            self.noted_pages = Some(BTreeSet::new());
         }
         let at = self.at;
         self.trace(|| format!("{at} {:?}", op.verb));
@@ -340,7 +340,7 @@ impl<'p> Run<'p> {
             if effect == FaultEffect::Read {
                 // An unreadable record is dropped with its group and attached objects, and the next
                 // checkpoint records that.
-                match &self.touched {
+                match &self.noted_pages {
                     Some(pages) => pages.iter().for_each(|page| self.oracle.may_be_dropped(*page)),
                     None => self.oracle.may_all_be_dropped(),
                 }

@@ -244,7 +244,7 @@ impl Run<'_> {
         let timeout = self.rng.one_in(4).then(|| Duration::from_millis(self.rng.below(50)));
         let options = Options { timeout, ..Options::default() };
         let groups: Vec<&[PutSlice<'_>]> = slices.iter().map(Vec::as_slice).collect();
-        puts.iter().for_each(|put| self.touch(put.members.clone()));
+        puts.iter().for_each(|put| self.note_pages(put.members.clone()));
         let outcomes =
             self.timed("put_groups", timeout, |store| store.put_groups(&groups, options));
         self.oracle.tick();

@@ -38,7 +38,7 @@ pub struct SimLink {
     net: SimNet,
     runtime: Arc<dyn Runtime>,
     limits: LinkLimits,
-    facts: LinkParams,
+    params: LinkParams,
     counts: LinkCounters,
     exposed: ExposedMemory,
     ready: Vec<LinkEvent>,
@@ -76,7 +76,7 @@ impl SimLink {
         runtime: Arc<dyn Runtime>,
         limits: LinkLimits,
     ) -> SimLink {
-        let facts = LinkParams {
+        let params = LinkParams {
             side,
             peer: format!("simulated {:?}", side.other()),
             peer_instance: [0x51; 16],
@@ -97,7 +97,7 @@ impl SimLink {
             net,
             runtime,
             limits,
-            facts,
+            params,
             counts,
             exposed,
             ready,
@@ -119,7 +119,7 @@ impl SimLink {
     /// This end without support for `feature`, as an older build.
     #[must_use]
     pub fn without(mut self, feature: Feature) -> SimLink {
-        self.facts.features &= !feature.bit();
+        self.params.features &= !feature.bit();
         self
     }
 
@@ -131,7 +131,7 @@ impl SimLink {
         self
     }
 
-    /// This end on the same host as the other: what each side has handed over.
+    /// This end on the same host as the other, with the regions that each side has handed over.
     #[must_use]
     pub fn sharing(mut self, regions: LinkRegions) -> SimLink {
         self.sharing.regions = regions;
@@ -230,7 +230,7 @@ impl SimLink {
         let (op, item, offset) = range;
         if let Some(parts) = self.exposed.unused(range, length) {
             self.counts.bytes_in += length;
-            self.sharing.look(&mut self.net.wire(), self.side, &shown);
+            self.sharing.note_read(&mut self.net.wire(), self.side, &shown);
             if self.plant == PlantedBug::Unverified {
                 self.arrived_sums.note_bytes(op, item, &ref_bytes(&shown));
             }
@@ -274,15 +274,15 @@ impl SimLink {
 }
 
 impl Link for SimLink {
-    fn facts(&self) -> &LinkParams {
-        &self.facts
+    fn params(&self) -> &LinkParams {
+        &self.params
     }
 
     fn counts(&self) -> LinkCounters {
         self.counts
     }
 
-    fn room(&self) -> LinkCapacity {
+    fn capacity(&self) -> LinkCapacity {
         let of = |most: usize| if self.open { most } else { 0 };
         LinkCapacity {
             frames: of(self.limits.frames_max),
@@ -357,7 +357,7 @@ impl Link for SimLink {
         offset: u64,
         parts: Vec<Part>,
     ) -> Result<(), Vec<Part>> {
-        if self.room().exposures == 0 {
+        if self.capacity().exposures == 0 {
             return Err(parts);
         }
         self.exposed.expose((op, item, offset), parts)

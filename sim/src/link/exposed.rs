@@ -141,9 +141,10 @@ pub(super) fn write_at(parts: &mut [Part], mut at: u64, mut bytes: &[u8]) {
             at -= len;
             continue;
         }
-        let place = part.bytes_mut().and_then(|all| all.get_mut(at as usize..)).unwrap_or_default();
-        let (now, rest) = bytes.split_at(place.len().min(bytes.len()));
-        place[..now.len()].copy_from_slice(now);
+        let target =
+            part.bytes_mut().and_then(|all| all.get_mut(at as usize..)).unwrap_or_default();
+        let (now, rest) = bytes.split_at(target.len().min(bytes.len()));
+        target[..now.len()].copy_from_slice(now);
         (at, bytes) = (0, rest);
     }
 }

@@ -25,7 +25,7 @@ pub enum PlantedBug {
     EarlyPushCompletion,
     /// Checksums are recomputed from the bytes that arrived: a reader that does not verify.
     Unverified,
-    /// RDMA: the client gives memory back when its operation is retracted.
+    /// RDMA: the client gives memory back when its operation is cancelled.
     BackAtRetract,
     /// RDMA: the client gives memory back when the stream ends.
     BackAtStreamEnd,

@@ -44,7 +44,7 @@ impl ReferenceCheck {
 
     /// Whether the bytes that the other end reads are unchanged; `None` if the reference was
     /// withdrawn.
-    pub fn look(&mut self, side: LinkRole, range: ItemRange, bytes: Checksum) -> Option<bool> {
+    pub fn check(&mut self, side: LinkRole, range: ItemRange, bytes: Checksum) -> Option<bool> {
         self.of(side).get(&range).map(|shown| *shown == bytes)
     }
 }
@@ -97,7 +97,7 @@ impl OutcomeCheck {
     }
 }
 
-/// A checksum for each block that a range of an object touches, over the bytes of the block in the
+/// A checksum for each block that a range of an object overlaps, over the bytes of the block in the
 /// range.
 fn sums(range: &Range<u64>, bytes: &[u8]) -> Vec<Checksum> {
     let block = |block: u64| {
@@ -123,11 +123,11 @@ mod tests {
     fn released_reference_is_not_checked() {
         let (mut watch, range) = (ReferenceCheck::default(), (OpId(1), 0, 0));
         watch.show(LinkRole::Server, range, sum(b"shown"));
-        assert_eq!(watch.look(LinkRole::Server, range, sum(b"shown")), Some(true));
-        assert_eq!(watch.look(LinkRole::Server, range, sum(b"other")), Some(false));
-        assert_eq!(watch.look(LinkRole::Client, range, sum(b"shown")), None);
+        assert_eq!(watch.check(LinkRole::Server, range, sum(b"shown")), Some(true));
+        assert_eq!(watch.check(LinkRole::Server, range, sum(b"other")), Some(false));
+        assert_eq!(watch.check(LinkRole::Client, range, sum(b"shown")), None);
         watch.forget(LinkRole::Server, range);
-        assert_eq!(watch.look(LinkRole::Server, range, sum(b"other")), None);
+        assert_eq!(watch.check(LinkRole::Server, range, sum(b"other")), None);
     }
 
     #[test]

@@ -39,14 +39,14 @@ pub(super) fn concat_bytes(parts: &[Part]) -> Vec<u8> {
     parts.iter().flat_map(|part| part.bytes().iter().copied()).collect()
 }
 
-/// The locations of all parts, as `place` finds each by its address and length; `None` if one of
-/// them is outside of the regions, or if none has a byte.
+/// The locations of all parts, as `region_offset` finds each by its address and length; `None` if
+/// one of them is outside of the regions, or if none has a byte.
 pub(super) fn part_pieces(
     parts: &[Part],
-    place: impl Fn(u64, u64) -> Option<(u32, u64)>,
+    region_offset: impl Fn(u64, u64) -> Option<(u32, u64)>,
 ) -> Option<Vec<ShownPiece>> {
     let piece = |part: &Part| {
-        let (region, at) = place(part.addr() as u64, part.len() as u64)?;
+        let (region, at) = region_offset(part.addr() as u64, part.len() as u64)?;
         Some(ShownPiece::new(region, at, part.len() as u64))
     };
     let parts = parts.iter().filter(|part| !part.is_empty());
@@ -120,8 +120,8 @@ impl SharingState {
     }
 
     /// This end reads the bytes of a reference.
-    pub fn look(&self, wire: &mut Wire, side: LinkRole, shown: &ShmRef) {
-        wire.looked(side, shown.range(), &ref_bytes(shown));
+    pub fn note_read(&self, wire: &mut Wire, side: LinkRole, shown: &ShmRef) {
+        wire.ref_read(side, shown.range(), &ref_bytes(shown));
     }
 
     /// A request arrived at this end, or an outcome leaves it.

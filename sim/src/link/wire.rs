@@ -329,8 +329,8 @@ impl Wire {
     }
 
     /// `side` has read these bytes of a reference of the other side.
-    pub fn looked(&mut self, side: LinkRole, range: ItemRange, bytes: &[u8]) {
-        match self.reference_check.look(side.other(), range, sum(bytes)) {
+    pub fn ref_read(&mut self, side: LinkRole, range: ItemRange, bytes: &[u8]) {
+        match self.reference_check.check(side.other(), range, sum(bytes)) {
             None => self.net_stats.looked_late += 1,
             Some(true) => {}
             Some(false) => self.net_stats.broken += 1,

@@ -157,7 +157,7 @@ impl SimClient {
         let keys: Vec<ObjectKey> = some.iter().map(|object| key(*object)).collect();
         let since = self.shared.oracle().moment();
         let begun = self.shared.begin();
-        let found = self.handle.exists(&keys, options);
+        let found = self.handle.pages().exists_batch(&keys, options);
         self.end_call(begun, options, "exists");
         let Ok(found) = found else { return };
         for (object, _) in some.into_iter().zip(found).filter(|(_, here)| *here) {
@@ -185,7 +185,7 @@ impl SimClient {
         let options = self.options();
         self.shared.removing.store(some[0] + 1, Relaxed);
         let (handle, begun) = (&self.handle, self.shared.begin());
-        self.shared.removed(handle.store(), some, |keys| handle.remove(keys, options));
+        self.shared.removed(handle.store(), some, |keys| handle.pages().remove(keys, options));
         self.end_call(begun, options, "remove");
         self.shared.removing.store(0, Relaxed);
     }
@@ -225,7 +225,7 @@ impl SimClient {
     fn clear(&mut self) {
         let (number, options) = (self.rng.below(NAMESPACES as u64) as usize, self.options());
         let begun = self.shared.oracle().moment();
-        if self.handle.clear(namespace(number), options).is_ok() {
+        if self.handle.pages().clear(namespace(number), options).is_ok() {
             let of = (0..OBJECTS).filter(|object| object % NAMESPACES == number);
             of.for_each(|object| self.shared.oracle().removed(self.handle.store(), object, begun));
             self.shared.tally().removals += 1;
@@ -280,7 +280,7 @@ impl SimClient {
             74..86 => self.exists(),
             86..97 => self.remove(),
             97 => self.clear(),
-            98 => drop(self.handle.flush(Options {
+            98 => drop(self.handle.pages().flush(Options {
                 timeout: Some(Duration::from_millis(100)),
                 ..Options::default()
             })),

@@ -275,7 +275,7 @@ impl Machine {
 }
 
 impl Inner {
-    /// The two ends of a new link of a client on `host`; `memory` is what the store shares.
+    /// The two ends of a new link of a client on `host`; the store shares `memory`.
     fn link(
         &mut self,
         host: ClientHost<'_>,

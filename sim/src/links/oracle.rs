@@ -1,4 +1,4 @@
-//! The results that gets and look-ups may have, whatever links and servers do meanwhile.
+//! The results that gets and lookups may have, whatever links and servers do meanwhile.
 //!
 //! A put whose call ended without an outcome, or that was sent over more than one link, may take
 //! effect later: abandoned requests are still in transit. It is settled when no part of it can be
@@ -152,7 +152,7 @@ impl Oracle {
         })
     }
 
-    /// The error, if any, of a look-up that began at `since` and found the object.
+    /// The error, if any, of a lookup that began at `since` and found the object.
     pub fn exists(&self, by: usize, object: usize, since: u64) -> Option<String> {
         let versions = &self.objects[object].versions;
         let seen = versions.iter().any(|version| self.may_be_seen(by, object, version, since));

@@ -76,7 +76,7 @@ pub struct Tally {
     pub hits: u64,
     /// Bytes of the hits.
     pub bytes: u64,
-    /// Objects that a look-up found.
+    /// Objects that a lookup found.
     pub found_here: u64,
     /// Removals and clears that were acked.
     pub removals: u64,

@@ -5,10 +5,8 @@ use std::time::Duration;
 
 use pagelith::client::Client;
 use pagelith::{
-    CompletedBatch, CompletedGet, CompletedPut, Get, Options, PutGroup, Result, Session, Store,
+    CompletedBatch, CompletedGet, CompletedPut, Get, Options, PageStore, PutGroup, Session, Store,
 };
-use pagelith_layouts::ids::NamespaceId;
-use pagelith_layouts::key::ObjectKey;
 
 use super::machine::Machine;
 
@@ -79,31 +77,11 @@ impl StoreHandle {
         }
     }
 
-    pub(super) fn exists(&mut self, keys: &[ObjectKey], options: Options) -> Result<Vec<bool>> {
+    /// The store as any caller uses it.
+    pub(super) fn pages(&self) -> &dyn PageStore {
         match self {
-            StoreHandle::Attached(client, ..) => client.exists_batch(keys, options),
-            StoreHandle::Front(store, ..) => Ok(store.exists_batch(keys, options)),
-        }
-    }
-
-    pub(super) fn remove(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
-        match self {
-            StoreHandle::Attached(client, ..) => client.remove(keys, options),
-            StoreHandle::Front(store, ..) => store.remove(keys, options),
-        }
-    }
-
-    pub(super) fn clear(&self, namespace: NamespaceId, options: Options) -> Result<()> {
-        match self {
-            StoreHandle::Attached(client, ..) => client.clear(namespace, options).map(drop),
-            StoreHandle::Front(store, ..) => store.clear(namespace, options).map(drop),
-        }
-    }
-
-    pub(super) fn flush(&self, options: Options) -> Result<()> {
-        match self {
-            StoreHandle::Attached(client, ..) => client.flush(options).map(drop),
-            StoreHandle::Front(store, ..) => store.flush(options).map(drop),
+            StoreHandle::Attached(client, ..) => &**client,
+            StoreHandle::Front(store, ..) => &**store,
         }
     }
 }

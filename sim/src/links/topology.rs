@@ -113,7 +113,7 @@ impl Topology {
     pub fn setup(self, rng: &mut SplitMix64) -> Setup {
         let mut setup = Setup::draw(rng, false);
         setup.dram_kib = setup.dram_kib.max(1024);
-        // With one fingerprint for all keys, a look-up finds every key.
+        // With one fingerprint for all keys, a lookup finds every key.
         setup.constant = false;
         if self == Topology::Shown {
             setup.shared = true;

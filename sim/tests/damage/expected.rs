@@ -188,7 +188,7 @@ impl ExpectedObjects {
     }
 
     /// Gets every object twice: the first get may be the one that detects the damage.
-    pub fn look(&self, store: &Store, scratch: &mut AlignedBuf) -> Observed {
+    pub fn observe(&self, store: &Store, scratch: &mut AlignedBuf) -> Observed {
         self.look_at(store, scratch, &SimClock::new(), || 0)
     }
 

@@ -200,7 +200,7 @@ fn flipped_segment_header_loses_nothing() {
     for scene in [Scene::Open, Scene::Sealed, Scene::Closed] {
         let starts: Vec<_> =
             scene.make().segments().into_iter().map(|i| ("segments", i * SEGMENT)).collect();
-        harmless(scene, "segment head", &starts, &bits(0..96, ALIGN), |_, _| 0);
+        harmless(scene, "segment header", &starts, &bits(0..96, ALIGN), |_, _| 0);
     }
 }
 

@@ -26,7 +26,7 @@ impl BuiltStore {
     }
 }
 
-fn touches(record: &LoggedRecord, at: u64, len: u64) -> bool {
+fn overlaps(record: &LoggedRecord, at: u64, len: u64) -> bool {
     record.at < at + len && at < record.at + record.bytes
 }
 
@@ -40,11 +40,11 @@ fn records(scene: Scene) {
     let pairs = records.iter().flat_map(|a| records.iter().map(move |b| (a, b)));
     for (i, (a, b)) in pairs.filter(|(a, b)| a.at != b.at).enumerate().step_by(step) {
         let (moved, len) = (i % 2 == 0, a.bytes);
-        if b.at / SEGMENT != (b.at + len - 1) / SEGMENT || touches(a, b.at, len) {
+        if b.at / SEGMENT != (b.at + len - 1) / SEGMENT || overlaps(a, b.at, len) {
             continue;
         }
         let seen = made.misdirected(("segments", a.at), ("segments", b.at), len, moved);
-        let hit = |r: &&LoggedRecord| touches(r, b.at, len) || (moved && r.at == a.at);
+        let hit = |r: &&LoggedRecord| overlaps(r, b.at, len) || (moved && r.at == a.at);
         let may: BTreeSet<_> =
             records.iter().filter(hit).flat_map(|r| r.needed_by.clone()).collect();
         let place = format!("{scene:?} from={} to={} moved={moved}", a.at, b.at);

@@ -248,11 +248,11 @@ impl BuiltStore {
             Ok(store) => store,
             Err(error) => return Seen { refused: Some(error.to_string()), ..Seen::default() },
         };
-        let mut look = self.ledger.look(&store, &mut self.scratch);
+        let mut look = self.ledger.observe(&store, &mut self.scratch);
         let mut new = ExpectedObjects::default();
         new.put(&store, NEW_PAGE, None, &["k", "v"]);
         new.flush(&store);
-        let again = new.look(&store, &mut self.scratch);
+        let again = new.observe(&store, &mut self.scratch);
         if !new.errors.is_empty() || !again.lost.is_empty() || !again.wrong.is_empty() {
             look.wrong.push(format!("it does not take new things {:?} {again:?}", new.errors));
         }

@@ -94,7 +94,7 @@ impl Run<'_> {
     }
 
     /// Reads every object; returns the missing ones.
-    fn look(&mut self, store: &Store) -> BTreeSet<ObjectKey> {
+    fn observe(&mut self, store: &Store) -> BTreeSet<ObjectKey> {
         let strikes = || self.world.disk.struck().len();
         let look = self.ledger.look_at(store, &mut self.scratch, &self.world.clock, strikes);
         let late = store.stats().late_direct > 0;
@@ -135,7 +135,7 @@ impl Run<'_> {
         self.end(store, false);
 
         let Some(store) = self.open() else { return };
-        self.look(&store);
+        self.observe(&store);
         self.remove(&store, 0, "x");
         self.remove(&store, 4, "k");
         self.timed("clear", &store, |run| run.ledger.clear(&store, SECOND));
@@ -148,11 +148,11 @@ impl Run<'_> {
         self.end(store, true);
 
         let Some(store) = self.open() else { return };
-        self.look(&store);
+        self.observe(&store);
         self.remove(&store, 5, "k");
         self.put(&store, 6, None, &["x"]);
         self.flush(&store);
-        self.look(&store);
+        self.observe(&store);
         self.end(store, false);
     }
 
@@ -175,7 +175,7 @@ impl Run<'_> {
         drop(pin);
         self.end(store, false);
         let Some(store) = self.open() else { return };
-        self.look(&store);
+        self.observe(&store);
         self.end(store, true);
     }
 }
@@ -220,14 +220,14 @@ fn run(fault: DiskFault, nth: u64, ssd_mib: u32, body: Body) -> Outcome {
         run.reported |= !run.ledger.errors.is_empty();
         run.ledger.died();
         let Some(store) = run.open() else { return };
-        lost = run.look(&store);
+        lost = run.observe(&store);
         run.end(store, true);
         // A process with too much damage accepts nothing more; the next one does.
         let Some(store) = run.open() else { return };
         let mut new = ExpectedObjects::default();
         new.put(&store, 999, None, &["k", "v"]);
         new.flush(&store);
-        let again = new.look(&store, &mut run.scratch);
+        let again = new.observe(&store, &mut run.scratch);
         if !new.errors.is_empty() || !again.lost.is_empty() || !again.wrong.is_empty() {
             run.wrong.push(format!("it does not take new things {:?} {again:?}", new.errors));
         }

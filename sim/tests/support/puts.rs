@@ -1,5 +1,5 @@
 //! The steps that put: groups at once, groups begun and committed, and attached groups. Each
-//! outcome of the store is compared with what the model allowed before.
+//! outcome of the store is compared with the outcomes that the model allowed before.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -198,7 +198,7 @@ impl Run<'_> {
     }
 
     /// Begins a group, or joins it; returns its index in the list.
-    fn join<'s>(&mut self, store: &'s Store, keys: &[ObjectKey]) -> Option<(Group<'s>, usize)> {
+    fn join(&mut self, store: &Store, keys: &[ObjectKey]) -> Option<(Group, usize)> {
         let group = match store.begin_group(keys, Options::default()) {
             Ok(group) => group,
             Err(error) => {
@@ -292,7 +292,7 @@ impl Run<'_> {
             };
             if end == PutEnd::Unknown {
                 let group = store.begin_group(keys, Options::default());
-                group.into_iter().for_each(Group::abort);
+                group.into_iter().for_each(|group| group.abort());
             }
             if end != PutEnd::Nothing {
                 self.opened.0.remove(at);

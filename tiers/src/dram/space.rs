@@ -11,8 +11,8 @@
 //!   % for 75 MB.
 //! - External: an extent is one run of units, so `alloc` may return `None` for a large one although
 //!   [`ArenaSpace::free_bytes`] suffices. Extents of equal size (one pool) do not cause this. With
-//!   mixed sizes, eviction resolves it: adjacent free runs merge, and eviction by recency frees the
-//!   frames of one prefix, which are mostly adjacent. The ratio of
+//!   mixed sizes, eviction resolves it: adjacent free runs merge, and eviction often
+//!   frees pages of one request together, which are mostly adjacent. The ratio of
 //!   [`ArenaSpace::largest_free_bytes`] to `free_bytes` is the measure.
 //! - Extents are never moved, because readers hold addresses.
 

@@ -126,36 +126,36 @@ mod tests {
 
     #[test]
     fn latest_request_wins_in_any_order() {
-        let touches = LastRequests::new(2).expect("memory");
+        let last_requests = LastRequests::new(2).expect("memory");
         let (early, late) = (Recency { epoch: 4, depth: 0 }, Recency { epoch: 5, depth: 9 });
-        touches.raise(FrameId(1), late);
-        touches.raise(FrameId(1), early);
-        assert_eq!(touches.get(FrameId(1)), Some(late));
-        touches.set(FrameId(1), early);
-        assert_eq!(touches.get(FrameId(1)), Some(early));
-        assert_eq!(touches.get(FrameId(0)).map(|r| r.epoch), Some(0));
-        touches.raise(FrameId(2), late);
-        assert_eq!(touches.get(FrameId(2)), None, "beyond the table");
+        last_requests.raise(FrameId(1), late);
+        last_requests.raise(FrameId(1), early);
+        assert_eq!(last_requests.get(FrameId(1)), Some(late));
+        last_requests.set(FrameId(1), early);
+        assert_eq!(last_requests.get(FrameId(1)), Some(early));
+        assert_eq!(last_requests.get(FrameId(0)).map(|r| r.epoch), Some(0));
+        last_requests.raise(FrameId(2), late);
+        assert_eq!(last_requests.get(FrameId(2)), None, "beyond the table");
     }
     #[test]
     fn later_requests_are_counted_once_each_and_can_be_spent() {
-        let touches = LastRequests::new(1).expect("memory");
+        let last_requests = LastRequests::new(1).expect("memory");
         let at = |epoch, depth| Recency { epoch, depth };
         let frame = FrameId(0);
-        touches.set(frame, at(4, 3));
+        last_requests.set(frame, at(4, 3));
         for (epoch, depth, uses) in [(4, 0, 0), (3, 0, 0), (5, 9, 1), (5, 2, 1), (6, 2, 2)] {
-            touches.raise(frame, at(epoch, depth));
-            assert_eq!(touches.uses(frame), uses, "epoch={epoch} depth={depth}");
+            last_requests.raise(frame, at(epoch, depth));
+            assert_eq!(last_requests.uses(frame), uses, "epoch={epoch} depth={depth}");
         }
-        touches.raise(frame, at(7, 0));
-        touches.raise(frame, at(8, 1));
-        assert_eq!(touches.uses(frame), USES_MAX);
-        touches.spend_uses(frame, 1);
-        assert_eq!((touches.uses(frame), touches.get(frame)), (2, Some(at(8, 1))));
-        touches.spend_uses(frame, USES_MAX);
-        assert_eq!(touches.uses(frame), 0);
-        touches.raise(frame, at(9, 1));
-        touches.set(frame, at(9, 1));
-        assert_eq!(touches.uses(frame), 0);
+        last_requests.raise(frame, at(7, 0));
+        last_requests.raise(frame, at(8, 1));
+        assert_eq!(last_requests.uses(frame), USES_MAX);
+        last_requests.spend_uses(frame, 1);
+        assert_eq!((last_requests.uses(frame), last_requests.get(frame)), (2, Some(at(8, 1))));
+        last_requests.spend_uses(frame, USES_MAX);
+        assert_eq!(last_requests.uses(frame), 0);
+        last_requests.raise(frame, at(9, 1));
+        last_requests.set(frame, at(9, 1));
+        assert_eq!(last_requests.uses(frame), 0);
     }
 }

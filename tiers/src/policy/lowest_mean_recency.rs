@@ -1,7 +1,7 @@
 //! Reclaims the segment with the lowest mean recency of its objects, and reinserts its most
 //! recently used objects.
 
-use super::segment::{ExtentFacts, SegmentFacts, SegmentPolicy, pinned_extents};
+use super::segment::{ExtentFacts, SegmentFacts, SegmentPolicy, by_recency, pinned_extents};
 
 /// The victim is the segment with the lowest mean tick of its live objects; a segment without live
 /// objects precedes all others. Up to `ratio` of a segment's payload is reinserted. A store creates
@@ -22,8 +22,7 @@ impl SegmentPolicy for LowestMeanRecency {
     }
 
     fn victim(&self, sealed: &[SegmentFacts]) -> Option<usize> {
-        let free = (0..sealed.len()).filter(|&i| !sealed[i].pinned);
-        free.min_by(|&a, &b| {
+        (0..sealed.len()).min_by(|&a, &b| {
             let (a, b) = (&sealed[a], &sealed[b]);
             mean_cmp(a, b).then(a.order.cmp(&b.order))
         })
@@ -36,11 +35,11 @@ impl SegmentPolicy for LowestMeanRecency {
 
         let warm = |i: &usize| !extents[*i].pinned && extents[*i].tick > mean_tick;
         let mut recent: Vec<usize> = (0..extents.len()).filter(warm).collect();
-        recent.sort_by_key(|&i| std::cmp::Reverse(extents[i].tick));
+        recent.sort_by(|&a, &b| by_recency(&extents[a], &extents[b]));
         for i in recent {
             // Stop at the first extent that does not fit, instead of searching for smaller ones:
-            // later extents are deeper in their chain or older, and useless after the gap that this
-            // one leaves.
+            // later extents are older or deeper in their chain, where they would be useless after
+            // the gap that this one leaves.
             if extents[i].bytes > budget {
                 break;
             }
@@ -73,19 +72,15 @@ mod tests {
     const POLICY: LowestMeanRecency = LowestMeanRecency { ratio: 0.25 };
 
     fn segment(order: u64, live_objects: u32, recency_sum: u64) -> SegmentFacts {
-        SegmentFacts {
-            segment: SegmentId(order as u32),
-            order,
-            live_objects,
-            live_bytes: u64::from(live_objects) * 4096,
-            recency_sum,
-            pinned: false,
-            min_sequence: 0,
-        }
+        SegmentFacts { segment: SegmentId(order as u32), order, live_objects, recency_sum }
     }
 
     fn extent(bytes: u64, tick: u64) -> ExtentFacts {
-        ExtentFacts { bytes, tick, pinned: false }
+        ExtentFacts { bytes, tick, depth: 0, pinned: false }
+    }
+
+    fn page(tick: u64, depth: u32) -> ExtentFacts {
+        ExtentFacts { bytes: 4, tick, depth, pinned: false }
     }
 
     #[test]
@@ -114,21 +109,21 @@ mod tests {
     }
 
     #[test]
-    fn pinned_segment_is_never_victim() {
-        let mut sealed = [segment(1, 0, 0), segment(2, 4, 400)];
-        sealed[0].pinned = true;
-        assert_eq!(POLICY.victim(&sealed), Some(1));
-        sealed[1].pinned = true;
-        assert_eq!(POLICY.victim(&sealed), None);
-    }
-
-    #[test]
     fn most_recent_extents_are_reinserted_oldest_first() {
         let extents = [extent(4, 30), extent(4, 50), extent(4, 10), extent(4, 40)];
         assert_eq!(POLICY.reinsert(&extents, 0, 12), [0, 3, 1]);
         assert_eq!(POLICY.reinsert(&extents, 0, 11), [3, 1]);
         assert_eq!(POLICY.reinsert(&extents, 0, 4), [1]);
         assert!(POLICY.reinsert(&extents, 0, 3).is_empty());
+    }
+
+    #[test]
+    fn extents_of_equal_ticks_are_reinserted_from_the_head() {
+        let deepest_first = [page(7, 3), page(7, 2), page(7, 1), page(7, 0), page(6, 0)];
+        assert_eq!(POLICY.reinsert(&deepest_first, 0, 8), [2, 3]);
+        assert_eq!(POLICY.reinsert(&deepest_first, 0, 20), [4, 0, 1, 2, 3]);
+        let pinned = deepest_first.map(|extent| ExtentFacts { pinned: true, ..extent });
+        assert_eq!(POLICY.reinsert(&pinned, 0, 0), [4, 0, 1, 2, 3]);
     }
 
     #[test]

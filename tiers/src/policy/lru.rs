@@ -3,8 +3,8 @@
 //! A request only records its recency, in constant time. A frame is moved to its position in the
 //! order when it comes up as a victim, since most requests never affect a victim. The victim is
 //! exactly the least recently used frame if the frames that come up fit one walk
-//! ([`STEPS_MAX`](super::order::STEPS_MAX)). If a walk meets only frames that were used again, the
-//! victim is the least recently used of those.
+//! ([`STEPS_MAX`](super::order::STEPS_MAX)). If a walk meets only frames that were requested again,
+//! the victim is the least recently used of those.
 
 use std::sync::Arc;
 
@@ -19,14 +19,14 @@ use super::slab::Slab;
 pub struct Lru {
     order: Order,
     /// The recency under which each frame is in `order`.
-    placed: Slab<Recency>,
-    touches: Arc<LastRequests>,
+    positions: Slab<Recency>,
+    last_requests: Arc<LastRequests>,
 }
 
 impl Lru {
-    /// An empty one, of frames whose last requests `touches` has.
-    pub fn new(touches: Arc<LastRequests>) -> Lru {
-        Lru { order: Order::new(), placed: Slab::new(), touches }
+    /// An empty one, of frames whose last requests `last_requests` has.
+    pub fn new(last_requests: Arc<LastRequests>) -> Lru {
+        Lru { order: Order::new(), positions: Slab::new(), last_requests }
     }
 }
 
@@ -36,39 +36,39 @@ impl FramePolicy for Lru {
     }
 
     fn reserve(&mut self, frames: usize) {
-        self.placed.reserve(frames);
+        self.positions.reserve(frames);
     }
 
     fn insert(&mut self, frame: FrameId, _bytes: u64, _fingerprint: u128, at: Recency) {
         self.remove(frame);
         self.order.insert(frame, at);
-        self.placed.set(frame, at);
-        self.touches.set(frame, at);
+        self.positions.set(frame, at);
+        self.last_requests.set(frame, at);
     }
 
     fn remove(&mut self, frame: FrameId) {
-        if let Some(placed) = self.placed.take(frame) {
-            self.order.remove(frame, placed);
+        if let Some(position) = self.positions.take(frame) {
+            self.order.remove(frame, position);
         }
     }
 
     fn victim(&mut self, evictable: &mut dyn FnMut(FrameId) -> bool) -> Option<FrameId> {
         let mut walk = Walk::default();
         let mut moved: Option<(Recency, FrameId)> = None;
-        while let Some(place) = self.order.examine_next(&mut walk) {
-            let last_use = self.touches.get(place.frame).unwrap_or(place.at);
-            if last_use > place.at {
-                let newer = (last_use, place.frame);
-                self.order.remove(place.frame, place.at);
-                self.order.insert(place.frame, last_use);
-                self.placed.set(place.frame, last_use);
-                if moved.is_none_or(|moved| newer < moved) && evictable(place.frame) {
+        while let Some(key) = self.order.examine_next(&mut walk) {
+            let last_request = self.last_requests.get(key.frame).unwrap_or(key.at);
+            if last_request > key.at {
+                let newer = (last_request, key.frame);
+                self.order.remove(key.frame, key.at);
+                self.order.insert(key.frame, last_request);
+                self.positions.set(key.frame, last_request);
+                if moved.is_none_or(|moved| newer < moved) && evictable(key.frame) {
                     moved = Some(newer);
                 }
-            } else if evictable(place.frame) {
-                self.order.take(&walk, place);
-                self.placed.take(place.frame);
-                return Some(place.frame);
+            } else if evictable(key.frame) {
+                self.order.take(&walk, key);
+                self.positions.take(key.frame);
+                return Some(key.frame);
             }
         }
         let (_, frame) = moved?;
@@ -144,7 +144,7 @@ mod tests {
                         model.0.push((frame, at.epoch, at.depth));
                     }
                     Step::Touch(frame, at) => {
-                        lru.touches.raise(FrameId(frame), at);
+                        lru.last_requests.raise(FrameId(frame), at);
                         for (known, epoch, depth) in &mut model.0 {
                             let newer = at.epoch > *epoch || (at.epoch == *epoch && at.depth < *depth);
                             if *known == frame && newer {
@@ -172,8 +172,8 @@ mod tests {
         for depth in 0..5 {
             lru.insert(FrameId(depth), 1, 0, Recency { epoch: 1, depth });
         }
-        lru.touches.raise(FrameId(0), Recency { epoch: 2, depth: 0 });
-        lru.touches.raise(FrameId(1), Recency { epoch: 2, depth: 1 });
+        lru.last_requests.raise(FrameId(0), Recency { epoch: 2, depth: 0 });
+        lru.last_requests.raise(FrameId(1), Recency { epoch: 2, depth: 1 });
         let order: Vec<u32> =
             std::iter::from_fn(|| lru.victim(&mut |_| true)).map(|f| f.0).collect();
         assert_eq!(order, [4, 3, 2, 1, 0]);
@@ -191,17 +191,17 @@ mod tests {
         assert_eq!(lru.len(), 2);
     }
 
-    /// More frames than one walk covers, all used again: the oldest of the frames that came up is
-    /// the victim.
+    /// More frames than one walk covers, all requested again: the oldest of the frames that came up
+    /// is the victim.
     #[test]
-    fn lru_finds_victim_in_one_call_if_all_frames_were_used_again() {
+    fn lru_finds_victim_in_one_call_if_all_frames_were_requested_again() {
         let frames = 3 * super::super::order::STEPS_MAX as u32;
         let mut lru = lru(frames);
         for frame in 0..frames {
             lru.insert(FrameId(frame), 1, 0, Recency { epoch: u64::from(frame), depth: 0 });
         }
         for frame in 0..frames {
-            lru.touches
+            lru.last_requests
                 .raise(FrameId(frame), Recency { epoch: u64::from(2 * frames - frame), depth: 0 });
         }
         let mut left: BTreeSet<u32> = (0..frames).collect();

@@ -7,7 +7,8 @@
 //! - A candidate that may not be evicted keeps its place in the order.
 //! - Policies are deterministic: no clock, no randomness, no order that depends on an address or on
 //!   a hasher.
-//! - One call examines a bounded number of candidates, independent of the size of the store.
+//! - A call for a frame examines a bounded number of them, independent of the size of the store. A
+//!   call for a segment examines all.
 //!
 //! The interfaces follow those of CacheLib Navy: a few methods, and everything except the order
 //! stays outside.
@@ -44,19 +45,19 @@ pub use segment::{
 pub use segment_fifo::SegmentFifo;
 pub use tick_clock::TickClock;
 
-/// Names that [`frame_policy`] accepts, for configuration messages.
+/// Names that [`frame_policy`] accepts.
 pub const FRAME_POLICIES: [&str; 3] = ["lru", "fifo", "s3fifo"];
 
-/// Names that [`segment_policy`] accepts, for configuration messages.
+/// Names that [`segment_policy`] accepts.
 pub const SEGMENT_POLICIES: [&str; 2] = ["fifo", "lowest-mean-recency"];
 
-/// The DRAM policy with this name, `None` if it is unknown (see [`FRAME_POLICIES`]). `touches` has
-/// the last requests for its frames.
-pub fn frame_policy(name: &str, touches: &Arc<LastRequests>) -> Option<Box<dyn FramePolicy>> {
+/// The DRAM policy with this name, `None` if it is unknown (see [`FRAME_POLICIES`]).
+/// `last_requests` has the last requests for its frames.
+pub fn frame_policy(name: &str, last_requests: &Arc<LastRequests>) -> Option<Box<dyn FramePolicy>> {
     match name {
-        "lru" => Some(Box::new(Lru::new(touches.clone()))),
+        "lru" => Some(Box::new(Lru::new(last_requests.clone()))),
         "fifo" => Some(Box::new(Fifo::new())),
-        "s3fifo" => Some(Box::new(S3Fifo::new(touches.clone()))),
+        "s3fifo" => Some(Box::new(S3Fifo::new(last_requests.clone()))),
         _ => None,
     }
 }
@@ -81,15 +82,15 @@ mod tests {
 
     #[test]
     fn policies_are_found_only_by_their_names() {
-        let touches = Arc::new(LastRequests::new(1).expect("memory"));
+        let last_requests = Arc::new(LastRequests::new(1).expect("memory"));
         for name in FRAME_POLICIES {
-            assert_eq!(frame_policy(name, &touches).map(|p| p.name()), Some(name));
+            assert_eq!(frame_policy(name, &last_requests).map(|p| p.name()), Some(name));
         }
         for name in SEGMENT_POLICIES {
             assert_eq!(segment_policy(name, 0.1).map(|p| p.name()), Some(name));
         }
         for name in ["", "LRU", "lru ", "lfu"] {
-            assert!(frame_policy(name, &touches).is_none(), "frame policy {name:?}");
+            assert!(frame_policy(name, &last_requests).is_none(), "frame policy {name:?}");
             assert!(segment_policy(name, 0.1).is_none(), "segment policy {name:?}");
         }
     }

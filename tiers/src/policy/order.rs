@@ -1,10 +1,10 @@
 //! The eviction order of frames, searched for an eligible victim in bounded steps.
 //!
 //! A walk examines frames at the front, where the right victim is, for the first half of its steps.
-//! If all of them are ineligible, it jumps to the place where the last long walk stopped, so that
-//! successive calls cover the whole order, and then wraps to the frames that it jumped over. If the
-//! order is no longer than one walk, the walk does not jump, and the victim is always the first
-//! eligible frame.
+//! If all of them are ineligible, it jumps to the position where the last long walk stopped, so
+//! that successive calls cover the whole order, and then wraps to the frames that it jumped over.
+//! If the order is no longer than one walk, the walk does not jump, and the victim is always the
+//! first eligible frame.
 
 use super::frame::{FrameId, Recency};
 use super::ordered_frames::{OrderKey, OrderedFrames};
@@ -16,8 +16,8 @@ pub(super) const STEPS_MAX: usize = 1024;
 /// Frames in eviction order.
 #[derive(Debug)]
 pub(super) struct Order {
-    places: OrderedFrames,
-    /// The place where the last walk that reached its limit stopped.
+    frames: OrderedFrames,
+    /// The position where the last walk that reached its limit stopped.
     resume: Option<OrderKey>,
     steps_max: usize,
 }
@@ -28,35 +28,35 @@ pub(super) struct Walk {
     last: Option<OrderKey>,
     steps: usize,
     jumped: bool,
-    /// The place before the jump, until the walk has wrapped to it.
+    /// The position before the jump, until the walk has wrapped to it.
     skipped_from: Option<OrderKey>,
 }
 
 impl Order {
     pub(super) fn new() -> Order {
-        Order { places: OrderedFrames::default(), resume: None, steps_max: STEPS_MAX }
+        Order { frames: OrderedFrames::default(), resume: None, steps_max: STEPS_MAX }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.places.len()
+        self.frames.len()
     }
 
     pub(super) fn insert(&mut self, frame: FrameId, at: Recency) {
-        self.places.insert(OrderKey { at, frame });
+        self.frames.insert(OrderKey { at, frame });
     }
 
     pub(super) fn remove(&mut self, frame: FrameId, at: Recency) {
-        self.places.remove(&OrderKey { at, frame });
+        self.frames.remove(&OrderKey { at, frame });
     }
 
-    /// The next place to examine, which stays in the order; `None` at the end of the walk. Places
+    /// The next frame to examine, which stays in the order; `None` at the end of the walk. Frames
     /// may be removed and added between steps.
     pub(super) fn examine_next(&mut self, walk: &mut Walk) -> Option<OrderKey> {
         if walk.steps == self.steps_max {
             self.resume = walk.last;
             return None;
         }
-        if walk.steps == self.steps_max / 2 && self.places.len() > self.steps_max {
+        if walk.steps == self.steps_max / 2 && self.frames.len() > self.steps_max {
             walk.jumped = true;
             if self.resume > walk.last {
                 walk.skipped_from = walk.last;
@@ -64,9 +64,9 @@ impl Order {
             }
         }
         walk.steps += 1;
-        let next = self.places.after(walk.last).or_else(|| {
+        let next = self.frames.after(walk.last).or_else(|| {
             let front = walk.skipped_from.take()?;
-            self.places.after(Some(front))
+            self.frames.after(Some(front))
         });
         match next {
             Some(_) => walk.last = next,
@@ -75,9 +75,9 @@ impl Order {
         next
     }
 
-    /// Remove `place`, which the walk examined last, from the order as the walk's victim.
-    pub(super) fn take(&mut self, walk: &Walk, place: OrderKey) {
-        self.places.remove(&place);
+    /// Remove `key`, which the walk examined last, from the order as the walk's victim.
+    pub(super) fn take(&mut self, walk: &Walk, key: OrderKey) {
+        self.frames.remove(&key);
         if walk.jumped {
             self.resume = walk.last;
         }
@@ -86,10 +86,10 @@ impl Order {
     /// Remove and return the first frame for which `evictable` is true, within one walk.
     pub(super) fn victim(&mut self, evictable: &mut dyn FnMut(FrameId) -> bool) -> Option<FrameId> {
         let mut walk = Walk::default();
-        while let Some(place) = self.examine_next(&mut walk) {
-            if evictable(place.frame) {
-                self.take(&walk, place);
-                return Some(place.frame);
+        while let Some(key) = self.examine_next(&mut walk) {
+            if evictable(key.frame) {
+                self.take(&walk, key);
+                return Some(key.frame);
             }
         }
         None

@@ -6,7 +6,7 @@ use std::ops::Bound;
 
 use super::frame::{FrameId, Recency};
 
-/// Most places in one run. A request may have any number of places in any order, and an insertion
+/// Most keys in one run. A request may have any number of keys in any order, and an insertion
 /// or removal in the middle moves up to half of a run.
 const RUN_MAX: usize = if cfg!(test) { 4 } else { 512 };
 
@@ -18,23 +18,23 @@ pub(super) struct OrderKey {
 }
 
 impl OrderKey {
-    /// The smallest possible place of the same request.
+    /// The smallest possible key of the same request.
     fn request_start(self) -> OrderKey {
         OrderKey { at: Recency { depth: u32::MAX, ..self.at }, frame: FrameId(0) }
     }
 }
 
-/// An ordered set of places. An insertion or removal at either end of a request's places costs one
-/// tree lookup; in the middle it also moves places, at most [`RUN_MAX`].
+/// An ordered set of keys. An insertion or removal at either end of a request's keys costs one
+/// tree lookup; in the middle it also moves keys, at most [`RUN_MAX`].
 #[derive(Debug, Default)]
 pub(super) struct OrderedFrames {
-    /// Runs of places of one request each. A run's key is at most its first place, and above all
-    /// places of the runs before it.
+    /// Runs of keys of one request each. A run's key is at most its first key, and above all
+    /// keys of the runs before it.
     pages: BTreeMap<OrderKey, RequestRun>,
     len: usize,
 }
 
-/// A run of at least one place of a request. A run of one place allocates no memory of its own.
+/// A run of at least one key of a request. A run of one key allocates no memory of its own.
 #[derive(Debug)]
 struct RequestRun {
     first: OrderKey,
@@ -42,30 +42,30 @@ struct RequestRun {
 }
 
 impl RequestRun {
-    /// Insert a place; returns false if it is present already.
-    fn insert(&mut self, place: OrderKey) -> bool {
-        if place < self.first {
-            self.rest.push_front(std::mem::replace(&mut self.first, place));
+    /// Insert a key; returns false if it is present already.
+    fn insert(&mut self, key: OrderKey) -> bool {
+        if key < self.first {
+            self.rest.push_front(std::mem::replace(&mut self.first, key));
             return true;
         }
-        if place == self.first {
+        if key == self.first {
             return false;
         }
-        if self.rest.back().is_none_or(|last| *last < place) {
-            self.rest.push_back(place);
+        if self.rest.back().is_none_or(|last| *last < key) {
+            self.rest.push_back(key);
             return true;
         }
-        let at = self.rest.binary_search(&place).err();
-        at.into_iter().for_each(|at| self.rest.insert(at, place));
+        let at = self.rest.binary_search(&key).err();
+        at.into_iter().for_each(|at| self.rest.insert(at, key));
         at.is_some()
     }
 
-    /// The next place after `place`, which need not be in the run.
-    fn after(&self, place: &OrderKey) -> Option<OrderKey> {
-        if *place < self.first {
+    /// The next key after `key`, which need not be in the run.
+    fn after(&self, key: &OrderKey) -> Option<OrderKey> {
+        if *key < self.first {
             return Some(self.first);
         }
-        self.rest.get(self.rest.partition_point(|other| other <= place)).copied()
+        self.rest.get(self.rest.partition_point(|other| other <= key)).copied()
     }
 }
 
@@ -74,21 +74,21 @@ impl OrderedFrames {
         self.len
     }
 
-    /// The run in which `place` is or would be, if its request has one, with the run's key.
-    fn run_of(&mut self, place: &OrderKey) -> Option<(OrderKey, &mut RequestRun)> {
-        let (from, pages) = self.pages.range_mut(..=*place).next_back()?;
-        (from.at.epoch == place.at.epoch).then_some((*from, pages))
+    /// The run in which `key` is or would be, if its request has one, with the run's key.
+    fn run_of(&mut self, key: &OrderKey) -> Option<(OrderKey, &mut RequestRun)> {
+        let (from, pages) = self.pages.range_mut(..=*key).next_back()?;
+        (from.at.epoch == key.at.epoch).then_some((*from, pages))
     }
 
-    /// Insert a place unless it is present.
-    pub(super) fn insert(&mut self, place: OrderKey) {
-        let Some((_, pages)) = self.run_of(&place) else {
-            let run = RequestRun { first: place, rest: VecDeque::new() };
-            self.pages.insert(place.request_start(), run);
+    /// Insert a key unless it is present.
+    pub(super) fn insert(&mut self, key: OrderKey) {
+        let Some((_, pages)) = self.run_of(&key) else {
+            let run = RequestRun { first: key, rest: VecDeque::new() };
+            self.pages.insert(key.request_start(), run);
             self.len += 1;
             return;
         };
-        if !pages.insert(place) {
+        if !pages.insert(key) {
             return;
         }
         if pages.rest.len() > RUN_MAX {
@@ -99,27 +99,26 @@ impl OrderedFrames {
         self.len += 1;
     }
 
-    /// Remove a place if it is present.
-    pub(super) fn remove(&mut self, place: &OrderKey) {
-        let Some((from, pages)) = self.run_of(place) else { return };
-        if pages.first == *place {
+    /// Remove a key if it is present.
+    pub(super) fn remove(&mut self, key: &OrderKey) {
+        let Some((from, pages)) = self.run_of(key) else { return };
+        if pages.first == *key {
             match pages.rest.pop_front() {
                 Some(next) => pages.first = next,
                 None => _ = self.pages.remove(&from),
             }
         } else {
-            let Ok(at) = pages.rest.binary_search(place) else { return };
+            let Ok(at) = pages.rest.binary_search(key) else { return };
             pages.rest.remove(at);
         }
         self.len -= 1;
     }
 
-    /// The next place after `place`, or the first of all with `None`.
-    pub(super) fn after(&self, place: Option<OrderKey>) -> Option<OrderKey> {
-        let Some(place) = place else { return self.pages.values().next().map(|pages| pages.first) };
-        let in_run =
-            self.pages.range(..=place).next_back().and_then(|(_, pages)| pages.after(&place));
-        let next_run = || self.pages.range((Bound::Excluded(place), Bound::Unbounded)).next();
+    /// The next key after `key`, or the first of all with `None`.
+    pub(super) fn after(&self, key: Option<OrderKey>) -> Option<OrderKey> {
+        let Some(key) = key else { return self.pages.values().next().map(|pages| pages.first) };
+        let in_run = self.pages.range(..=key).next_back().and_then(|(_, pages)| pages.after(&key));
+        let next_run = || self.pages.range((Bound::Excluded(key), Bound::Unbounded)).next();
         in_run.or_else(|| next_run().map(|(_, pages)| pages.first))
     }
 
@@ -141,7 +140,7 @@ mod tests {
 
     use super::*;
 
-    fn place() -> impl Strategy<Value = OrderKey> {
+    fn key() -> impl Strategy<Value = OrderKey> {
         (0u64..5, 0u32..8, 0u32..4).prop_map(|(epoch, depth, frame)| OrderKey {
             at: Recency { epoch, depth },
             frame: FrameId(frame),
@@ -150,24 +149,24 @@ mod tests {
 
     proptest! {
         #[test]
-        fn places_equal_sorted_set(steps in prop::collection::vec((prop::bool::weighted(0.6), place()), 1..200)) {
-            let (mut places, mut model) = (OrderedFrames::default(), BTreeSet::new());
-            for (insert, place) in steps {
+        fn keys_equal_sorted_set(steps in prop::collection::vec((prop::bool::weighted(0.6), key()), 1..200)) {
+            let (mut keys, mut model) = (OrderedFrames::default(), BTreeSet::new());
+            for (insert, key) in steps {
                 match insert {
                     true => {
-                        places.insert(place);
-                        model.insert(place);
+                        keys.insert(key);
+                        model.insert(key);
                     }
                     false => {
-                        places.remove(&place);
-                        model.remove(&place);
+                        keys.remove(&key);
+                        model.remove(&key);
                     }
                 }
-                prop_assert_eq!(places.len(), model.len());
-                prop_assert!(places.iter().eq(model.iter().copied()));
-                prop_assert_eq!(places.after(None), model.first().copied());
-                let next = model.range((Bound::Excluded(place), Bound::Unbounded)).next();
-                prop_assert_eq!(places.after(Some(place)), next.copied());
+                prop_assert_eq!(keys.len(), model.len());
+                prop_assert!(keys.iter().eq(model.iter().copied()));
+                prop_assert_eq!(keys.after(None), model.first().copied());
+                let next = model.range((Bound::Excluded(key), Bound::Unbounded)).next();
+                prop_assert_eq!(keys.after(Some(key)), next.copied());
             }
         }
     }

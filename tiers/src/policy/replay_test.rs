@@ -74,16 +74,16 @@ fn simulate(queue: &mut VecDeque<u64>, request: &[(u64, u32)]) -> usize {
 
 struct Store {
     lru: Lru,
-    touches: Arc<LastRequests>,
+    last_requests: Arc<LastRequests>,
     frame_of: BTreeMap<u64, FrameId>,
     page_of: BTreeMap<FrameId, u64>,
 }
 
 impl Store {
     fn new() -> Store {
-        let touches = Arc::new(LastRequests::new(CAPACITY).expect("memory"));
-        let lru = Lru::new(touches.clone());
-        Store { lru, touches, frame_of: BTreeMap::new(), page_of: BTreeMap::new() }
+        let last_requests = Arc::new(LastRequests::new(CAPACITY).expect("memory"));
+        let lru = Lru::new(last_requests.clone());
+        Store { lru, last_requests, frame_of: BTreeMap::new(), page_of: BTreeMap::new() }
     }
 
     fn replay(&mut self, epoch: u64, request: &[(u64, u32)]) -> usize {
@@ -92,7 +92,7 @@ impl Store {
             let at = Recency { epoch, depth };
             if let Some(&frame) = self.frame_of.get(&page) {
                 hits += 1;
-                self.touches.raise(frame, at);
+                self.last_requests.raise(frame, at);
                 continue;
             }
             let frame = if self.lru.len() == CAPACITY {

@@ -49,7 +49,7 @@ enum Queue {
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// Its place in its queue: epoch or turn, and depth.
+    /// Its position in its queue: epoch or turn, and depth.
     epoch: u64,
     depth: u32,
     units: u32,
@@ -61,7 +61,7 @@ struct Entry {
 const _: () = assert!(size_of::<Option<Entry>>() == 24);
 
 impl Entry {
-    fn place(&self) -> Recency {
+    fn position(&self) -> Recency {
         Recency { epoch: self.epoch, depth: self.depth }
     }
 }
@@ -71,7 +71,7 @@ impl Entry {
 #[derive(Debug)]
 pub struct S3Fifo {
     entries: Slab<Entry>,
-    touches: Arc<LastRequests>,
+    last_requests: Arc<LastRequests>,
     small: Order,
     main: Order,
     ghost: Ghost,
@@ -85,11 +85,11 @@ pub struct S3Fifo {
 }
 
 impl S3Fifo {
-    /// An empty policy, of frames whose last requests `touches` has.
-    pub fn new(touches: Arc<LastRequests>) -> S3Fifo {
+    /// An empty policy, of frames whose last requests `last_requests` has.
+    pub fn new(last_requests: Arc<LastRequests>) -> S3Fifo {
         S3Fifo {
             entries: Slab::new(),
-            touches,
+            last_requests,
             small: Order::new(),
             main: Order::new(),
             ghost: Ghost::default(),
@@ -123,7 +123,7 @@ impl S3Fifo {
     /// count of requests.
     fn append_to_main(&mut self, frame: FrameId, spent: u8) {
         let Some(entry) = self.entries.get(frame) else { return };
-        // A frame of the current turn must move on too: the walk has passed its old place.
+        // A frame of the current turn must move on too: the walk has passed its old position.
         let moves_on = entry.queue == Queue::Small || entry.epoch < self.turn;
         if !moves_on || self.turn_frames * TURN_SHARE >= self.main.len() {
             self.next_turn();
@@ -135,13 +135,13 @@ impl S3Fifo {
         }
         entry.queue = Queue::Main;
         entry.epoch = self.turn;
-        let place = entry.place();
-        self.touches.spend_uses(frame, spent);
-        self.main.insert(frame, place);
+        let position = entry.position();
+        self.last_requests.spend_uses(frame, spent);
+        self.main.insert(frame, position);
     }
 
     fn uses(&self, frame: FrameId) -> u8 {
-        self.touches.uses(frame)
+        self.last_requests.uses(frame)
     }
 
     fn victim_of_small(&mut self, evictable: &mut dyn FnMut(FrameId) -> bool) -> Option<FrameId> {
@@ -199,18 +199,18 @@ impl FramePolicy for S3Fifo {
         self.remove(frame);
         let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX);
         let hash = hash_of(fingerprint);
-        let (queue, place) = if self.ghost.recall(hash) {
+        let (queue, position) = if self.ghost.recall(hash) {
             (Queue::Main, Recency { epoch: self.turn_of(at.epoch), depth: at.depth })
         } else {
             self.small_units += u64::from(units);
             (Queue::Small, at)
         };
         match queue {
-            Queue::Small => self.small.insert(frame, place),
-            Queue::Main => self.main.insert(frame, place),
+            Queue::Small => self.small.insert(frame, position),
+            Queue::Main => self.main.insert(frame, position),
         }
         self.units += u64::from(units);
-        let Recency { epoch, depth } = place;
+        let Recency { epoch, depth } = position;
         self.entries.set(frame, Entry { epoch, depth, units, hash, queue });
     }
 
@@ -219,10 +219,10 @@ impl FramePolicy for S3Fifo {
         self.units -= u64::from(entry.units);
         match entry.queue {
             Queue::Small => {
-                self.small.remove(frame, entry.place());
+                self.small.remove(frame, entry.position());
                 self.small_units -= u64::from(entry.units);
             }
-            Queue::Main => self.main.remove(frame, entry.place()),
+            Queue::Main => self.main.remove(frame, entry.position()),
         }
     }
 
@@ -259,7 +259,7 @@ mod tests {
 
     /// Insert a frame as the store does.
     fn insert(policy: &mut S3Fifo, frame: u32, bytes: u64, fingerprint: u128, at: Recency) {
-        policy.touches.set(FrameId(frame), at);
+        policy.last_requests.set(FrameId(frame), at);
         policy.insert(FrameId(frame), bytes, fingerprint, at);
     }
 
@@ -283,7 +283,7 @@ mod tests {
             self.epoch += 1;
             let at = Recency { epoch: self.epoch, depth: 0 };
             if let Some(frame) = self.resident.get(&page) {
-                self.policy.touches.raise(FrameId(*frame), at);
+                self.policy.last_requests.raise(FrameId(*frame), at);
                 return true;
             }
             if self.resident.len() == self.capacity {
@@ -376,7 +376,7 @@ mod tests {
         }
         // Frame 0 is requested twice, frame 2 once, frame 1 more often than the count saturates at.
         for (frame, epochs) in [(0, 10..12), (2, 12..13), (1, 13..18)] {
-            epochs.for_each(|epoch| policy.touches.raise(FrameId(frame), at(epoch)));
+            epochs.for_each(|epoch| policy.last_requests.raise(FrameId(frame), at(epoch)));
         }
         assert_eq!(policy.uses(FrameId(1)), USES_MAX);
         let order: Vec<u32> =
@@ -406,11 +406,11 @@ mod tests {
             insert(&mut policy, frame, 4096, u128::from(frame), Recency { epoch: 1, depth: 0 });
         }
         for _ in 0..5 {
-            policy.touches.raise(FrameId(0), Recency { epoch: 1, depth: 0 });
-            policy.touches.raise(FrameId(0), Recency { epoch: 2, depth: 0 });
+            policy.last_requests.raise(FrameId(0), Recency { epoch: 1, depth: 0 });
+            policy.last_requests.raise(FrameId(0), Recency { epoch: 2, depth: 0 });
         }
         assert_eq!(policy.uses(FrameId(0)), 1);
-        policy.touches.raise(FrameId(0), Recency { epoch: 3, depth: 0 });
+        policy.last_requests.raise(FrameId(0), Recency { epoch: 3, depth: 0 });
         assert_eq!(policy.uses(FrameId(0)), 2);
     }
 
@@ -446,7 +446,7 @@ mod tests {
             let at = Recency { epoch: 1, depth: frame };
             insert(&mut policy, frame, 4096, u128::from(frame), at);
             for epoch in 2..6 {
-                policy.touches.raise(FrameId(frame), Recency { epoch, depth: frame });
+                policy.last_requests.raise(FrameId(frame), Recency { epoch, depth: frame });
             }
         }
         assert_ne!(policy.victim(&mut |_| true), None);
@@ -469,7 +469,7 @@ mod tests {
                         insert(&mut policy, frame, bytes, u128::from(frame % 16), at);
                         known.insert(frame, bytes.div_ceil(UNIT_BYTES));
                     }
-                    1 => policy.touches.raise(FrameId(frame), at),
+                    1 => policy.last_requests.raise(FrameId(frame), at),
                     2 => {
                         policy.remove(FrameId(frame));
                         known.remove(&frame);

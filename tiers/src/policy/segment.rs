@@ -1,5 +1,7 @@
 //! The interface of policies that order the segments of the SSD log.
 
+use std::cmp::Ordering;
+
 use pagelith_layouts::ids::SegmentId;
 
 /// Largest share of a segment's payload that a policy may reinsert. At this share, reinsertion
@@ -22,14 +24,8 @@ pub struct SegmentFacts {
     pub order: u64,
     /// Number of objects in it that the index points to.
     pub live_objects: u32,
-    /// Padded bytes of the live objects.
-    pub live_bytes: u64,
     /// Sum of the ticks of the last requests for the live objects.
     pub recency_sum: u64,
-    /// Whether a reader uses it, so that it may not be the victim now.
-    pub pinned: bool,
-    /// Lowest sequence number of a record in it.
-    pub min_sequence: u64,
 }
 
 /// The facts about a live record of the victim that a policy uses. In this module the record is
@@ -38,8 +34,10 @@ pub struct SegmentFacts {
 pub struct ExtentFacts {
     /// Bytes to write if it is reinserted, header and padding included.
     pub bytes: u64,
-    /// Tick of its last request; within a request, a page nearer to the head has the larger tick.
+    /// Tick of its last request. The pages of a request usually have the same.
     pub tick: u64,
+    /// Position of its page in its chain; 0 is the head.
+    pub depth: u32,
     /// Whether it must survive, regardless of the budget.
     pub pinned: bool,
 }
@@ -50,20 +48,26 @@ pub trait SegmentPolicy: Send {
     fn name(&self) -> &'static str;
     /// Share of a segment's payload (0 to [`REINSERT_RATIO_MAX`]) that is the budget of `reinsert`.
     fn reinsert_ratio(&self) -> f64;
-    /// The segment to reclaim, as an index into `sealed`; never a pinned one. `None` if there is
-    /// none. O(segments); called once per reclaim.
+    /// The segment to reclaim, as an index into `sealed`; `None` if there is none. Readers of the
+    /// segment finish before it is reused. O(segments); called once per reclaim.
     fn victim(&self, sealed: &[SegmentFacts]) -> Option<usize>;
     /// The victim's live extents to reinsert: indices in the order in which they are appended.
     /// Pinned extents come first and are included even beyond `budget_bytes`; their bytes count
-    /// against it. Other extents qualify with a tick above `mean_tick`, the mean over the store.
-    /// They follow oldest first, so that the last used extent is the newest in the log.
+    /// against it. Other extents qualify with a tick above `mean_tick`, the mean over the store;
+    /// among equal ticks the heads of chains precede. They are appended in the reverse order, so
+    /// that the last requested extent is the newest in the log.
     fn reinsert(&self, extents: &[ExtentFacts], mean_tick: u64, budget_bytes: u64) -> Vec<usize>;
+}
+
+/// The order in which extents are kept: the last requested first, of these the head first.
+pub(super) fn by_recency(a: &ExtentFacts, b: &ExtentFacts) -> Ordering {
+    b.tick.cmp(&a.tick).then(a.depth.cmp(&b.depth))
 }
 
 /// Indices of the pinned extents, oldest tick first, and their bytes: every policy reinserts these.
 pub(super) fn pinned_extents(extents: &[ExtentFacts]) -> (Vec<usize>, u64) {
     let mut pinned: Vec<usize> = (0..extents.len()).filter(|&i| extents[i].pinned).collect();
-    pinned.sort_by_key(|&i| extents[i].tick);
+    pinned.sort_by(|&a, &b| by_recency(&extents[b], &extents[a]));
     let bytes = pinned.iter().fold(0u64, |sum, &i| sum.saturating_add(extents[i].bytes));
     (pinned, bytes)
 }

@@ -16,8 +16,7 @@ impl SegmentPolicy for SegmentFifo {
     }
 
     fn victim(&self, sealed: &[SegmentFacts]) -> Option<usize> {
-        let free = (0..sealed.len()).filter(|&i| !sealed[i].pinned);
-        free.min_by_key(|&i| sealed[i].order)
+        (0..sealed.len()).min_by_key(|&i| sealed[i].order)
     }
 
     fn reinsert(&self, extents: &[ExtentFacts], _mean_tick: u64, _budget_bytes: u64) -> Vec<usize> {
@@ -31,29 +30,24 @@ mod tests {
 
     use super::*;
 
-    fn segment(order: u64, pinned: bool) -> SegmentFacts {
+    fn segment(order: u64) -> SegmentFacts {
         SegmentFacts {
             segment: SegmentId(order as u32),
             order,
             live_objects: 1,
-            live_bytes: 4096,
             recency_sum: 100 - order,
-            pinned,
-            min_sequence: 0,
         }
     }
 
     #[test]
-    fn oldest_unpinned_segment_is_victim() {
+    fn oldest_segment_is_victim() {
         assert_eq!(SegmentFifo.victim(&[]), None);
-        assert_eq!(SegmentFifo.victim(&[segment(1, true)]), None);
-        let sealed = [segment(9, false), segment(2, true), segment(5, false), segment(7, false)];
-        assert_eq!(SegmentFifo.victim(&sealed), Some(2));
+        assert_eq!(SegmentFifo.victim(&[9, 5, 7].map(segment)), Some(1));
     }
 
     #[test]
     fn only_pinned_extents_are_reinserted_for_any_budget() {
-        let extent = |tick, pinned| ExtentFacts { bytes: 4096, tick, pinned };
+        let extent = |tick, pinned| ExtentFacts { bytes: 4096, tick, depth: 0, pinned };
         let extents = [extent(50, false), extent(9, true), extent(70, false), extent(3, true)];
         assert_eq!(SegmentFifo.reinsert(&extents, 0, 1 << 30), [3, 1]);
         assert_eq!(SegmentFifo.reinsert(&extents, 0, 0), [3, 1]);

@@ -32,7 +32,7 @@ pub struct Unit {
     /// Chain depth.
     pub depth: u32,
     /// Whether reclaim re-appends it.
-    pub moved: bool,
+    pub reinserted: bool,
     /// Key, length and block checksums of each member.
     pub members: Vec<RecordMember>,
     /// The payload: each member's bytes padded with zeros to a multiple of 4096, in order, in any
@@ -185,7 +185,7 @@ impl OpenSegment {
             base_group: unit.base_group,
             block_bytes: BLOCK_BYTES,
             depth: unit.depth,
-            moved: unit.moved,
+            reinserted: unit.reinserted,
         };
         let specs: Vec<_> = unit
             .members
@@ -196,7 +196,7 @@ impl OpenSegment {
         let spare = spare.filter(|b| b.len() == bytes);
         let Some(mut buf) = spare.or_else(|| AlignedBuf::new(bytes).ok()) else { return Err(unit) };
         let Some(record) = record::encode_into(&facts, &specs, &mut buf) else { return Err(unit) };
-        let place = RecordLocation {
+        let location = RecordLocation {
             identity: self.identity,
             offset: self.next_offset,
             bytes: record.record_bytes(),
@@ -211,10 +211,10 @@ impl OpenSegment {
         self.max_sequence = self.max_sequence.max(unit.sequence.0);
         self.coalesced.parts.push(buf.into_part());
         self.coalesced.parts.extend(unit.payload);
-        self.coalesced.units.push((unit.id, place));
-        self.coalesced.bytes += place.bytes;
-        self.next_offset += place.bytes;
-        Ok((place, header))
+        self.coalesced.units.push((unit.id, location));
+        self.coalesced.bytes += location.bytes;
+        self.next_offset += location.bytes;
+        Ok((location, header))
     }
 
     /// Mark the segment as failed and remove these records, which were not written, from its

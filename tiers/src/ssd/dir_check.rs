@@ -1,7 +1,7 @@
 //! Checks at open that each configured directory is the right one.
 //!
 //! Segments are striped over the directories by number. With directories in another order, or with
-//! a directory of another store, the store would find no valid data and overwrite what exists.
+//! a directory of another store, the store would find no valid data and overwrite existing data.
 
 use pagelith_io::disk::{Disk, FileId};
 use pagelith_layouts::align::ALIGN;

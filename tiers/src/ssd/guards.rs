@@ -10,14 +10,14 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use pagelith_io::pin_table::PinCount;
+use pagelith_io::guarded_table::ReaderCount;
 use pagelith_io::sync::AtomicU64;
 use pagelith_layouts::ids::{Incarnation, SegmentId};
 
 use super::segments::{SegmentState, SegmentTable};
 
 struct Guard {
-    readers: PinCount,
+    readers: ReaderCount,
     incarnation: AtomicU64,
 }
 
@@ -27,7 +27,7 @@ pub struct SegmentGuards(Box<[Guard]>);
 impl SegmentGuards {
     /// Guards of `segments`; those that are not free may be read.
     pub fn of(segments: &SegmentTable) -> SegmentGuards {
-        let guard = |incarnation| Guard { readers: PinCount::default(), incarnation };
+        let guard = |incarnation| Guard { readers: ReaderCount::default(), incarnation };
         let guards = segments.iter().map(|(_, s)| guard(AtomicU64::new(s.incarnation.0)));
         let guards = SegmentGuards(guards.collect());
         let used = segments.iter().filter(|(_, s)| s.state() != SegmentState::Free);

@@ -9,8 +9,8 @@
 //! 1. [`log`] raises a segment's incarnation in both copies of the manifest, each synced, before
 //!    the first write to the segment.
 //! 2. [`log`] syncs a segment's data before it writes the footer.
-//! 3. The engine's reclaim frees a segment only after a sync that covers every record moved out
-//!    of it.
+//! 3. The engine's reclaim frees a segment only after a sync that covers every record reinserted
+//!    from it.
 //! 4. The engine copies the index, then syncs the data, and only then completes the checkpoint.
 //!    [`checkpoint`] syncs its chunks before it writes its header, and syncs the header before the
 //!    checkpoint is used.

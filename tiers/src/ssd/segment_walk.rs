@@ -131,7 +131,7 @@ mod tests {
             base_group: GroupId(0),
             block_bytes: 32 << 10,
             depth: 0,
-            moved: false,
+            reinserted: false,
         };
         let header = record::encode(&facts, &specs).expect("a header");
         segment[offset as usize..][..header.len()].copy_from_slice(&header);

@@ -1,8 +1,8 @@
 //! The in-memory table of segments.
 //!
-//! Invariant: a segment's incarnation is raised only while it is free, and it becomes free only
-//! when no reader holds it ([`super::guards`]) and every object that must survive is durable in
-//! another segment.
+//! Invariant: a segment's incarnation is raised after the segment was free and before anything is
+//! written to it. It becomes free only when no reader holds it ([`super::guards`]) and every object
+//! that must survive is durable in another segment.
 
 use pagelith_layouts::ids::{Incarnation, SegmentId, SegmentOrder, Sequence};
 
@@ -43,8 +43,6 @@ pub struct Segment {
     pub data_end: u64,
     /// Number of objects in it that the index points to.
     pub live_objects: u32,
-    /// Padded bytes of these objects.
-    pub live_bytes: u64,
     /// Sum of the recency ticks of these objects.
     pub recency_sum: u64,
 }
@@ -57,7 +55,6 @@ impl Segment {
         min_sequence: Sequence(u64::MAX),
         data_end: 0,
         live_objects: 0,
-        live_bytes: 0,
         recency_sum: 0,
     };
 
@@ -128,10 +125,7 @@ impl SegmentTable {
                 segment,
                 order: s.order.0,
                 live_objects: s.live_objects,
-                live_bytes: s.live_bytes,
                 recency_sum: s.recency_sum,
-                pinned: false,
-                min_sequence: s.min_sequence.0,
             })
             .collect()
     }
@@ -148,19 +142,17 @@ impl SegmentTable {
         self.iter().any(|(id, s)| id != segment && s.min_sequence < sequence)
     }
 
-    /// Add an object of `bytes` with recency `tick` to the counts.
-    pub fn add_live(&mut self, id: SegmentId, bytes: u64, tick: u64) {
+    /// Add an object with recency `tick` to the counts.
+    pub fn add_live(&mut self, id: SegmentId, tick: u64) {
         let s = self.get_mut(id);
         s.live_objects += 1;
-        s.live_bytes += bytes;
         s.recency_sum += tick;
     }
 
-    /// Remove an object of `bytes` with recency `tick` from the counts.
-    pub fn remove_live(&mut self, id: SegmentId, bytes: u64, tick: u64) {
+    /// Remove an object with recency `tick` from the counts.
+    pub fn remove_live(&mut self, id: SegmentId, tick: u64) {
         let s = self.get_mut(id);
         s.live_objects = s.live_objects.saturating_sub(1);
-        s.live_bytes = s.live_bytes.saturating_sub(bytes);
         s.recency_sum = s.recency_sum.saturating_sub(tick);
     }
 }

@@ -122,7 +122,7 @@ impl Volume {
     /// The file and byte offset of byte `offset` of a segment.
     pub fn file_offset(&self, segment: SegmentId, offset: u64) -> (FileId, u64) {
         let (dir, start) =
-            names::segment_place(segment, self.geometry.dirs, self.geometry.segment_bytes);
+            names::segment_location(segment, self.geometry.dirs, self.geometry.segment_bytes);
         (self.segments[dir], start + offset)
     }
 }

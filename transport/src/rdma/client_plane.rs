@@ -23,7 +23,7 @@ use pagelith_layouts::wire::{Frame, FrameKind};
 use pagelith_mutants::{self as mutant, Mutant};
 
 use super::counters::StreamReason;
-use super::peer_regions::REGIONS_MAX;
+use super::peer_regions::PEER_REGIONS_MAX;
 use super::rail_queue::RailQueue;
 use super::rails::Rails;
 use super::region::RdmaRegion;
@@ -88,7 +88,7 @@ impl ClientPlane {
         }
         for (number, region) in all {
             let wanted = region.access() != RemoteAccess::NONE && !self.named.contains(&number);
-            if !wanted || self.named.len() >= REGIONS_MAX {
+            if !wanted || self.named.len() >= PEER_REGIONS_MAX {
                 continue;
             }
             let of_rail = |queue: &RailQueue| region.remote_keys(queue.host_rail);
@@ -132,7 +132,7 @@ impl ClientPlane {
         let (mut offset, mut bytes) = (offset, 0);
         for part in parts {
             let length = part.len() as u64;
-            match self.place(part, |access| access.write) {
+            match self.region_offset(part, |access| access.write) {
                 Some((region, at)) => {
                     bytes += length;
                     let adjacent = |last: &&mut TargetItem| {
@@ -158,7 +158,11 @@ impl ClientPlane {
     }
 
     /// The region that the server knows and that has a part, and the part's offset in it.
-    fn place(&self, part: &Part, permits: impl Fn(RemoteAccess) -> bool) -> Option<(u32, u64)> {
+    fn region_offset(
+        &self,
+        part: &Part,
+        permits: impl Fn(RemoteAccess) -> bool,
+    ) -> Option<(u32, u64)> {
         let found = self.rails.own.find(part.addr(), part.len())?;
         let number = found.region.number();
         let is_usable = permits(found.region.access()) && self.named.contains(&number);
@@ -194,7 +198,7 @@ impl ClientPlane {
         let bytes = parts.iter().map(|part| part.len() as u64).sum();
         let mut pieces: Vec<ShownPiece> = Vec::new();
         for part in parts.iter().filter(|part| !part.is_empty()) {
-            let Some((region, at)) = self.place(part, |access| access.read) else {
+            let Some((region, at)) = self.region_offset(part, |access| access.read) else {
                 self.note_stream(StreamReason::Unregistered, bytes);
                 return None;
             };

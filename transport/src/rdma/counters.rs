@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub enum StreamReason {
     /// The memory is in no registered region.
     Unregistered,
-    /// The transfer is shorter than what pays.
+    /// The transfer is too short for RDMA to pay.
     Small,
-    /// The memory is in more pieces than what pays.
+    /// The memory is in too many pieces for RDMA to pay.
     Scattered,
 }
 
@@ -18,7 +18,7 @@ pub enum StreamReason {
 pub enum NoRdmaReason {
     /// The peer offers no RDMA.
     Peer,
-    /// Every rail rests, or no rail of one end fits one of the other.
+    /// Every rail is suspended, or no rail of one end fits one of the other.
     Rails,
 }
 

@@ -64,8 +64,8 @@ impl DataPlane {
         }
     }
 
-    /// Retract an operation: nothing more is posted for it. Returns the READs that have ended by
-    /// that.
+    /// Retract the memory of an operation: nothing more is posted for it. Returns the READs that
+    /// have ended by that.
     pub fn retract(&mut self, op: OpId) -> Vec<ReadDone> {
         match self {
             DataPlane::Client(client) => {
@@ -76,7 +76,7 @@ impl DataPlane {
         }
     }
 
-    /// Note that memory of a retracted operation waits for devices.
+    /// Note that memory of a cancelled operation waits for devices.
     pub fn note_retracted(&mut self, op: OpId, now: Mono) {
         self.rails_mut().note_retracted(op, now);
     }
@@ -91,7 +91,7 @@ impl DataPlane {
         self.rails().has_stream_ended()
     }
 
-    /// Time until the oldest retracted operation, or the last bytes of an ended stream, have been
+    /// Time until the oldest cancelled operation, or the last bytes of an ended stream, have been
     /// awaited for `most`; `None` if there are none.
     pub fn retract_due(&self, now: Mono, most: Duration) -> Option<Duration> {
         self.rails().retract_due(now, most)

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::system::SystemClock;
 use pagelith_io::verbs::{
-    Device, DeviceMemory, GidWish, Library, NicCandidate, NicChoice, NicWish, Place, Port,
+    Device, DeviceMemory, GidWish, Library, Locality, NicCandidate, NicChoice, NicWish, Port,
     ProtectionDomain, RegisteredMemory, RemoteAccess, VerbsError, choose_nics, locked_memory_limit,
 };
 
@@ -26,7 +26,7 @@ use super::take_down_progress::TakeDownProgress;
 /// 32 bits; a message has at most 2 GiB.
 const CHUNK_BYTES_MAX: usize = 1 << 30;
 
-/// Where devices have their places.
+/// Where the kernel describes devices.
 const SYSFS: &str = "/sys";
 
 /// Which devices and addresses to use.
@@ -45,7 +45,7 @@ impl Default for RdmaSettings {
     fn default() -> RdmaSettings {
         RdmaSettings {
             library: None,
-            nics: NicWish::Near(Place::default()),
+            nics: NicWish::Near(Locality::default()),
             gid: GidWish::default(),
         }
     }
@@ -63,7 +63,8 @@ pub struct RdmaHost {
     counters: Arc<RdmaCounters>,
     /// The queue pairs that are being taken down, of which no link may be left to ask.
     take_downs: Mutex<Vec<Weak<TakeDownProgress>>>,
-    /// The clock of all failures and rests: links may have clocks that begin at other moments.
+    /// The clock of all failures and suspensions: links may have clocks that begin at other
+    /// moments.
     clock: SystemClock,
 }
 
@@ -83,10 +84,10 @@ impl RdmaHost {
         let devices = open_devices(&library, &settings.nics)?;
         let mut candidates = Vec::new();
         for device in &devices {
-            let place = Place::of_device(Path::new(SYSFS), device.name());
+            let locality = Locality::of_device(Path::new(SYSFS), device.name());
             for number in 1..=device.limits().ports {
                 let port = Port::of(device, number)?;
-                candidates.push(NicCandidate { port, place: place.clone() });
+                candidates.push(NicCandidate { port, locality: locality.clone() });
             }
         }
         let choice = choose_nics(&candidates, &settings.nics)?;
@@ -126,7 +127,7 @@ impl RdmaHost {
         self.rails.iter().enumerate().filter(move |(_, rail)| rail.is_up_for(peer, now))
     }
 
-    /// The time of failures and rests.
+    /// The time of failures and suspensions.
     pub(super) fn now(&self) -> Mono {
         self.clock.now()
     }

@@ -12,7 +12,7 @@ use super::requests::RemoteRange;
 use crate::link_error::LinkError;
 
 /// Maximum regions of a client, each on each of its rails.
-pub(crate) const REGIONS_MAX: usize = 4096;
+pub(crate) const PEER_REGIONS_MAX: usize = 4096;
 /// Least length of a chunk that is not the only one of its region.
 const CHUNK_BYTES_MIN: u64 = 4096;
 /// Maximum keys of a client.
@@ -55,7 +55,7 @@ impl PeerRegions {
                 return Err(LinkError::bad_field("chunk_bytes", chunk_bytes));
             }
             self.keys += keys.len();
-            let room = self.regions.len() < REGIONS_MAX * self.rails && self.keys <= KEYS_MAX;
+            let room = self.regions.len() < PEER_REGIONS_MAX * self.rails && self.keys <= KEYS_MAX;
             if !room || self.regions.contains_key(&(number, rail)) {
                 return Err(LinkError::bad_field("regions", number));
             }
@@ -99,8 +99,8 @@ impl PeerRegions {
             else {
                 return false;
             };
-            let place = RemotePiece { address: base + at, key: *key };
-            to.push(RemoteRange { place, length: next - at });
+            let start = RemotePiece { address: base + at, key: *key };
+            to.push(RemoteRange { start, length: next - at });
             at = next;
         }
         true

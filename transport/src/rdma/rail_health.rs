@@ -1,9 +1,9 @@
-//! The health of a rail: after several failures in a short time it rests for a while.
+//! The health of a rail: after several failures in a short time it is suspended for a while.
 //!
 //! A request that fails does not tell whether this port, the peer, or the network between them is
 //! at fault. So:
 //! - Failures with one peer make the rail rest for that peer.
-//! - It rests for all peers after failures with several of them, if no request of the rail
+//! - It is suspended for all peers after failures with several of them, if no request of the rail
 //!   succeeded meanwhile.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -28,13 +28,13 @@ pub type PeerHost = Option<IpAddr>;
 /// A rest that has begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rest {
-    /// The only peer for which the rail rests, or all of them.
+    /// The only peer for which the rail is suspended, or all of them.
     pub of: RestOf,
     /// Its length.
     pub length: Duration,
 }
 
-/// For whom a rail rests.
+/// The peers for which a rail is suspended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RestOf {
     /// The peer of the failed link.
@@ -43,7 +43,7 @@ pub enum RestOf {
     Rail,
 }
 
-/// Failures and rests of a rail.
+/// Failures and suspensions of a rail.
 #[derive(Debug, Default)]
 pub struct RailHealth {
     /// At most one failure of each peer counts for all.

@@ -1,4 +1,4 @@
-//! One rail of one link: a queue pair, what is posted on it, and its notices.
+//! One rail of one link: a queue pair, its posted requests, and its notices.
 //!
 //! Invariants:
 //! - Completions of requests arrive in the order of posting. Any other order is a fault of the
@@ -125,8 +125,8 @@ pub(crate) struct RailQueue {
 }
 
 impl RailQueue {
-    /// A queue pair on a rail of the host, not connected. `access` is what the peer may do; a peer
-    /// with access posts notices, for which there are receives.
+    /// A queue pair on a rail of the host, not connected. `access` is the access of the peer; a
+    /// peer with access posts notices, for which there are receives.
     pub fn new(
         host: &RdmaHost,
         host_rail: usize,
@@ -315,7 +315,7 @@ impl RailQueue {
         due.then_some(self.noticed)
     }
 
-    /// Handle completions; appends what was done.
+    /// Handle completions; appends the ended requests.
     pub fn poll(&mut self, done: &mut Vec<Work>) -> Result<(), RailError> {
         loop {
             let mut found = std::mem::take(&mut *self.polled.borrow_mut());
@@ -348,7 +348,7 @@ impl RailQueue {
             self.pair.post_receive(completion.id, &[])?;
             return Ok(());
         }
-        // After any other completion, what is posted stays posted: the device may access memory for
+        // After any other completion, posted requests stay posted: the device may access memory for
         // it until the queue pair is down.
         if self.posted.front().is_none_or(|front| front.id != completion.id) {
             return unexpected();

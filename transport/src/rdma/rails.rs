@@ -73,7 +73,7 @@ impl Rails {
         LinkError::Rdma { rail: queue.to_string(), detail: error.to_string() }
     }
 
-    /// Note that an operation was retracted while a device may access memory for it.
+    /// Note that an operation was cancelled while a device may access memory for it.
     pub fn note_retracted(&mut self, op: OpId, now: Mono) {
         self.retracted.entry(op).or_insert(now);
     }
@@ -93,7 +93,7 @@ impl Rails {
         self.stream_ended.is_some()
     }
 
-    /// Time until the oldest retracted operation, or the last bytes of an ended stream, have been
+    /// Time until the oldest cancelled operation, or the last bytes of an ended stream, have been
     /// awaited for `most`; `None` if there are none.
     pub fn retract_due(&self, now: Mono, most: Duration) -> Option<Duration> {
         let oldest = self.retracted.values().chain(&self.stream_ended).min()?;

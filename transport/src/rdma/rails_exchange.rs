@@ -158,7 +158,7 @@ fn no_rail_of_peer(theirs: &Rails) -> String {
 /// Why no rail is usable.
 fn no_rail(reasons: &[String]) -> String {
     match reasons {
-        [] => "every rail rests after failures, or none fits the peer's".to_owned(),
+        [] => "every rail is suspended after failures, or none fits the peer's".to_owned(),
         reasons => reasons.join("; "),
     }
 }
@@ -235,7 +235,7 @@ fn endpoint(item: &RailItem) -> Endpoint {
     }
 }
 
-/// The exchange as frames of the stream: what a connection reads and writes between its handshake
+/// The exchange as frames of the stream, which a connection reads and writes between its handshake
 /// and its first request.
 pub(crate) struct PendingRails {
     exchange: RailsExchange,

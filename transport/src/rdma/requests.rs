@@ -18,7 +18,7 @@ pub(crate) struct LocalRange {
 /// Bytes that are contiguous in the peer's memory, and have one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RemoteRange {
-    pub place: RemotePiece,
+    pub start: RemotePiece,
     pub length: u64,
 }
 
@@ -49,17 +49,17 @@ pub(crate) fn plan(
             if at == local.len() || requests.len() == requests_max {
                 return Ok(requests);
             }
-            let remote = RemotePiece { address: range.place.address + done, ..range.place };
+            let remote = RemotePiece { address: range.start.address + done, ..range.start };
             let mut request = PlannedRequest { local: Vec::new(), remote, bytes: 0 };
             while done + request.bytes < range.length
                 && request.local.len() < pieces_max
                 && let Some(from) = local.get(at)
             {
-                let place = from.at + skip;
-                let chunk_left = chunk_left(&from.region, place);
+                let offset = from.at + skip;
+                let chunk_left = chunk_left(&from.region, offset);
                 let wanted = range.length - done - request.bytes;
                 let length = wanted.min(from.length - skip).min(chunk_left);
-                from.region.local(rail, to_usize(place), to_usize(length), &mut request.local)?;
+                from.region.local(rail, to_usize(offset), to_usize(length), &mut request.local)?;
                 request.bytes += length;
                 skip += length;
                 if skip == from.length {

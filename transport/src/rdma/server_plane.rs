@@ -24,7 +24,7 @@ use crate::exposures::ExposureKey;
 use crate::link::Push;
 use crate::link_error::LinkError;
 
-/// Maximum bytes of one placement: what one rail moves before the next one gets its turn.
+/// Maximum bytes of one placement: one rail moves as many before the next one gets its turn.
 pub(crate) const STRIPE_BYTES: u64 = 1 << 20;
 /// No more is placed for an operation with this number of bytes posted and not completed: at most
 /// 5 MiB are, with the placement that reaches it.
@@ -49,7 +49,7 @@ pub(crate) struct ReadDone {
     pub key: ExposureKey,
     /// The range that the client showed.
     pub range: ItemRange,
-    /// Bytes read: fewer than shown if the operation was retracted.
+    /// Bytes read: fewer than shown if the operation was cancelled.
     pub bytes: u64,
 }
 
@@ -115,7 +115,7 @@ impl ServerPlane {
         self.targets.remove(op);
     }
 
-    /// Handle completions, and post what waited for them.
+    /// Handle completions, and post the requests that waited for them.
     pub fn poll(&mut self) -> Result<Completed, LinkError> {
         let mut completed = Completed::default();
         for work in self.rails.poll()? {
@@ -188,7 +188,10 @@ impl ServerPlane {
         let requests = self.plan(rail, &local, &remote)?;
         let length: u64 = requests.iter().map(|request| request.bytes).sum();
         if length == 0 {
-            return Err(LinkError::violation("the region of a get was removed before its outcome"));
+            return Err(LinkError::violation(format_args!(
+                "the region of a get was removed before its outcome op={} item={}",
+                push.op, push.item
+            )));
         }
         let queue = &mut self.rails.queues[rail];
         let Some(notice) = queue.next_notice() else { return Ok(Placement::Blocked) };
@@ -211,9 +214,9 @@ impl ServerPlane {
     }
 
     /// Registered ranges of these addresses, up to the first that is not registered.
-    fn find_own(&mut self, places: impl Iterator<Item = (usize, usize)>) -> Vec<LocalRange> {
+    fn find_own(&mut self, pieces: impl Iterator<Item = (usize, usize)>) -> Vec<LocalRange> {
         self.rails.own.refresh(&self.rails.host);
-        places.map_while(|(address, length)| self.rails.own.find(address, length)).collect()
+        pieces.map_while(|(address, length)| self.rails.own.find(address, length)).collect()
     }
 
     /// The client's memory for `length` bytes of a push, as far as they have targets and requests
@@ -313,9 +316,9 @@ impl ServerPlane {
                 let bytes: u64 = requests.iter().map(|request| request.bytes).sum();
                 if bytes == 0 {
                     // The client has removed the region meanwhile.
-                    return Err(LinkError::violation(
-                        "the region of a put was removed before its outcome",
-                    ));
+                    return Err(LinkError::violation(format_args!(
+                        "the region of a put was removed before its outcome op={op}"
+                    )));
                 }
                 if let Err(error) = self.rails.queues[rail].read(id, &requests) {
                     return Err(self.rails.failed(rail, &error));
@@ -329,7 +332,8 @@ impl ServerPlane {
         Ok(())
     }
 
-    /// Retract an operation: no more of it is posted. Returns the READs that have ended by that.
+    /// Retract the memory of an operation: no more of it is posted. Returns the READs that have
+    /// ended by that.
     pub fn retract(&mut self, op: OpId) -> Vec<ReadDone> {
         for job in self.jobs.values_mut().filter(|job| job.done.range.0 == op) {
             job.left = 0;

@@ -93,9 +93,9 @@ impl Stream for Pipe {
     fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> StreamResult {
         let mut way = lock(&self.reads);
         let mut moved = 0;
-        for place in parts.iter_mut().flat_map(|part| part.iter_mut()).take(self.step) {
+        for target in parts.iter_mut().flat_map(|part| part.iter_mut()).take(self.step) {
             let Some(byte) = way.bytes.pop_front() else { break };
-            (*place, moved) = (byte, moved + 1);
+            (*target, moved) = (byte, moved + 1);
         }
         match moved {
             0 if way.ended => StreamResult::Ended,

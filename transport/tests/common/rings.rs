@@ -1,5 +1,5 @@
 //! A hostile peer that writes any bytes into the memory of its link, and sends references to any
-//! place of any region. The link at the other end continues or ends, and writes only exposed
+//! offset in any region. The link at the other end continues or ends, and writes only exposed
 //! memory.
 //!
 //! The input is a list of steps: a byte that selects the step, followed by its operands. The fuzz
@@ -202,8 +202,9 @@ impl Host {
                 }
             }
             // A put's reference to its bytes.
-            let place = (u32::from(*what) % 3, written.wrapping_mul(u64::from(*what)));
-            if let Some(shown) = link.peer_ref((OpId(1), 0, 0), place, u64::from(*what) + 1) {
+            let region_offset = (u32::from(*what) % 3, written.wrapping_mul(u64::from(*what)));
+            if let Some(shown) = link.peer_ref((OpId(1), 0, 0), region_offset, u64::from(*what) + 1)
+            {
                 shown.copy_out(0, &mut vec![0; usize::from(*what) + 1]);
             }
             poll(&mut link, &mut met);

@@ -22,11 +22,11 @@ fn full_queue_hands_frames_back_until_it_drains() {
         taken += 1;
     }
     assert_eq!(taken as usize, limits.frame_bytes_max / (64 << 10));
-    assert_eq!(client.room().frame_bytes, 0);
+    assert_eq!(client.capacity().frame_bytes, 0);
     while client.send(Frame::bare(FrameKind::Cancel, OpId(1))).is_ok() {
         taken += 1;
     }
-    assert_eq!((taken as usize, client.room().frames), (limits.frames_max, 0));
+    assert_eq!((taken as usize, client.capacity().frames), (limits.frames_max, 0));
     let mut pushes = 0;
     while client.push(push(1, 0, 0, &[1])).is_ok() {
         pushes += 1;
@@ -36,26 +36,26 @@ fn full_queue_hands_frames_back_until_it_drains() {
     let (_, got) = settle(client, server);
     assert_eq!(got.len() as u64, taken);
     assert_eq!(
-        (client.room().frames, client.room().pushes),
+        (client.capacity().frames, client.capacity().pushes),
         (limits.frames_max, limits.pushes_max)
     );
-    assert_eq!(client.room().frame_bytes, limits.frame_bytes_max);
+    assert_eq!(client.capacity().frame_bytes, limits.frame_bytes_max);
 }
 
 #[test]
 fn operation_beyond_the_limit_is_handed_back_and_ends_a_servers_link() {
     let mut pair = pair(usize::MAX, false);
     let Pair { client, server, ways, .. } = &mut pair;
-    let most = client.facts().operations_max;
+    let most = client.params().operations_max;
     for op in 1..=u64::from(most) {
         client.send(request(op, b"x")).expect("room");
     }
-    assert_eq!((client.room().operations, server.room().operations), (0, 0));
+    assert_eq!((client.capacity().operations, server.capacity().operations), (0, 0));
     assert!(client.send(request(1000, b"x")).is_err(), "one too many");
     settle(client, server);
     server.send(outcome(7, b"over")).expect("room");
     settle(client, server);
-    assert_eq!(client.room().operations, 1);
+    assert_eq!(client.capacity().operations, 1);
     client.send(request(1000, b"x")).expect("room again");
     settle(client, server);
     // A client that ignores the limit.

@@ -205,8 +205,8 @@ fn ping_flood_ends_the_link() {
 #[test]
 fn mac_on_a_link_without_a_key_ends_the_link() {
     let mut pair = pair(usize::MAX, false);
-    assert_eq!(pair.server.facts().key_name, None);
-    assert_eq!(pair.server.facts().rights, Rights::all());
+    assert_eq!(pair.server.params().key_name, None);
+    assert_eq!(pair.server.params().rights, Rights::all());
     let facts = HeadFacts::control(1, FrameKind::Cancel, OpId(1), &[]);
     lock(&pair.ways.0).bytes.extend(head::encode(&facts, [1; 16]));
     let mut events = Vec::new();

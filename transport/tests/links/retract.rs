@@ -124,7 +124,10 @@ fn close_hands_back_all_memory_first() {
     assert!(
         client.push(push(2, 0, 0, &[1; 100])).is_err() && client.send(request(3, b"x")).is_err()
     );
-    assert_eq!((client.room().frames, client.room().pushes, client.room().exposures), (0, 0, 0));
+    assert_eq!(
+        (client.capacity().frames, client.capacity().pushes, client.capacity().exposures),
+        (0, 0, 0)
+    );
     server.expose(OpId(7), 0, 0, scatter(&[0; 9], &[])).expect("room");
     server.poll(&mut events);
     server.poll(&mut events);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pagelith_io::buffer::{KeepAlive, Part};
 use pagelith_io::clock::Clock;
 use pagelith_io::system::SystemEntropy;
-use pagelith_io::verbs::{DeviceMemory, HostMemory, NicWish, Place, RemoteAccess};
+use pagelith_io::verbs::{DeviceMemory, HostMemory, Locality, NicWish, RemoteAccess};
 use pagelith_layouts::ids::OpId;
 use pagelith_transport::capability::Capabilities;
 use pagelith_transport::dial::{Dial, DialProgress, SocketDial};
@@ -46,7 +46,7 @@ impl Memory {
     }
 
     /// Parts of this memory: offsets and lengths.
-    pub fn parts(&self, places: &[(usize, usize)]) -> Vec<Part> {
+    pub fn parts(&self, ranges: &[(usize, usize)]) -> Vec<Part> {
         let part = |(offset, length): &(usize, usize)| {
             assert!(offset + length <= self.memory.bytes(), "inside of the memory");
             let keep: KeepAlive = self.memory.clone();
@@ -54,16 +54,16 @@ impl Memory {
             // two parts of the same bytes at a time.
             unsafe { Part::exclusive(self.memory.base().add(*offset), *length, Some(keep)) }
         };
-        places.iter().map(part).collect()
+        ranges.iter().map(part).collect()
     }
 
     pub fn fill(&self, offset: usize, bytes: &[u8]) {
         self.memory.copy_in(offset, bytes);
     }
 
-    pub fn bytes(&self, places: &[(usize, usize)]) -> Vec<u8> {
+    pub fn bytes(&self, ranges: &[(usize, usize)]) -> Vec<u8> {
         let mut all = Vec::new();
-        for (offset, length) in places {
+        for (offset, length) in ranges {
             let mut bytes = vec![0; *length];
             self.memory.copy_out(*offset, &mut bytes);
             all.extend(bytes);
@@ -75,16 +75,16 @@ impl Memory {
 /// Pieces of these lengths with a gap after each, from an offset on.
 pub fn scattered(from: usize, lengths: &[usize]) -> Vec<(usize, usize)> {
     let mut at = from;
-    let place = |length: &usize| {
-        let place = (at, *length);
+    let range = |length: &usize| {
+        let range = (at, *length);
         at += length + 100;
-        place
+        range
     };
-    lengths.iter().map(place).collect()
+    lengths.iter().map(range).collect()
 }
 
-pub fn total(places: &[(usize, usize)]) -> usize {
-    places.iter().map(|(_, length)| length).sum()
+pub fn total(ranges: &[(usize, usize)]) -> usize {
+    ranges.iter().map(|(_, length)| length).sum()
 }
 
 /// Both ends of a link, and their hosts.
@@ -106,7 +106,7 @@ impl Ends {
 
     /// Ends that both use a device for each script, so that a link has as many rails.
     pub fn with_rails(scripts: &[&str]) -> Ends {
-        Ends::with_nics(scripts, [(); 2].map(|()| NicWish::Near(Place::default())))
+        Ends::with_nics(scripts, [(); 2].map(|()| NicWish::Near(Locality::default())))
     }
 
     fn with_nics(scripts: &[&str], nics: [NicWish; 2]) -> Ends {
@@ -145,7 +145,7 @@ impl Ends {
         Memory::registered(bytes, &self.hosts[1])
     }
 
-    /// Poll both ends until `done` finds what it wants in the events of client and server.
+    /// Poll both ends until `done` is true of the events of client and server.
     pub fn until(
         &mut self,
         mut done: impl FnMut(&[LinkEvent], &[LinkEvent]) -> bool,
@@ -188,7 +188,7 @@ impl Ends {
     }
 
     /// End the connection of the byte stream, as if the server's process had ended. Its device
-    /// still delivers what is posted.
+    /// still delivers posted requests.
     pub fn cut_stream(&self) {
         let stream = self.server.stream().expect("an open link");
         shutdown(stream, Shutdown::Both).expect("a connected socket");

@@ -6,10 +6,10 @@ use pagelith_transport::link::{Link, Push};
 use crate::common::*;
 use crate::ends::*;
 
-type Places<'a> = (&'a Memory, &'a [(usize, usize)]);
+type Ranges<'a> = (&'a Memory, &'a [(usize, usize)]);
 
 /// Run a get of one item, and compare its bytes. Returns the number of bytes on the stream.
-fn get(ends: &mut Ends, from: Places<'_>, to: Places<'_>) -> u64 {
+fn get(ends: &mut Ends, from: Ranges<'_>, to: Ranges<'_>) -> u64 {
     let content = fill(from);
     let before = ends.stream_bytes()[1];
     ends.request(1, vec![to.0.parts(to.1)]);
@@ -27,10 +27,10 @@ fn get(ends: &mut Ends, from: Places<'_>, to: Places<'_>) -> u64 {
 }
 
 /// Fill memory with bytes that are never 0.
-pub fn fill((memory, places): Places<'_>) -> Vec<u8> {
-    let content: Vec<u8> = bytes(7, total(places)).into_iter().map(|byte| byte | 1).collect();
+pub fn fill((memory, ranges): Ranges<'_>) -> Vec<u8> {
+    let content: Vec<u8> = bytes(7, total(ranges)).into_iter().map(|byte| byte | 1).collect();
     let mut at = 0;
-    for (offset, length) in places {
+    for (offset, length) in ranges {
         memory.fill(*offset, &content[at..at + length]);
         at += length;
     }
@@ -79,11 +79,11 @@ fn memory_that_is_not_registered_travels_on_the_stream() {
     let mut ends = Ends::new(["", ""]);
     let (from, to) = (ends.server_memory(MIB), ends.client_memory(MIB));
     let plain = (Memory::new(MIB), Memory::new(MIB));
-    let places = [(0, 100_000)];
-    assert_eq!(get(&mut ends, (&plain.0, &places), (&to, &places)), 100_000);
+    let ranges = [(0, 100_000)];
+    assert_eq!(get(&mut ends, (&plain.0, &ranges), (&to, &ranges)), 100_000);
     assert_eq!(ends.counts()[1].stream_unregistered, 100_000);
     let mut ends = Ends::new(["", ""]);
-    assert_eq!(get(&mut ends, (&from, &places), (&plain.1, &places)), 100_000);
+    assert_eq!(get(&mut ends, (&from, &ranges), (&plain.1, &ranges)), 100_000);
     assert_eq!(ends.counts()[0].stream_unregistered, 100_000);
 }
 
@@ -94,20 +94,20 @@ fn item_that_is_registered_in_part_is_received_by_both_ways() {
     let (plain_from, plain_to) = (Memory::new(MIB), Memory::new(MIB));
     // Registered and plain parts alternate at both ends, with different lengths.
     let part = |registered: &Memory, plain: &Memory, length: usize| {
-        let places = scattered(0, &vec![length; 600_000 / length]);
-        let all = places.iter().enumerate().map(|(at, place)| {
+        let ranges = scattered(0, &vec![length; 600_000 / length]);
+        let all = ranges.iter().enumerate().map(|(at, range)| {
             let memory = if at % 2 == 0 { registered } else { plain };
-            memory.parts(&[*place])
+            memory.parts(&[*range])
         });
         all.flatten().collect::<Vec<_>>()
     };
     let source = part(&from, &plain_from, 20_000);
     let content = bytes(3, 600_000);
     let mut at = 0;
-    for (number, place) in scattered(0, &[20_000; 30]).into_iter().enumerate() {
+    for (number, range) in scattered(0, &[20_000; 30]).into_iter().enumerate() {
         let memory = if number % 2 == 0 { &from } else { &plain_from };
-        memory.fill(place.0, &content[at..at + place.1]);
-        at += place.1;
+        memory.fill(range.0, &content[at..at + range.1]);
+        at += range.1;
     }
     ends.request(1, vec![part(&to, &plain_to, 50_000)]);
     ends.push(1, 0, source);
@@ -123,14 +123,14 @@ fn item_that_is_registered_in_part_is_received_by_both_ways() {
 #[test]
 fn memory_registered_after_the_link_began_is_used() {
     let mut ends = Ends::new(["", ""]);
-    let places = [(0, 50_000)];
+    let ranges = [(0, 50_000)];
     for _ in 0..3 {
         let (from, to) = (ends.server_memory(MIB), ends.client_memory(MIB));
-        assert_eq!(get(&mut ends, (&from, &places), (&to, &places)), 0);
+        assert_eq!(get(&mut ends, (&from, &ranges), (&to, &ranges)), 0);
         // A removed region is no longer used.
         let region = to.region.clone().expect("registered");
         ends.hosts[0].unregister(&region).expect("unregistered");
-        assert_eq!(get(&mut ends, (&from, &places), (&to, &places)), 50_000);
+        assert_eq!(get(&mut ends, (&from, &ranges), (&to, &ranges)), 50_000);
     }
 }
 

@@ -54,14 +54,14 @@ fn registered_memory_is_read_without_bytes_on_the_stream() {
 
 #[test]
 fn memory_that_one_end_has_not_registered_travels_on_the_stream() {
-    let places = [(0, 100_000)];
+    let ranges = [(0, 100_000)];
     let mut ends = Ends::new(["", ""]);
     let (from, to) = (ends.client_memory(MIB), ends.server_memory(MIB));
     let plain = Memory::new(MIB);
-    assert_eq!(put(&mut ends, (&plain, &places), (&to, &places)), 100_000);
+    assert_eq!(put(&mut ends, (&plain, &ranges), (&to, &ranges)), 100_000);
     // The client shows its memory, and sends the bytes once the server has requested them.
-    assert_eq!(put(&mut ends, (&from, &places), (&plain, &places)), 100_000);
-    assert_eq!(put(&mut ends, (&from, &places), (&to, &places)), 0);
+    assert_eq!(put(&mut ends, (&from, &ranges), (&plain, &ranges)), 100_000);
+    assert_eq!(put(&mut ends, (&from, &ranges), (&to, &ranges)), 0);
     let [client, server] = ends.counts();
     assert_eq!((client.stream_unregistered, server.stream_unregistered), (100_000, 100_000));
 }
@@ -70,8 +70,8 @@ fn memory_that_one_end_has_not_registered_travels_on_the_stream() {
 fn pieces_too_short_to_pay_are_sent() {
     let mut ends = Ends::new(["", ""]);
     let (from, to) = (ends.client_memory(MIB), ends.server_memory(MIB));
-    let places = scattered(0, &[100, 700, 735]);
-    assert_eq!(put(&mut ends, (&from, &places), (&to, &[(0, 1535)])), 1535);
+    let ranges = scattered(0, &[100, 700, 735]);
+    assert_eq!(put(&mut ends, (&from, &ranges), (&to, &[(0, 1535)])), 1535);
     assert_eq!(ends.counts()[0].stream_small, 1535, "less than 512 a piece");
 }
 
@@ -81,9 +81,9 @@ fn puts_that_exceed_what_may_be_posted_are_read_in_turns() {
     let (from, to) = (ends.client_memory(24 * MIB), ends.server_memory(24 * MIB));
     let content = fill((&from, &[(0, 24 * MIB)]));
     for item in 0..2u32 {
-        let place = [(item as usize * 12 * MIB, 12 * MIB)];
-        ends.server.expose(OpId(1), item, 0, to.parts(&place)).expect("room");
-        push(&mut ends, 1, item, (&from, &place));
+        let range = [(item as usize * 12 * MIB, 12 * MIB)];
+        ends.server.expose(OpId(1), item, 0, to.parts(&range)).expect("room");
+        push(&mut ends, 1, item, (&from, &range));
     }
     let (_, at_server) = ends.until(|_, at_server| at_server.len() >= 2);
     assert_eq!(event_lines(&at_server), ["landed 1 0", "landed 1 1"]);

@@ -93,7 +93,7 @@ fn loss_of_a_rail_ends_the_link_and_the_next_one_does_without_it() {
         fail_on_second_rail(&mut ends);
         ends.reconnect();
     }
-    // The third failure within 10 s: the rail rests.
+    // The third failure within 10 s: the rail is suspended.
     assert_eq!(carried_by_second_rail(&mut ends), 0);
 }
 
@@ -107,6 +107,6 @@ fn rail_that_fails_with_one_peer_carries_bytes_for_others() {
     ends.reconnect_over("[::1]");
     assert_ne!(carried_by_second_rail(&mut ends), 0);
     ends.reconnect();
-    assert_eq!(carried_by_second_rail(&mut ends), 0, "it rests for the peer that failed");
+    assert_eq!(carried_by_second_rail(&mut ends), 0, "it is suspended for the peer that failed");
     assert_eq!(ends.hosts[1].rails_up().count(), 2);
 }

@@ -38,7 +38,7 @@ fn ended(ends: &mut Ends) -> Vec<LinkEvent> {
     panic!("no end: {:?}", event_lines(&events));
 }
 
-/// Reuse memory that was handed back, and let the devices do what is left.
+/// Reuse memory that was handed back, and let the devices complete the rest.
 fn reuse(to: &Memory, mut step: impl FnMut()) {
     to.fill(0, &[BACK; LENGTH]);
     (0..1000).for_each(|_| step());
@@ -127,7 +127,7 @@ fn operation_that_does_not_end_in_time_closes_the_link() {
         assert!(ends.poll(20).0.is_empty(), "{script}");
         ends.clock.pass(Duration::from_millis(1));
         let at_client = ended(&mut ends);
-        let expected = "closed: a retracted operation did not end in time limit_ms=100";
+        let expected = "closed: a cancelled operation did not end in time limit_ms=100";
         assert_eq!(event_lines(&at_client), ["retracted 1 0", expected], "{script}");
         drop(at_client);
         reuse(&to, || ends.server.poll(&mut Vec::new()));
@@ -281,9 +281,9 @@ fn notices_lost_doubled_or_swapped_end_the_link_before_memory_is_handed_back() {
         fill((&from, &[(0, LENGTH)]));
         // Two operations, each with a notice.
         for op in 1..=2u64 {
-            let place = [(op as usize * 1000, 1000)];
-            ends.request(op, vec![to.parts(&place)]);
-            ends.push(op, 0, from.parts(&place));
+            let range = [(op as usize * 1000, 1000)];
+            ends.request(op, vec![to.parts(&range)]);
+            ends.push(op, 0, from.parts(&range));
             let mut at_server = Vec::new();
             ends.server.poll(&mut at_server);
         }
@@ -310,7 +310,7 @@ fn completion_that_the_server_never_gets_returns_its_memory_with_the_link() {
     ends.server.retract(OpId(1));
     ends.clock.pass(Duration::from_millis(100));
     ends.until_ended(&mut at_server);
-    let expected = "closed: a retracted operation did not end in time limit_ms=100";
+    let expected = "closed: a cancelled operation did not end in time limit_ms=100";
     assert_eq!(event_lines(&at_server), ["pushed 100 false", expected]);
 }
 
@@ -330,7 +330,7 @@ fn failed_request_ends_the_link_and_the_next_one_is_used() {
     assert!(lines[1].contains("access denied by the peer"), "{lines:?}");
     let at_client = ended(&mut ends);
     assert_eq!(event_lines(&at_client)[0], "retracted 1 0");
-    // Neither rail rests: the request was at fault.
+    // Neither rail is suspended: the request was at fault.
     for _ in 0..4 {
         ends.reconnect();
     }
@@ -342,7 +342,7 @@ fn failed_request_ends_the_link_and_the_next_one_is_used() {
 }
 
 #[test]
-fn operation_retracted_while_its_link_ends_returns_memory_after_the_queue_pairs_are_down() {
+fn operation_cancelled_while_its_link_ends_returns_memory_after_the_queue_pairs_are_down() {
     let (mut ends, to) = begun(["never-drain=1", "late-bytes=100000"]);
     ends.client.close();
     ends.client.retract(OpId(1));
@@ -357,9 +357,9 @@ fn operation_retracted_while_its_link_ends_returns_memory_after_the_queue_pairs_
     // The same for READs of the server.
     let mut ends = Ends::new(["", "never-drain=1 delay=100000"]);
     let (from, to) = (ends.client_memory(LENGTH), ends.server_memory(LENGTH));
-    let place = [(0, LENGTH)];
-    ends.server.expose(OpId(1), 0, 0, to.parts(&place)).expect("room");
-    let (op, parts) = (OpId(1), from.parts(&place));
+    let range = [(0, LENGTH)];
+    ends.server.expose(OpId(1), 0, 0, to.parts(&range)).expect("room");
+    let (op, parts) = (OpId(1), from.parts(&range));
     let push = Push { op, item: 0, offset: 0, parts, token: 0, allow_ref: true };
     ends.client.push(push).expect("room");
     ends.poll(20);
@@ -373,7 +373,7 @@ fn operation_retracted_while_its_link_ends_returns_memory_after_the_queue_pairs_
 }
 
 #[test]
-fn retracted_operation_whose_outcome_has_arrived_ends_no_link_however_late_the_poll() {
+fn cancelled_operation_whose_outcome_has_arrived_ends_no_link_however_late_the_poll() {
     let (mut ends, _to) = begun(["", ""]);
     ends.server.send(outcome(1, b"done")).expect("room");
     ends.server.poll(&mut Vec::new());

@@ -71,7 +71,7 @@ impl Client {
         self.ops += 1;
         let op = self.ops;
         if self.link.expose(OpId(op), 0, 0, to.parts(ranges)).is_err() {
-            let (room, mut events) = (self.link.room(), Vec::new());
+            let (room, mut events) = (self.link.capacity(), Vec::new());
             self.link.poll(&mut events);
             panic!("no room for op={op} {room:?} {:?} {events:?}", self.events);
         }

@@ -10,7 +10,7 @@ use pagelith_transport::rdma::host::{RdmaHost, RdmaSettings};
 
 use crate::fake::{is_real, library};
 
-/// The variable that tells a process of this program what it is.
+/// The variable that names the part of a process of this program.
 pub const ROLE: &str = "TEST_PAGELITH_RDMA_ROLE";
 /// The variable with the address of the other process.
 pub const PEER: &str = "TEST_PAGELITH_RDMA_PEER";

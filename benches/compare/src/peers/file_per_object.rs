@@ -13,7 +13,7 @@ use anyhow::{Context, bail};
 use rustix::fs::OFlags;
 
 use crate::peer::{Peer, Setup};
-use crate::pool::touched;
+use crate::pool::prefaulted;
 use crate::readers::Readers;
 
 /// Files written at a time.
@@ -77,7 +77,8 @@ impl Peer for FilePerObject {
     fn reopen(&mut self) -> anyhow::Result<()> {
         let setup = &self.setup;
         self.readers = Some(Readers::start(setup.work.threads, || {
-            let (mut memory, len) = (touched(1, setup.work.object_bytes), setup.work.object_bytes);
+            let (mut memory, len) =
+                (prefaulted(1, setup.work.object_bytes), setup.work.object_bytes);
             let (check, dir) = (setup.check.clone(), setup.dir.clone());
             move |number| {
                 let Ok(memory) = &mut memory else { bail!("no memory for a value") };

@@ -19,7 +19,7 @@ use pagelith::{
 };
 
 use crate::peer::{Peer, Setup};
-use crate::pool::touched;
+use crate::pool::prefaulted;
 use crate::rng::mix;
 
 /// The write buffer is two segments: as little memory for data not yet on disk as the other stores
@@ -53,7 +53,7 @@ pub(super) fn open(setup: &Setup) -> anyhow::Result<Box<dyn Peer>> {
         ObjectKey::new(namespace, PrefixHash([0; 32]), Role::Target, "kv", "kv", Shard::Whole);
     let first = first.context("a key")?;
     let slots = setup.work.batch * setup.work.depth;
-    let mut memory = touched(slots, setup.work.object_bytes)?;
+    let mut memory = prefaulted(slots, setup.work.object_bytes)?;
     let start = NonNull::from(&mut memory[..]).cast();
     let mut peer = Pagelith {
         setup: setup.clone(),

@@ -21,8 +21,8 @@ use pagelith::transport::rights::Rights;
 use pagelith::transport::shown::SharedRegions;
 use pagelith::transport::socket::{AdmissionResult, ListenConfig, Listener};
 use pagelith::{
-    AlignedBuf, CompletedBatch, Config, Destination, Get, GetSlice, MachineLimits, Options, Put,
-    PutGroup, PutSlice, Session, Size, Source, Store, client,
+    AlignedBuf, CompletedBatch, Config, Destination, Get, GetSlice, MachineLimits, Options,
+    PageSession, PageStore, Put, PutGroup, PutSlice, Size, Source, Store,
 };
 
 /// Objects per get or put.
@@ -52,6 +52,13 @@ pub enum StoreUnderTest<'a> {
 }
 
 impl StoreUnderTest<'_> {
+    fn pages(&self) -> &dyn PageStore {
+        match self {
+            StoreUnderTest::Embedded(store) => *store,
+            StoreUnderTest::Attached(store) => &**store,
+        }
+    }
+
     pub fn get(&self, keys: &[ObjectKey], buffers: &mut [AlignedBuf]) {
         let mut pieces: Vec<[&mut [u8]; 1]> = buffers.iter_mut().map(|b| [&mut b[..]]).collect();
         let mut gets: Vec<_> = keys
@@ -59,10 +66,7 @@ impl StoreUnderTest<'_> {
             .zip(&mut pieces)
             .map(|(key, pieces)| GetSlice { key: *key, range: None, pieces })
             .collect();
-        let outcomes = match self {
-            StoreUnderTest::Embedded(store) => store.get_batch(&mut gets, Options::default()),
-            StoreUnderTest::Attached(store) => store.get_batch(&mut gets, Options::default()),
-        };
+        let outcomes = self.pages().get_batch(&mut gets, Options::default());
         assert!(outcomes.iter().all(|o| o.as_ref().is_ok_and(pagelith::GetOutcome::is_hit)));
     }
 
@@ -70,49 +74,28 @@ impl StoreUnderTest<'_> {
         let pieces: Vec<[&[u8]; 1]> = buffers.iter().map(|buffer| [&buffer[..]]).collect();
         let puts: Vec<_> =
             keys.iter().zip(&pieces).map(|(key, pieces)| PutSlice { key: *key, pieces }).collect();
-        let outcomes = match self {
-            StoreUnderTest::Embedded(store) => store.put_batch(&puts, Options::default()),
-            StoreUnderTest::Attached(store) => store.put_batch(&puts, Options::default()),
-        };
+        let outcomes = self.pages().put_batch(&puts, Options::default());
         let failed = outcomes.iter().find(|outcome| outcome.is_err());
         assert!(failed.is_none(), "{failed:?}");
     }
 
     pub fn exists(&self, keys: &[ObjectKey]) -> bool {
-        match self {
-            StoreUnderTest::Embedded(store) => store.exists_batch(keys, Options::default())[0],
-            StoreUnderTest::Attached(store) => {
-                store.exists_batch(keys, Options::default()).expect("an answer")[0]
-            }
-        }
+        self.pages().exists_batch(keys, Options::default()).expect("an answer")[0]
     }
 }
 
-/// A thread's session, with several batches in flight.
-pub enum SessionUnderTest<'a> {
-    Embedded(Box<Session>),
-    Attached(Box<client::Session<'a>>),
-}
-
 /// Batches in flight, and buffers for as many.
-pub struct InFlightBatches<'a> {
-    way: SessionUnderTest<'a>,
+pub struct InFlightBatches {
+    session: Box<dyn PageSession>,
     idle: Vec<Vec<AlignedBuf>>,
 }
 
-impl<'a> InFlightBatches<'a> {
-    pub fn new(side: &'a StoreUnderTest<'_>, buffers: &mut Vec<AlignedBuf>) -> InFlightBatches<'a> {
-        let way = match side {
-            StoreUnderTest::Embedded(store) => {
-                SessionUnderTest::Embedded(Box::new(store.session().expect("a session")))
-            }
-            StoreUnderTest::Attached(store) => {
-                SessionUnderTest::Attached(Box::new(store.session()))
-            }
-        };
+impl InFlightBatches {
+    pub fn new(side: &StoreUnderTest<'_>, buffers: &mut Vec<AlignedBuf>) -> InFlightBatches {
+        let session = side.pages().session().expect("a session");
         let mut idle: Vec<Vec<AlignedBuf>> = (0..DEPTH).map(|_| Vec::new()).collect();
         idle.iter_mut().for_each(|idle| *idle = buffers.split_off(buffers.len() - BATCH));
-        InFlightBatches { way, idle }
+        InFlightBatches { session, idle }
     }
 
     /// Unused buffers; if there are none, those of the first batch that completes.
@@ -120,11 +103,7 @@ impl<'a> InFlightBatches<'a> {
         if let Some(buffers) = self.idle.pop() {
             return buffers;
         }
-        let done = match &mut self.way {
-            SessionUnderTest::Embedded(session) => session.wait_any(TIME_LIMIT),
-            SessionUnderTest::Attached(session) => session.wait_any(TIME_LIMIT),
-        };
-        match done.expect("done").1 {
+        match self.session.wait_any(TIME_LIMIT).expect("done").1 {
             CompletedBatch::Get(done) => done
                 .into_iter()
                 .map(|done| {
@@ -150,10 +129,7 @@ impl<'a> InFlightBatches<'a> {
             destination: Destination::owned(buffer),
         };
         let gets = keys.iter().zip(self.buffers()).map(get).collect();
-        match &mut self.way {
-            SessionUnderTest::Embedded(session) => session.submit_get(gets, Options::default()),
-            SessionUnderTest::Attached(session) => session.submit_get(gets, Options::default()),
-        };
+        self.session.submit_get(gets, Options::default());
     }
 
     pub fn put(&mut self, keys: &[ObjectKey]) {
@@ -161,10 +137,7 @@ impl<'a> InFlightBatches<'a> {
             PutGroup::new(vec![Put { key: *key, source: Source::owned(buffer) }])
         };
         let groups = keys.iter().zip(self.buffers()).map(put).collect();
-        match &mut self.way {
-            SessionUnderTest::Embedded(session) => session.submit_put(groups, Options::default()),
-            SessionUnderTest::Attached(session) => session.submit_put(groups, Options::default()),
-        };
+        self.session.submit_put(groups, Options::default());
     }
 
     /// All buffers, once nothing is in flight.

@@ -108,7 +108,7 @@ impl End {
         Ok(())
     }
 
-    /// Poll, and drop what completed.
+    /// Poll, and drop the completions.
     pub(super) fn discard(&mut self) -> anyhow::Result<()> {
         self.poll()?;
         self.polled.clear();
@@ -217,7 +217,7 @@ impl Piece {
     }
 }
 
-/// Bytes that are never 0, which is what untouched memory holds, and that differ between numbers.
+/// Bytes that are never 0, unlike untouched memory, and that differ between numbers.
 pub(super) fn pattern(number: u32) -> Vec<u8> {
     let byte = |at: usize| (at as u32 ^ number << 17).wrapping_mul(0x9e37_79b1) >> 24;
     (0..BYTES).map(|at| byte(at) as u8 | 1).collect()

@@ -10,7 +10,7 @@ use super::loopback::{End, Loopback, Piece, differing};
 
 /// How long nothing may land.
 const QUIET: Duration = Duration::from_millis(100);
-/// Between two looks at the queues meanwhile.
+/// Interval at which the queues are polled meanwhile.
 const PAUSE: Duration = Duration::from_micros(100);
 
 const MARKERS: DrainMarkers = DrainMarkers { receive: u64::MAX, send: u64::MAX - 1 };

@@ -78,7 +78,7 @@ fn plans(
         drops.insert(*id, format!("{error:#}"));
     }
     for (path, _, found) in &metadata.lengths {
-        let id = |n: &u32| disk.segment_place(SegmentId(*n), superblock);
+        let id = |n: &u32| disk.segment_location(SegmentId(*n), superblock);
         let ids = (0..superblock.segment_count).filter(|n| {
             let (file, at) = id(n);
             file == *path && at + superblock.segment_bytes > found.unwrap_or(0)
@@ -191,7 +191,7 @@ impl Repairer<'_> {
             order += 1;
             let next = Incarnation(known.max(seen.incarnation).0.saturating_add(1));
             self.manifest.set_segment(*id, next, SegmentOrder(order));
-            let (path, _) = self.disk.segment_place(*id, self.manifest.superblock());
+            let (path, _) = self.disk.segment_location(*id, self.manifest.superblock());
             let mut repair = Repair::new("segment is dropped", reason, &path).of(*id);
             repair.objects = if seen.incarnation == known { seen.members } else { 0 };
             self.report.repairs.push(repair);
@@ -217,15 +217,15 @@ impl Repairer<'_> {
         Ok(())
     }
 
-    fn place(&self, id: SegmentId) -> (PathBuf, u64) {
-        self.disk.segment_place(id, self.manifest.superblock())
+    fn location(&self, id: SegmentId) -> (PathBuf, u64) {
+        self.disk.segment_location(id, self.manifest.superblock())
     }
 
     fn wipe_segments(&mut self, drops: &Drops) -> anyhow::Result<()> {
         let bytes = self.manifest.superblock().segment_bytes;
         let mut touched = BTreeSet::new();
         for id in drops.keys() {
-            let (path, at) = self.place(*id);
+            let (path, at) = self.location(*id);
             self.files.zero(&path, at, ALIGN)?;
             self.files.zero(&path, at + bytes - ALIGN, ALIGN)?;
             touched.insert(path);
@@ -234,9 +234,9 @@ impl Repairer<'_> {
     }
 
     fn rewrite_segments(&mut self, rewrites: BTreeMap<SegmentId, Rewrite>) -> anyhow::Result<()> {
-        let paths: BTreeSet<PathBuf> = rewrites.keys().map(|id| self.place(*id).0).collect();
+        let paths: BTreeSet<PathBuf> = rewrites.keys().map(|id| self.location(*id).0).collect();
         for (id, rewrite) in &rewrites {
-            let (path, at) = self.place(*id);
+            let (path, at) = self.location(*id);
             for (range, header) in &rewrite.records {
                 let from = range.start + header.len() as u64;
                 self.files.zero(&path, at + from, range.end - from)?;
@@ -244,7 +244,7 @@ impl Repairer<'_> {
         }
         paths.iter().try_for_each(|path| self.files.sync(path))?;
         for (id, rewrite) in &rewrites {
-            let (path, at) = self.place(*id);
+            let (path, at) = self.location(*id);
             for (range, header) in &rewrite.records {
                 self.files.write(&path, at + range.start, header)?;
             }
@@ -252,7 +252,7 @@ impl Repairer<'_> {
         paths.iter().try_for_each(|path| self.files.sync(path))?;
         let bytes = self.manifest.superblock().segment_bytes;
         for (id, rewrite) in rewrites {
-            let (path, at) = self.place(id);
+            let (path, at) = self.location(id);
             if let Some(head) = &rewrite.head {
                 self.files.write(&path, at, head)?;
             }

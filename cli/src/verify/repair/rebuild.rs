@@ -79,7 +79,7 @@ fn make_empty(
         }
     }
     for id in (0..superblock.segment_count).map(SegmentId) {
-        let (path, at) = disk.segment_place(id, &superblock);
+        let (path, at) = disk.segment_location(id, &superblock);
         files.zero(&path, at, ALIGN)?;
         files.zero(&path, at + superblock.segment_bytes - ALIGN, ALIGN)?;
     }
@@ -167,7 +167,7 @@ fn rebuild_manifest(
             let lost = Some((Incarnation(seen.incarnation.0.saturating_add(1)), SegmentOrder(0)));
             *fact = seen.order.map(|order| (seen.incarnation, order)).or(lost);
             if seen.order.is_none() {
-                let (path, _) = disk.segment_place(id, &superblock);
+                let (path, _) = disk.segment_location(id, &superblock);
                 let cause = "neither head nor footer is intact, its log position is unknown";
                 let mut repair = Repair::new("segment is dropped", cause, &path).of(id);
                 repair.objects = seen.members;
@@ -229,7 +229,7 @@ fn reconstruct(
     };
     let Some(head) = dir_order::any_head(disk) else {
         bail!(
-            "the superblock is lost in both copies, and no segment head is intact; --repair removes the store"
+            "the superblock is lost in both copies, and no segment header is intact; --repair removes the store"
         );
     };
     let segments: u64 =

@@ -217,7 +217,7 @@ impl Planner<'_> {
             base_group: GroupId(0),
             block_bytes: self.superblock.block_bytes,
             depth: first.depth,
-            moved: false,
+            reinserted: false,
         };
         let gone: Vec<_> =
             entries.iter().map(|e| MemberSpec { key: e.key, length: 0, checksums: &[] }).collect();

@@ -7,27 +7,27 @@ use super::evaluate::Residency;
 use super::{HitPolicy, PagesQuery, PoolQuery};
 use crate::api::error::Result;
 
-/// A source of lookups. A present object that is looked up counts as used, unless a method says
-/// otherwise.
+/// A source of lookups. A present object that is looked up counts as requested, unless a method
+/// says otherwise.
 pub trait KeyLookup {
     /// How many of `keys` are present before the first that is absent.
     fn prefix(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<usize>;
     /// Which of `keys` are present.
     fn exists(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<Vec<bool>>;
-    /// As [`KeyLookup::exists`], with each key whether it counts as used. A lookup over a link
+    /// As [`KeyLookup::exists`], with each key whether it counts as requested. A lookup over a link
     /// cannot distinguish them: all of them count.
     fn exists_each(&mut self, keys: impl Iterator<Item = (ObjectKey, bool)>) -> Result<Vec<bool>> {
         self.exists(keys.map(|(key, _)| key))
     }
-    /// Mark `keys` that are present as used, after [`KeyLookup::exists_each`] did not. The page of
-    /// the first key has this number in the query.
-    fn mark_used(&mut self, _first_page: usize, _keys: impl Iterator<Item = ObjectKey>) {}
+    /// Mark `keys` that are present as requested, after [`KeyLookup::exists_each`] did not. The
+    /// page of the first key has this number in the query.
+    fn mark_requested(&mut self, _first_page: usize, _keys: impl Iterator<Item = ObjectKey>) {}
 }
 
 /// Look up the anchor up to its first hole, then every other pool on the pages before that hole. No
-/// page after it can be a stop, and objects that cannot be used must not count as used. A prompt
-/// that was never stored costs one lookup. Block groups are looked up by their own keys. Pools that
-/// need trailing pages only do not count as used yet ([`mark_trailing_used`]).
+/// page after it can be a stop, and objects that cannot be used must not count as requested. A
+/// prompt that was never stored costs one lookup. Block groups are looked up by their own keys.
+/// Pools that need trailing pages only do not count as requested yet ([`mark_trailing_requested`]).
 pub fn look_up(lookup: &mut impl KeyLookup, query: &PagesQuery<'_>) -> Result<Residency> {
     let anchor = match query.anchor {
         [] => query.pages.len(),
@@ -45,16 +45,20 @@ pub fn look_up(lookup: &mut impl KeyLookup, query: &PagesQuery<'_>) -> Result<Re
     Ok(Residency { anchor: vec![true; anchor], pools })
 }
 
-/// Mark the states that a request goes on from as used: of pools that need trailing pages only,
-/// those before the longest stop. A state that a longer prefix has superseded does not become recent with each
-/// request for the prefix.
-pub fn mark_trailing_used(lookup: &mut impl KeyLookup, query: &PagesQuery<'_>, usable_pages: usize) {
+/// Mark the states that a request goes on from as requested: of pools that need trailing pages
+/// only, those before the longest stop. A state that a longer prefix has superseded does not become
+/// recent with each request for the prefix.
+pub fn mark_trailing_requested(
+    lookup: &mut impl KeyLookup,
+    query: &PagesQuery<'_>,
+    usable_pages: usize,
+) {
     for pool in query.pools {
         let HitPolicy::TrailingPages(window) = pool.policy else { continue };
         let first = usable_pages.saturating_sub(window.max(1));
         let pages = query.pages[first..usable_pages].iter();
         let keys = pages.flat_map(|page| pool.objects.iter().map(|object| object.on_page(*page)));
-        lookup.mark_used(first, keys);
+        lookup.mark_requested(first, keys);
     }
 }
 

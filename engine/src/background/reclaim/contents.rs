@@ -20,12 +20,12 @@ use crate::state::core::Core;
 /// A member of one of the victim's records.
 pub(super) struct Member {
     pub fingerprint: u128,
-    pub place: SsdLocation,
+    pub location: SsdLocation,
     pub key: ObjectKey,
     pub generation: Generation,
 }
 
-/// A record of the victim that is to be moved.
+/// A record of the victim that is to be reinserted.
 #[derive(Clone, Debug)]
 pub(super) struct Survivor {
     /// Byte offset in the segment, and length.
@@ -40,13 +40,14 @@ struct LiveRecord {
     survivor: Survivor,
     /// Tick of its most recent member.
     tick: u64,
+    depth: u32,
     member_count: u32,
 }
 
 /// Contents of a victim.
 pub(super) struct Contents {
     pub members: Vec<Member>,
-    /// Records that survive; the last is moved first.
+    /// Records that survive; the last is reinserted first.
     pub survivors: Vec<Survivor>,
     /// Tombstones that may still shadow something.
     pub tombstones: Vec<Tombstone>,
@@ -62,7 +63,8 @@ impl Contents {
             let (namespace, generation) = (e.key.namespace(), Generation(e.generation));
             let fingerprint = cx.shared.fingerprint(&e.key, generation);
             if e.kind == RecordKind::Tombstones as u8 {
-                // A clear hides what the tombstone hides, but only once the clear is durable.
+                // A clear hides the same objects as the tombstone, but only once the clear is
+                // durable.
                 let current = cx.generations.durable(namespace) <= generation;
                 if current && is_needed(&core, segment, Sequence(e.sequence)) {
                     tombstones.push(Tombstone {
@@ -74,12 +76,12 @@ impl Contents {
                 }
                 continue;
             }
-            let place = SsdLocation::of_entry(segment, e);
-            members.push(Member { fingerprint, place, key: e.key, generation });
+            let location = SsdLocation::of_entry(segment, e);
+            members.push(Member { fingerprint, location, key: e.key, generation });
             if core.generation(namespace) != generation {
                 continue;
             }
-            let found = core.index.find(fingerprint).find(|i| i.ssd == Some(place));
+            let found = core.index.find(fingerprint).find(|i| i.ssd == Some(location));
             // An attached object without its base is of no use.
             let Some(found) = found.filter(|f| core.is_visible(f)) else { continue };
             let record = records.entry(e.record_block).or_insert_with(|| LiveRecord {
@@ -90,10 +92,11 @@ impl Contents {
                     members: Vec::new(),
                 },
                 tick: 0,
+                depth: e.depth,
                 member_count: e.member_count,
             });
             let is_pinned = core.pins.is_pinned(fingerprint) && !mutant::on(Mutant::PinIgnored);
-            record.survivor.members.push((fingerprint, place));
+            record.survivor.members.push((fingerprint, location));
             record.survivor.pinned |= is_pinned;
             record.tick = record.tick.max(core.full_tick(found.tick));
         }
@@ -103,11 +106,11 @@ impl Contents {
     }
 }
 
-/// Notify admission of what the victim has: some of its members, spread over it.
+/// Notify admission of some of the members of the victim, spread over it.
 fn note_victim(cx: &LogContext, core: &Core, members: &[Member]) {
     let sampled = (0..VICTIM_SAMPLES.min(members.len())).map(|at| {
         let member = &members[at * members.len() / VICTIM_SAMPLES.min(members.len())];
-        let is_there = core.index.find(member.fingerprint).any(|e| e.ssd == Some(member.place));
+        let is_there = core.index.find(member.fingerprint).any(|e| e.ssd == Some(member.location));
         is_there.then_some(&member.key)
     });
     cx.shared.admission.reclaim(sampled);
@@ -121,12 +124,13 @@ fn is_needed(core: &Core, segment: SegmentId, sequence: Sequence) -> bool {
 
 /// The records that the policy keeps.
 fn survivors(core: &Core, records: BTreeMap<u32, LiveRecord>, segment_bytes: u64) -> Vec<Survivor> {
-    // A group that lost a member is invisible, and not worth moving.
+    // A group that lost a member is invisible, and not worth reinserting.
     let is_whole = |r: &LiveRecord| r.survivor.members.len() == r.member_count as usize;
     let whole: Vec<_> = records.into_values().filter(is_whole).collect();
     let facts = |r: &LiveRecord| ExtentFacts {
         bytes: r.survivor.bytes,
         tick: r.tick,
+        depth: r.depth,
         pinned: r.survivor.pinned,
     };
     let facts: Vec<_> = whole.iter().map(facts).collect();

@@ -50,7 +50,7 @@ impl Scan {
     /// A read ended; false if it failed twice.
     pub fn ended(&mut self, segment: SegmentId, completion: Completion) -> bool {
         if let Err(fault) = &completion.result {
-            tracing::warn!(%fault, segment = segment.0, "reclaim: victim cannot be read");
+            tracing::warn!(%fault, segment = segment.0, "reclaim: victim cannot be read; check the drive");
             return !std::mem::replace(&mut self.retrying, true);
         }
         self.retrying = false;

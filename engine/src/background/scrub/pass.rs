@@ -1,8 +1,8 @@
 //! One pass over the sealed segments, without I/O: it returns the next read and receives its
 //! completion. The driver decides the pace.
 //!
-//! A segment is pinned (a reader counted) only while a read is in flight, so a slow pass never
-//! delays its reclaim. A segment reclaimed in the meantime is skipped.
+//! A reader of a segment is counted only while a read is in flight, so a slow pass never delays its
+//! reclaim. A segment reclaimed in the meantime is skipped.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -24,6 +24,7 @@ use crate::state::shared::Shared;
 
 /// Result of a scrub. Damaged objects were dropped: the next `exists` returns false for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ScrubReport {
     /// Segments of which every record was checked.
     pub segments: u64,
@@ -48,7 +49,7 @@ const HOMES: u64 = 4096;
 /// A member of a record: its index entry, its position, and the checksums of its bytes.
 struct Member {
     fingerprint: u128,
-    place: SsdLocation,
+    location: SsdLocation,
     /// Byte offset in the record, and length.
     offset: u64,
     length: u64,
@@ -125,7 +126,7 @@ impl ScrubPass {
             let segment = current.identity.segment;
             let buf = AlignedBuf::new(len as usize)
                 .ok()
-                .filter(|_| pin_segment(shared, current.identity));
+                .filter(|_| enter_segment(shared, current.identity));
             let Some(buf) = buf else {
                 // Reclaimed or quarantined since, or no memory: the next pass covers it.
                 self.current = None;
@@ -212,16 +213,16 @@ impl ScrubPass {
 
     /// A record cannot be read or is damaged: drop its entries, and queue the copies in DRAM.
     fn drop_record(&mut self, shared: &Shared, members: &[Member]) {
-        let Some(segment) = members.first().map(|m| SegmentId(m.place.segment)) else { return };
+        let Some(segment) = members.first().map(|m| SegmentId(m.location.segment)) else { return };
         tracing::warn!(
             segment = segment.0,
-            block = members[0].place.record_block,
+            block = members[0].location.record_block,
             "scrub: record is lost"
         );
         let now = shared.now();
         let mut core = shared.lock();
         core.counters.damaged += members.len() as u64;
-        let pages = core.drop_lost(members.iter().map(|m| (m.fingerprint, m.place, None)));
+        let pages = core.drop_lost(members.iter().map(|m| (m.fingerprint, m.location, None)));
         for id in pages.into_iter().map(FrameId) {
             let objects = core.dram.frames.get(id).map_or(0, |f| f.data.members.len() as u64);
             if core.requeue_frame(id) {
@@ -267,13 +268,13 @@ impl ScrubPass {
             }
             core.index.visit_homes(from, from + HOMES, |visited| {
                 let SlotContent::Object(e) = visited else { return };
-                let Some(place) = e.ssd.filter(|p| p.segment == segment.0) else { return };
-                if !current.seen.contains(&place.record_block) && !core.is_hidden_at(place) {
+                let Some(location) = e.ssd.filter(|p| p.segment == segment.0) else { return };
+                if !current.seen.contains(&location.record_block) && !core.is_hidden_at(location) {
                     let (fingerprint, length) = (e.fingerprint, u64::from(e.length));
                     let checksums = Vec::new();
                     unseen.push(Member {
                         fingerprint,
-                        place,
+                        location,
                         offset: 0,
                         length,
                         checksums,
@@ -282,8 +283,8 @@ impl ScrubPass {
                 }
             });
         }
-        unseen.sort_by_key(|m| m.place.record_block);
-        for record in unseen.chunk_by(|a, b| a.place.record_block == b.place.record_block) {
+        unseen.sort_by_key(|m| m.location.record_block);
+        for record in unseen.chunk_by(|a, b| a.location.record_block == b.location.record_block) {
             self.report.damaged += record.len() as u64;
             self.drop_record(shared, record);
         }
@@ -314,7 +315,7 @@ impl SegmentPass {
             }
         });
         let core = shared.lock();
-        let alive = |m: &Member| core.index.find(m.fingerprint).any(|e| e.ssd == Some(m.place));
+        let alive = |m: &Member| core.index.find(m.fingerprint).any(|e| e.ssd == Some(m.location));
         for mut record in records {
             record.live = record.members.iter().filter(|m| alive(m)).count() as u32;
             self.live += record.live;
@@ -327,7 +328,7 @@ fn live_record(shared: &Shared, segment: SegmentId, record: &Record<'_>) -> Live
     let facts = record.facts();
     let member = |m: pagelith_layouts::record::Member| Member {
         fingerprint: shared.fingerprint(&m.key, facts.generation),
-        place: SsdLocation::at(segment, facts.offset, m.payload_offset),
+        location: SsdLocation::at(segment, facts.offset, m.payload_offset),
         offset: m.payload_offset,
         length: m.length,
         checksums: record.checksums(&m).collect(),
@@ -373,7 +374,7 @@ impl Verifying {
 }
 
 /// Pin the segment (count a reader), if it is still the same incarnation.
-fn pin_segment(shared: &Shared, identity: SegmentIdentity) -> bool {
+fn enter_segment(shared: &Shared, identity: SegmentIdentity) -> bool {
     let core = shared.lock();
     let Some(ssd) = core.ssd.as_ref().filter(|s| s.health.reads()) else { return false };
     let s = ssd.segments.get(identity.segment);

@@ -104,7 +104,7 @@ pub struct Entry {
     pub fingerprint: u128,
     /// Object length, bytes, 1 to [`LENGTH_MAX`].
     pub length: u32,
-    /// Place on SSD, if the object is stored there.
+    /// Location on SSD, if the object is stored there.
     pub ssd: Option<SsdLocation>,
     /// The DRAM frame that holds it, if one does; at most [`FRAME_MAX`].
     pub frame: Option<u32>,
@@ -154,9 +154,9 @@ impl PackedEntry {
 
     /// Refuses a field that does not fit: a truncated location would name another object's bytes.
     pub(crate) fn pack(entry: &Entry) -> Result<PackedEntry, IndexError> {
-        let place =
+        let location =
             entry.ssd.unwrap_or(SsdLocation { segment: 0, record_block: 0, payload_block: 0 });
-        in_range("segment", place.segment, 0, SEGMENT_MAX)?;
+        in_range("segment", location.segment, 0, SEGMENT_MAX)?;
         in_range("length", entry.length, 1, LENGTH_MAX)?;
         if let Some(frame) = entry.frame {
             in_range("frame", frame, 0, FRAME_MAX)?;
@@ -169,9 +169,9 @@ impl PackedEntry {
             flags |= FLAG_ATTACHED;
         }
         let tick = u64::from(entry.tick & TICK_MASK);
-        let a = u64::from(place.segment)
-            | u64::from(place.record_block) << RECORD_BLOCK_AT
-            | u64::from(place.payload_block) << PAYLOAD_BLOCK_AT
+        let a = u64::from(location.segment)
+            | u64::from(location.record_block) << RECORD_BLOCK_AT
+            | u64::from(location.payload_block) << PAYLOAD_BLOCK_AT
             | flags << FLAGS_AT
             | (tick >> HALF_TICK_BITS) << TICK_HIGH_AT;
         // The shift drops the high half of the tick.
@@ -265,7 +265,7 @@ mod tests {
     /// field one bit too wide or misplaced changes its neighbour.
     #[test]
     fn round_trip_at_all_boundaries() {
-        let places = [
+        let locations = [
             None,
             Some((0, 0, 0)),
             Some((SEGMENT_MAX, 0, 0)),
@@ -275,12 +275,12 @@ mod tests {
         ];
         let ticks = [0, 1, (1 << HALF_TICK_BITS) - 1, 1 << HALF_TICK_BITS, TICK_MODULUS - 1];
         for fingerprint in [1, u128::from(u64::MAX), 1 << 64, u128::MAX] {
-            for place in places {
+            for location in locations {
                 for frame in [None, Some(0), Some(FRAME_MAX)] {
                     for length in [1, LENGTH_MAX - 1, LENGTH_MAX] {
                         for tick in ticks {
                             for attached in [false, true] {
-                                let ssd = place.map(|(segment, record_block, payload_block)| {
+                                let ssd = location.map(|(segment, record_block, payload_block)| {
                                     SsdLocation { segment, record_block, payload_block }
                                 });
                                 let entry =

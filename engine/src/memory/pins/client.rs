@@ -1,4 +1,4 @@
-//! The pins and leases of one client, and the share of the store that it may hold. The limits leave
+//! The pins and leases of one client, and the share of the store that it may keep. The limits leave
 //! memory for the puts of other clients.
 
 use std::collections::HashMap;
@@ -9,56 +9,56 @@ use super::PinTarget;
 use crate::api::error::{Error, Result};
 use crate::config::ValidConfig;
 
-/// All clients together hold at most 1/`ALL_SHARE` of the store.
+/// All clients together keep at most 1/`ALL_SHARE` of the store.
 const ALL_SHARE: u64 = 2;
-/// One client holds at most 1/`CLIENT_SHARE` of that.
+/// One client keeps at most 1/`CLIENT_SHARE` of that.
 const CLIENT_SHARE: u64 = 2;
 
-/// Objects and bytes held by a client, or by all clients.
+/// Objects and bytes pinned or leased by a client, or by all clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct HoldTotals {
+pub(crate) struct PinTotals {
     pub objects: u64,
     /// Arena bytes.
     pub bytes: u64,
 }
 
-impl HoldTotals {
+impl PinTotals {
     /// The limit for all clients of a store with this configuration, never 0.
-    pub fn of(config: &ValidConfig) -> HoldTotals {
+    pub fn of(config: &ValidConfig) -> PinTotals {
         let (objects, bytes) = (config.max_objects(), config.arena_bytes());
-        HoldTotals {
+        PinTotals {
             objects: (objects / ALL_SHARE).max(CLIENT_SHARE),
             bytes: (bytes / ALL_SHARE).max(CLIENT_SHARE),
         }
     }
 
     /// The limit for one client.
-    pub fn share_of_client(&self) -> HoldTotals {
-        HoldTotals { objects: self.objects / CLIENT_SHARE, bytes: self.bytes / CLIENT_SHARE }
+    pub fn share_of_client(&self) -> PinTotals {
+        PinTotals { objects: self.objects / CLIENT_SHARE, bytes: self.bytes / CLIENT_SHARE }
     }
 
     /// An error if `self`, the amounts of `holder`, would exceed `most` with `additional`.
-    pub fn check(&self, additional: &HoldTotals, most: &HoldTotals, holder: &str) -> Result<()> {
-        // An object that is already held may be pinned again.
+    pub fn check(&self, additional: &PinTotals, most: &PinTotals, holder: &str) -> Result<()> {
+        // An object that is already kept may be pinned again.
         if additional.objects == 0
             || self.objects + additional.objects <= most.objects
                 && self.bytes + additional.bytes <= most.bytes
         {
             return Ok(());
         }
-        let HoldTotals { objects, bytes } = most;
+        let PinTotals { objects, bytes } = most;
         let (more, more_bytes) = (additional.objects, additional.bytes);
         Err(Error::busy(format!(
             "too much is pinned or leased holder={holder} more_objects={more} more_bytes={more_bytes} objects_max={objects} bytes_max={bytes}"
         )))
     }
 
-    pub fn add(&mut self, additional: &HoldTotals) {
+    pub fn add(&mut self, additional: &PinTotals) {
         self.objects += additional.objects;
         self.bytes += additional.bytes;
     }
 
-    pub fn subtract(&mut self, released: &HoldTotals) {
+    pub fn subtract(&mut self, released: &PinTotals) {
         self.objects -= released.objects;
         self.bytes -= released.bytes;
     }
@@ -72,26 +72,26 @@ struct ClientObject {
     group: u128,
 }
 
-/// Objects that a client holds.
+/// Objects that a client has pinned or leased.
 #[derive(Debug, Default)]
 pub(crate) struct ClientPins {
     objects: HashMap<u128, ClientObject>,
-    /// Number of held objects of each group, and the group's bytes when the first was held.
+    /// Number of these objects of each group, and the group's bytes when the first was added.
     groups: HashMap<u128, (u32, u64)>,
     bytes: u64,
 }
 
 impl ClientPins {
-    pub fn totals(&self) -> HoldTotals {
-        HoldTotals { objects: self.objects.len() as u64, bytes: self.bytes }
+    pub fn totals(&self) -> PinTotals {
+        PinTotals { objects: self.objects.len() as u64, bytes: self.bytes }
     }
 
     pub fn is_empty(&self) -> bool {
         self.objects.is_empty()
     }
 
-    /// Amounts that it would hold in addition if it held `targets` too.
-    pub fn additional(&self, targets: &[PinTarget]) -> HoldTotals {
+    /// Amounts that it would keep in addition if it kept `targets` too.
+    pub fn additional(&self, targets: &[PinTarget]) -> PinTotals {
         let new = targets.iter().filter(|target| !self.objects.contains_key(&target.fingerprint));
         let (mut objects, mut groups, mut bytes) = (HashMap::new(), HashMap::new(), 0);
         for target in new {
@@ -101,19 +101,19 @@ impl ClientPins {
                 bytes += target.bytes;
             }
         }
-        HoldTotals { objects: objects.len() as u64, bytes }
+        PinTotals { objects: objects.len() as u64, bytes }
     }
 
     /// Add a pin, or a lease until `lease`.
-    pub fn hold(&mut self, target: &PinTarget, lease: Option<Mono>) {
+    pub fn keep(&mut self, target: &PinTarget, lease: Option<Mono>) {
         let is_new = !self.objects.contains_key(&target.fingerprint);
-        let held = self.objects.entry(target.fingerprint).or_insert(ClientObject {
+        let object = self.objects.entry(target.fingerprint).or_insert(ClientObject {
             pins: 0,
             lease: None,
             group: target.group,
         });
-        held.pins += u32::from(lease.is_none());
-        held.lease = held.lease.max(lease);
+        object.pins += u32::from(lease.is_none());
+        object.lease = object.lease.max(lease);
         if is_new {
             let (count, _) = self.groups.entry(target.group).or_insert_with(|| {
                 self.bytes += target.bytes;
@@ -123,45 +123,45 @@ impl ClientPins {
         }
     }
 
-    /// Remove a pin; returns the amounts that are no longer held.
-    pub fn unpin(&mut self, fingerprint: u128) -> HoldTotals {
-        let Some(held) = self.objects.get_mut(&fingerprint) else { return HoldTotals::default() };
-        held.pins = held.pins.saturating_sub(1);
-        let is_released = held.pins == 0 && held.lease.is_none();
-        if is_released { self.remove(fingerprint) } else { HoldTotals::default() }
+    /// Remove a pin; returns the amounts that are no longer kept.
+    pub fn unpin(&mut self, fingerprint: u128) -> PinTotals {
+        let Some(object) = self.objects.get_mut(&fingerprint) else { return PinTotals::default() };
+        object.pins = object.pins.saturating_sub(1);
+        let is_released = object.pins == 0 && object.lease.is_none();
+        if is_released { self.remove(fingerprint) } else { PinTotals::default() }
     }
 
-    /// A leased object was removed; returns the amounts that are no longer held.
-    pub fn end_lease(&mut self, fingerprint: u128) -> HoldTotals {
-        let Some(held) = self.objects.get_mut(&fingerprint) else { return HoldTotals::default() };
-        held.lease = None;
-        let is_released = held.pins == 0;
-        if is_released { self.remove(fingerprint) } else { HoldTotals::default() }
+    /// A leased object was removed; returns the amounts that are no longer kept.
+    pub fn end_lease(&mut self, fingerprint: u128) -> PinTotals {
+        let Some(object) = self.objects.get_mut(&fingerprint) else { return PinTotals::default() };
+        object.lease = None;
+        let is_released = object.pins == 0;
+        if is_released { self.remove(fingerprint) } else { PinTotals::default() }
     }
 
-    /// End expired leases; returns the amounts that are no longer held.
-    pub fn expire(&mut self, now: Mono) -> HoldTotals {
+    /// End expired leases; returns the amounts that are no longer kept.
+    pub fn expire(&mut self, now: Mono) -> PinTotals {
         let mut expired = Vec::new();
-        for (fingerprint, held) in &mut self.objects {
-            held.lease = held.lease.filter(|until| *until > now);
-            if held.pins == 0 && held.lease.is_none() {
+        for (fingerprint, object) in &mut self.objects {
+            object.lease = object.lease.filter(|until| *until > now);
+            if object.pins == 0 && object.lease.is_none() {
                 expired.push(*fingerprint);
             }
         }
-        let mut released = HoldTotals::default();
+        let mut released = PinTotals::default();
         expired.into_iter().for_each(|fingerprint| released.add(&self.remove(fingerprint)));
         released
     }
 
-    fn remove(&mut self, fingerprint: u128) -> HoldTotals {
-        let Some(held) = self.objects.remove(&fingerprint) else { return HoldTotals::default() };
-        let mut released = HoldTotals { objects: 1, bytes: 0 };
-        if let Some((count, bytes)) = self.groups.get_mut(&held.group) {
+    fn remove(&mut self, fingerprint: u128) -> PinTotals {
+        let Some(object) = self.objects.remove(&fingerprint) else { return PinTotals::default() };
+        let mut released = PinTotals { objects: 1, bytes: 0 };
+        if let Some((count, bytes)) = self.groups.get_mut(&object.group) {
             *count -= 1;
             if *count == 0 {
                 released.bytes = *bytes;
                 self.bytes -= *bytes;
-                self.groups.remove(&held.group);
+                self.groups.remove(&object.group);
             }
         }
         released

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
+use pagelith_io::buffer::Part;
+
 use super::GetBatch;
 use crate::api::error::Error;
 use crate::api::outcome::MissCause;
@@ -43,7 +45,10 @@ impl GetBatch {
             }
             let staged = slot.reading().is_some_and(|read| read.claims().stage.is_some());
             let settled = if staged && !slot.attempts.submitted {
-                let detail = format!("no staging memory in time key={}", slot.key);
+                let remedy = "align the destination to 4096 bytes, or raise staging.bytes";
+                let bytes: usize = slot.destination.iter().flat_map(|d| &d.0).map(Part::len).sum();
+                let detail =
+                    format!("no staging memory in time; {remedy} key={} bytes={bytes}", slot.key);
                 Settled::Failed(Error::busy(detail))
             } else {
                 Settled::Miss(MissCause::Late)

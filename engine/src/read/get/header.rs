@@ -12,7 +12,7 @@ use crate::state::shared::Shared;
 /// A header of the batch: its location, and its bytes once they were read.
 #[derive(Debug)]
 pub(crate) struct Header {
-    pub place: HeaderLocation,
+    pub location: HeaderLocation,
     pub bytes: Option<HeaderBytes>,
     /// Objects without an outcome that need it. At 0 its memory is returned at once: scratch has
     /// room for some hundred headers, and a batch may have thousands.
@@ -21,8 +21,8 @@ pub(crate) struct Header {
 
 impl Header {
     /// The header of the record at this location, without users.
-    pub fn new(place: HeaderLocation) -> Header {
-        Header { place, bytes: None, users: 0 }
+    pub fn new(location: HeaderLocation) -> Header {
+        Header { location, bytes: None, users: 0 }
     }
 
     /// Whether the bytes are from the header cache.
@@ -32,9 +32,9 @@ impl Header {
 
     /// Prefetch the cache lines for an insertion into the header cache; called before the object at
     /// this location is verified.
-    pub fn prepare_caching(&self, shared: &Shared, place: Option<(SegmentIdentity, u64)>) {
+    pub fn prepare_caching(&self, shared: &Shared, location: Option<(SegmentIdentity, u64)>) {
         let to_insert = matches!(self.bytes, Some(HeaderBytes::Read { inserted: false, .. }));
-        if let (true, Some((identity, offset))) = (to_insert, place) {
+        if let (true, Some((identity, offset))) = (to_insert, location) {
             shared.ssd.headers.prefetch_insert(identity, offset);
         }
     }

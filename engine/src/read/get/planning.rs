@@ -22,7 +22,10 @@ impl GetBatch {
         let mut targets = Vec::with_capacity(which.len());
         let mut cached_headers = Vec::with_capacity(which.len());
         let mut staged = Vec::new();
-        io.shared.ssd.headers.prefetch(which.iter().filter_map(|&i| self.slots[i].header_place()));
+        io.shared
+            .ssd
+            .headers
+            .prefetch(which.iter().filter_map(|&i| self.slots[i].header_location()));
         for &i in which {
             let Some(mut target) = self.slots[i].target(i, align, facts.parts_max, staged_only)
             else {

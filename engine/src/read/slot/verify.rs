@@ -23,7 +23,7 @@ use crate::memory::index::SsdLocation;
 use crate::read::get::Header;
 use crate::read::plan;
 use crate::rpc::scatter;
-use crate::state::frame_access::FramePin;
+use crate::state::frame_access::FrameReadGuard;
 use crate::state::shared::Shared;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -56,7 +56,7 @@ impl Slot {
     pub fn copy_out(
         &mut self,
         shared: &Shared,
-        entered: &FramePin<'_>,
+        entered: &FrameReadGuard<'_>,
         member: usize,
         want: &Range<u64>,
         verify: bool,
@@ -88,7 +88,7 @@ impl Slot {
             if deliver(parts, want, at, bytes, checksums, copier).is_err() {
                 copier.wait();
                 scatter::zero(parts);
-                tracing::error!(key = %self.key, offset, "dram block is damaged");
+                tracing::error!(key = %self.key, offset, "dram block is damaged; test this machine's memory");
                 return Settled::Miss(MissCause::Damaged);
             }
         }
@@ -112,7 +112,7 @@ impl Slot {
         });
         verified.unwrap_or_else(|error| {
             let (segment, offset) = (read.object.segment().0, read.object.expected.offset);
-            tracing::warn!(%key, segment, offset, %error, "ssd record is damaged");
+            tracing::warn!(%key, segment, offset, %error, "ssd record is damaged; check the drive");
             scatter::zero(parts);
             NextStep::Settle(Settled::Miss(MissCause::Damaged))
         })
@@ -179,8 +179,8 @@ fn verify_read(
     });
     let is_whole = object.want == (0..length);
     let record = (wants.record && is_whole).then(|| {
-        let (member_count, place) = (record.member_count(), object.ssd_location());
-        Box::new(VerifiedRecord { facts, member_count, checksums, place })
+        let (member_count, location) = (record.member_count(), object.ssd_location());
+        Box::new(VerifiedRecord { facts, member_count, checksums, location })
     });
     let source = HitSource::Ssd { record, staged_bytes: *staged_bytes };
     hit(object.want.end - object.want.start, meta, source)
@@ -257,6 +257,6 @@ fn deliver(
 /// Every member of a record, and the SSD location by which the index has it.
 pub(crate) fn record_members(record: &Record<'_>) -> Vec<(ObjectKey, SsdLocation)> {
     let facts = record.facts();
-    let place = |payload| SsdLocation::at(facts.identity.segment, facts.offset, payload);
-    record.members().map(|m| (m.key, place(m.payload_offset))).collect()
+    let location = |payload| SsdLocation::at(facts.identity.segment, facts.offset, payload);
+    record.members().map(|m| (m.key, location(m.payload_offset))).collect()
 }

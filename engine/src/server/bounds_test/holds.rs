@@ -1,4 +1,5 @@
-//! Bounds of what clients hold beyond their operations: pins, leases, views, open groups and holds.
+//! Bounds of objects that clients use beyond their operations: pins, leases, views, open groups and
+//! holds.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

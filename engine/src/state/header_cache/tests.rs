@@ -34,7 +34,7 @@ fn header(identity: SegmentIdentity, offset: u64, blocks: usize, sequence: u64) 
         base_group: GroupId(0),
         block_bytes: 4096,
         depth: 0,
-        moved: false,
+        reinserted: false,
     };
     let checksums: Vec<_> = (0..blocks).map(|i| [i as u8; 16]).collect();
     let member = MemberSpec { key, length: blocks as u64 * 4096, checksums: &checksums };
@@ -86,16 +86,16 @@ proptest! {
 #[test]
 fn newest_headers_of_log_are_cached() {
     let headers = HeaderCache::new(4 << 20).expect("memory");
-    let place = |i: u64| (segment_identity((i / 1000) as u32, 1), (1 + i % 1000 * 17) * ALIGN);
-    let header_of = |i: u64| header(place(i).0, place(i).1, 2, 1 + i);
+    let location = |i: u64| (segment_identity((i / 1000) as u32, 1), (1 + i % 1000 * 17) * ALIGN);
+    let header_of = |i: u64| header(location(i).0, location(i).1, 2, 1 + i);
     assert_eq!(header_of(0).len(), TYPICAL_BYTES);
     let fit = (4 << 20) / TYPICAL_BYTES as u64;
     for i in 0..3 * fit {
-        let (identity, offset) = place(i);
+        let (identity, offset) = location(i);
         headers.insert(identity, offset, &header_of(i));
     }
     let is_cached = |i: &u64| {
-        headers.get(place(*i).0, place(*i).1).is_some_and(|known| *known == header_of(*i))
+        headers.get(location(*i).0, location(*i).1).is_some_and(|known| *known == header_of(*i))
     };
     let cached_newest = (3 * fit - fit * 8 / 10..3 * fit).filter(is_cached).count() as u64;
     assert!(cached_newest > fit * 7 / 10, "cached={cached_newest} of={}", fit * 8 / 10);
@@ -121,16 +121,16 @@ fn entry_of_other_place_does_not_return_its_header() {
 #[test]
 fn overwritten_header_is_not_returned() {
     let headers = HeaderCache::new(SHARD_BYTES_MIN).expect("memory");
-    let place = |i: u64| (segment_identity(1, 1), (1 + i) * ALIGN);
-    let header_of = |i: u64| header(place(i).0, place(i).1, 2, 1 + i);
+    let location = |i: u64| (segment_identity(1, 1), (1 + i) * ALIGN);
+    let header_of = |i: u64| header(location(i).0, location(i).1, 2, 1 + i);
     let lap = headers.0[0].lock().expect("not poisoned").ring_lines()
         / header_of(0).len().div_ceil(LINE) as u64;
-    (0..lap).for_each(|i| headers.insert(place(i).0, place(i).1, &header_of(i)));
-    assert_eq!(headers.get(place(0).0, place(0).1), Some(header_of(0).into()));
+    (0..lap).for_each(|i| headers.insert(location(i).0, location(i).1, &header_of(i)));
+    assert_eq!(headers.get(location(0).0, location(0).1), Some(header_of(0).into()));
     let mut similar = header_of(0);
     *similar.last_mut().expect("bytes") ^= 1;
-    headers.insert(place(lap).0, place(lap).1, &similar);
-    assert_eq!(headers.get(place(0).0, place(0).1), None);
+    headers.insert(location(lap).0, location(lap).1, &similar);
+    assert_eq!(headers.get(location(0).0, location(0).1), None);
 }
 
 /// Memory is used from one end, whichever shards the headers belong to.

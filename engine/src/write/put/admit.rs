@@ -62,7 +62,7 @@ enum KeyState {
     Present(PresentObject),
     /// Its record header on SSD must be read first.
     NeedsHeader,
-    /// The header was not read, or what it said is no longer true.
+    /// The header was not read, or is outdated.
     Unclear,
 }
 
@@ -227,7 +227,7 @@ fn key_state(
         // replaced.
         Some(None) => KeyState::Unclear,
         Some(Some(probed)) => {
-            let own = probed.members.iter().find(|(k, _)| k == key).map(|(_, place)| *place);
+            let own = probed.members.iter().find(|(k, _)| k == key).map(|(_, location)| *location);
             let is_own_record = |e: &crate::memory::index::Entry| {
                 e.ssd.is_some() && e.ssd == own && !core.is_hidden(e)
             };
@@ -237,8 +237,8 @@ fn key_state(
                 .find(fingerprint)
                 .find(|e| is_own_record(e) && probed.generation == Some(generation));
             match (entry, own, probed.kind) {
-                (Some(entry), Some(place), Some(kind)) => KeyState::Present(PresentObject {
-                    location: Location::Ssd(place),
+                (Some(entry), Some(location), Some(kind)) => KeyState::Present(PresentObject {
+                    location: Location::Ssd(location),
                     length: probed.length,
                     kind,
                     hidden: !core.is_visible(&entry),

@@ -5,7 +5,7 @@
 //! the copy only its checksums are written. Reason: non-temporal stores stay queued for a while
 //! after a copy. A load that spans several smaller earlier stores, or an atomic read-modify-write,
 //! waits until that queue is empty
-//! ([0006](../../../docs/decisions/0006-hashing-and-copying.md)).
+//! ([0006](../../../../docs/decisions/0006-hashing-and-copying.md)).
 
 use std::sync::Arc;
 
@@ -112,7 +112,9 @@ impl PreparedGroup {
             CopyState::Copied => return Ok(ConfirmedGroup { data, existing, open_group, origin }),
             CopyState::Mismatch(member) => super::checksum_mismatch(&data.members[member].key),
             CopyState::Prepared | CopyState::Incomplete => {
-                Error::new(ErrorKind::Internal, "group was not copied completely")
+                let first = data.members.first().map(|m| m.key.to_string()).unwrap_or_default();
+                let detail = "group was not copied completely; report this as a bug";
+                Error::new(ErrorKind::Internal, format!("{detail} key={first}"))
             }
         };
         Err(ReturnedGroup::new(error, data))

@@ -25,8 +25,8 @@ pub(crate) struct NewKeys {
 /// Determine which groups are new, all in one snapshot. Groups not marked here take the admission
 /// path under the lock.
 pub(crate) fn find_new(shared: &Shared, groups: &mut [(&[ObjectSize], &mut Option<NewKeys>)]) {
-    let pin = crossbeam_epoch::pin();
-    let snapshot = shared.read_view.read(&pin);
+    let epoch_guard = crossbeam_epoch::pin();
+    let snapshot = shared.read_view.read(&epoch_guard);
     let keys_of = |group: &[ObjectSize]| {
         let generation = snapshot.visibility.generation(group[0].key.namespace());
         let fingerprints =
@@ -46,21 +46,22 @@ pub(crate) fn find_new(shared: &Shared, groups: &mut [(&[ObjectSize], &mut Optio
         };
         new_keys.take_if(is_indexed);
     }
-    if !snapshot.validate(&pin) {
+    if !snapshot.validate(&epoch_guard) {
         groups.iter_mut().for_each(|(_, new_keys)| **new_keys = None);
     }
 }
 
 /// Whether the index has no entry for any of these keys, in one snapshot.
 pub(crate) fn all_new<'a>(shared: &Shared, keys: impl Iterator<Item = &'a ObjectKey>) -> bool {
-    let pin = crossbeam_epoch::pin();
-    let snapshot = shared.read_view.read(&pin);
+    let epoch_guard = crossbeam_epoch::pin();
+    let snapshot = shared.read_view.read(&epoch_guard);
     let fingerprint =
         |key: &ObjectKey| shared.fingerprint(key, snapshot.visibility.generation(key.namespace()));
     let fingerprints: Vec<u128> = keys.map(fingerprint).collect();
     shared.read_view.index.prefetch(&fingerprints);
     snapshot.reserve(fingerprints.len());
-    fingerprints.iter().all(|f| snapshot.entries(*f).next().is_none()) && snapshot.validate(&pin)
+    fingerprints.iter().all(|f| snapshot.entries(*f).next().is_none())
+        && snapshot.validate(&epoch_guard)
 }
 
 impl NewKeys {

@@ -43,7 +43,9 @@ pub(crate) fn publish(
         && !mutant::on(Mutant::NotifiedBeforeOffers)
     {
         shared.count_busy(core, data.members.iter().map(|m| &m.key));
-        let error = Error::busy("objects were removed while a peer's offer was in flight");
+        let first = data.members.first().map(|m| m.key.to_string()).unwrap_or_default();
+        let detail = "objects were removed while a peer's offer was in flight; it offers again";
+        let error = Error::busy(format!("{detail} key={first}"));
         return Err(ReturnedGroup::new(error, data));
     }
     // Most keys that are put are new, and then no existing object has to be replaced.
@@ -56,8 +58,8 @@ pub(crate) fn publish(
     }
     let first_changed = || changed_member(shared, core, &data.members, &existing, generation);
     if let Some(key) = meets_existing.then(first_changed).flatten() {
-        let error =
-            Error::busy(format!("an object was put, removed or is being written key={key}"));
+        let detail = "an object was put, removed or is being written; retry the put";
+        let error = Error::busy(format!("{detail} key={key}"));
         if !fetched {
             shared.count_busy(core, data.members.iter().map(|m| &m.key));
         }
@@ -229,7 +231,9 @@ fn count_put(
 }
 
 fn too_many_frames() -> Error {
-    Error::busy("no free frame number: too many groups are in DRAM; retry later")
+    Error::busy(
+        "no free frame number: too many groups are in DRAM; retry later, or raise index.max_objects",
+    )
 }
 
 fn free_members(core: &mut Core, members: &[FrameMember]) {
@@ -248,7 +252,8 @@ fn refuse(core: &mut Core, members: &[FrameMember]) -> Published {
     Published::without_frames(PutOutcome::Refused)
 }
 
-/// Whether DRAM holds exactly this group, visible to all readers.
+/// Whether DRAM holds this group, visible to all readers: a frame with exactly its members, or for a
+/// single object any frame that has it.
 fn is_present(
     core: &Core,
     kind: PutKind<'_>,
@@ -276,9 +281,9 @@ fn is_present(
 }
 
 /// The first object that is no longer at the location that admission found (`existing`; absent if
-/// `existing` has no location), or whose frame is not yet written to SSD. Such a frame must not be
-/// replaced: a flush may have reported it as durable. An object that disappeared may
-/// have been removed, and must not reappear with the group.
+/// `existing` has no location), or whose frame waits for its write to SSD. Such a frame must not be
+/// replaced: it may be written again after damage, and an earlier flush has reported it as durable.
+/// An object that disappeared may have been removed, and must not reappear with the group.
 fn changed_member(
     shared: &Shared,
     core: &Core,

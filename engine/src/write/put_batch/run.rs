@@ -31,7 +31,7 @@ use crate::write::put::{AdmittedGroup, Published};
 const RUN_GROUPS_MAX: usize = 4;
 /// Bytes in a run, unless its first group has more: reserved memory that is not visible yet.
 const RUN_BYTES_MAX: u64 = 1 << 20;
-/// After this many stored bytes, the frames are queued for the flusher, so that a batch larger than
+/// After this many copied bytes, the frames are queued for the flusher, so that a batch larger than
 /// the arena makes progress.
 const ENQUEUE_BYTES: u64 = 4 << 20;
 

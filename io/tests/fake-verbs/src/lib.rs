@@ -3,7 +3,8 @@
 //! A device follows the rules of reliable connections, except for the faults of its script
 //! (`faults`). Time passes in steps: each poll, arming and post of any queue is one. Tests create a
 //! device with `fake_verbs_device`, change it with `fake_verbs_change`, count its objects with
-//! `fake_verbs_count`, and let time pass with `fake_verbs_step`; all else has the names and types of infiniband/verbs.h.
+//! `fake_verbs_count`, and let time pass with `fake_verbs_step`; all else has the names and types
+//! of infiniband/verbs.h.
 
 // Shared with pagelith-io; what is not needed here is unused.
 #[allow(dead_code, missing_docs, reason = "the module is of another crate")]
@@ -49,7 +50,7 @@ fn boxed<T>(value: T) -> *mut T {
     Box::into_raw(Box::new(value))
 }
 
-/// Set errno, and return what a failed function returns.
+/// Set errno, and return the value of a failed call.
 fn failed<T>(errno: Errno, value: T) -> T {
     memory::set_errno(errno.raw_os_error());
     value

@@ -1,4 +1,4 @@
-//! All devices, their objects, and what is under way between them.
+//! All devices, their objects, and the transfers between them.
 
 mod traffic;
 
@@ -196,7 +196,7 @@ impl World {
         Ok(number)
     }
 
-    /// Apply a script to a device, and report the events of what changed.
+    /// Apply a script to a device, and report the events of the changes.
     pub fn change(&mut self, device: u32, script: &str) -> Result<(), Errno> {
         let device = self.device(device);
         let before = device.faults.clone();

@@ -11,7 +11,7 @@
 )]
 
 mod flusher;
-mod pin_table;
+mod guarded_table;
 mod segment;
 mod seqlock;
 mod staging;

@@ -66,7 +66,7 @@ impl Runtime for ShuttleRuntime {
     }
 }
 
-/// The simulated disk with scheduling points at its operations: between the index look-up and the
+/// The simulated disk with scheduling points at its operations: between the index lookup and the
 /// read, and while a read is in flight.
 struct SchedulingDisk(Arc<dyn Disk>, bool);
 
@@ -121,7 +121,7 @@ impl Queue for SchedulingQueue {
 
     fn submit(&mut self, token: u64, op: Op) -> Result<(), Op> {
         // Now and then a thread is descheduled for long, so that other threads may do much between
-        // its index look-up and its read.
+        // its index lookup and its read.
         let turns = match op {
             Op::Read { .. } if self.1 && thread_rng().gen_range(0..6) == 0 => 3000,
             Op::Read { .. } | Op::Write { .. } | Op::Sync { .. } => 0,

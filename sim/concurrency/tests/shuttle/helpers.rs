@@ -218,7 +218,7 @@ pub fn put_pair(p: &Scenario, page: u64, value: u64) -> Result<PutOutcome> {
     outcome
 }
 
-/// Gets both components of a page in one batch, which is one index look-up; returns the values
+/// Gets both components of a page in one batch, which is one index lookup; returns the values
 /// found.
 pub fn get_pair(p: &Scenario, page: u64) -> [Option<u64>; 2] {
     let (mut a, mut b) = (vec![0; p.len], vec![0; p.len]);

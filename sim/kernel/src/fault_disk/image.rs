@@ -1,4 +1,4 @@
-//! A file in memory that tracks what a power cut would lose.
+//! A file in memory that tracks the bytes that a power cut would lose.
 
 use std::collections::BTreeMap;
 

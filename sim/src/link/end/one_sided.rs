@@ -62,7 +62,7 @@ impl SimLink {
         }
     }
 
-    /// A frame leaves: what was written before it is followed by a notice.
+    /// A frame leaves: earlier WRITEs are followed by a notice.
     pub(super) fn frame_leaves(&mut self, frame: &Frame) {
         self.post_notice();
         if let Some(server) = self.rdma_server.as_mut().filter(|_| frame.kind == FrameKind::Outcome)
@@ -115,8 +115,10 @@ impl SimLink {
     /// The client's push from registered memory becomes a reference, which the server reads.
     fn refer(&mut self, push: Push) -> Option<Push> {
         let mut wire = self.net.wire();
-        let place = |addr, len| wire.fabric.as_ref().and_then(|fabric| fabric.place(addr, len));
-        let Some(pieces) = part_pieces(&push.parts, place).filter(|_| push.allow_ref) else {
+        let region_offset =
+            |addr, len| wire.fabric.as_ref().and_then(|fabric| fabric.region_offset(addr, len));
+        let Some(pieces) = part_pieces(&push.parts, region_offset).filter(|_| push.allow_ref)
+        else {
             return Some(push);
         };
         self.sharing.show(&mut wire, LinkRole::Client, push, pieces);
@@ -144,7 +146,7 @@ impl SimLink {
         read.flatten().ok_or(LinkError::Disconnected)
     }
 
-    /// Handles what the devices have done.
+    /// Handle the completions of the devices.
     pub(super) fn poll_one_sided(&mut self, events: &mut Vec<LinkEvent>) -> Result<(), LinkError> {
         if let Some(client) = &mut self.rdma_client {
             let due = self.net.wire().with_fabric(|fabric, now| {
@@ -186,7 +188,7 @@ impl SimLink {
                         continue;
                     }
                     self.counts.bytes_in += bytes.len() as u64;
-                    self.net.wire().looked(LinkRole::Server, range, &bytes);
+                    self.net.wire().ref_read(LinkRole::Server, range, &bytes);
                     events.push(LinkEvent::Received { op, item, offset, parts });
                 }
             }
@@ -244,7 +246,7 @@ impl SimLink {
         }
     }
 
-    /// Takes the queue pair down and, once it is, hands back what it held, and ends the link.
+    /// Takes the queue pair down and, once it is, hands back its memory, and ends the link.
     pub(super) fn go_on_ending(&mut self, events: &mut Vec<LinkEvent>) {
         let Some(why) = self.ending.clone() else { return };
         let (side, plant) = (self.side, self.plant);

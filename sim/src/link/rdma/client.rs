@@ -24,7 +24,7 @@ pub const GIVEN_UP_MAX: Duration = Duration::from_millis(100);
 /// Receives that the client posts when it connects; it posts each again when it has polled it.
 const RECEIVES: u64 = 256;
 
-/// The memory of a retracted operation.
+/// The memory of a cancelled operation.
 struct Retracting {
     since: Mono,
     ranges: Vec<(RangeKey, Vec<Part>)>,
@@ -53,7 +53,7 @@ impl RdmaClient {
 
     fn target(&self, fabric: &Fabric, part: &Part) -> Option<(u32, u64)> {
         let len = part.len() as u64;
-        if len < self.least.max(1) { None } else { fabric.place(part.addr() as u64, len) }
+        if len < self.least.max(1) { None } else { fabric.region_offset(part.addr() as u64, len) }
     }
 
     /// The targets of an operation that is about to be requested.

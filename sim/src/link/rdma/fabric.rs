@@ -47,7 +47,7 @@ enum Event {
     /// The server's device gets piece `.1` of READ `.0`.
     Fetch(u64, usize),
     Complete(u64),
-    /// The server's device sends a notice that follows what lands until then.
+    /// The server's device sends a notice after the bytes that land until then.
     SendNotice(Mono),
     /// A notice arrives, for the n-th time.
     ArriveNotice(u32),
@@ -172,12 +172,12 @@ impl Fabric {
     }
 
     /// The region of the `len` bytes at `address`, and their offset in it, if they are registered.
-    pub fn place(&self, address: u64, len: u64) -> Option<(u32, u64)> {
+    pub fn region_offset(&self, address: u64, len: u64) -> Option<(u32, u64)> {
         let regions = self.regions.iter().zip(0..);
-        let placed = |(region, number): (&RegisteredRegion, u32)| {
-            Some((number, region.place(address, len)?))
+        let find = |(region, number): (&RegisteredRegion, u32)| {
+            Some((number, region.offset_of(address, len)?))
         };
-        regions.filter_map(placed).next()
+        regions.filter_map(find).next()
     }
 
     /// The client exposes memory.
@@ -218,14 +218,14 @@ impl Fabric {
         self.receives += count;
     }
 
-    /// Post a transfer between the server's `parts` and the client's memory. `places` has the
+    /// Post a transfer between the server's `parts` and the client's memory. `targets` has the
     /// offset in `parts`, the address and the length of each piece of memory. Returns its number.
     pub fn post(
         &mut self,
         now: Mono,
         is_write: bool,
         parts: Vec<Part>,
-        places: &[(u64, u64, u64)],
+        targets: &[(u64, u64, u64)],
     ) -> u64 {
         self.last_transfer += 1;
         let id = self.last_transfer;
@@ -234,7 +234,7 @@ impl Fabric {
             return id;
         }
         let mut pieces = Vec::new();
-        for (at, address, len) in places {
+        for (at, address, len) in targets {
             let mut done = 0;
             let most = len.div_ceil(1 + self.rng.below(PIECES_MAX)).max(1);
             while done < *len {
@@ -394,7 +394,7 @@ impl Fabric {
         self.note(&format!("land {time:?} {id} {}", checksum64(bytes)));
         self.stats.landed_late += u64::from(!self.transfers.contains_key(&id));
         let len = bytes.len() as u64;
-        let Some((region, at)) = self.place(address, len) else { return self.refuse(time) };
+        let Some((region, at)) = self.region_offset(address, len) else { return self.refuse(time) };
         self.stats.strayed += u64::from(!self.is_exposed(address, len));
         self.regions[region as usize].write(at, bytes);
     }
@@ -405,9 +405,11 @@ impl Fabric {
             return;
         }
         let Piece { at, address, len, .. } = pieces[piece];
-        let Some((region, place)) = self.place(address, len) else { return self.refuse(time) };
+        let Some((region, offset)) = self.region_offset(address, len) else {
+            return self.refuse(time);
+        };
         let mut bytes = vec![0; len as usize];
-        self.regions[region as usize].read(place, &mut bytes);
+        self.regions[region as usize].read(offset, &mut bytes);
         if let Some(Transfer { parts, .. }) = self.transfers.get_mut(&id) {
             write_at(parts, at, &bytes);
         }

@@ -1,4 +1,4 @@
-//! Memory that a client registered with its device, and places in it.
+//! Memory that a client registered with its device, and ranges of it.
 
 #![expect(unsafe_code, reason = "a device writes memory that no code of the process hands it")]
 
@@ -14,7 +14,7 @@ pub struct RegisteredRegion {
     len: u64,
 }
 
-/// Bytes of an operation's item that the server may write, and their place.
+/// Bytes of an operation's item that the server may write, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::link) struct Target {
     /// The item's number in its request.
@@ -42,7 +42,7 @@ impl RegisteredRegion {
     }
 
     /// The offset of the `len` bytes at `address`; `None` if they are not all registered.
-    pub(super) fn place(&self, address: u64, len: u64) -> Option<u64> {
+    pub(super) fn offset_of(&self, address: u64, len: u64) -> Option<u64> {
         let at = address.checked_sub(self.base())?;
         (at.checked_add(len)? <= self.len).then_some(at)
     }

@@ -98,11 +98,11 @@ impl RdmaServer {
     }
 
     /// The parts of a push that have targets: offset in the push, address and length.
-    fn places(&self, push: &Push, len: u64) -> Vec<(u64, u64, u64)> {
+    fn targets_of(&self, push: &Push, len: u64) -> Vec<(u64, u64, u64)> {
         let end = push.offset + len;
         let of_item = |target: &&Target| target.item == push.item;
         let targets = self.targets.get(&push.op).into_iter().flatten().filter(of_item);
-        let place = |target: &Target| {
+        let part_of = |target: &Target| {
             let (from, to) =
                 (target.offset.max(push.offset), (target.offset + target.len).min(end));
             let region = target.region as usize + usize::from(self.has_wrong_base);
@@ -110,14 +110,14 @@ impl RdmaServer {
             let address = base + target.at + from.checked_sub(target.offset)?;
             (from < to).then(|| (from - push.offset, address, to - from))
         };
-        targets.filter_map(place).collect()
+        targets.filter_map(part_of).collect()
     }
 
     /// Posts the WRITEs of a push, if there are targets and there is room.
     pub fn place(&mut self, fabric: &mut Fabric, now: Mono, push: Push) -> Placement {
         let len: u64 = push.parts.iter().map(|part| part.len() as u64).sum();
-        let places = self.places(&push, len);
-        if places.is_empty() {
+        let targets = self.targets_of(&push, len);
+        if targets.is_empty() {
             return Placement::Stream(push);
         }
         let (mut requests, mut of_op) = (0, 0);
@@ -127,7 +127,7 @@ impl RdmaServer {
                 of_op += if *op == push.op { *bytes } else { 0 };
             }
         }
-        let is_full = requests > 0 && requests + places.len() > REQUESTS_MAX;
+        let is_full = requests > 0 && requests + targets.len() > REQUESTS_MAX;
         if is_full || of_op > 0 && of_op + len > OP_BYTES_MAX {
             return Placement::Full(push);
         }
@@ -139,7 +139,7 @@ impl RdmaServer {
                 segments.push(Segment::Stream(push.offset + from, bytes));
             }
         };
-        for (at, _, bytes) in &places {
+        for (at, _, bytes) in &targets {
             stream(&mut segments, done, *at);
             segments.push(Segment::Placed(push.offset + at, *bytes));
             done = at + bytes;
@@ -151,8 +151,8 @@ impl RdmaServer {
             self.owes_notice = true;
             self.post_notice(fabric, now);
         }
-        let id = fabric.post(now, true, parts, &places);
-        let requests = places.len();
+        let id = fabric.post(now, true, parts, &targets);
+        let requests = targets.len();
         self.posted.insert(id, Posted::Write { op, token, requests, bytes: len });
         self.owes_notice = !self.has_early_notice;
         Placement::Placed(op, item, segments, notice)
@@ -177,13 +177,13 @@ impl RdmaServer {
         parts: Vec<Part>,
     ) -> Option<()> {
         let mut at = 0;
-        let place = |piece: &ShownPiece| {
+        let target = |piece: &ShownPiece| {
             let address = self.bases.get(piece.region as usize)? + piece.at;
             at += piece.length;
             Some((at - piece.length, address, piece.length))
         };
-        let places: Vec<_> = pieces.iter().map(place).collect::<Option<_>>()?;
-        let id = fabric.post(now, false, parts, &places);
+        let targets: Vec<_> = pieces.iter().map(target).collect::<Option<_>>()?;
+        let id = fabric.post(now, false, parts, &targets);
         self.posted.insert(id, Posted::Read { range, retracted: false });
         Some(())
     }

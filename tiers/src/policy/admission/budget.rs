@@ -2,12 +2,12 @@
 //! and counts the bytes that are written, those that reclaim moves included.
 //!
 //! Invariant: `balance_bytes` is bytes granted less bytes written, at most `swing_bytes`, and not
-//! much below `-swing_bytes` as long as only what the budget allows is written. So over any time
+//! much below `-swing_bytes` as long as the budget limits all writes. So over any time
 //! the bytes written exceed those granted by little more than 2 swings, 4 % of the SSD.
 
 use super::page_hash::PageHash;
 
-/// Part of the SSD's bytes by which what was written may differ from what was granted.
+/// Part of the SSD's bytes by which the written bytes may differ from the granted ones.
 const SWING_SHARE: u64 = 50;
 
 /// A budget.
@@ -38,7 +38,7 @@ impl WriteBudget {
 
     /// Whether a page may be written. Pages that were touched before may, down to a debt of a
     /// swing. Of the others a share of the chains may, which falls from all to none as the balance
-    /// falls from a swing to none. The hash of the page at which a chain leaves what is known is
+    /// falls from a swing to none. The hash of the first unknown page of a chain is
     /// its coin, so that a chain is written as a whole or not at all.
     pub(super) fn allows(&self, touched_before: bool, chain: PageHash) -> bool {
         if touched_before {

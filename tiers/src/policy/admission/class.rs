@@ -1,4 +1,4 @@
-//! The class of a page: what is known about it when it is requested. Pages of one class are taken
+//! The class of a page: the facts about it when it is requested. Pages of one class are taken
 //! to be requested again alike.
 
 /// Number of classes.

@@ -43,9 +43,9 @@ pub(super) fn bytes_for(pages: u64) -> u64 {
     pages.div_ceil(BUCKET_ENTRIES as u64).max(1) * size_of::<Bucket>() as u64
 }
 
-/// A place in the table, until it changes.
+/// A slot in the table, until it changes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct HistoryPlace {
+pub(super) struct HistorySlot {
     bucket: usize,
     at: usize,
 }
@@ -72,15 +72,15 @@ impl History {
         ((u128::from(page.0) * self.buckets.len() as u128) >> 64) as usize
     }
 
-    /// Prefetch what is known of a page into the CPU cache.
+    /// Prefetch the bucket of a page into the CPU cache.
     #[inline]
     pub(super) fn prefetch(&self, page: PageHash) {
         prefetch::line(&self.buckets[self.bucket_of(page)]);
     }
 
-    /// The place of a page, which another page has if it is not known, and its last touch.
+    /// The slot of a page, which another page has if it is not known, and its last touch.
     #[inline]
-    pub(super) fn find(&self, page: PageHash, now: u32) -> (HistoryPlace, Option<LastTouch>) {
+    pub(super) fn find(&self, page: PageHash, now: u32) -> (HistorySlot, Option<LastTouch>) {
         let bucket = self.bucket_of(page);
         let entries = &self.buckets[bucket].0;
         if let Some(at) = position(entries, tag_of(page)) {
@@ -88,17 +88,17 @@ impl History {
             let class = PageClass::from_number(entry >> CLASS_AT);
             let refused = entry >> REFUSED_AT & 1 == 1;
             return (
-                HistoryPlace { bucket, at },
+                HistorySlot { bucket, at },
                 Some(LastTouch { class, age: age(now, entry), refused }),
             );
         }
-        // The place of the page that was touched longest ago; an empty place is older than all.
+        // The slot of the page that was touched longest ago; an empty slot is older than all.
         let order = |(at, entry): (usize, &u32)| {
             let age = if *entry == 0 { 1 << TIME_BITS } else { age(now, *entry) };
             age * BUCKET_ENTRIES as u32 + at as u32
         };
         let oldest = entries.iter().enumerate().map(order).fold(0, u32::max);
-        (HistoryPlace { bucket, at: oldest as usize % BUCKET_ENTRIES }, None)
+        (HistorySlot { bucket, at: oldest as usize % BUCKET_ENTRIES }, None)
     }
 
     /// The last touch of a page, if it is known.
@@ -106,11 +106,11 @@ impl History {
         self.find(page, now).1
     }
 
-    /// Note a touch of a page at its place, and whether it was refused.
+    /// Note a touch of a page at its slot, and whether it was refused.
     #[inline]
     pub(super) fn set(
         &mut self,
-        place: HistoryPlace,
+        slot: HistorySlot,
         page: PageHash,
         class: PageClass,
         now: u32,
@@ -120,7 +120,7 @@ impl History {
             | u32::from(refused) << REFUSED_AT
             | (class.number() as u32) << CLASS_AT
             | now & TIME_MASK;
-        self.buckets[place.bucket].0[place.at] = entry;
+        self.buckets[slot.bucket].0[slot.at] = entry;
     }
 
     /// Note whether the page that was touched last was refused.
@@ -153,7 +153,7 @@ impl History {
     }
 }
 
-/// The place of a tag. Without branches: which place it is cannot be predicted.
+/// The slot of a tag. Without branches: which slot it is cannot be predicted.
 #[inline]
 fn position(entries: &[u32; BUCKET_ENTRIES], tag: u32) -> Option<usize> {
     let is_equal = |(at, entry): (usize, &u32)| u32::from(*entry >> TAG_AT == tag) << at;
@@ -180,8 +180,8 @@ mod tests {
     }
 
     fn set(history: &mut History, page: PageHash, class: PageClass, now: u32) {
-        let (place, _) = history.find(page, now);
-        history.set(place, page, class, now, false);
+        let (slot, _) = history.find(page, now);
+        history.set(slot, page, class, now, false);
     }
 
     fn class(number: u32) -> PageClass {

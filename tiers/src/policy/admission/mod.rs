@@ -12,12 +12,12 @@
 //!    that reclaim has given up lately.
 //!
 //! Invariants:
-//! - Decisions are made from head to tail, and no page after a refused page of its request is
-//!   written: without its prefix it would be of no use.
+//! - Decisions are made from head to tail, and a page after a refused page of its request is written
+//!   only if it must be: without its prefix it would be of no use.
 //! - No clock and no randomness: time is counted in bytes that are requested, and the sample and
 //!   the coins are hashes of the pages. The same calls give the same decisions.
 //! - Before anything was learned, every page is written. What was learned long ago is forgotten.
-//! - A decision changes what is written, and never what a get returns.
+//! - A decision changes the writes, and never the result of a get.
 
 mod bands;
 mod budget;
@@ -32,7 +32,7 @@ use pagelith_layouts::learned::Learned;
 use bands::band_of;
 use budget::WriteBudget;
 use class::PageClass;
-use history::{History, HistoryPlace};
+use history::{History, HistorySlot};
 use samples::Samples;
 use worth::Worth;
 
@@ -191,7 +191,7 @@ impl Admission {
         self.has_learned.then_some(Learned { lap_units, victim_worth, sample_rate, counts })
     }
 
-    /// Continue with what was learned before a restart. Called before any page is touched.
+    /// Continue with the state learned before a restart. Called before any page is touched.
     pub fn restore(&mut self, learned: &Learned) {
         self.samples = Samples::restore(&learned.counts, learned.sample_rate);
         self.laps.units = learned.lap_units.max(1.0);
@@ -224,7 +224,7 @@ impl Admission {
     ) {
         let RequestNote { turn, mut stopped, mut last, .. } = *self.note(epoch);
         let mut next_turn = turn;
-        // The first page of a put is the one at which its chain leaves what is known.
+        // The first page of a put is the first unknown one of its chain.
         let chain = pages.first().map_or(PageHash(0), |page| page.page);
         // The history is larger than the CPU's caches: its lines are fetched at the same time.
         pages.iter().for_each(|page| self.history.prefetch(page.page));
@@ -242,9 +242,9 @@ impl Admission {
             let refused = !page.on_ssd && !is_written;
             self.counts.refused += u64::from(refused);
             match touch {
-                Some((class, place)) => {
+                Some((class, slot)) => {
                     let now = self.clock.unit as u32;
-                    self.history.set(place, page.page, class, now, refused);
+                    self.history.set(slot, page.page, class, now, refused);
                 }
                 None if !page.on_ssd => self.history.set_refused(page.page, refused),
                 None => {}
@@ -263,19 +263,19 @@ impl Admission {
         note
     }
 
-    /// Count the touch of a page; returns its class, and its place in the history.
+    /// Count the touch of a page; returns its class, and its slot in the history.
     fn touch_page(
         &mut self,
         page: &TouchedPage,
         kind: BatchKind,
         from_end: usize,
         turn: u32,
-    ) -> (PageClass, HistoryPlace) {
+    ) -> (PageClass, HistorySlot) {
         for _ in 0..self.clock.advance(page.bytes) {
             self.tick();
         }
         let now = self.clock.unit as u32;
-        let (place, last) = self.history.find(page.page, now);
+        let (slot, last) = self.history.find(page.page, now);
         let class = match last {
             Some(last) => last.class.again(last.age, from_end),
             None => PageClass::first(from_end, turn),
@@ -283,7 +283,7 @@ impl Admission {
         let is_put_again = kind == BatchKind::Put && last.is_some_and(|last| last.refused);
         self.counts.refused_put_again += u64::from(is_put_again);
         self.samples.touch(page.page, class, self.clock.unit);
-        (class, place)
+        (class, slot)
     }
 
     /// One unit of time has passed.
@@ -323,7 +323,7 @@ impl Admission {
         self.worth.reuse(class) >= self.settings.min_reuse && self.worth.worth(class, 0) >= least
     }
 
-    /// Bytes were appended to the log, moved ones included.
+    /// Bytes were appended to the log, reinserted ones included.
     pub fn appended(&mut self, bytes: u64) {
         self.budget.spend(bytes);
         self.laps.append(bytes, self.clock.unit);

@@ -204,7 +204,7 @@ impl Rig {
             group: GroupId(id),
             base_group: GroupId(0),
             depth: 0,
-            moved: false,
+            reinserted: false,
             members: vec![member],
             payload: vec![payload.into_part()],
         };

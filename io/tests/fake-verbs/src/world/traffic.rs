@@ -32,7 +32,7 @@ impl World {
         }
     }
 
-    /// Deliver a completion, or what the device's faults make of it.
+    /// Deliver a completion, as changed by the device's faults.
     pub(super) fn complete(&mut self, queue: usize, completion: Wc) {
         let Some(state) = self.queues.get(&queue) else { return };
         let number = state.device;
@@ -270,7 +270,7 @@ impl World {
         }
     }
 
-    /// Let what is due arrive at a pair, in order.
+    /// Deliver the messages that are due at a pair, in order.
     fn arrive(&mut self, number: u32, step: bool) {
         if step && let Some(pair) = self.pairs.get_mut(&number) {
             pair.arrivals

@@ -39,7 +39,7 @@ pub(crate) const REQUIRED_MAX: usize = crate::state::pending_groups::REQUIRED_MA
 
 /// Pins, views and open groups of a connection.
 #[derive(Default)]
-pub(crate) struct ClientHolds {
+pub(crate) struct ClientResources {
     client: ClientName,
     pins: FxHashMap<u64, Pin>,
     rows: usize,
@@ -54,10 +54,10 @@ struct OpenGroup {
     required: Vec<ObjectKey>,
 }
 
-impl ClientHolds {
-    /// No holds yet, for this client.
-    pub fn new(client: ClientName) -> ClientHolds {
-        ClientHolds { client, ..ClientHolds::default() }
+impl ClientResources {
+    /// None yet, for this client.
+    pub fn new(client: ClientName) -> ClientResources {
+        ClientResources { client, ..ClientResources::default() }
     }
 
     /// Executes a pin, unpin or lease request; returns the number of objects affected.
@@ -100,8 +100,8 @@ impl ClientHolds {
         Ok(objects as u64)
     }
 
-    /// Locations of these objects in shared memory, if the link shares it. The objects keep their
-    /// places until the view is released.
+    /// Locations of these objects in shared memory, if the link shares it. The objects stay
+    /// there until the view is released.
     pub fn view(
         &mut self,
         link: &dyn Link,
@@ -204,7 +204,7 @@ impl ClientHolds {
 
     /// Releases everything: the connection has ended.
     pub fn release_all(&mut self, shared: &Shared) {
-        let ClientHolds { pins, groups, views, .. } = std::mem::take(self);
+        let ClientResources { pins, groups, views, .. } = std::mem::take(self);
         drop(pins);
         if mutant::on(Mutant::ViewPinLeaked) {
             std::mem::forget(views);

@@ -9,7 +9,7 @@ use loom::sync::Mutex;
 use loom::sync::atomic::AtomicU64;
 use loom::sync::atomic::Ordering::Relaxed;
 use loom::thread;
-use pagelith_io::pin_table::{PinTable, PinTableOwner};
+use pagelith_io::guarded_table::{GuardedTable, GuardedTableOwner};
 use pagelith_io::seqlock::SeqLocks;
 
 use super::every_order;
@@ -45,14 +45,14 @@ impl Page {
 }
 
 struct Core {
-    owner: PinTableOwner<Page>,
+    owner: GuardedTableOwner<Page>,
     /// The frame was dropped and is not freed yet.
     dead: bool,
 }
 
 struct Store {
     core: Mutex<Core>,
-    table: PinTable<Page>,
+    table: GuardedTable<Page>,
     versions: SeqLocks,
     /// The page that the index finds in the frame; 0 is none.
     entry: AtomicU64,
@@ -62,7 +62,7 @@ struct Store {
 impl Store {
     /// With page 1 in its frame.
     fn new() -> Arc<Store> {
-        let mut owner = PinTableOwner::new(1);
+        let mut owner = GuardedTableOwner::new(1);
         let table = owner.table();
         assert!(owner.fill(FRAME, Arc::new(Page::new(1))));
         let core = Mutex::new(Core { owner, dead: false });
@@ -76,7 +76,7 @@ impl Store {
         }
     }
 
-    /// Gets the present page, if the look-up is still valid; returns its number.
+    /// Gets the present page, if the lookup is still valid; returns its number.
     fn get(&self) -> Option<u64> {
         let mark = self.versions.stamp(0)?;
         let page = self.entry.load(Relaxed);
@@ -84,7 +84,7 @@ impl Store {
             return None;
         }
         let reader = self.table.enter(FRAME)?;
-        // The page is compared before the look-up is validated.
+        // The page is compared before the lookup is validated.
         let entered = reader.get();
         let holds = self.versions.validate(&[mark]);
         if holds {
@@ -157,7 +157,7 @@ fn two_gets_during_frame_drop_return_own_page_or_none() {
     every_order("kept_dropped_while_two_get", Some(2), || get_during_drops([1, 1], &[2]));
 }
 
-/// The page found by the look-up, or the one entered, has been replaced.
+/// The page found by the lookup, or the one entered, has been replaced.
 #[test]
 fn get_during_two_frame_drops_returns_own_page_or_none() {
     every_order("kept_dropped_twice_while_got", Some(3), || get_during_drops([2, 0], &[2, 3]));

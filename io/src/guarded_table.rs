@@ -1,15 +1,17 @@
-//! A table of values that threads pin without a lock, while its owner may retire them.
+//! A table of values that threads read without a lock, while its owner may retire them.
 //!
-//! [`PinCount`] is one word: the number of readers, and an open bit. Both change by
+//! [`ReaderCount`] is one word: the number of readers, and an open bit. Both change by
 //! read-modify-writes of that word, so all changes have one order. A reader that entered before the
 //! close is counted when it is closed; a later one is refused and changes nothing. This needs no
 //! fence.
 //!
-//! [`PinTableOwner`] and [`PinTable`] are the two sides of a table of values with such words.
+//! [`GuardedTableOwner`] and [`GuardedTable`] are the two sides of a table of values with such
+//! words.
+//!
 //! Invariants:
-//! 1. A place is filled only while it is empty, and opened after that: a reader that enters finds
+//! 1. A slot is filled only while it is empty, and opened after that: a reader that enters finds
 //!    the value.
-//! 2. A value is taken out only after its place was closed and its count is 0: no borrow of it
+//! 2. A value is taken out only after its slot was closed and its count is 0: no borrow of it
 //!    remains.
 //! 3. Each table has one owner, which fills, closes and takes by `&mut`, so these operations are
 //!    serial.
@@ -27,21 +29,21 @@ use crate::sync::{Arc, AtomicPtr, AtomicU32};
 const OPEN: u32 = 1 << 31;
 const COUNT: u32 = OPEN - 1;
 
-/// Places per chunk. A chunk is allocated when its first place is filled, so an empty table costs
+/// Slots per chunk. A chunk is allocated when its first slot is filled, so an empty table costs
 /// nothing.
 const CHUNK: usize = 1 << 18;
 
 /// A count of readers and whether more may enter. Initially closed.
 #[derive(Debug)]
-pub struct PinCount(AtomicU32);
+pub struct ReaderCount(AtomicU32);
 
-impl Default for PinCount {
-    fn default() -> PinCount {
-        PinCount(AtomicU32::new(0))
+impl Default for ReaderCount {
+    fn default() -> ReaderCount {
+        ReaderCount(AtomicU32::new(0))
     }
 }
 
-impl PinCount {
+impl ReaderCount {
     /// Open it. A reader that enters after this sees all earlier writes.
     pub fn open(&self) {
         self.0.fetch_or(OPEN, Release);
@@ -107,32 +109,32 @@ impl PinCount {
     }
 }
 
-struct PinSlot<T> {
-    readers: PinCount,
+struct GuardedSlot<T> {
+    readers: ReaderCount,
     value: AtomicPtr<T>,
 }
 
-/// Places that are allocated together.
-type Chunk<T> = OnceLock<Box<[PinSlot<T>]>>;
+/// Slots that are allocated together.
+type Chunk<T> = OnceLock<Box<[GuardedSlot<T>]>>;
 
 struct Table<T> {
     chunks: Box<[Chunk<T>]>,
-    places: usize,
+    slots: usize,
     /// The table owns the values that its pointers refer to.
     _values: PhantomData<Arc<T>>,
 }
 
 impl<T> Table<T> {
     #[inline]
-    fn place(&self, at: usize) -> Option<&PinSlot<T>> {
+    fn slot(&self, at: usize) -> Option<&GuardedSlot<T>> {
         self.chunks.get(at / CHUNK)?.get()?.get(at % CHUNK)
     }
 }
 
 impl<T> Drop for Table<T> {
     fn drop(&mut self) {
-        for place in self.chunks.iter().filter_map(OnceLock::get).flatten() {
-            let value = place.value.swap(ptr::null_mut(), Relaxed);
+        for slot in self.chunks.iter().filter_map(OnceLock::get).flatten() {
+            let value = slot.value.swap(ptr::null_mut(), Relaxed);
             if !value.is_null() {
                 // SAFETY: the pointer is from `Arc::into_raw` in `fill`, and taken out once, by the
                 // swap. A reader borrows the table, so none exists.
@@ -142,111 +144,113 @@ impl<T> Drop for Table<T> {
     }
 }
 
-/// The owner's side: it fills places and empties them.
-pub struct PinTableOwner<T> {
+/// The owner's side: it fills slots and empties them.
+pub struct GuardedTableOwner<T> {
     table: Arc<Table<T>>,
 }
 
-/// The readers' side: it pins values.
-pub struct PinTable<T> {
+/// The readers' side: it enters slots.
+pub struct GuardedTable<T> {
     table: Arc<Table<T>>,
 }
 
-impl<T> PinTableOwner<T> {
-    /// A table of `places` places, all empty.
-    pub fn new(places: usize) -> PinTableOwner<T> {
-        let chunks = (0..places.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect();
-        PinTableOwner { table: Arc::new(Table { chunks, places, _values: PhantomData }) }
+impl<T> GuardedTableOwner<T> {
+    /// A table of `slots` slots, all empty.
+    pub fn new(slots: usize) -> GuardedTableOwner<T> {
+        let chunks = (0..slots.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect();
+        GuardedTableOwner { table: Arc::new(Table { chunks, slots, _values: PhantomData }) }
     }
 
     /// The readers' side of the table.
-    pub fn table(&self) -> PinTable<T> {
-        PinTable { table: self.table.clone() }
+    pub fn table(&self) -> GuardedTable<T> {
+        GuardedTable { table: self.table.clone() }
     }
 
-    /// Put a value into an empty place, and open the place. Returns false, and does nothing, if the
-    /// place is not empty or does not exist.
+    /// Put a value into an empty slot, and open the slot. Returns false, and does nothing, if the
+    /// slot is not empty or does not exist.
     #[must_use]
     pub fn fill(&mut self, at: usize, value: Arc<T>) -> bool {
-        if at >= self.table.places {
+        if at >= self.table.slots {
             return false;
         }
         let chunk = self.table.chunks[at / CHUNK].get_or_init(|| {
-            let count = (self.table.places - at / CHUNK * CHUNK).min(CHUNK);
-            let mut places = hugepage::table(count);
-            let place =
-                || PinSlot { readers: PinCount::default(), value: AtomicPtr::new(ptr::null_mut()) };
-            places.resize_with(count, place);
-            places.into_boxed_slice()
+            let count = (self.table.slots - at / CHUNK * CHUNK).min(CHUNK);
+            let mut slots = hugepage::table(count);
+            let slot = || GuardedSlot {
+                readers: ReaderCount::default(),
+                value: AtomicPtr::new(ptr::null_mut()),
+            };
+            slots.resize_with(count, slot);
+            slots.into_boxed_slice()
         });
-        let place = &chunk[at % CHUNK];
-        if !place.value.load(Relaxed).is_null() {
+        let slot = &chunk[at % CHUNK];
+        if !slot.value.load(Relaxed).is_null() {
             return false;
         }
-        place.value.store(Arc::into_raw(value).cast_mut(), Relaxed);
-        place.readers.open_idle();
+        slot.value.store(Arc::into_raw(value).cast_mut(), Relaxed);
+        slot.readers.open_idle();
         true
     }
 
-    /// Close the place: no reader enters it any more.
+    /// Close the slot: no reader enters it any more.
     pub fn close(&mut self, at: usize) {
-        if let Some(place) = self.table.place(at) {
-            place.readers.close();
+        if let Some(slot) = self.table.slot(at) {
+            slot.readers.close();
         }
     }
 
-    /// Take the value of a closed place with count 0; the place is empty then.
+    /// Take the value of a closed slot with count 0; the slot is empty then.
     pub fn take(&mut self, at: usize) -> Option<Arc<T>> {
-        let place = self.table.place(at).filter(|place| place.readers.is_idle())?;
-        let value = place.value.load(Relaxed);
-        place.value.store(ptr::null_mut(), Relaxed);
+        let slot = self.table.slot(at).filter(|slot| slot.readers.is_idle())?;
+        let value = slot.value.load(Relaxed);
+        slot.value.store(ptr::null_mut(), Relaxed);
         // SAFETY: the pointer is from `Arc::into_raw` in `fill`, and taken out once, by the only
-        // thread that fills and empties places. The place is closed and its count was seen at 0: no
+        // thread that fills and empties slots. The slot is closed and its count was seen at 0: no
         // reader is inside, the accesses of earlier readers have happened, and no reader enters
         // before the next `fill`.
         (!value.is_null()).then(|| unsafe { Arc::from_raw(value) })
     }
 
-    /// The number of readers inside of a place.
+    /// The number of readers inside of a slot.
     pub fn count(&self, at: usize) -> u32 {
-        self.table.place(at).map_or(0, |place| place.readers.count())
+        self.table.slot(at).map_or(0, |slot| slot.readers.count())
     }
 }
 
-impl<T> PinTable<T> {
-    /// Pin the value of a place, if the place is open.
+impl<T> GuardedTable<T> {
+    /// Enter a slot, if it is open.
     #[inline]
-    pub fn enter(&self, at: usize) -> Option<PinnedRef<'_, T>> {
-        let place = self.table.place(at)?;
-        place.readers.enter().then_some(PinnedRef { place, _value: PhantomData })
+    pub fn enter(&self, at: usize) -> Option<ReadGuard<'_, T>> {
+        let slot = self.table.slot(at)?;
+        slot.readers.enter().then_some(ReadGuard { slot, _value: PhantomData })
     }
 }
 
-/// A pin: a reader inside of a place, which keeps its value until the reader leaves. If it is
-/// dropped without [`PinnedRef::leave`], the reader counts as inside for ever, and the value stays.
+/// A reader inside of a slot, which keeps its value until the reader leaves. If it is dropped
+/// without [`ReadGuard::leave`], the reader counts as inside for ever, and the value stays.
 #[must_use]
-pub struct PinnedRef<'a, T> {
-    place: &'a PinSlot<T>,
+pub struct ReadGuard<'a, T> {
+    slot: &'a GuardedSlot<T>,
     _value: PhantomData<&'a T>,
 }
 
-impl<T> PinnedRef<'_, T> {
-    /// Leave. True for the last reader of a place that was closed meanwhile: its value can be taken
+impl<T> ReadGuard<'_, T> {
+    /// Leave. True for the last reader of a slot that was closed meanwhile: its value can be taken
     /// now, and no other reader reports this.
     #[inline]
     pub fn leave(self) -> bool {
-        self.place.readers.leave()
+        self.slot.readers.leave()
     }
 }
 
-impl<T> Deref for PinnedRef<'_, T> {
+impl<T> Deref for ReadGuard<'_, T> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: `enter` found the place open, after the `fill` that opened it, so it has a value.
-        // The value is taken only after the place is closed and this reader, which is counted, has
+        // SAFETY: `enter` found the slot open, after the `fill` that opened it, so it has a value.
+        // The value is taken only after the slot is closed and this reader, which is counted, has
         // left; no borrow through it outlives that.
-        unsafe { &*self.place.value.load(Relaxed) }
+        unsafe { &*self.slot.value.load(Relaxed) }
     }
 }
 
@@ -255,13 +259,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pinned_value_stays_until_last_reader_leaves() {
-        let mut owner = PinTableOwner::new(3);
+    fn guarded_value_stays_until_last_reader_leaves() {
+        let mut owner = GuardedTableOwner::new(3);
         let table = owner.table();
         assert!(table.enter(1).is_none(), "it is empty");
         let value = Arc::new(7);
         assert!(owner.fill(1, value.clone()) && !owner.fill(1, value.clone()));
-        assert!(!owner.fill(3, value.clone()), "no such place");
+        assert!(!owner.fill(3, value.clone()), "no such slot");
         let (first, second) = (table.enter(1).expect("open"), table.enter(1).expect("open"));
         assert_eq!((*first, owner.count(1)), (7, 2));
         assert_eq!(owner.take(1), None, "it is open");
@@ -281,7 +285,7 @@ mod tests {
 
     #[test]
     fn close_if_empty_succeeds_without_readers() {
-        let readers = PinCount::default();
+        let readers = ReaderCount::default();
         assert!(!readers.enter() && readers.close_if_empty(), "initially closed");
         readers.open();
         assert!(readers.enter() && !readers.close_if_empty());

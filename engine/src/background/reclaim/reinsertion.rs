@@ -1,5 +1,5 @@
-//! Moves the survivors of a reclaim: reads them, verifies them, appends them again, and updates the
-//! index.
+//! Reinserts the survivors of a reclaim: reads them, verifies them, appends them again, and updates
+//! the index.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,30 +26,31 @@ use crate::state::core::Core;
 /// Most records that are read and not yet appended.
 const READS_MAX: usize = 4;
 
-/// The move of a victim's survivors and tombstones.
-pub(super) struct Moving {
+/// The reinsertion of a victim's survivors and tombstones.
+pub(super) struct Reinsertion {
     to_read: Vec<Survivor>,
     /// Reads in flight, by number.
     reading: BTreeMap<u32, Survivor>,
     next_read: u32,
-    /// Units that wait for room in the log.
-    ready: Vec<Unit>,
+    /// Units that wait for room in the log, by number. They are appended in the order of their
+    /// numbers, which is that of the policy.
+    ready: BTreeMap<u32, Unit>,
     /// Number of units in the log.
     in_log: usize,
-    /// Whether there was anything to move.
+    /// Whether there was anything to reinsert.
     pub any: bool,
-    /// A record that must survive could not be moved: defer the victim.
+    /// A record that must survive could not be reinserted: defer the victim.
     pub defer: bool,
 }
 
-impl Moving {
-    pub fn new(survivors: Vec<Survivor>, tombstones: Vec<Unit>) -> Moving {
-        Moving {
+impl Reinsertion {
+    pub fn new(survivors: Vec<Survivor>, tombstones: Vec<Unit>) -> Reinsertion {
+        Reinsertion {
             any: !survivors.is_empty() || !tombstones.is_empty(),
             to_read: survivors,
             reading: BTreeMap::new(),
-            next_read: 0,
-            ready: tombstones,
+            next_read: tombstones.len() as u32,
+            ready: (0..).zip(tombstones).collect(),
             in_log: 0,
             defer: false,
         }
@@ -63,8 +64,8 @@ impl Moving {
             && self.in_log == 0
     }
 
-    /// Append what is ready, and read more; true if anything was done. A namespace whose tombstones
-    /// find no room is added to `blocked`.
+    /// Append the units that are ready, and read more; true if anything was done. A namespace whose
+    /// tombstones find no room is added to `blocked`.
     pub fn step(
         &mut self,
         cx: &mut LogContext,
@@ -75,12 +76,12 @@ impl Moving {
         self.read_records(cx, identity) || appended
     }
 
-    /// The tier stopped writing: records that were to be moved stay in the victim, and the victim
-    /// stays.
+    /// The tier stopped writing: records that were to be reinserted stay in the victim, and the
+    /// victim stays.
     pub fn stop(&mut self, cx: &mut LogContext) {
         self.defer = true;
         self.to_read.clear();
-        for unit in self.ready.drain(..) {
+        for (_, unit) in std::mem::take(&mut self.ready) {
             cx.units.remove(unit.id);
         }
     }
@@ -134,7 +135,7 @@ impl Moving {
         let part = completion.op.into_parts().pop().filter(|_| ok);
         let id = cx.units.next_id();
         if let Some(unit) = part.and_then(|part| decode_unit(id, part, identity, survivor.offset)) {
-            self.ready.push(unit);
+            self.ready.insert(number, unit);
             cx.units.insert(id, PendingUnit::Move(survivor.members));
             return;
         }
@@ -142,13 +143,13 @@ impl Moving {
         tracing::warn!(
             segment = segment.0,
             offset = survivor.offset,
-            "reclaim: record is damaged, not moved"
+            "reclaim: record is damaged, not reinserted; check the drive"
         );
         let now = cx.shared.now();
         let mut core = cx.shared.lock();
         core.counters.damaged += survivor.members.len() as u64;
         core.suspect(segment, now);
-        let unnamed = |(fingerprint, place)| (fingerprint, place, None);
+        let unnamed = |(fingerprint, location)| (fingerprint, location, None);
         for page in core.drop_lost(survivor.members.into_iter().map(unnamed)) {
             core.requeue_frame(FrameId(page));
         }
@@ -157,7 +158,12 @@ impl Moving {
     fn append_ready(&mut self, cx: &mut LogContext, blocked: &mut BTreeSet<NamespaceId>) -> bool {
         let mut any = false;
         while cx.log.has_room() {
-            let Some(unit) = self.ready.pop() else { break };
+            let reading = self.reading.first_key_value().map(|(number, _)| *number);
+            let Some((number, unit)) = self.ready.pop_first() else { break };
+            if reading.is_some_and(|reading| reading < number) {
+                self.ready.insert(number, unit);
+                break;
+            }
             let id = unit.id;
             let members = cx.units.moved_members(id).to_vec();
             let (alive, pinned) = {
@@ -181,7 +187,7 @@ impl Moving {
                     cx.note_appended(&mut core);
                 }
                 Err(unit) if waits_for_segment(cx) => {
-                    self.ready.push(unit);
+                    self.ready.insert(number, unit);
                     return any;
                 }
                 Err(unit) => {
@@ -206,11 +212,11 @@ fn waits_for_segment(cx: &LogContext) -> bool {
 }
 
 /// A record was written at its new location: update the index.
-pub(crate) fn move_written(
+pub(crate) fn record_reinserted(
     cx: &mut LogContext,
     id: u64,
     members: Vec<(u128, SsdLocation)>,
-    place: &RecordLocation,
+    location: &RecordLocation,
 ) {
     let mut core = cx.shared.lock();
     let (mut now, mut from) = (Vec::new(), Vec::new());
@@ -225,11 +231,11 @@ pub(crate) fn move_written(
         core.events.forgot();
     }
     for (fingerprint, old) in members.iter().filter(|_| whole) {
-        // A record moves as a unit: its payloads keep their distance from its header.
-        let (segment, record) = (place.identity.segment, place.offset);
+        // A record is reinserted as a unit: its payloads keep their distance from its header.
+        let (segment, record) = (location.identity.segment, location.offset);
         let new =
             SsdLocation { payload_block: old.payload_block, ..SsdLocation::at(segment, record, 0) };
-        if core.place_ssd(*fingerprint, |e| e.ssd == Some(*old), new) {
+        if core.set_ssd_location(*fingerprint, |e| e.ssd == Some(*old), new) {
             now.push((*fingerprint, new));
             from.push(*old);
         }
@@ -237,13 +243,13 @@ pub(crate) fn move_written(
     drop(core);
     // Without members no index entry depends on this unit.
     if !now.is_empty() {
-        cx.units.moved(id, now, from, place.bytes);
+        cx.units.reinserted(id, now, from, location.bytes);
     }
 }
 
 /// Whether the index still finds every member where it was read; vacuously true for tombstones.
 fn all_in_place(core: &Core, members: &[(u128, SsdLocation)]) -> bool {
-    members.iter().all(|(fp, place)| core.index.find(*fp).any(|e| e.ssd == Some(*place)))
+    members.iter().all(|(fp, location)| core.index.find(*fp).any(|e| e.ssd == Some(*location)))
 }
 
 /// The record in `part` as a unit to be appended again; `None` if any part fails verification.
@@ -275,7 +281,7 @@ fn decode_unit(id: u64, part: Part, identity: SegmentIdentity, offset: u64) -> O
         group: facts.group,
         base_group: facts.base_group,
         depth: facts.depth,
-        moved: true,
+        reinserted: true,
         members,
         payload: vec![payload],
     })

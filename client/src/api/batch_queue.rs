@@ -1,0 +1,236 @@
+//! Batches on threads of their own, for callers that must not block: event loops and async tasks.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use pagelith_io::event_fd::EventFd;
+use pagelith_io::runtime::{Join, Runtime, Step, Task};
+use pagelith_io::signal::Signal;
+use pagelith_io::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use pagelith_io::system::Threads;
+
+use super::error::Result;
+use super::outcome::{CompletedBatch, Ticket};
+use super::page_store::{PageSession, PageStore};
+use super::request::{Get, Options, PutGroup};
+
+/// How long a thread waits at a time, for a batch and for its own end.
+const WAIT_STEP: Duration = Duration::from_secs(1);
+
+/// A queue of batches for a store, run by threads with a session each. They start in the order of
+/// their submission. No method but the drop waits for a batch.
+///
+/// A finished batch is taken once: by [`BatchQueue::poll`], which a poll loop calls when the
+/// descriptor is readable ([`AsFd`]), or by awaiting [`BatchQueue::completion`]. The timeout of a
+/// batch starts when a thread starts the batch.
+///
+/// Dropping it drops the batches that have not started, and waits for the others.
+pub struct BatchQueue {
+    shared: Arc<Shared>,
+    threads: Vec<Box<dyn Join>>,
+}
+
+struct Shared {
+    queue: Mutex<Queue>,
+    /// Raised for each submitted batch, and at the end.
+    wake: Signal,
+    /// Raised while a finished batch was not taken.
+    event: EventFd,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<(Ticket, Batch)>,
+    /// The batches that are not finished, each with the task that awaits it, if any does.
+    pending: HashMap<Ticket, Option<Waker>>,
+    finished: VecDeque<(Ticket, CompletedBatch)>,
+    last_ticket: u64,
+    is_closed: bool,
+}
+
+enum Batch {
+    Get(Vec<Get>, Options),
+    Put(Vec<PutGroup>, Options),
+}
+
+impl BatchQueue {
+    /// A queue with `threads` threads, which is also the most batches in progress at a time.
+    ///
+    /// # Errors
+    /// As [`PageStore::session`]; `Busy` if the system cannot start another thread or has no
+    /// descriptor left.
+    pub fn new(store: &dyn PageStore, threads: usize) -> Result<BatchQueue> {
+        let sessions = (0..threads.max(1)).map(|_| store.session());
+        BatchQueue::with_sessions(sessions.collect::<Result<_>>()?)
+    }
+
+    /// A queue with one thread for each session.
+    fn with_sessions(sessions: Vec<Box<dyn PageSession>>) -> Result<BatchQueue> {
+        let (queue, wake, event) = (Mutex::default(), Signal::default(), EventFd::new()?);
+        let shared = Arc::new(Shared { queue, wake, event });
+        let mut batches = BatchQueue { shared: shared.clone(), threads: Vec::new() };
+        for (number, session) in sessions.into_iter().enumerate() {
+            let runner = Runner { shared: shared.clone(), session, runs: None };
+            let name = format!("pagelith-batch{number}");
+            batches.threads.push(Threads.spawn(&name, Box::new(runner), shared.wake.clone())?);
+        }
+        Ok(batches)
+    }
+
+    /// Submit a batch of gets.
+    pub fn submit_get(&self, gets: Vec<Get>, options: Options) -> Ticket {
+        self.submit(Batch::Get(gets, options))
+    }
+
+    /// Submit groups to be put: without room the outcome is `Busy`.
+    pub fn submit_put(&self, groups: Vec<PutGroup>, options: Options) -> Ticket {
+        self.submit(Batch::Put(groups, options))
+    }
+
+    fn submit(&self, batch: Batch) -> Ticket {
+        let mut queue = self.shared.lock();
+        queue.last_ticket += 1;
+        let ticket = Ticket(queue.last_ticket);
+        queue.pending.insert(ticket, None);
+        queue.waiting.push_back((ticket, batch));
+        drop(queue);
+        self.shared.wake.raise();
+        ticket
+    }
+
+    /// Take a finished batch, if there is one.
+    pub fn poll(&self) -> Option<(Ticket, CompletedBatch)> {
+        let mut queue = self.shared.lock();
+        let taken = queue.finished.pop_front();
+        self.shared.clear_if_empty(&queue);
+        taken
+    }
+
+    /// A future of a batch. It borrows nothing, and needs no certain runtime. Dropping it leaves
+    /// the batch in the queue.
+    pub fn completion(&self, ticket: Ticket) -> BatchCompletion {
+        BatchCompletion { shared: self.shared.clone(), ticket }
+    }
+}
+
+/// Readable while a finished batch was not taken.
+impl AsFd for BatchQueue {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.event.as_fd()
+    }
+}
+
+impl Drop for BatchQueue {
+    fn drop(&mut self) {
+        let mut queue = self.shared.lock();
+        queue.is_closed = true;
+        let waiting = std::mem::take(&mut queue.waiting);
+        drop(queue);
+        waiting.into_iter().for_each(|(ticket, _)| self.shared.finish(ticket, None));
+        self.shared.wake.raise();
+        for thread in &self.threads {
+            while !thread.join(WAIT_STEP) {}
+        }
+    }
+}
+
+/// The batch of a ticket, when it is finished; `None` if it was taken already, or its queue was
+/// dropped before the batch started.
+#[must_use = "a future does nothing unless it is awaited"]
+pub struct BatchCompletion {
+    shared: Arc<Shared>,
+    ticket: Ticket,
+}
+
+impl Future for BatchCompletion {
+    type Output = Option<CompletedBatch>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut queue = self.shared.lock();
+        if let Some(waker) = queue.pending.get_mut(&self.ticket) {
+            *waker = Some(context.waker().clone());
+            return Poll::Pending;
+        }
+        let at = queue.finished.iter().position(|(ticket, _)| *ticket == self.ticket);
+        let taken = at.and_then(|at| queue.finished.remove(at)).map(|(_, done)| done);
+        self.shared.clear_if_empty(&queue);
+        Poll::Ready(taken)
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Record the end of a batch; `None` if it has no result.
+    fn finish(&self, ticket: Ticket, done: Option<CompletedBatch>) {
+        let mut queue = self.lock();
+        let waker = queue.pending.remove(&ticket).flatten();
+        queue.finished.extend(done.map(|done| (ticket, done)));
+        if !queue.finished.is_empty() {
+            self.event.raise();
+        }
+        drop(queue);
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    fn clear_if_empty(&self, queue: &Queue) {
+        if queue.finished.is_empty() {
+            self.event.clear();
+        }
+    }
+}
+
+/// One thread of a queue.
+struct Runner {
+    shared: Arc<Shared>,
+    session: Box<dyn PageSession>,
+    /// The batch in progress.
+    runs: Option<Ticket>,
+}
+
+impl Task for Runner {
+    fn step(&mut self) -> Step {
+        let mut queue = self.shared.lock();
+        let next = queue.waiting.pop_front();
+        let is_closed = queue.is_closed;
+        drop(queue);
+        let Some((ticket, batch)) = next else {
+            return if is_closed { Step::Done } else { Step::Idle(Duration::MAX) };
+        };
+        self.runs = Some(ticket);
+        let own = match batch {
+            Batch::Get(gets, options) => self.session.submit_get(gets, options),
+            Batch::Put(groups, options) => self.session.submit_put(groups, options),
+        };
+        let done = loop {
+            if let Some(done) = self.session.wait(own, WAIT_STEP) {
+                break done;
+            }
+        };
+        self.runs = None;
+        self.shared.finish(ticket, Some(done));
+        Step::Again
+    }
+}
+
+impl Drop for Runner {
+    /// After a panic its batch ends without a result.
+    fn drop(&mut self) {
+        self.runs.into_iter().for_each(|ticket| self.shared.finish(ticket, None));
+    }
+}
+
+impl std::fmt::Debug for BatchQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BatchQueue").field("threads", &self.threads.len()).finish_non_exhaustive()
+    }
+}

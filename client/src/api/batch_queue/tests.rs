@@ -1,0 +1,130 @@
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::task::Wake;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::*;
+
+const LONG: Duration = Duration::from_secs(30);
+
+/// Reports each submitted batch to the test, and ends it when the test says so.
+struct ScriptedSession {
+    submitted: Sender<()>,
+    /// Whether the batch ends, or the session panics.
+    orders: Receiver<bool>,
+}
+
+impl PageSession for ScriptedSession {
+    fn submit_get(&mut self, _: Vec<Get>, _: Options) -> Ticket {
+        self.submitted.send(()).expect("the test runs");
+        Ticket(0)
+    }
+
+    fn submit_put(&mut self, _: Vec<PutGroup>, _: Options) -> Ticket {
+        unreachable!("the test gets only")
+    }
+
+    fn poll(&mut self) -> Option<(Ticket, CompletedBatch)> {
+        unreachable!("the queue waits")
+    }
+
+    fn wait(&mut self, _: Ticket, _: Duration) -> Option<CompletedBatch> {
+        assert!(self.orders.recv().expect("an order"), "planted");
+        Some(CompletedBatch::Get(Vec::new()))
+    }
+
+    fn wait_any(&mut self, _: Duration) -> Option<(Ticket, CompletedBatch)> {
+        unreachable!("the queue waits for one batch")
+    }
+}
+
+/// A queue of one thread, its orders and its reports.
+fn scripted() -> (BatchQueue, Sender<bool>, Receiver<()>) {
+    let ((submitted, reports), (order, orders)) = (channel(), channel());
+    let session = Box::new(ScriptedSession { submitted, orders });
+    (BatchQueue::with_sessions(vec![session]).expect("a queue"), order, reports)
+}
+
+struct RaiseOnWake(Signal);
+
+impl Wake for RaiseOnWake {
+    fn wake(self: std::sync::Arc<Self>) {
+        self.0.raise();
+    }
+}
+
+/// Poll the future when it wakes its task, and only then.
+fn block_on(mut batch: BatchCompletion) -> Option<CompletedBatch> {
+    let woken = Signal::default();
+    let waker = Waker::from(std::sync::Arc::new(RaiseOnWake(woken.clone())));
+    loop {
+        let seen = woken.value();
+        if let Poll::Ready(done) = Pin::new(&mut batch).poll(&mut Context::from_waker(&waker)) {
+            return done;
+        }
+        woken.wait(seen, LONG);
+        assert_ne!(woken.value(), seen, "the future did not wake its task");
+    }
+}
+
+fn is_readable(batches: &BatchQueue, most: Duration) -> bool {
+    let most = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: 0 };
+    poll(&mut [PollFd::new(batches, PollFlags::IN)], Some(&most)).expect("polled") == 1
+}
+
+fn get(batches: &BatchQueue) -> Ticket {
+    batches.submit_get(Vec::new(), Options::default())
+}
+
+#[test]
+fn descriptor_is_readable_until_all_finished_batches_are_taken() {
+    let (batches, order, _reports) = scripted();
+    let tickets = [get(&batches), get(&batches), get(&batches)];
+    assert!(!is_readable(&batches, Duration::ZERO) && batches.poll().is_none());
+    for ticket in tickets {
+        order.send(true).expect("the queue runs");
+        assert!(is_readable(&batches, LONG));
+        assert_eq!(batches.poll().map(|(ticket, _)| ticket), Some(ticket), "in order");
+        assert!(!is_readable(&batches, Duration::ZERO) && batches.poll().is_none());
+    }
+    assert!(block_on(batches.completion(tickets[0])).is_none(), "it was taken");
+}
+
+#[test]
+fn awaited_batch_is_taken_from_the_queue() {
+    let (batches, order, reports) = scripted();
+    let (first, second) = (get(&batches), get(&batches));
+    reports.recv_timeout(LONG).expect("the first batch has started");
+    // A dropped future leaves its batch in the queue.
+    let waker = Waker::noop();
+    let mut dropped = batches.completion(second);
+    assert!(Pin::new(&mut dropped).poll(&mut Context::from_waker(waker)).is_pending());
+    drop(dropped);
+    order.send(true).expect("the queue runs");
+    assert!(block_on(batches.completion(first)).is_some());
+    order.send(true).expect("the queue runs");
+    assert!(is_readable(&batches, LONG));
+    assert_eq!(batches.poll().map(|(ticket, _)| ticket), Some(second));
+}
+
+#[test]
+fn dropped_queue_waits_for_the_running_batch_and_ends_the_others() {
+    let (batches, order, reports) = scripted();
+    let (running, waiting) = (get(&batches), get(&batches));
+    let (running, waiting) = (batches.completion(running), batches.completion(waiting));
+    reports.recv_timeout(LONG).expect("the first batch has started");
+    let dropping = std::thread::spawn(move || drop(batches));
+    assert!(block_on(waiting).is_none());
+    assert!(!dropping.is_finished(), "the first batch is in progress");
+    order.send(true).expect("the queue runs");
+    assert!(block_on(running).is_some());
+    dropping.join().expect("no panic");
+}
+
+#[test]
+fn batch_of_a_session_that_panics_ends_without_a_result() {
+    let (batches, order, _reports) = scripted();
+    let batch = batches.completion(get(&batches));
+    order.send(false).expect("the queue runs");
+    assert!(block_on(batch).is_none());
+}
