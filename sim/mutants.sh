@@ -26,6 +26,8 @@ pins_and_clears=$(tests_of -p pagelith-sim --test pins_and_clears)
 peers=$(tests_of -p pagelith --test peers)
 tombstones=$(tests_of -p pagelith --test tombstones_are_carried_forward)
 rdma=$(tests_of -p pagelith-transport --test rdma)
+devices=$(tests_of -p pagelith-io --test devices)
 put_back
 "$target/mutants/pagelith-sim" mutants --tests "io=$io" --tests "groups=$groups" --tests "pins_and_clears=$pins_and_clears" \
-    --tests "peers=$peers" --tests "tombstones=$tombstones" --tests "rdma=$rdma" "$@"
+    --tests "peers=$peers" --tests "tombstones=$tombstones" --tests "rdma=$rdma" \
+    --tests "devices=$devices" "$@"

@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 
 sanitizer=${1:-}
 [ $# -gt 0 ] && shift
-verbs=()
+fakes=()
 case $sanitizer in
 thread)
     # A race is an access before the lock or release that orders it: it is reported and is an error.
@@ -20,10 +20,10 @@ thread)
 address)
     # No leak detection: memory that the kernel still writes into is leaked on purpose.
     export ASAN_OPTIONS="detect_leaks=0 detect_stack_use_after_return=1 ${ASAN_OPTIONS:-}"
-    # The fake verbs library is loaded at run time, and takes the sanitizer from the program.
+    # The fake libraries are loaded at run time, and take the sanitizer from the program.
     flags="-Zsanitizer=address -Clink-arg=-rdynamic"
-    # ThreadSanitizer does not see the locks of that library: they are of its own copy of std.
-    verbs=(--test verbs)
+    # ThreadSanitizer does not see the locks of those libraries: they are of their own copies of std.
+    fakes=(--test verbs --test devices)
     ;;
 *)
     echo "usage: $0 thread|address [layouts|io|tiers|transport|client|engine...]" >&2
@@ -54,7 +54,7 @@ wanted() {
 }
 
 wanted layouts "$@" && tests layouts -p pagelith-layouts --lib
-wanted io "$@" && tests io -p pagelith-io --lib --test queue_behaviour --test disk_behaviour "${verbs[@]}"
+wanted io "$@" && tests io -p pagelith-io --lib --test queue_behaviour --test disk_behaviour "${fakes[@]}"
 wanted tiers "$@" && tests tiers -p pagelith-tiers --lib
 # Links over the fake verbs library, which ThreadSanitizer does not see through.
 [ "$sanitizer" = address ] && wanted transport "$@" && tests transport -p pagelith-transport --test rdma --test rdma_host --test rdma_use

@@ -57,12 +57,17 @@ pub use pagelith_client::{
 };
 pub use pagelith_io as io;
 pub use pagelith_io::buffer::AlignedBuf;
+pub use pagelith_io::device::{
+    CallerStream, Device, DeviceError, DeviceHandle, DeviceRange, Driver, DriverKind,
+};
 pub use pagelith_layouts as layouts;
 pub use pagelith_transport as transport;
 pub use read::pin::Pin;
 pub use read::view::View;
 pub use state::stats::{LimitStats, NamespaceStats, Stats};
 pub use store::builder::StoreBuilder;
+pub use store::device_get::DeviceGet;
+pub use store::device_put::DevicePut;
 pub use store::embedded::Store;
 pub use store::group::Group;
 pub use store::key_file;

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pagelith::config::{
-    Config, ConfigFormat, DramPolicy, MachineLimits, MemoryPlan, NamespaceLimits, PeerConfig,
-    Promote, RdmaConfig, Size, SsdAdmissionRule, SsdIo, SsdPolicy, WhenFull, fields,
+    Config, ConfigFormat, DramPin, DramPolicy, MachineLimits, MemoryPlan, NamespaceLimits,
+    PeerConfig, Promote, RdmaConfig, Size, SsdAdmissionRule, SsdIo, SsdPolicy, WhenFull, fields,
 };
 use pagelith::layouts::ids::NamespaceId;
 use pagelith::transport::address::Address;
@@ -235,6 +235,7 @@ fn every_setting_of_a_file_is_applied() {
         verify_ratio = 0.125
         shared = true
         prefault = true
+        pin = "cuda"
         [ssd]
         bytes = 1099511627776
         dirs = ["/a", "/b"]
@@ -314,6 +315,7 @@ fn every_setting_of_a_file_is_applied() {
     assert_eq!(valid.namespace_limits(), [first, second]);
     assert_eq!((valid.dram_bytes(), valid.arena_bytes()), (3_000_000_000, 2_999_996_416));
     assert_eq!((valid.dram_policy(), valid.promote()), (DramPolicy::Fifo, Promote::Never));
+    assert_eq!(valid.dram_pin(), DramPin::Cuda);
     assert_eq!((valid.has_ssd(), valid.ssd_bytes()), (true, 1 << 40));
     assert_eq!(valid.ssd_dirs(), [PathBuf::from("/a"), PathBuf::from("/b")]);
     assert_eq!(valid.segment_bytes(), 256 << 20);
@@ -374,16 +376,17 @@ fn defaults_open_and_print_and_read_back() {
             headers: 0,
             history: 0,
             departed: 65_536 * 2,
-            total: (320 << 20) + 65_536 * 42
+            total: (320 << 20) + 65_536 * 42,
+            locked: 0
         }
     );
     let printed = "arena=256MiB staging=64MiB index=2560KiB headers=0B history=0B departed=128KiB \
-                   total=330368KiB";
+                   total=330368KiB locked=0B";
     assert_eq!(valid.memory_plan().to_string(), printed);
     assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
     assert_eq!(Config::from_toml_str(""), Ok(config.clone()));
     assert_eq!(Config::from_json_str("{\"dram\": {}}"), Ok(config));
-    assert_eq!(fields().len(), 48);
+    assert_eq!(fields().len(), 49);
 }
 
 /// (ssd.bytes, dram.bytes) -> (segment, arena, max_objects)

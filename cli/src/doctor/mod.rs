@@ -2,6 +2,7 @@
 //! store; the files that it makes have no name or are removed at once.
 
 mod check;
+mod devices;
 mod dirs;
 mod rdma;
 mod rdma_probe;
@@ -57,6 +58,7 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<RunStatus> {
     let mut checks = system::checks();
     checks.extend(dirs::checks(&args.dirs));
     checks.extend(rdma::checks());
+    checks.extend(devices::checks());
     print(&checks, args.json)
 }
 

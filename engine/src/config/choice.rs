@@ -70,6 +70,19 @@ choice! {
 }
 
 choice! {
+    /// The driver that locks the store's memory.
+    DramPin {
+        /// None.
+        #[default]
+        Off = "off",
+        /// NVIDIA's CUDA driver.
+        Cuda = "cuda",
+        /// Ascend's runtime.
+        Ascend = "ascend",
+    }
+}
+
+choice! {
     /// Which segment of the SSD log is reclaimed first.
     SsdPolicy {
         /// The oldest.

@@ -7,7 +7,7 @@ use pagelith_tiers::dram::arena::ARENA_BYTES_MAX;
 
 use super::Config;
 use super::SEGMENT_MAX;
-use super::choice::{DramPolicy, Promote, SsdAdmissionRule, SsdIo, SsdPolicy};
+use super::choice::{DramPin, DramPolicy, Promote, SsdAdmissionRule, SsdIo, SsdPolicy};
 use super::node::Node;
 use super::rule::{Rule, SizeConstraint, Value};
 use super::setting::Setting;
@@ -56,7 +56,7 @@ const _: () = assert!(DRAM_MAX.bytes() <= ARENA_BYTES_MAX);
 // The other files take the space of at least one segment.
 const _: () = assert!(SSD_MAX.bytes() / SEGMENT_BYTES_MAX.bytes() <= SEGMENT_MAX as u64 + 1);
 
-static FIELDS: [Field; 48] = [
+static FIELDS: [Field; 49] = [
     row!(deadline_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(close_timeout_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(namespaces_max, Rule::Count { min: 1, max: 65_536 }),
@@ -66,6 +66,7 @@ static FIELDS: [Field; 48] = [
     row!(dram.verify_ratio, Rule::Ratio { min: 0.0, max: 1.0 }),
     row!(dram.shared, Rule::Flag),
     row!(dram.prefault, Rule::Flag),
+    row!(dram.pin, Rule::Choice(DramPin::NAMES)),
     row!(ssd.bytes, Rule::SizeOrZero { min: Size::mib(1), max: SSD_MAX }),
     row!(ssd.dirs, Rule::Dirs),
     row!(

@@ -59,7 +59,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-pub use choice::{DramPolicy, Promote, SsdAdmissionRule, SsdIo, SsdPolicy, WhenFull};
+pub use choice::{DramPin, DramPolicy, Promote, SsdAdmissionRule, SsdIo, SsdPolicy, WhenFull};
 pub use error::{ConfigError, Problem};
 pub use fields::{ENV_PREFIX, Field, fields};
 pub use limits::NamespaceLimits;
@@ -158,6 +158,12 @@ pub struct DramConfig {
     /// provide the pages. If true, open takes as long as one thread needs to clear all of them, and
     /// the memory is used from the start; needs Linux 5.14.
     pub prefault: bool,
+    /// The driver that page-locks the arena and the staging memory: `off` (default), `cuda` or
+    /// `ascend`. The device then copies hits out of them and puts into them by itself. They are
+    /// locked when the first device of that driver is bound to the store, which fails if the driver
+    /// refuses, and stay locked until the store is dropped. Without a bound device, as in `pagelith
+    /// serve`, nothing is locked.
+    pub pin: DramPin,
 }
 
 /// Settings of the SSD tier.
@@ -389,6 +395,7 @@ impl Default for DramConfig {
             verify_ratio: 1.0,
             shared: false,
             prefault: false,
+            pin: DramPin::Off,
         }
     }
 }

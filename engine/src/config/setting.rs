@@ -182,4 +182,4 @@ macro_rules! setting_of_choice {
     )+};
 }
 
-setting_of_choice!(DramPolicy, Promote, SsdAdmissionRule, SsdPolicy, SsdIo);
+setting_of_choice!(DramPin, DramPolicy, Promote, SsdAdmissionRule, SsdPolicy, SsdIo);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use pagelith_tiers::policy::admission::{AdmissionRule, AdmissionSettings};
 use pagelith_tiers::ssd::volume::VolumeGeometry;
 
-use super::choice::{DramPolicy, Promote, SsdAdmissionRule, SsdIo, SsdPolicy};
+use super::choice::{DramPin, DramPolicy, Promote, SsdAdmissionRule, SsdIo, SsdPolicy};
 use super::limits::NamespaceLimits;
 use super::peer::PeerConfig;
 use super::size::Size;
@@ -64,6 +64,8 @@ pub struct MemoryPlan {
     pub departed: u64,
     /// The sum.
     pub total: u64,
+    /// Bytes of arena and staging that a driver locks (`dram.pin`).
+    pub locked: u64,
 }
 
 impl fmt::Display for MemoryPlan {
@@ -72,11 +74,11 @@ impl fmt::Display for MemoryPlan {
         let (arena, staging) = (size(self.arena), size(self.staging));
         let (index, headers) = (size(self.index), size(self.headers));
         let (history, departed) = (size(self.history), size(self.departed));
-        let total = size(self.total);
+        let (total, locked) = (size(self.total), size(self.locked));
         write!(
             f,
             "arena={arena} staging={staging} index={index} headers={headers} history={history} \
-             departed={departed} total={total}"
+             departed={departed} total={total} locked={locked}"
         )
     }
 }
@@ -125,6 +127,11 @@ impl ValidConfig {
     /// Whether the arena's memory is populated at open.
     pub fn dram_prefault(&self) -> bool {
         self.config.dram.prefault
+    }
+
+    /// The driver that locks the arena and the staging memory.
+    pub fn dram_pin(&self) -> DramPin {
+        self.config.dram.pin
     }
 
     /// Whether there is an SSD tier.

@@ -10,7 +10,7 @@ use pagelith_tiers::ssd::volume::{SEGMENTS_MIN, VolumeGeometry};
 
 use super::Config;
 use super::SEGMENT_MAX;
-use super::choice::SsdAdmissionRule;
+use super::choice::{DramPin, SsdAdmissionRule};
 use super::error::{ConfigError, Problem, ok_unless_problems};
 use super::parse::Draft;
 use super::size::Size;
@@ -100,6 +100,10 @@ impl Resolved {
             max_objects.saturating_mul(DEPARTED_BYTES_PER_OBJECT).div_ceil(64).saturating_mul(64);
         let parts = [arena, staging_bytes, index, headers, history, departed];
         let total = parts.into_iter().fold(0u64, u64::saturating_add);
+        let locked = match config.dram.pin {
+            DramPin::Off => 0,
+            DramPin::Cuda | DramPin::Ascend => arena.saturating_add(staging_bytes),
+        };
         Resolved {
             segment,
             staging_budget: staging::usable(staging_bytes, config.staging.ratio),
@@ -112,6 +116,7 @@ impl Resolved {
                 history,
                 departed,
                 total,
+                locked,
             },
         }
     }

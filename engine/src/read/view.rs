@@ -6,12 +6,16 @@ use pagelith_io::buffer::Part;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, checksum};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::dram::arena::ArenaMemory;
+use pagelith_tiers::policy::Recency;
 
 use crate::api::error::Result;
 use crate::api::outcome::MissCause;
 use crate::memory::namespaces::NamespaceCounts;
 use crate::memory::visibility::VisibilityFilter;
+use crate::read::locate;
+use crate::read::touch_hits::touch_guarded;
 use crate::state::frame_access::FrameGuard;
+use crate::state::read_view::CoreGuard;
 use crate::state::shared::Shared;
 
 /// An object's bytes in the arena. Its frame is guarded while the view lives. A store that is
@@ -75,12 +79,39 @@ pub(crate) fn view(shared: &Arc<Shared>, key: &ObjectKey) -> Result<Option<View>
         return Ok(None);
     }
     let Some(guard) = FrameGuard::new(&mut core, frame) else { return Ok(None) };
+    Ok(verified(shared, core, guard, member, key))
+}
+
+/// As [`view`], for a get of an object whose length `fits`: it counts as used.
+pub(crate) fn of_hit(
+    shared: &Arc<Shared>,
+    key: &ObjectKey,
+    at: Recency,
+    fits: impl Fn(u64) -> bool,
+) -> Result<Option<View>> {
+    shared.check_open()?;
+    let mut core = shared.lock();
+    let found = locate::guard_in_memory(shared, &mut core, key, at, fits);
+    let Some((guard, member)) = found else { return Ok(None) };
+    touch_guarded(shared, &mut core, key, guard.frame, at.epoch);
+    Ok(verified(shared, core, guard, member, key))
+}
+
+/// The view of a guarded frame's member; `None` if the frame is damaged, which drops it.
+fn verified(
+    shared: &Arc<Shared>,
+    core: CoreGuard<'_>,
+    guard: FrameGuard,
+    member: usize,
+    key: &ObjectKey,
+) -> Option<View> {
+    let frame = guard.frame;
     let verified = core.dram.frames.get(frame.id).is_some_and(|f| f.verified);
     drop(core);
     let view =
         View { guard, member, memory: shared.memory.clone(), shared: Arc::downgrade(shared) };
     if verified {
-        return Ok(Some(view));
+        return Some(view);
     }
     let whole = (0..view.guard.data.members.len()).all(|m| {
         let blocks = view.guard.bytes(&shared.memory, m).chunks(BLOCK_BYTES as usize);
@@ -93,11 +124,11 @@ pub(crate) fn view(shared: &Arc<Shared>, key: &ObjectKey) -> Result<Option<View>
         counts.into_iter().for_each(NamespaceCounts::count_miss);
         core.drop_damaged(frame.id);
         drop(core);
-        return Ok(None);
+        return None;
     }
     if let Some(f) = core.dram.frames.get_ref(frame) {
         f.verified = true;
     }
     drop(core);
-    Ok(Some(view))
+    Some(view)
 }

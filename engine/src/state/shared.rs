@@ -26,6 +26,7 @@ use crate::memory::namespaces::NamespaceCounts;
 use crate::rpc::Peers;
 use crate::rpc::removal_fence::RemovalFence;
 use crate::state::core::Core;
+use crate::state::devices::Devices;
 use crate::state::header_cache::HeaderCache;
 use crate::state::jobs::JobResult;
 use crate::state::load_totals::LoadTotals;
@@ -67,6 +68,7 @@ pub(crate) struct Shared {
     pub object_bytes_max: u64,
     pub remote: RemoteTier,
     pub rdma: RdmaDevices,
+    pub devices: Devices,
     pub signals: Signals,
     pub reads: ReadState,
     /// Prefetch hints and their task.
@@ -111,6 +113,8 @@ pub(crate) struct BytesInUse {
     pub reserved: AtomicU64,
     /// In the arena, kept by views of other processes.
     pub viewed: AtomicU64,
+    /// Of staging memory, in use by copies to and from devices.
+    pub device_staging: AtomicU64,
     /// Of client operations in progress, and of outcomes that clients have not read.
     pub served: LoadTotals,
 }

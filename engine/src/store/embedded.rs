@@ -45,7 +45,7 @@ use crate::store::{blocking_calls, flush, open, prefetch, rdma, registered_memor
 #[derive(Clone)]
 pub struct Store {
     pub(crate) shared: Arc<Shared>,
-    pool: Arc<SessionPool>,
+    pub(crate) pool: Arc<SessionPool>,
     running: Arc<RunningStore>,
 }
 

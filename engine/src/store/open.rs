@@ -42,6 +42,7 @@ use crate::rpc::{Peer, Peers};
 use crate::state::busy_puts::BusyPuts;
 use crate::state::core::Core;
 use crate::state::damage::Damage;
+use crate::state::devices::Devices;
 use crate::state::dram_core::DramCore;
 use crate::state::event_log::EventLog;
 use crate::state::flush_counts::FlushCounts;
@@ -268,6 +269,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         object_bytes_max: report.object_bytes_max,
         remote: RemoteTier { peers: remote.clone(), removal_fence: Arc::default() },
         rdma: devices,
+        devices: Devices::default(),
         signals: Signals::default(),
         reads: ReadState::default(),
         prefetch: Prefetch::default(),

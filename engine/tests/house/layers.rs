@@ -54,6 +54,7 @@ const ARROWS: &[(&str, &str, &[&str])] = &[
     // Tests only.
     ("pagelith-rdma-store", "python/tests/rdma-store", &["pagelith"]),
     ("pagelith-concurrency", "sim/concurrency", &[]),
+    ("pagelith-fake-device", "io/tests/fake-device", &[]),
     ("pagelith-fake-verbs", "io/tests/fake-verbs", &[]),
 ];
 

@@ -2,7 +2,7 @@
 //!
 //! The library is never unloaded: its providers keep threads and function pointers.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -11,43 +11,12 @@ use super::abi::{
     QpAttr, QpInitAttr,
 };
 use super::error::{Result, VerbsError, last_errno};
+use crate::dynamic_library::{DynamicLibrary, function_table};
 
 /// The library's name on every distribution.
 pub const LIBRARY: &str = "libibverbs.so.1";
 
-/// A table of the library's functions.
-macro_rules! functions {
-    ($($name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// Addresses of the library's functions.
-        #[allow(missing_docs, reason = "the names are those of infiniband/verbs.h")]
-        pub(super) struct Functions {
-            $(pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
-        }
-
-        impl Functions {
-            /// The table, or the name of the first function that `find` does not find.
-            fn of(find: impl Fn(&CStr) -> Option<NonNull<c_void>>) -> std::result::Result<Functions, &'static str> {
-                Ok(Functions {
-                    $($name: {
-                        let name = stringify!($name);
-                        let symbol = CString::new(name).map_err(|_| name)?;
-                        let address = find(&symbol).ok_or(name)?;
-                        // SAFETY: the address is of the function of this name in a library that is
-                        // never unloaded, and the type is its declaration in infiniband/verbs.h.
-                        unsafe {
-                            std::mem::transmute::<
-                                NonNull<c_void>,
-                                unsafe extern "C" fn($($argument),*) $(-> $result)?,
-                            >(address)
-                        }
-                    },)*
-                })
-            }
-        }
-    };
-}
-
-functions! {
+function_table! {
     ibv_get_device_list(*mut c_int) -> *mut *mut DeviceEntry;
     ibv_free_device_list(*mut *mut DeviceEntry);
     ibv_get_device_name(*mut DeviceEntry) -> *const c_char;
@@ -97,27 +66,12 @@ impl Library {
             path: path.to_owned(),
             reason: reason.to_owned(),
         };
-        let name = CString::new(path).map_err(|_| absent("the path contains a NUL byte"))?;
-        // SAFETY: the name is a C string.
-        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        if handle.is_null() {
-            // SAFETY: the message is a C string of this thread, valid until its next call of these
-            // functions; it is copied at once.
-            let reason = unsafe {
-                let message = libc::dlerror();
-                if message.is_null() {
-                    "dlopen failed".into()
-                } else {
-                    CStr::from_ptr(message).to_string_lossy().into_owned()
-                }
-            };
-            return Err(absent(&reason));
-        }
-        // dlsym finds the default version of a symbol: IBVERBS_1.1 and later, whose types are those
-        // of `abi`, and not IBVERBS_1.0.
-        // SAFETY: the handle is of a loaded library, and the name is a C string.
-        let find = |name: &CStr| NonNull::new(unsafe { libc::dlsym(handle, name.as_ptr()) });
-        let functions = Functions::of(find)
+        // SAFETY: the caller names a verbs library, which may be loaded at any time.
+        let library = unsafe { DynamicLibrary::load(path) }.map_err(|reason| absent(&reason))?;
+        // The default versions of the symbols are IBVERBS_1.1 and later, whose types are those of
+        // `abi`, and not IBVERBS_1.0.
+        // SAFETY: the types are the declarations in infiniband/verbs.h.
+        let functions = unsafe { Functions::of(&library) }
             .map_err(|symbol| VerbsError::LibraryUnusable { path: path.to_owned(), symbol })?;
         Ok(Arc::new(Library { path: path.to_owned(), functions }))
     }

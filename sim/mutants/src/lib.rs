@@ -103,11 +103,13 @@ pub enum Mutant {
     RdmaCreditsIgnored,
     /// RDMA: a server adds the base of another region.
     RdmaWrongBase,
+    /// Memory of copies is released before the device is done with them.
+    DeviceCopyReleased,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 46] = [
+    pub const ALL: [Mutant; 47] = [
         Mutant::PayloadUnchecked,
         Mutant::KeyUnchecked,
         Mutant::GenerationUnchecked,
@@ -154,6 +156,7 @@ impl Mutant {
         Mutant::RdmaNoticeFirst,
         Mutant::RdmaCreditsIgnored,
         Mutant::RdmaWrongBase,
+        Mutant::DeviceCopyReleased,
     ];
 
     /// Its name in `TEST_PAGELITH_MUTANT`: that of the variant.

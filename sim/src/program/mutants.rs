@@ -191,6 +191,8 @@ fn tests_for(mutant: Mutant) -> Option<&'static str> {
         | Mutant::RdmaNoticeFirst
         | Mutant::RdmaCreditsIgnored
         | Mutant::RdmaWrongBase => Some("rdma"),
+        // Over a driver whose copies do not begin.
+        Mutant::DeviceCopyReleased => Some("devices"),
         _ => None,
     }
 }

@@ -1,0 +1,174 @@
+//! Gets and puts while the device fails, hangs or is lost.
+
+use std::time::Duration;
+
+use pagelith::{
+    DeviceGet, DevicePut, DriverKind, ErrorKind, GetOutcome, GetSlice, Options, PutSlice,
+};
+
+use crate::support::{Bench, config, key, object, open, pin, put};
+
+const SHORT: Options =
+    Options { request: None, depth: 0, timeout: Some(Duration::from_millis(50)), wait: None };
+
+/// The device hangs beyond the deadline: nothing that it uses is given back or overwritten, and the
+/// late copy lands in memory that is still there.
+#[test]
+fn memory_of_late_get_is_kept_until_device_is_done() {
+    for kind in DriverKind::ALL {
+        let bench = Bench::new(kind, "hang=1");
+        put(&bench.store, 1);
+        let (memory, pieces) = bench.memory(object(1).len());
+        let get = DeviceGet { key: key(1), range: None, pieces: &pieces };
+        let outcome = bench.store.get_to_device(&bench.device, None, &[get], SHORT).remove(0);
+        let error = outcome.expect_err("the device hangs");
+        assert_eq!(error.kind, ErrorKind::Unavailable, "{error}");
+        assert!(error.message.contains("device is not done with copies in time"), "{error}");
+        assert_eq!(bench.device.late_copies(), 1);
+        // All of the arena is put over, except the frame that the device reads.
+        bench.store.remove(&[key(1)], Options::default()).expect("removed");
+        (100..300).for_each(|n| put(&bench.store, n));
+        bench.fake.change("hang=0");
+        while bench.device.late_copies() > 0 {
+            bench.fake.step();
+        }
+        assert!(memory.bytes() == object(1), "{kind}: the late copy brought other bytes");
+        drop((memory, pieces));
+        bench.end();
+    }
+}
+
+/// As above, for an object that was read from SSD into staging memory.
+#[test]
+fn staging_memory_of_late_get_is_kept_until_device_is_done() {
+    let home = tempfile::tempdir().expect("a directory");
+    let config = config(&home, pin(DriverKind::Cuda));
+    let store = open(&config);
+    (0..20).for_each(|n| put(&store, n));
+    store.close().expect("durable");
+    let bench = Bench::of(home, open(&config), DriverKind::Cuda, "hang=1");
+    let (memory, pieces) = bench.memory(object(1).len());
+    let get = DeviceGet { key: key(1), range: None, pieces: &pieces };
+    let options = Options { timeout: Some(Duration::from_millis(500)), ..SHORT };
+    let outcome = bench.store.get_to_device(&bench.device, None, &[get], options).remove(0);
+    assert_eq!(outcome.expect_err("the device hangs").kind, ErrorKind::Unavailable);
+    assert_eq!(bench.device.late_copies(), 1);
+    // Reads that are staged, since their pieces are not aligned, use the other staging memory.
+    for n in 2..20 {
+        let mut to = vec![0; object(n).len() + 1];
+        let get = GetSlice { key: key(n), range: None, pieces: &mut [&mut to[1..]] };
+        let got = bench.store.get_batch(&mut [get], Options::default()).remove(0);
+        assert!(got.is_ok_and(|got| got.is_hit()) && to[1..] == object(n), "n={n}");
+    }
+    bench.fake.change("hang=0");
+    while bench.device.late_copies() > 0 {
+        bench.fake.step();
+    }
+    assert!(memory.bytes() == object(1), "the late copy brought other bytes");
+    drop((memory, pieces));
+    bench.end();
+}
+
+/// The store goes first: its memory stays locked and mapped for the late copy.
+#[test]
+fn store_dropped_before_late_copy_keeps_its_memory() {
+    let bench = Bench::new(DriverKind::Cuda, "hang=1");
+    put(&bench.store, 1);
+    let (memory, pieces) = bench.memory(object(1).len());
+    let get = DeviceGet { key: key(1), range: None, pieces: &pieces };
+    let outcome = bench.store.get_to_device(&bench.device, None, &[get], SHORT).remove(0);
+    assert!(outcome.is_err());
+    let Bench { home, fake, store, device } = bench;
+    store.close().expect("durable");
+    assert!(fake.count("locked-bytes") > 0);
+    fake.change("hang=0");
+    while device.late_copies() > 0 {
+        fake.step();
+    }
+    assert!(memory.bytes() == object(1));
+    drop((home, memory, pieces, device));
+    let left = ["retained", "streams", "events", "work", "locked-chunks", "violations"];
+    assert_eq!(left.map(|what| fake.count(what)), [0; 6]);
+}
+
+#[test]
+fn late_put_stores_nothing_and_device_memory_is_kept() {
+    let bench = Bench::new(DriverKind::Cuda, "hang=1");
+    let (memory, pieces) = bench.memory(object(1).len());
+    memory.write(&object(1));
+    let puts = [DevicePut { key: key(1), pieces: &pieces }];
+    let outcome = bench.store.put_from_device(&bench.device, None, &[&puts], SHORT).remove(0);
+    assert_eq!(outcome.expect_err("the device hangs").kind, ErrorKind::Unavailable);
+    assert_eq!(bench.store.exists_batch(&[key(1)], Options::default()), [false]);
+    // The engine frees the memory: it stays allocated for the copy.
+    drop((memory, pieces));
+    assert_eq!((bench.fake.count("violations"), bench.device.late_copies()), (0, 1));
+    bench.fake.change("hang=0");
+    while bench.device.late_copies() > 0 {
+        bench.fake.step();
+    }
+    bench.end();
+}
+
+/// Each copy in turn fails when it is queued: an error or a hit, never wrong bytes, and nothing is
+/// left at the device.
+#[test]
+fn each_failing_copy_is_an_error_of_its_get() {
+    for kind in DriverKind::ALL {
+        let bench = Bench::new(kind, "late=1");
+        (0..6).for_each(|n| put(&bench.store, n));
+        // Three copies for each of six objects.
+        for failing in 1..=19 {
+            bench.fake.change(&format!("fail-copy={failing}"));
+            let memories: Vec<_> = (0..6).map(|n| bench.memory(object(n).len())).collect();
+            let gets: Vec<_> = memories
+                .iter()
+                .enumerate()
+                .map(|(n, (_, pieces))| DeviceGet { key: key(n), range: None, pieces })
+                .collect();
+            let outcomes =
+                bench.store.get_to_device(&bench.device, None, &gets, Options::default());
+            for (n, (outcome, (memory, _))) in outcomes.iter().zip(&memories).enumerate() {
+                match outcome {
+                    Ok(hit) => assert!(hit.is_hit() && memory.bytes() == object(n), "n={n}"),
+                    Err(error) => assert_eq!(error.kind, ErrorKind::Unavailable, "{error}"),
+                }
+            }
+            let has_failed = outcomes.iter().any(Result::is_err);
+            assert_eq!(has_failed, failing <= 18, "failing={failing}");
+        }
+        bench.fake.change("fail-copy=0");
+        while bench.device.late_copies() > 0 {
+            bench.fake.step();
+        }
+        bench.end();
+    }
+}
+
+#[test]
+fn lost_device_is_unavailable_and_store_serves_the_host() {
+    for kind in DriverKind::ALL {
+        let bench = Bench::new(kind, "lose-at-copy=2");
+        (0..3).for_each(|n| put(&bench.store, n));
+        let memories: Vec<_> = (0..3).map(|n| bench.memory(object(n).len())).collect();
+        let gets: Vec<_> = memories
+            .iter()
+            .enumerate()
+            .map(|(n, (_, pieces))| DeviceGet { key: key(n), range: None, pieces })
+            .collect();
+        let outcomes = bench.store.get_to_device(&bench.device, None, &gets, Options::default());
+        for outcome in outcomes {
+            let error = outcome.expect_err("the device is lost");
+            assert_eq!(error.kind, ErrorKind::Unavailable, "{error}");
+            assert!(error.message.contains("restart this process"), "{error}");
+        }
+        let mut to = vec![0; object(2).len()];
+        let get = GetSlice { key: key(2), range: None, pieces: &mut [&mut to] };
+        let got = bench.store.get_batch(&mut [get], Options::default()).remove(0);
+        assert!(got.is_ok_and(|got: GetOutcome| got.is_hit()) && to == object(2));
+        let bytes = object(9);
+        let put = PutSlice { key: key(9), pieces: &[&bytes] };
+        assert!(bench.store.put_batch(&[put], Options::default())[0].is_ok());
+        assert_eq!(bench.fake.count("violations"), 0);
+    }
+}
