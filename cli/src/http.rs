@@ -328,8 +328,7 @@ mod response_tests {
         for name in names.filter(|name| !matches!(name.as_str(), "namespaces" | "limits")) {
             assert!(text.contains(&format!("# TYPE pagelith_{name} ")), "{name}");
         }
-        let is_number =
-            |name: &str| fields[name].is_u64() || fields["limits"]["a1"][name].is_u64();
+        let is_number = |name: &str| fields[name].is_u64() || fields["limits"]["a1"][name].is_u64();
         assert!(GAUGES.iter().all(|name| is_number(name)), "a gauge without a number");
     }
 }
