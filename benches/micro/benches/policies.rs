@@ -4,7 +4,7 @@
 //!
 //! `cargo bench -p pagelith-micro --bench policies`. Other work of the machine changes all of them
 //! alike: each round runs all, and a ratio is the median over rounds.
-#![allow(clippy::disallowed_methods, reason = "a program of its own")]
+#![allow(clippy::disallowed_methods, clippy::print_stdout, reason = "prints its table")]
 
 mod common;
 
@@ -52,7 +52,7 @@ struct Subject {
 impl Subject {
     fn open(dir: std::path::PathBuf, (_, dram, ssd, admission): Policies) -> Subject {
         let mut config = Config::default();
-        config.dram.bytes = Size::from_bytes(PUTS_MAX * 68 << 10);
+        config.dram.bytes = Size::from_bytes(PUTS_MAX * (68 << 10));
         config.dram.prefault = true;
         config.dram.policy = dram;
         config.ssd.bytes = Size::from_bytes(SSD_BYTES);

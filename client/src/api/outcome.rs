@@ -98,9 +98,9 @@ pub enum PutOutcome {
     /// Kept and not visible yet: its base is absent, or its group is incomplete. It is dropped at
     /// the deadline of its group. No flush covers it.
     Waiting,
-    /// Not stored: the index is full of objects that must not be dropped, the store has no DRAM tier
-    /// and its SSD tier takes no writes, or the namespace is at its limit. Or a peer offered an
-    /// attached group without its base.
+    /// Not stored: the index is full of objects that must not be dropped, the store has no DRAM
+    /// tier and its SSD tier takes no writes, or the namespace is at its limit. Or a peer offered
+    /// an attached group without its base.
     Refused,
 }
 
