@@ -45,6 +45,7 @@ const TOML_ROWS: &[(&str, &str, &str)] = &[
     ("dram.bytes = []", "dram.bytes", "must be 0 or a size between 64KiB and 8TiB, got=[..] type=list entries=0"),
     ("dram.bytes.min = 1", "dram.bytes", "must be 0 or a size between 64KiB and 8TiB, got={..} type=table entries=1"),
     ("dram.bytes = \"15MiB\"", "dram.bytes", "must be 0 or at least a segment (16MiB) with an SSD tier, got=15MiB ssd.segment_bytes=16MiB"),
+    ("dram.pin = \"gpu\"", "dram.pin", "must be one of \"off\", \"cuda\", \"ascend\", got=\"gpu\" type=string"),
     ("dram.policy = \"LRU\"", "dram.policy", "must be one of \"lru\", \"fifo\", \"s3fifo\", got=\"LRU\" type=string"),
     ("dram.policy = 1", "dram.policy", "must be one of \"lru\", \"fifo\", \"s3fifo\", got=1 type=integer"),
     ("dram.promote = true", "dram.promote", "must be one of \"always\", \"never\", got=true type=boolean"),

@@ -75,8 +75,8 @@ class Failures:
             cause = outcome.cause
             if cause is not None and cause != "slow" and (found or cause not in _ORDINARY):
                 missed.setdefault(cause, []).append(key)
-        for cause, unread in missed.items():
-            self._log_unread(cause, unread, len(outcomes))
+        for missed_by, unread in missed.items():
+            self._log_unread(missed_by, unread, len(outcomes))
 
     def _log_errors(self, what: str, outcomes: "Sequence[GetOutcome | PutOutcome]") -> None:
         errors = [error for outcome in outcomes if (error := outcome.error) is not None]
