@@ -53,9 +53,9 @@ pub(crate) use pagelith_client::api;
 pub use pagelith_client::client;
 pub use pagelith_client::{
     CloseReport, CompletedBatch, CompletedGet, CompletedPut, Destination, Error, ErrorKind, Event,
-    Events, FlushReport, Get, GetOutcome, GetSlice, HitPolicy, MissCause, Options, PagesFound,
-    PagesQuery, PoolQuery, Put, PutGroup, PutOutcome, PutSlice, RequestEpoch, Result, Source,
-    Ticket, Tier,
+    Events, FlushReport, Get, GetOutcome, GetSlice, Hint, HitPolicy, MissCause, Options,
+    PagesFound, PagesQuery, PoolQuery, Put, PutGroup, PutOutcome, PutSlice, RequestEpoch, Result,
+    Source, Ticket, Tier,
 };
 pub use pagelith_io as io;
 pub use pagelith_io::buffer::AlignedBuf;

@@ -286,6 +286,8 @@ fn every_setting_of_a_file_is_applied() {
         reserve = 0
         [log]
         batch_summary = true
+        [hints]
+        trust = 0.75
     "#;
     let valid = Config::builder().file(ConfigFormat::Toml, text).validate(&facts(1 << 40)).unwrap();
     assert_eq!(

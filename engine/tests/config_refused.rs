@@ -50,6 +50,7 @@ const TOML_ROWS: &[(&str, &str, &str)] = &[
     ("ssd.policy = \"lru\"", "ssd.policy", "must be one of \"fifo\", \"recency\", got=\"lru\" type=string"),
     ("ssd.admission = \"all\"", "ssd.admission", "must be one of \"through\", \"worth\", \"second-touch\", got=\"all\" type=string"),
     ("ssd.min_reuse = 1.1", "ssd.min_reuse", "must be a number between 0 and 1, got=1.1"),
+    ("hints.trust = 1.5", "hints.trust", "must be a number between 0 and 1, got=1.5"),
     ("ssd.thrift = 2.1", "ssd.thrift", "must be a number between 0 and 2, got=2.1"),
     ("ssd.write_budget = \"1KiB\"", "ssd.write_budget", "must be 0 or a size between 1MiB and 1024TiB, got=1KiB"),
     ("ssd.reinsert_ratio = 0.26", "ssd.reinsert_ratio", "must be a number between 0 and 0.25, got=0.26"),

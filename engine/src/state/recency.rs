@@ -32,6 +32,11 @@ impl FoundObject {
         let same_frame = |e: &Entry| e.frame.unwrap_or(NO_FRAME) == self.frame;
         core.touch(self.fingerprint, same_frame, Recency { depth: self.depth, ..at });
     }
+
+    /// Let it leave first, under the lock.
+    pub fn demote_in(&self, core: &mut Core) {
+        core.demote(self.fingerprint, |e| e.frame.unwrap_or(NO_FRAME) == self.frame);
+    }
 }
 
 /// Prefetch the memory that [`record`] will write.
@@ -43,6 +48,7 @@ pub(crate) fn prefetch(shared: &Shared, found: &[FoundObject]) {
 /// Record requests without the lock. The lock is taken only for objects whose tick in the index is
 /// stale; the current tick changes 4096 times per lap of the log.
 pub(crate) fn record(shared: &Shared, found: &[FoundObject], at: Recency) {
+    shared.hints.requested(found.iter().map(|object| object.fingerprint));
     let touches = &shared.read_view.touches;
     let in_memory = found.iter().filter(|object| object.frame != NO_FRAME);
     in_memory.for_each(|object| {

@@ -7,6 +7,7 @@ pub(crate) mod embedded;
 pub(crate) mod exists_groups;
 pub(crate) mod flush;
 pub(crate) mod group;
+pub(crate) mod hint;
 pub mod key_file;
 pub(crate) mod open;
 pub(crate) mod prefetch;

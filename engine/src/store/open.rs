@@ -46,7 +46,9 @@ use crate::state::event_log::EventLog;
 use crate::state::flush_counts::FlushCounts;
 use crate::state::header_cache::HeaderCache;
 use crate::state::health::{Health, HealthLimits};
+use crate::state::hints::Hints;
 use crate::state::jobs::{Job, JobQueue, JobTable};
+use crate::state::leaving::Superseded;
 use crate::state::peer_queue::PeerQueue;
 use crate::state::pending_groups::PendingGroups;
 use crate::state::prefetch::Prefetch;
@@ -254,6 +256,8 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         memory: arena.memory,
         ssd: SsdAccess { volume: volume.clone(), staging, headers },
         admission,
+        hints: Hints::new(config.hints_trust(), config.max_objects()),
+        superseded: Superseded::new(config.max_objects()),
         env: env.clone(),
         config,
         fingerprint_key,

@@ -17,14 +17,17 @@ mod fifo;
 mod frame;
 mod ghost;
 mod last_requests;
+mod leaving_first;
 mod lowest_mean_recency;
 mod lru;
 mod order;
 mod ordered_frames;
+mod predictions;
 mod s3fifo;
 mod segment;
 mod segment_fifo;
 mod slab;
+mod superseded;
 mod tick_clock;
 
 #[cfg(test)]
@@ -32,17 +35,20 @@ mod replay_test;
 
 use std::sync::Arc;
 
+use self::leaving_first::LeavingFirst;
 pub use fifo::Fifo;
 pub use frame::{FrameId, FramePolicy, Recency};
 pub use last_requests::LastRequests;
 pub use lowest_mean_recency::LowestMeanRecency;
 pub use lru::Lru;
+pub use predictions::{Predictions, WATCHED_PAGES};
 pub use s3fifo::S3Fifo;
 pub use segment::{
     ExtentFacts, REINSERT_RATIO_MAX, SegmentFacts, SegmentPolicy, free_segments_min,
 };
 pub use segment_fifo::SegmentFifo;
-pub use tick_clock::TickClock;
+pub use superseded::{StateLookup, SupersededStates};
+pub use tick_clock::{TICKS_OF_LEAVING, TickClock};
 
 /// Names that [`frame_policy`] accepts, for configuration messages.
 pub const FRAME_POLICIES: [&str; 3] = ["lru", "fifo", "s3fifo"];
@@ -53,12 +59,13 @@ pub const SEGMENT_POLICIES: [&str; 2] = ["fifo", "lowest-mean-recency"];
 /// The DRAM policy with this name, `None` if it is unknown (see [`FRAME_POLICIES`]). `touches` has
 /// the last requests for its frames.
 pub fn frame_policy(name: &str, touches: &Arc<LastRequests>) -> Option<Box<dyn FramePolicy>> {
-    match name {
-        "lru" => Some(Box::new(Lru::new(touches.clone()))),
-        "fifo" => Some(Box::new(Fifo::new())),
-        "s3fifo" => Some(Box::new(S3Fifo::new(touches.clone()))),
-        _ => None,
-    }
+    let policy: Box<dyn FramePolicy> = match name {
+        "lru" => Box::new(Lru::new(touches.clone())),
+        "fifo" => Box::new(Fifo::new()),
+        "s3fifo" => Box::new(S3Fifo::new(touches.clone())),
+        _ => return None,
+    };
+    Some(Box::new(LeavingFirst::new(policy, touches.clone())))
 }
 
 /// The SSD policy with this name, which may reinsert `ratio` of a segment's payload (`fifo` ignores
