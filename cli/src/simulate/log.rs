@@ -6,7 +6,9 @@
 
 use pagelith_layouts::ids::{SegmentId, SegmentOrder};
 use pagelith_tiers::policy::admission::VICTIM_SAMPLES;
-use pagelith_tiers::policy::{ExtentFacts, SegmentPolicy, TickClock, free_segments_min};
+use pagelith_tiers::policy::{
+    ExtentFacts, SegmentPolicy, TICKS_OF_LEAVING, TickClock, free_segments_min,
+};
 use pagelith_tiers::ssd::segments::{SegmentState, SegmentTable};
 
 use super::blocks::{BlockState, Objects, Place};
@@ -56,7 +58,7 @@ impl SimulatedLog {
         let (segments, segment_blocks) = segments_of(capacity, objects.state_blocks);
         let mut log = SimulatedLog {
             table: SegmentTable::new(segments as u32),
-            clock: TickClock::new(1, capacity as u64 * BLOCK_BYTES),
+            clock: TickClock::new(TICKS_OF_LEAVING, capacity as u64 * BLOCK_BYTES),
             policy,
             objects,
             records: vec![Vec::new(); segments],
@@ -162,10 +164,13 @@ impl SimulatedLog {
             let place = Place { segment: victim, record: at as u32 };
             (blocks[*block as usize].place == Some(place)).then_some(*block)
         };
+        let leaving = self.clock.now().saturating_sub(TICKS_OF_LEAVING);
         let live: Vec<u32> = records.iter().enumerate().filter_map(is_live).collect();
         let sample = |at: usize| {
             let at = at * records.len() / VICTIM_SAMPLES;
-            is_live((at, records.get(at)?))
+            // Objects that leave first are worth nothing.
+            let stays = |block: &u32| blocks[*block as usize].tick > leaving;
+            is_live((at, records.get(at)?)).filter(stays)
         };
         self.sampled.push((0..VICTIM_SAMPLES).map(sample).collect());
         let facts = |block: &u32| ExtentFacts {

@@ -150,6 +150,9 @@ impl TwoTiers {
                 break;
             }
         }
+        if self.objects.state_blocks > 0 && found > 0 {
+            self.get_state(blocks[found - 1], found - 1);
+        }
         let absent = if self.objects.state_blocks > 0 { present.max(hits) } else { hits };
         let orphans = blocks[absent..].iter().filter(|block| self.is_resident(**block)).count();
         self.counts.requested += blocks.len() as u64;
@@ -167,7 +170,7 @@ impl TwoTiers {
     }
 
     /// The usable prefix of these pages, of which `present` are: up to the last page that has a
-    /// state, which is read.
+    /// state.
     fn look_up_states(&mut self, pages: &[u32], present: usize) -> usize {
         let present = present.min(pages.len());
         let objects = self.objects;
@@ -191,11 +194,16 @@ impl TwoTiers {
             });
             superseded.iter().for_each(|page| self.demote(objects.state(pages[*page])));
         }
-        if let Some(page) = usable.checked_sub(1) {
-            let state = objects.state(pages[page]);
-            self.promote(&[(state, self.recency(page))]);
-        }
         usable
+    }
+
+    /// Read the state from which a prompt goes on.
+    fn get_state(&mut self, page: u32, depth: usize) {
+        let state = self.objects.state(page);
+        if self.is_resident(state) {
+            self.promote(&[(state, self.recency(depth))]);
+            self.write(&[state], BatchKind::Get);
+        }
     }
 
     fn put_state(&mut self, page: u32, depth: usize) {

@@ -16,7 +16,9 @@ use pagelith_layouts::footer;
 use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_tiers::dram::arena::Arena;
-use pagelith_tiers::policy::{LastRequests, TickClock, frame_policy, segment_policy};
+use pagelith_tiers::policy::{
+    LastRequests, TICKS_OF_LEAVING, TickClock, frame_policy, segment_policy,
+};
 use pagelith_tiers::ssd::guards::SegmentGuards;
 use pagelith_tiers::ssd::log::{Log, LogConfig};
 use pagelith_tiers::ssd::recover::{Recovered, recover};
@@ -397,6 +399,8 @@ fn recover_into(
         quarantine_after,
         segments: volume.geometry.segment_count,
     };
+    // Objects that leave first get a tick that much older.
+    let first_tick = if opened.made { TICKS_OF_LEAVING } else { collector.newest_tick() + 1 };
     core.sequence = recovered.next_sequence;
     core.ssd = Some(SsdCore {
         segments: recovered.segments.clone(),
@@ -407,7 +411,7 @@ fn recover_into(
         written: WrittenNamespaces::of_log(opened.made),
         health: Health::new(limits, now),
         unsynced: (0, 0),
-        ticks: TickClock::new(collector.newest_tick() + 1, config.ssd_bytes()),
+        ticks: TickClock::new(first_tick, config.ssd_bytes()),
         withdrawn_records: None,
         purges: VecDeque::new(),
         damage: Damage::default(),
