@@ -1,5 +1,5 @@
-//! The SSD log without bytes: which object is in which segment. Segments, recency and the choices of
-//! reclaim are those of the store (`pagelith_tiers`).
+//! The SSD log without bytes: which object is in which segment. Segments, recency and the choices
+//! of reclaim are those of the store (`pagelith_tiers`).
 //!
 //! As in the store, one segment is open, the next one is prepared, and reclaim keeps a number of
 //! segments free. So the log holds fewer blocks than its segments have room for.

@@ -1,7 +1,7 @@
 //! Ends of sessions in a trace, and hints of them that are partly wrong.
 //!
-//! Traces do not name sessions. A request goes on with a session if it has one of the last blocks of
-//! the session's latest request: the last block of a prompt may be filled partly, and the next
+//! Traces do not name sessions. A request goes on with a session if it has one of the last blocks
+//! of the session's latest request: the last block of a prompt may be filled partly, and the next
 //! prompt has another one in its place.
 
 use std::collections::HashMap;

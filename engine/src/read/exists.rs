@@ -166,7 +166,7 @@ impl<'a> IndexLookup<'a> {
             for key in state.iter().map(|object| object.on_page(pages[page])) {
                 let fingerprint = self.shared.fingerprint(&key, generation);
                 let Some(entry) = self.snapshot.find(fingerprint) else { continue };
-                if !leaves_first(self.shared, &entry, self.tick) {
+                if !leaves_first(&self.shared.read_view.touches, &entry, self.tick) {
                     self.superseded.push(FoundObject::new(&entry, self.depth, self.tick));
                 }
             }

@@ -4,12 +4,13 @@
 use pagelith_io::sync::{Mutex, MutexGuard, PoisonError};
 use pagelith_layouts::ids::{PrefixHash, SegmentId};
 use pagelith_layouts::key::ObjectKey;
-use pagelith_tiers::policy::{FrameId, StateLookup, SupersededStates, TICKS_OF_LEAVING};
+use pagelith_tiers::policy::{
+    FrameId, LastRequests, StateLookup, SupersededStates, TICKS_OF_LEAVING,
+};
 
 use crate::memory::frames::FrameState;
 use crate::memory::index::{Entry, TICK_MODULUS, tick_age};
 use crate::state::core::Core;
-use crate::state::shared::Shared;
 use crate::state::ssd_admission::page_hash;
 
 /// Recurrent states that longer prefixes have superseded. Its lock is a leaf.
@@ -22,8 +23,8 @@ impl Superseded {
     }
 
     /// A query was answered for a prompt of these pages, of which `usable` can be used. `states`
-    /// tells which of the leading present pages have a state, the objects `state`. Returns the pages
-    /// whose states should leave first.
+    /// tells which of the leading present pages have a state, the objects `state`. Returns the
+    /// pages whose states should leave first.
     pub fn look_up(
         &self,
         state: &ObjectKey,
@@ -51,9 +52,9 @@ impl Superseded {
 }
 
 /// Whether an object leaves first already. `tick` is the current tick, as the index stores it.
-pub(crate) fn leaves_first(shared: &Shared, entry: &Entry, tick: u32) -> bool {
+pub(crate) fn leaves_first(touches: &LastRequests, entry: &Entry, tick: u32) -> bool {
     match entry.frame {
-        Some(frame) => shared.read_view.touches.leaves_first(FrameId(frame)),
+        Some(frame) => touches.leaves_first(FrameId(frame)),
         None => u64::from(tick_age(tick, entry.tick)) >= TICKS_OF_LEAVING,
     }
 }

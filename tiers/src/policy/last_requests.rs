@@ -7,8 +7,8 @@ use pagelith_io::prefetch;
 
 use super::frame::{FrameId, Recency};
 
-/// Bits of a word for the depth: 16 million pages of a prefix. Two bits count later requests, one is
-/// set if the frame leaves first, and the other 37 are the epoch: 1.3 * 10^11 requests.
+/// Bits of a word for the depth: 16 million pages of a prefix. Two bits count later requests, one
+/// is set if the frame leaves first, and the other 37 are the epoch: 1.3 * 10^11 requests.
 const DEPTH_BITS: u32 = 24;
 const DEPTH_MAX: u64 = (1 << DEPTH_BITS) - 1;
 const USES_BITS: u32 = 2;

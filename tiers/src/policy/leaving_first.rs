@@ -8,8 +8,8 @@ use super::last_requests::LastRequests;
 use super::order::{Order, Walk};
 
 /// A policy, and in front of it the frames that leave first, deeper pages before shallower ones.
-/// They stay in the policy, so that the next request for one undoes it. Memory is some 100 bytes for
-/// each of them, and none for others.
+/// They stay in the policy, so that the next request for one undoes it. Memory is some 100 bytes
+/// for each of them, and none for others.
 pub(super) struct LeavingFirst {
     policy: Box<dyn FramePolicy>,
     touches: Arc<LastRequests>,

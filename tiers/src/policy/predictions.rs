@@ -1,8 +1,8 @@
 //! Predictions that pages will not be requested again, and how many of them were wrong.
 //!
-//! Whoever predicts is one row. Each row has the last [`WINDOW`] of its predictions; one is wrong
-//! once a page of it is requested. A row is trusted while few of these are wrong. Predictions are
-//! measured whether or not they are followed, so a row that is not trusted can regain trust.
+//! Each source of predictions is a row. A row has the last [`WINDOW`] of its predictions; one is
+//! wrong once a page of it is requested. A row is trusted while few of these are wrong. Predictions
+//! are measured whether or not they are followed, so a row that is not trusted can regain trust.
 
 use std::collections::{HashMap, VecDeque};
 

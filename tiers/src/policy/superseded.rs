@@ -90,8 +90,8 @@ impl<P: Copy> SupersededStates<P> {
         superseded
     }
 
-    /// The state of a page was put. Returns the page whose state it supersedes, if that should leave
-    /// first.
+    /// The state of a page was put. Returns the page whose state it supersedes, if that should
+    /// leave first.
     pub fn put(&mut self, page: u64) -> Option<P> {
         let place = self.awaited.get_mut(page as usize % AWAITED)?;
         let (from, name) = place.take_if(|awaited| awaited.last == page)?.from;

@@ -22,9 +22,9 @@ pub trait KeyLookup {
     /// Mark `keys` that are present as used, after [`KeyLookup::exists_each`] did not. The page of
     /// the first key has this number in the query.
     fn mark_used(&mut self, _first_page: usize, _keys: impl Iterator<Item = ObjectKey>) {}
-    /// Note the recurrent states of a prompt that was looked up: `state` has the objects of a page's
-    /// state, `states` tells which of the leading present pages have one, and the prompt goes on
-    /// from the last of the `usable` pages.
+    /// Note the recurrent states of a prompt that was looked up: `state` has the objects of a
+    /// page's state, `states` tells which of the leading present pages have one, and the prompt
+    /// goes on from the last of the `usable` pages.
     fn note_states(
         &mut self,
         _pages: &[PrefixHash],
@@ -57,8 +57,8 @@ pub fn look_up(lookup: &mut impl KeyLookup, query: &PagesQuery<'_>) -> Result<Re
 }
 
 /// Mark the states that a request goes on from as used: of pools that need trailing pages only,
-/// those before the longest stop. A state that a longer prefix has superseded does not become recent with each
-/// request for the prefix.
+/// those before the longest stop. A state that a longer prefix has superseded does not become
+/// recent with each request for the prefix.
 pub fn mark_trailing_used(
     lookup: &mut impl KeyLookup,
     query: &PagesQuery<'_>,
@@ -73,8 +73,8 @@ pub fn mark_trailing_used(
     }
 }
 
-/// Note the states of pools that need the last page only: recurrent states, each of which stands for
-/// the whole prefix.
+/// Note the states of pools that need the last page only: recurrent states, each of which stands
+/// for the whole prefix.
 pub fn note_states(
     lookup: &mut impl KeyLookup,
     query: &PagesQuery<'_>,
