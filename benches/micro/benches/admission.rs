@@ -30,13 +30,8 @@ fn pages(batch: usize) -> impl Iterator<Item = Vec<TouchedPage>> {
     (0_u64..).map(move |number| {
         let first = if number % 4 == 0 { OBJECTS + number } else { mix(number) % OBJECTS };
         let page = |n| PageHash(mix(mix(first) ^ n));
-        let of = |n| TouchedPage {
-            page: page(n),
-            bytes: PAGE_BYTES,
-            on_ssd: false,
-            required: false,
-            attached: false,
-        };
+        let of =
+            |n| TouchedPage { page: page(n), bytes: PAGE_BYTES, on_ssd: false, required: false };
         (0..batch as u64).map(of).collect()
     })
 }

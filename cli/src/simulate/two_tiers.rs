@@ -297,7 +297,6 @@ impl TwoTiers {
             bytes: self.objects.blocks(*object) as u64 * BLOCK_BYTES,
             on_ssd: self.blocks[*object as usize].place.is_some(),
             required: false,
-            attached: *object as usize >= self.objects.pages,
         };
         let pages: Vec<TouchedPage> = batch.iter().map(page).collect();
         let mut chosen = Vec::new();

@@ -66,13 +66,7 @@ pub(crate) fn touch_held(
 
 /// A page that is taken to be on SSD.
 fn touched(key: &ObjectKey, bytes: u64) -> TouchedPage {
-    TouchedPage {
-        page: page_hash(key),
-        bytes: bytes + ALIGN,
-        on_ssd: true,
-        required: false,
-        attached: false,
-    }
+    TouchedPage { page: page_hash(key), bytes: bytes + ALIGN, on_ssd: true, required: false }
 }
 
 /// The pages of hits, and the first slot of each.

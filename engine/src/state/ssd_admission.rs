@@ -169,7 +169,6 @@ fn touched_pages(core: &mut Core, frames: &[FrameRef]) -> (Vec<FrameRef>, Vec<To
             page: page_hash(&first.key),
             bytes: f.data.bytes() + ALIGN,
             on_ssd: !ssd.is_some_and(|ssd| ssd.queue.is_unqueued(*frame)),
-            attached: f.data.is_attached(),
             required: core.pins.any() && f.any_fingerprint(|fp| core.pins.is_pinned(fp)),
         });
     }

@@ -114,9 +114,6 @@ pub struct TouchedPage {
     pub on_ssd: bool,
     /// Whether it is written in any case.
     pub required: bool,
-    /// Whether it is a state that is put for the pages before it. It is written if they are. If it
-    /// is absent the next request puts the state of another page, so its own history tells nothing.
-    pub attached: bool,
 }
 
 /// Whether the pages of a batch were found, or are new.
@@ -232,13 +229,6 @@ impl Admission {
         // The history is larger than the CPU's caches: its lines are fetched at the same time.
         pages.iter().for_each(|page| self.history.prefetch(page.page));
         for (at, page) in pages.iter().enumerate() {
-            if page.attached && kind == BatchKind::Put {
-                let is_granted = !self.settings.budget || self.budget.allows(true, chain);
-                let is_kept = page.required || (!stopped && is_granted);
-                self.counts.refused += u64::from(!page.on_ssd && !is_kept);
-                write.push(!page.on_ssd && is_kept);
-                continue;
-            }
             let touched = last.replace(page.page) != Some(page.page);
             let from_end = pages.len() - 1 - at + after;
             let touch = touched.then(|| self.touch_page(page, kind, from_end, turn));

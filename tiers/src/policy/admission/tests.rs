@@ -17,7 +17,7 @@ fn page(n: u64) -> TouchedPage {
     let z = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     let page = PageHash(z ^ (z >> 31));
-    TouchedPage { page, bytes: PAGE_BYTES, on_ssd: false, required: false, attached: false }
+    TouchedPage { page, bytes: PAGE_BYTES, on_ssd: false, required: false }
 }
 
 /// Decisions of one batch.
@@ -107,19 +107,6 @@ fn no_page_after_a_refused_one_is_written_unless_it_is_required() {
     // The next batch of the same request, too; another request is not concerned.
     assert_eq!(touch(&mut admission, 2, BatchKind::Put, &pages[3..]), [false]);
     assert_eq!(touch(&mut admission, 3, BatchKind::Put, &pages[3..]), [true]);
-}
-
-#[test]
-fn attached_state_is_written_if_the_pages_before_it_are() {
-    let mut admission = admission(AdmissionSettings::of_rule(AdmissionRule::SecondTouch));
-    let state = |n| TouchedPage { attached: true, ..page(n) };
-    assert_eq!(touch(&mut admission, 1, BatchKind::Put, &[page(1), page(2)]), [false; 2]);
-    assert_eq!(touch(&mut admission, 1, BatchKind::Put, &[state(100)]), [false]);
-    assert_eq!(touch(&mut admission, 2, BatchKind::Put, &[page(1), page(2)]), [true; 2]);
-    assert_eq!(touch(&mut admission, 2, BatchKind::Put, &[state(101)]), [true]);
-    assert_eq!(touch(&mut admission, 3, BatchKind::Put, &[page(1), page(9)]), [true, false]);
-    let required = TouchedPage { required: true, ..state(103) };
-    assert_eq!(touch(&mut admission, 3, BatchKind::Put, &[state(102), required]), [false, true]);
 }
 
 #[test]
