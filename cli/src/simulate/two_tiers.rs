@@ -192,7 +192,7 @@ impl TwoTiers {
                 states: &states,
                 usable,
             });
-            superseded.iter().for_each(|page| self.demote(objects.state(pages[*page])));
+            superseded.iter().for_each(|page| self.leave_dram_first(objects.state(pages[*page])));
         }
         usable
     }
@@ -211,7 +211,7 @@ impl TwoTiers {
         let is_new = !self.is_resident(state);
         self.put(&[state], depth);
         if is_new && let Some(before) = self.superseded.put(hash_of(state)) {
-            self.demote(before);
+            self.leave_dram_first(before);
         }
     }
 
@@ -232,12 +232,18 @@ impl TwoTiers {
         }
     }
 
-    /// An object leaves first, until its next request.
-    fn demote(&mut self, object: u32) {
-        let state = &mut self.blocks[object as usize];
-        if let (Some(frame), Some(dram)) = (state.frame, self.dram.as_mut()) {
+    /// An object leaves DRAM first, until its next request.
+    fn leave_dram_first(&mut self, object: u32) {
+        let frame = self.blocks[object as usize].frame;
+        if let (Some(frame), Some(dram)) = (frame, self.dram.as_mut()) {
             dram.demote(frame);
         }
+    }
+
+    /// An object leaves both tiers first, until its next request.
+    fn demote(&mut self, object: u32) {
+        self.leave_dram_first(object);
+        let state = &mut self.blocks[object as usize];
         let Some(ssd) = self.ssd.as_mut() else { return };
         let tick = ssd.log.now().saturating_sub(TICKS_OF_LEAVING);
         let before = std::mem::replace(&mut state.tick, tick);

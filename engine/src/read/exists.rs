@@ -13,7 +13,7 @@ use crate::read::absence::AbsenceFinder;
 use crate::read::page_depth::PageDepths;
 use crate::state::absence::{Absence, AbsenceCounts};
 use crate::state::core::Core;
-use crate::state::leaving::leaves_first;
+use crate::state::leaving::may_leave_first;
 use crate::state::read_view::{LOCK_FREE_TRIES, Snapshot};
 use crate::state::recency;
 use crate::state::recency::{FoundObject, record};
@@ -115,7 +115,7 @@ pub(crate) struct IndexLookup<'a> {
     tick: u32,
     /// Present keys that count as used.
     touched: Vec<FoundObject>,
-    /// Present states that should leave first and do not yet.
+    /// States in DRAM that should leave it first and do not yet.
     superseded: Vec<FoundObject>,
     /// Number of present keys.
     found: u64,
@@ -166,7 +166,7 @@ impl<'a> IndexLookup<'a> {
             for key in state.iter().map(|object| object.on_page(pages[page])) {
                 let fingerprint = self.shared.fingerprint(&key, generation);
                 let Some(entry) = self.snapshot.find(fingerprint) else { continue };
-                if !leaves_first(&self.shared.read_view.touches, &entry, self.tick) {
+                if may_leave_first(&self.shared.read_view.touches, &entry) {
                     self.superseded.push(FoundObject::new(&entry, self.depth, self.tick));
                 }
             }

@@ -9,7 +9,7 @@ use pagelith_tiers::policy::{
 };
 
 use crate::memory::frames::FrameState;
-use crate::memory::index::{Entry, TICK_MODULUS, tick_age};
+use crate::memory::index::{Entry, TICK_MODULUS};
 use crate::state::core::Core;
 use crate::state::ssd_admission::page_hash;
 
@@ -51,12 +51,9 @@ impl Superseded {
     }
 }
 
-/// Whether an object leaves first already. `tick` is the current tick, as the index stores it.
-pub(crate) fn leaves_first(touches: &LastRequests, entry: &Entry, tick: u32) -> bool {
-    match entry.frame {
-        Some(frame) => touches.leaves_first(FrameId(frame)),
-        None => u64::from(tick_age(tick, entry.tick)) >= TICKS_OF_LEAVING,
-    }
+/// Whether an object is in DRAM and does not leave it first yet.
+pub(crate) fn may_leave_first(touches: &LastRequests, entry: &Entry) -> bool {
+    entry.frame.is_some_and(|frame| !touches.leaves_first(FrameId(frame)))
 }
 
 impl Core {

@@ -33,9 +33,12 @@ impl FoundObject {
         core.touch(self.fingerprint, same_frame, Recency { depth: self.depth, ..at });
     }
 
-    /// Let it leave first, under the lock.
+    /// Let it leave DRAM first, under the lock.
     pub fn demote_in(&self, core: &mut Core) {
-        core.demote(self.fingerprint, |e| e.frame.unwrap_or(NO_FRAME) == self.frame);
+        let in_frame = |e: Entry| e.frame == Some(self.frame);
+        if core.index.find(self.fingerprint).any(in_frame) {
+            core.demote_frame(FrameId(self.frame));
+        }
     }
 }
 

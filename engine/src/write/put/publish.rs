@@ -214,12 +214,13 @@ fn attach(
     Ok(Published { outcome: PutOutcome::Stored, frames })
 }
 
-/// If these objects are a state that supersedes another, that leaves first.
+/// If these objects are a state that supersedes another, that leaves DRAM first.
 fn supersede(shared: &Shared, core: &mut Core, state: &[FrameMember], generation: Generation) {
     let Some(page) = state.first().and_then(|m| shared.superseded.put(&m.key)) else { return };
     for member in state {
         let before = shared.fingerprint(&member.key.on_page(page), generation);
-        core.demote(before, |entry| entry.attached);
+        let frame = core.index.find(before).find(|e| e.attached).and_then(|e| e.frame);
+        frame.into_iter().for_each(|frame| core.demote_frame(FrameId(frame)));
     }
 }
 
