@@ -365,7 +365,7 @@ fn defaults_open_and_print_and_read_back() {
     assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
     assert_eq!(Config::from_toml_str(""), Ok(config.clone()));
     assert_eq!(Config::from_json_str("{\"dram\": {}}"), Ok(config));
-    assert_eq!(fields().len(), 45);
+    assert_eq!(fields().len(), 46);
 }
 
 /// (ssd.bytes, dram.bytes) -> (segment, arena, max_objects)

@@ -137,10 +137,10 @@ const TOML_ROWS: &[(&str, &str, &str)] = &[
     ("staging.chunk-bytes = 1", "staging.chunk-bytes", "is not a setting; did you mean staging.chunk_bytes?"),
     ("ssd.ring = \"deferred\"", "ssd.ring", "was removed in version 0.1.0: leave it out, every ring is what \"plain\" was"),
     ("read.zzz = 1", "read.zzz", "is not a setting; read has depth"),
-    ("qqqq = 1", "qqqq", "is not a setting; top-level keys are deadline_ms, close_timeout_ms, namespaces_max, dram, ssd, remote, rdma, staging, groups, events, index, read, memory, log, namespaces"),
-    ("[qqqq]", "qqqq", "is not a setting; top-level keys are deadline_ms, close_timeout_ms, namespaces_max, dram, ssd, remote, rdma, staging, groups, events, index, read, memory, log, namespaces"),
+    ("qqqq = 1", "qqqq", "is not a setting; top-level keys are deadline_ms, close_timeout_ms, namespaces_max, dram, ssd, remote, rdma, staging, groups, events, index, read, memory, log, namespaces, hints"),
+    ("[qqqq]", "qqqq", "is not a setting; top-level keys are deadline_ms, close_timeout_ms, namespaces_max, dram, ssd, remote, rdma, staging, groups, events, index, read, memory, log, namespaces, hints"),
     ("\"dram.bytes\" = 1", "\"dram.bytes\"", "is not a setting; did you mean dram.bytes, a key inside a table?"),
-    ("\"a\\nb\" = 1", "\"a\\nb\"", "is not a setting; top-level keys are deadline_ms, close_timeout_ms, namespaces_max, dram, ssd, remote, rdma, staging, groups, events, index, read, memory, log, namespaces"),
+    ("\"a\\nb\" = 1", "\"a\\nb\"", "is not a setting; top-level keys are deadline_ms, close_timeout_ms, namespaces_max, dram, ssd, remote, rdma, staging, groups, events, index, read, memory, log, namespaces, hints"),
     ("dram.bytes", "(file)", "is not TOML: key with no value, expected `=` line=3 column=11"),
     ("read.depth = 1\nread.depth = 2", "(file)", "is not TOML: duplicate key line=4 column=6"),
 ];
