@@ -84,7 +84,9 @@ fn bad_input_is_refused_with_its_name() {
     let without = dir.path().join("without.jsonl");
     std::fs::write(&without, "{\"timestamp\":0,\"input_length\":1,\"output_length\":1}\n").unwrap();
     let without = without.to_string_lossy().into_owned();
-    let cases: [(&[&str], &str); 9] = [
+    let with_states = ["--state-blocks=16", "--policy=clairvoyant"];
+    let with_states = [&["--trace", &path], &with_states[..]].concat();
+    let cases: [(&[&str], &str); 11] = [
         (&["--trace", &path, "--policy", "lru+arc+worth"], "unknown SSD policy \"arc\""),
         (&["--trace", &path, "--policy", "best"], "a policy is DRAM+SSD+ADMISSION"),
         (&["--trace", &path, "--ssd", "120%"], "a share is from 0 % to 100 %"),
@@ -92,6 +94,8 @@ fn bad_input_is_refused_with_its_name() {
         (&["--trace", &path, "--ssd", "3"], "an SSD tier has at least 4 blocks"),
         (&["--trace", &path, "--dram", "0", "--ssd", "0"], "no tier has room for a block"),
         (&["--trace", &path, "--reopen-every", "0"], "must be a number of requests above 0"),
+        (&with_states, "clairvoyant does not simulate states"),
+        (&["--trace", &path, "--session-ends", "1.2"], "must be a number from 0 to 1"),
         (&["--trace", &without], "missing field `hash_ids`"),
         (&["--trace", "/none"], "cannot read the trace file=/none"),
     ];
@@ -249,6 +253,48 @@ fn learned_admission_writes_less_across_restarts() {
     // With restarts so close to each other a run by itself does not learn enough.
     let (whole, restarted) = (written("20000"), written("500"));
     assert!(restarted < whole + 0.1 && whole < 0.7, "{restarted} {whole}");
+}
+
+/// Hits in per cent for each of these values of a flag. Everything is written: learned admission
+/// amplifies small differences.
+fn hits_by(requests: &Requests, args: &[&str], flag: &str, values: &[&str]) -> Vec<f64> {
+    let (_dir, path) = trace(requests);
+    let hits = |value: &&str| {
+        let (flag, value) =
+            if value.is_empty() { (&[][..], &[][..]) } else { (&[flag][..], &[*value][..]) };
+        let all =
+            [&["--trace", &path, "--policy", "s3fifo+recency+through"], args, flag, value].concat();
+        100.0 * number(&simulate(&all)[0], "hit_ratio")
+    };
+    values.iter().map(hits).collect()
+}
+
+#[test]
+fn superseded_states_leave_first_unless_prompts_go_back() {
+    let rules = ["refresh", "keep", "supersede"];
+    for (edits, ssd, gain) in [(0.0, "5%", 0.5), (0.0, "50%", -0.5), (0.1, "10%", 0.5)] {
+        let requests = traces::edited(61, 6000, edits);
+        let args = ["--state-blocks=16", "--ssd", ssd];
+        let hits = hits_by(&requests, &args, "--states", &rules);
+        assert!(hits[2] > hits[0] + gain, "edits={edits} ssd={ssd} {hits:?}");
+    }
+    for ssd in ["5%", "25%", "50%"] {
+        let requests = traces::edited(62, 6000, 0.3);
+        let args = ["--state-blocks=16", "--ssd", ssd];
+        let hits = hits_by(&requests, &args, "--states", &rules);
+        assert!(hits[2] > hits[0] - 0.5, "ssd={ssd} {hits:?}");
+    }
+}
+
+#[test]
+fn hints_of_session_ends_gain_hits_if_right_and_cost_few_if_wrong() {
+    let requests = traces::sessions(71, 10_000);
+    for ssd in ["5%", "10%", "25%"] {
+        let hits = hits_by(&requests, &["--ssd", ssd], "--session-ends", &["", "0", "0.2"]);
+        let gain = if ssd == "25%" { -0.5 } else { 1.0 };
+        assert!(hits[1] > hits[0] + gain, "ssd={ssd} {hits:?}");
+        assert!(hits[2] > hits[0] - 0.5, "ssd={ssd} {hits:?}");
+    }
 }
 
 #[test]

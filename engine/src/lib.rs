@@ -50,7 +50,7 @@ pub(crate) use pagelith_client::api;
 pub use pagelith_client::client;
 pub use pagelith_client::{
     BatchCompletion, BatchQueue, CloseReport, CompletedBatch, CompletedGet, CompletedPut,
-    Destination, Error, ErrorKind, Event, Events, FlushReport, Get, GetOutcome, GetSlice,
+    Destination, Error, ErrorKind, Event, Events, FlushReport, Get, GetOutcome, GetSlice, Hint,
     HitPolicy, MissCause, Options, PageGroup, PagePin, PageSession, PageStore, PageView,
     PagesFound, PagesQuery, PoolQuery, Put, PutGroup, PutOutcome, PutSlice, RequestEpoch, Result,
     Source, Ticket, Tier,

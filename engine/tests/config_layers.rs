@@ -294,6 +294,8 @@ fn every_setting_of_a_file_is_applied() {
         reserve = 0
         [log]
         batch_summary = true
+        [hints]
+        trust = 0.75
     "#;
     let valid = Config::builder().file(ConfigFormat::Toml, text).validate(&facts(1 << 40)).unwrap();
     assert_eq!(
@@ -386,7 +388,7 @@ fn defaults_open_and_print_and_read_back() {
     assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
     assert_eq!(Config::from_toml_str(""), Ok(config.clone()));
     assert_eq!(Config::from_json_str("{\"dram\": {}}"), Ok(config));
-    assert_eq!(fields().len(), 49);
+    assert_eq!(fields().len(), 50);
 }
 
 /// (ssd.bytes, dram.bytes) -> (segment, arena, max_objects)

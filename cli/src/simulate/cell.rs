@@ -7,12 +7,13 @@ use pagelith_tiers::policy::admission::{Admission, AdmissionRule, AdmissionSetti
 use pagelith_tiers::policy::frame_policy;
 use serde::Serialize;
 
+use super::blocks::Objects;
 use super::clairvoyant;
 use super::counts::Counts;
 use super::log::BLOCK_BYTES;
 use super::policy::PolicyChoice;
 use super::requests::Requests;
-use super::two_tiers::TwoTiers;
+use super::two_tiers::{Rules, TwoTiers};
 
 /// Pages in the history of admission for each block of the SSD. The store has it for each object of
 /// its index.
@@ -50,6 +51,9 @@ pub(super) struct Cell {
     pub(super) flags: AdmissionFlags,
     /// Requests between two restarts of the store.
     pub(super) reopen_every: Option<usize>,
+    /// Blocks of a recurrent state; 0 if there are none.
+    pub(super) state_blocks: usize,
+    pub(super) rules: Rules,
 }
 
 /// The result of a cell, as `--json` prints it.
@@ -101,10 +105,12 @@ impl Cell {
         let new_admission =
             |settings| Admission::new(settings, capacity * BLOCK_BYTES, capacity * HISTORY_PAGES);
         let admission = settings.map(new_admission);
-        let mut tiers = TwoTiers::new(self.requests.unique(), self.dram, |last_requests| {
-            frame_policy(dram, last_requests)
-        })
-        .with_context(|| format!("no memory for the simulation --dram={}", self.dram))?;
+        let objects = Objects { pages: self.requests.unique(), state_blocks: self.state_blocks };
+        let mut tiers =
+            TwoTiers::new(objects, (self.dram, self.ssd), self.rules, |last_requests| {
+                frame_policy(dram, last_requests)
+            })
+            .with_context(|| format!("no memory for the simulation --dram={}", self.dram))?;
         if self.ssd > 0 {
             tiers.add_ssd(self.ssd, reclaim, admission, self.flags.write_budget);
         }
@@ -114,12 +120,12 @@ impl Cell {
             before.learned().iter().for_each(|learned| after.restore(learned));
             after
         };
-        for (number, blocks) in self.requests.iter().enumerate() {
+        for (number, request) in self.requests.all().enumerate() {
             if number > 0 && self.reopen_every.is_some_and(|every| number % every == 0) {
                 tiers.reopen(|last_requests| frame_policy(dram, last_requests), restart)?;
             }
-            tiers.request(blocks);
-            done += blocks.len() as u64;
+            tiers.request(&request);
+            done += request.blocks.len() as u64;
             if number % PROGRESS_REQUESTS == 0 {
                 progress(std::mem::take(&mut done));
             }

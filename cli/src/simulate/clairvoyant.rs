@@ -36,7 +36,7 @@ struct Clairvoyant {
 
 /// Simulate the bound; a tier of 0 blocks is absent.
 pub(super) fn simulate(requests: &Requests, dram: usize, ssd: usize) -> Counts {
-    let (segments, segment_blocks) = if ssd < SEGMENTS_MIN { (0, 0) } else { segments_of(ssd) };
+    let (segments, segment_blocks) = if ssd < SEGMENTS_MIN { (0, 0) } else { segments_of(ssd, 1) };
     let mut tiers = Clairvoyant {
         blocks: vec![BlockTiers::default(); requests.unique()],
         next: vec![NEVER; requests.unique()],

@@ -1,15 +1,17 @@
-//! The SSD log without bytes: which block is in which segment. Segments, recency and the choices of
-//! reclaim are those of the store (`pagelith_tiers`); blocks have one size.
+//! The SSD log without bytes: which object is in which segment. Segments, recency and the choices
+//! of reclaim are those of the store (`pagelith_tiers`).
 //!
 //! As in the store, one segment is open, the next one is prepared, and reclaim keeps a number of
 //! segments free. So the log holds fewer blocks than its segments have room for.
 
 use pagelith_layouts::ids::{SegmentId, SegmentOrder};
 use pagelith_tiers::policy::admission::VICTIM_SAMPLES;
-use pagelith_tiers::policy::{ExtentFacts, SegmentPolicy, TickClock, free_segments_min};
+use pagelith_tiers::policy::{
+    ExtentFacts, SegmentPolicy, TICKS_OF_LEAVING, TickClock, free_segments_min,
+};
 use pagelith_tiers::ssd::segments::{SegmentState, SegmentTable};
 
-use super::blocks::{BlockLocation, BlockState};
+use super::blocks::{BlockLocation, BlockState, Objects};
 
 /// Bytes of a block. Only ratios of it matter.
 pub(super) const BLOCK_BYTES: u64 = 1 << 16;
@@ -18,9 +20,10 @@ const SEGMENTS: usize = 64;
 /// Fewest segments: one open, one prepared, one free, and one with blocks.
 pub(super) const SEGMENTS_MIN: usize = 4;
 
-/// Number of segments of a log of `capacity` blocks, and the blocks of each.
-pub(super) fn segments_of(capacity: usize) -> (usize, usize) {
-    let segments = capacity.clamp(SEGMENTS_MIN, SEGMENTS);
+/// Number of segments of a log of `capacity` blocks, and the blocks of each. Each has room for an
+/// object of `largest` blocks if the log has room for [`SEGMENTS_MIN`] of them.
+pub(super) fn segments_of(capacity: usize, largest: usize) -> (usize, usize) {
+    let segments = (capacity / largest.max(1)).clamp(SEGMENTS_MIN, SEGMENTS);
     (segments, (capacity / segments).max(1))
 }
 
@@ -29,10 +32,12 @@ pub(super) struct SimulatedLog {
     table: SegmentTable,
     clock: TickClock,
     policy: Box<dyn SegmentPolicy>,
-    /// Blocks appended to each segment, by position.
+    objects: Objects,
+    /// Objects appended to each segment, by position.
     records: Vec<Vec<u32>>,
-    /// Positions of a segment.
+    /// Blocks that a segment has room for, and those that the open one has left.
     segment_blocks: usize,
+    open_left: usize,
     open: SegmentId,
     spare: Option<SegmentId>,
     next_order: u64,
@@ -44,15 +49,21 @@ pub(super) struct SimulatedLog {
 }
 
 impl SimulatedLog {
-    /// A log of `capacity` blocks; at least [`SEGMENTS_MIN`].
-    pub(super) fn new(capacity: usize, policy: Box<dyn SegmentPolicy>) -> SimulatedLog {
-        let (segments, segment_blocks) = segments_of(capacity);
+    /// A log of `capacity` blocks; at least [`SEGMENTS_MIN`] of the largest object.
+    pub(super) fn new(
+        capacity: usize,
+        objects: Objects,
+        policy: Box<dyn SegmentPolicy>,
+    ) -> SimulatedLog {
+        let (segments, segment_blocks) = segments_of(capacity, objects.state_blocks);
         let mut log = SimulatedLog {
             table: SegmentTable::new(segments as u32),
-            clock: TickClock::new(1, capacity as u64 * BLOCK_BYTES),
+            clock: TickClock::new(TICKS_OF_LEAVING, capacity as u64 * BLOCK_BYTES),
             policy,
+            objects,
             records: vec![Vec::new(); segments],
             segment_blocks,
+            open_left: segment_blocks,
             open: SegmentId(0),
             spare: None,
             next_order: 1,
@@ -75,19 +86,25 @@ impl SimulatedLog {
         self.clock.now()
     }
 
-    /// A request for a block on SSD, whose last tick was `before`.
-    pub(super) fn record_request(&mut self, location: BlockLocation, before: u64) {
-        let now = self.clock.now();
+    /// The tick of an object on SSD changes from `before` to `tick`.
+    pub(super) fn set_tick(&mut self, location: BlockLocation, before: u64, tick: u64) {
         let segment = self.table.get_mut(location.segment);
-        segment.recency_sum = segment.recency_sum.saturating_sub(before) + now;
+        segment.recency_sum = segment.recency_sum.saturating_sub(before) + tick;
     }
 
-    /// Write a block that has no location. Blocks that reclaim drops to make room lose theirs.
-    pub(super) fn append(&mut self, block: u32, blocks: &mut [BlockState]) {
-        self.append_record(block, blocks);
-        if !self.is_full() {
-            return;
+    /// Write an object that has no location. Objects that reclaim drops to make room lose theirs.
+    pub(super) fn append(&mut self, object: u32, blocks: &mut [BlockState]) {
+        if !self.fits(object) {
+            self.advance(blocks);
         }
+        self.append_record(object, blocks);
+        if self.open_left == 0 {
+            self.advance(blocks);
+        }
+    }
+
+    /// Open the next segment, and reclaim until enough are free.
+    fn advance(&mut self, blocks: &mut [BlockState]) {
         self.open_next();
         while self.table.count(SegmentState::Free) < free_segments_min(self.records.len()) {
             if !self.reclaim(blocks) {
@@ -96,19 +113,25 @@ impl SimulatedLog {
         }
     }
 
-    fn append_record(&mut self, block: u32, blocks: &mut [BlockState]) {
+    fn append_record(&mut self, object: u32, blocks: &mut [BlockState]) {
         let records = &mut self.records[self.open.0 as usize];
         let location = BlockLocation { segment: self.open, record: records.len() as u32 };
-        records.push(block);
-        self.written += 1;
-        self.clock.append(BLOCK_BYTES);
-        let state = &mut blocks[block as usize];
+        records.push(object);
+        let bytes = self.bytes(object);
+        self.written += bytes / BLOCK_BYTES;
+        self.open_left = self.open_left.saturating_sub(self.objects.blocks(object));
+        self.clock.append(bytes);
+        let state = &mut blocks[object as usize];
         state.location = Some(location);
         self.table.add_live(self.open, state.tick);
     }
 
-    fn is_full(&self) -> bool {
-        self.records[self.open.0 as usize].len() >= self.segment_blocks
+    fn bytes(&self, object: u32) -> u64 {
+        self.objects.blocks(object) as u64 * BLOCK_BYTES
+    }
+
+    fn fits(&self, object: u32) -> bool {
+        self.objects.blocks(object) <= self.open_left
     }
 
     fn prepare(&mut self) -> Option<SegmentId> {
@@ -126,6 +149,7 @@ impl SimulatedLog {
         self.table.set_state(self.open, SegmentState::Sealed);
         self.open = self.spare.take().or_else(|| self.prepare()).unwrap_or(self.open);
         self.spare = self.prepare();
+        self.open_left = self.segment_blocks;
     }
 
     /// Empty one segment; false if there is no victim.
@@ -140,14 +164,17 @@ impl SimulatedLog {
             let location = BlockLocation { segment: victim, record: at as u32 };
             (blocks[*block as usize].location == Some(location)).then_some(*block)
         };
+        let leaving = self.clock.now().saturating_sub(TICKS_OF_LEAVING);
         let live: Vec<u32> = records.iter().enumerate().filter_map(is_live).collect();
         let sample = |at: usize| {
             let at = at * records.len() / VICTIM_SAMPLES;
-            is_live((at, records.get(at)?))
+            // Objects that leave first are worth nothing.
+            let stays = |block: &u32| blocks[*block as usize].tick > leaving;
+            is_live((at, records.get(at)?)).filter(stays)
         };
         self.sampled.push((0..VICTIM_SAMPLES).map(sample).collect());
         let facts = |block: &u32| ExtentFacts {
-            bytes: BLOCK_BYTES,
+            bytes: self.bytes(*block),
             tick: blocks[*block as usize].tick,
             depth: blocks[*block as usize].depth,
             pinned: false,
@@ -163,12 +190,12 @@ impl SimulatedLog {
         }
         self.table.set_state(victim, SegmentState::Free);
         for at in &kept {
-            if self.is_full() {
+            if !self.fits(live[*at]) {
                 self.open_next();
             }
             self.append_record(live[*at], blocks);
+            self.moved += self.objects.blocks(live[*at]) as u64;
         }
-        self.moved += kept.len() as u64;
         true
     }
 }

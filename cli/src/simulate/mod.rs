@@ -8,10 +8,12 @@ mod capacity;
 mod cell;
 mod clairvoyant;
 mod counts;
+mod dram;
 mod log;
 mod plot;
 mod policy;
 pub mod requests;
+mod sessions;
 mod table;
 mod two_tiers;
 
@@ -25,11 +27,15 @@ use clap::Args;
 use self::capacity::Capacity;
 use self::cell::{AdmissionFlags, Cell, CellReport};
 use self::log::SEGMENTS_MIN;
-use self::policy::PolicyChoice;
+use self::policy::{PolicyChoice, StatesRule};
 use self::requests::Requests;
+use self::two_tiers::Rules;
 use crate::exit::RunStatus;
 use crate::output::out;
 use crate::progress::progress_bar;
+
+/// Most blocks of a state: far more than any model's.
+const STATE_BLOCKS_MAX: usize = 1 << 16;
 
 /// Simulate the tiers of the store with different policies and capacities over request traces.
 ///
@@ -75,6 +81,20 @@ pub(crate) struct SimulateArgs {
     /// lost
     #[arg(long, value_name = "REQUESTS", value_parser = requests_between)]
     reopen_every: Option<usize>,
+    /// Simulate a model with recurrent layers: the last whole block of each request has a state of
+    /// so many blocks, and a prefix is of use up to a block with a state
+    #[arg(long, value_name = "BLOCKS", value_parser = state_blocks, default_value = "0")]
+    state_blocks: usize,
+    /// What happens to states that a longer prefix has superseded
+    #[arg(long, value_enum, default_value_t)]
+    states: StatesRule,
+    /// Give the store the hint when a session ends, except for this share; the same share of the
+    /// hints is wrong
+    #[arg(long, value_name = "RATIO", value_parser = ratio)]
+    session_ends: Option<f64>,
+    /// Least share of right hints, so that they are followed [default: hints.trust]
+    #[arg(long, value_name = "RATIO", value_parser = ratio)]
+    trust: Option<f64>,
     /// Write a plot of hits and writes over the capacity of the SSD to this file, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
@@ -96,6 +116,11 @@ fn requests_between(text: &str) -> Result<usize, String> {
     requests.ok_or_else(|| "must be a number of requests above 0".to_owned())
 }
 
+fn state_blocks(text: &str) -> Result<usize, String> {
+    let blocks = text.parse().ok().filter(|blocks| *blocks <= STATE_BLOCKS_MAX);
+    blocks.ok_or_else(|| format!("must be a number of blocks from 0 to {STATE_BLOCKS_MAX}"))
+}
+
 fn number_up_to(text: &str, max: f64) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number| (0.0..=max).contains(number));
     number.ok_or_else(|| format!("must be a number from 0 to {max}"))
@@ -105,7 +130,11 @@ pub(crate) fn run(args: &SimulateArgs) -> anyhow::Result<RunStatus> {
     let policies = PolicyChoice::parse_list(&args.policy)?;
     let mut cells = Vec::new();
     for path in &args.trace {
-        let requests = Arc::new(Requests::read(path)?);
+        let requests = Requests::read(path)?;
+        let requests = Arc::new(match args.session_ends {
+            Some(wrong) => requests.with_session_ends(wrong),
+            None => requests,
+        });
         for policy in &policies {
             cells.extend(cells_of(args, &requests, policy)?);
         }
@@ -129,7 +158,11 @@ fn cells_of(
     requests: &Arc<Requests>,
     policy: &PolicyChoice,
 ) -> anyhow::Result<Vec<Cell>> {
-    let unique = requests.unique();
+    if *policy == PolicyChoice::Clairvoyant && args.state_blocks > 0 {
+        bail!("clairvoyant does not simulate states: name other policies --policy=clairvoyant");
+    }
+    let unique = requests.unique() + args.state_blocks * requests.last_whole_blocks();
+    let ssd_min = SEGMENTS_MIN * args.state_blocks.max(1);
     let mut cells = Vec::new();
     for (dram, ssd) in args.dram.iter().flat_map(|dram| args.ssd.iter().map(move |ssd| (dram, ssd)))
     {
@@ -140,9 +173,9 @@ fn cells_of(
                 requests.name
             );
         }
-        if (1..SEGMENTS_MIN).contains(&ssd_blocks) {
+        if (1..ssd_min).contains(&ssd_blocks) {
             bail!(
-                "an SSD tier has at least {SEGMENTS_MIN} blocks, one a segment --ssd={ssd} trace={} blocks={unique}",
+                "an SSD tier has at least {ssd_min} blocks, {SEGMENTS_MIN} segments of an object --ssd={ssd} trace={} blocks={unique}",
                 requests.name
             );
         }
@@ -156,8 +189,11 @@ fn cells_of(
         };
         let (requests, policy) = (requests.clone(), policy.clone());
         let reopen_every = args.reopen_every;
-        let (dram, ssd) = (dram_blocks, ssd_blocks);
-        cells.push(Cell { requests, policy, dram, ssd, flags, reopen_every });
+        let (dram, ssd, state_blocks) = (dram_blocks, ssd_blocks, args.state_blocks);
+        let trust = args.trust.unwrap_or_else(|| pagelith::Config::default().hints.trust);
+        let rules = Rules { states: args.states, trust };
+        let cell = Cell { requests, policy, dram, ssd, flags, reopen_every, state_blocks, rules };
+        cells.push(cell);
     }
     Ok(cells)
 }

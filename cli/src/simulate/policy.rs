@@ -13,6 +13,18 @@ const CLAIRVOYANT: &str = "clairvoyant";
 /// Names of the settings `ssd.policy`, and those of the policies.
 const RECLAIMS: [(&str, &str); 2] = [("fifo", "fifo"), ("recency", "lowest-mean-recency")];
 
+/// What happens to states that a longer prefix has superseded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum StatesRule {
+    /// A lookup makes all states of its path recent.
+    Refresh,
+    /// A lookup makes only the state recent from which the prompt goes on.
+    Keep,
+    /// As `keep`, and superseded states leave first, as in the store.
+    #[default]
+    Supersede,
+}
+
 /// Policies of both tiers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum PolicyChoice {

@@ -6,7 +6,19 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 
+use super::sessions;
 use crate::trace::Trace;
+
+/// A request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request<'a> {
+    /// Its blocks, from its head.
+    pub blocks: &'a [u32],
+    /// Number of leading blocks that the prompt fills completely.
+    pub whole: usize,
+    /// A hint says that its session ends with it.
+    pub ends_session: bool,
+}
 
 /// The requests of a trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,6 +29,10 @@ pub struct Requests {
     blocks: Vec<u32>,
     /// End of each request in `blocks`.
     ends: Vec<usize>,
+    /// Whole blocks of each request.
+    whole: Vec<usize>,
+    /// Requests with the hint that their session ends; empty without hints.
+    session_ends: Vec<bool>,
     /// Number of different blocks.
     unique: usize,
 }
@@ -27,7 +43,7 @@ impl Requests {
         let mut numbered = Requests { name: name.to_owned(), ..Requests::default() };
         let mut numbers = HashMap::new();
         for ids in requests {
-            numbered.push(&mut numbers, &ids);
+            numbered.push(&mut numbers, &ids, ids.len());
         }
         numbered
     }
@@ -42,7 +58,8 @@ impl Requests {
         let mut requests = Requests { name, ..Requests::default() };
         let mut numbers = HashMap::new();
         for request in Trace::open(path)? {
-            requests.push(&mut numbers, &request?.hash_ids);
+            let request = request?;
+            requests.push(&mut numbers, &request.hash_ids, request.whole_blocks);
             u32::try_from(numbers.len())
                 .ok()
                 .filter(|unique| *unique < u32::MAX)
@@ -54,13 +71,39 @@ impl Requests {
         Ok(requests)
     }
 
-    fn push(&mut self, numbers: &mut HashMap<u64, u32>, ids: &[u64]) {
+    fn push(&mut self, numbers: &mut HashMap<u64, u32>, ids: &[u64], whole: usize) {
         for id in ids {
             let next = numbers.len() as u32;
             self.blocks.push(*numbers.entry(*id).or_insert(next));
         }
         self.ends.push(self.blocks.len());
+        self.whole.push(whole);
         self.unique = numbers.len();
+    }
+
+    /// Add the hints that sessions end, of which the share `wrong` is wrong.
+    #[must_use]
+    pub fn with_session_ends(mut self, wrong: f64) -> Requests {
+        self.session_ends = sessions::hints(&sessions::ends(self.iter()), wrong);
+        self
+    }
+
+    /// The requests.
+    pub fn all(&self) -> impl Iterator<Item = Request<'_>> {
+        let hints = self.session_ends.iter().copied().chain(std::iter::repeat(false));
+        let request = |((blocks, whole), ends_session): ((_, &usize), _)| Request {
+            blocks,
+            whole: *whole,
+            ends_session,
+        };
+        self.iter().zip(&self.whole).zip(hints).map(request)
+    }
+
+    /// Number of different blocks that a request fills last, and completely.
+    pub fn last_whole_blocks(&self) -> usize {
+        let last =
+            |request: Request<'_>| request.blocks.get(request.whole.checked_sub(1)?).copied();
+        self.all().filter_map(last).collect::<std::collections::HashSet<u32>>().len()
     }
 
     /// The blocks of each request, from its head.

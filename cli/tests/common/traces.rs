@@ -99,6 +99,33 @@ pub fn sessions(seed: u64, requests: u64) -> Requests {
     all
 }
 
+/// Sessions that grow, in which the share `edits` of the requests goes back to an earlier turn and
+/// continues differently.
+pub fn edited(seed: u64, requests: u64, edits: f64) -> Requests {
+    let mut numbers = Numbers(seed);
+    let mut sessions: Vec<Vec<Vec<u64>>> = Vec::new();
+    let mut next = 6_000_000_000;
+    let mut all = Requests::new();
+    for _ in 0..requests {
+        let mut turn = |blocks: u64| {
+            next += blocks;
+            (next - blocks..next).collect::<Vec<u64>>()
+        };
+        if sessions.is_empty() || numbers.unit() < 0.3 {
+            sessions.push(vec![turn(4)]);
+        }
+        let back = (-(1.0 - numbers.unit()).ln() * 150.0) as usize;
+        let at = sessions.len() - 1 - back.min(sessions.len() - 1);
+        let turns = sessions[at].len() as u64;
+        if turns > 1 && numbers.unit() < edits {
+            sessions[at].truncate(numbers.within(1, turns - 1) as usize);
+        }
+        sessions[at].push(turn(numbers.within(1, 8)));
+        all.push(sessions[at].concat());
+    }
+    all
+}
+
 /// One workload after another.
 pub fn shifted(seed: u64, requests: u64) -> Requests {
     let mut all = scanned(seed, requests / 2);

@@ -121,7 +121,9 @@ pub fn exists_groups_by(look: &mut impl KeyLookup, query: &PagesQuery<'_>) -> Re
 /// Answer a checked query with the lookups of `look`.
 pub fn answer(look: &mut impl KeyLookup, query: &PagesQuery<'_>) -> Result<PagesFound> {
     let policies: Vec<_> = query.pools.iter().map(|pool| pool.policy).collect();
-    let found = evaluate::evaluate(&lookup::look_up(look, query)?, &policies);
+    let residency = lookup::look_up(look, query)?;
+    let found = evaluate::evaluate(&residency, &policies);
     lookup::mark_trailing_requested(look, query, found.usable_pages);
+    lookup::note_states(look, query, &residency, found.usable_pages);
     Ok(found)
 }

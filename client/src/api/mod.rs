@@ -6,6 +6,7 @@ pub mod borrowed;
 pub mod error;
 pub mod events;
 pub mod group_info;
+pub mod hint;
 pub mod hits;
 pub mod outcome;
 pub mod page_store;

@@ -56,7 +56,7 @@ const _: () = assert!(DRAM_MAX.bytes() <= ARENA_BYTES_MAX);
 // The other files take the space of at least one segment.
 const _: () = assert!(SSD_MAX.bytes() / SEGMENT_BYTES_MAX.bytes() <= SEGMENT_MAX as u64 + 1);
 
-static FIELDS: [Field; 49] = [
+static FIELDS: [Field; 50] = [
     row!(deadline_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(close_timeout_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(namespaces_max, Rule::Count { min: 1, max: 65_536 }),
@@ -123,6 +123,7 @@ static FIELDS: [Field; 49] = [
     row!(log.batch_summary, Rule::Flag),
     row!(namespaces.counted, Rule::Count { min: 0, max: 512 }),
     row!(namespaces.limits, Rule::Limits),
+    row!(hints.trust, Rule::Ratio { min: 0.0, max: 1.0 }),
 ];
 
 /// Every setting, in the order of the reference.

@@ -112,6 +112,18 @@ pub struct Config {
     pub log: LogConfig,
     /// Counts and limits of namespaces.
     pub namespaces: NamespacesConfig,
+    /// Hints of callers.
+    pub hints: HintsConfig,
+}
+
+/// Settings of hints.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct HintsConfig {
+    /// The least share of a namespace's hints that a session has ended, so that such hints are
+    /// followed: those after which the session's pages were not requested again. Default 0.95; 0
+    /// to 1. Lower it if the caller's wrong hints are worth the memory that the others free; 1
+    /// follows only hints of which none was wrong.
+    pub trust: f64,
 }
 
 /// Settings of namespaces.
@@ -381,6 +393,7 @@ impl Default for Config {
             memory: MemoryConfig { reserve: Size::mib(256) },
             log: LogConfig { batch_summary: false },
             namespaces: NamespacesConfig { counted: 0, limits: Vec::new() },
+            hints: HintsConfig { trust: 0.95 },
         }
     }
 }

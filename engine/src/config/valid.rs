@@ -355,6 +355,11 @@ impl ValidConfig {
         &self.config.namespaces.limits
     }
 
+    /// Least share of right hints, so that they are followed.
+    pub fn hints_trust(&self) -> f64 {
+        self.config.hints.trust
+    }
+
     /// Bytes left to the rest of the machine.
     pub fn memory_reserve(&self) -> u64 {
         self.config.memory.reserve.bytes()

@@ -4,7 +4,7 @@
 use std::borrow::Borrow;
 use std::sync::atomic::Ordering;
 
-use pagelith_layouts::ids::{Generation, NamespaceId};
+use pagelith_layouts::ids::{Generation, NamespaceId, PrefixHash};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
 
@@ -13,6 +13,7 @@ use crate::read::absence::AbsenceFinder;
 use crate::read::page_depth::PageDepths;
 use crate::state::absence::{Absence, AbsenceCounts};
 use crate::state::core::Core;
+use crate::state::leaving::may_leave_first;
 use crate::state::read_view::{LOCK_FREE_TRIES, Snapshot};
 use crate::state::recency;
 use crate::state::recency::{FoundObject, record};
@@ -60,10 +61,14 @@ pub(crate) fn lookup_at_one_moment<R>(
         let snapshot = read_view.read(&epoch_guard);
         let mut lookup = IndexLookup::new(AbsenceFinder::new(shared, &snapshot, None), at);
         let answer = query(&mut lookup);
-        let IndexLookup { requested, found, absent, .. } = lookup;
+        let IndexLookup { requested, superseded, found, absent, .. } = lookup;
         if snapshot.validate(&epoch_guard) {
             drop(epoch_guard);
             record(shared, &requested, at);
+            if !superseded.is_empty() {
+                let mut core = shared.lock();
+                superseded.iter().for_each(|object| object.demote_in(&mut core));
+            }
             shared.reads.counters.add_exists(at.epoch, found, &absent);
             return answer;
         }
@@ -86,8 +91,9 @@ fn lookup_locked<R>(
     let finder = AbsenceFinder::new(shared, &snapshot, Some(&core.pending_groups));
     let mut lookup = IndexLookup::new(finder, at);
     let answer = query(&mut lookup);
-    let IndexLookup { requested, found, absent, .. } = lookup;
+    let IndexLookup { requested, superseded, found, absent, .. } = lookup;
     requested.iter().for_each(|requested| requested.record_in(core, at));
+    superseded.iter().for_each(|object| object.demote_in(core));
     (answer, found, absent)
 }
 
@@ -109,6 +115,8 @@ pub(crate) struct IndexLookup<'a> {
     tick: u32,
     /// Present keys that count as requested.
     requested: Vec<FoundObject>,
+    /// States in DRAM that should leave it first and do not yet.
+    superseded: Vec<FoundObject>,
     /// Number of present keys.
     found: u64,
     /// Absent keys, by cause.
@@ -120,8 +128,8 @@ impl<'a> IndexLookup<'a> {
         let (shared, snapshot) = (finder.shared, finder.snapshot);
         let tick = (shared.read_view.tick.load(Ordering::Relaxed) % u64::from(TICK_MODULUS)) as u32;
         let absent = AbsenceCounts::default();
-        let (depth, requested, found) = (at.depth, Vec::new(), 0);
-        IndexLookup { shared, snapshot, finder, depth, tick, requested, found, absent }
+        let (depth, requested, superseded, found) = (at.depth, Vec::new(), Vec::new(), 0);
+        IndexLookup { shared, snapshot, finder, depth, tick, requested, superseded, found, absent }
     }
 
     /// Which of `keys` are present.
@@ -144,6 +152,28 @@ impl<'a> IndexLookup<'a> {
         self.depth = depth.saturating_add(u32::try_from(page).unwrap_or(u32::MAX));
         self.each(keys);
         (self.depth, self.found, self.absent) = (depth, found, absent);
+    }
+
+    /// Note the states of a prompt, as of [`crate::api::hits::KeyLookup::note_states`].
+    pub fn note_states(
+        &mut self,
+        pages: &[PrefixHash],
+        state: &[ObjectKey],
+        states: &[bool],
+        usable: usize,
+    ) {
+        let Some(first) = state.first() else { return };
+        let superseded = self.shared.superseded.look_up(first, pages, states, usable);
+        let generation = self.snapshot.visibility.generation(first.namespace());
+        for page in superseded {
+            for key in state.iter().map(|object| object.on_page(pages[page])) {
+                let fingerprint = self.shared.fingerprint(&key, generation);
+                let Some(entry) = self.snapshot.find(fingerprint) else { continue };
+                if may_leave_first(&self.shared.read_view.last_requests, &entry) {
+                    self.superseded.push(FoundObject::new(&entry, self.depth, self.tick));
+                }
+            }
+        }
     }
 
     /// How many of `keys` are present before the first that is absent.

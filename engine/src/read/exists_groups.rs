@@ -1,5 +1,6 @@
 //! Hit rules of the local index.
 
+use pagelith_layouts::ids::PrefixHash;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
 
@@ -25,10 +26,20 @@ impl KeyLookup for exists::IndexLookup<'_> {
     fn mark_requested(&mut self, first_page: usize, keys: impl Iterator<Item = ObjectKey>) {
         exists::IndexLookup::mark_requested(self, first_page, keys);
     }
+
+    fn note_states(
+        &mut self,
+        pages: &[PrefixHash],
+        state: &[ObjectKey],
+        states: &[bool],
+        usable: usize,
+    ) {
+        exists::IndexLookup::note_states(self, pages, state, states, usable);
+    }
 }
 
 /// Answer a query from the index. Present objects that were looked up count as requested, but for
-/// trailing pages before those that the longest stop needs.
+/// trailing pages before those that the longest stop needs. Of these, states leave first.
 pub(crate) fn exists_groups(
     shared: &Shared,
     query: &PagesQuery<'_>,

@@ -32,6 +32,14 @@ impl FoundObject {
         let same_frame = |e: &Entry| e.frame.unwrap_or(NO_FRAME) == self.frame;
         core.record_request(self.fingerprint, same_frame, Recency { depth: self.depth, ..at });
     }
+
+    /// Let it leave DRAM first, under the lock.
+    pub fn demote_in(&self, core: &mut Core) {
+        let in_frame = |e: Entry| e.frame == Some(self.frame);
+        if core.index.find(self.fingerprint).any(in_frame) {
+            core.demote_frame(FrameId(self.frame));
+        }
+    }
 }
 
 /// Prefetch the memory that [`record`] will write.
@@ -43,6 +51,7 @@ pub(crate) fn prefetch(shared: &Shared, found: &[FoundObject]) {
 /// Record requests without the lock. The lock is taken only for objects whose tick in the index is
 /// stale; the current tick changes 4096 times per lap of the log.
 pub(crate) fn record(shared: &Shared, found: &[FoundObject], at: Recency) {
+    shared.hints.requested(found.iter().map(|object| object.fingerprint));
     let last_requests = &shared.read_view.last_requests;
     let in_memory = found.iter().filter(|object| object.frame != NO_FRAME);
     in_memory.for_each(|object| {

@@ -28,7 +28,9 @@ use crate::rpc::removal_fence::RemovalFence;
 use crate::state::core::Core;
 use crate::state::devices::Devices;
 use crate::state::header_cache::HeaderCache;
+use crate::state::hints::Hints;
 use crate::state::jobs::JobResult;
+use crate::state::leaving::Superseded;
 use crate::state::load_totals::LoadTotals;
 use crate::state::prefetch::Prefetch;
 use crate::state::read_view::{CoreGuard, ReadView};
@@ -61,6 +63,10 @@ pub(crate) struct Shared {
     pub ssd: SsdAccess,
     /// The policy that admits frames to SSD.
     pub admission: SsdAdmission,
+    /// Hints that sessions have ended.
+    pub hints: Hints,
+    /// Recurrent states that longer prefixes have superseded.
+    pub superseded: Superseded,
     pub env: Env,
     pub config: ValidConfig,
     pub fingerprint_key: [u8; FINGERPRINT_KEY_BYTES],

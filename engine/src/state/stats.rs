@@ -194,6 +194,13 @@ pub struct Stats {
     pub ssd_refused: u64,
     /// Of those, pages that were put again: misses that admission caused.
     pub ssd_refused_put_again: u64,
+    /// Hints that a session has ended.
+    pub hints_ended: u64,
+    /// Of those, hints that were followed.
+    pub hints_ended_followed: u64,
+    /// Of those that are measured, hints that turned out wrong: the session's last pages were
+    /// requested again.
+    pub hints_ended_wrong: u64,
     /// Segments sealed.
     pub segments_sealed: u64,
     /// Segments reclaimed.

@@ -12,6 +12,7 @@ use pagelith_transport::rdma::host::RdmaHost;
 
 use crate::api::error::{Error, Result};
 use crate::api::events::Events;
+use crate::api::hint::Hint;
 use crate::api::hits::{PagesFound, PagesQuery};
 use crate::api::outcome::{CloseReport, FlushReport, GetOutcome, PutOutcome};
 use crate::api::request::{GetSlice, Options, PutSlice, RequestEpoch};
@@ -34,7 +35,7 @@ use crate::store::registered_memory::Registration;
 use crate::store::session::Session;
 use crate::store::session_pool::SessionPool;
 use crate::store::stats;
-use crate::store::{blocking_calls, flush, open, prefetch, rdma, registered_memory, remove};
+use crate::store::{blocking_calls, flush, hint, open, prefetch, rdma, registered_memory, remove};
 
 /// An open store. Clones are the same store, for other threads and owners; a thread with many gets
 /// or puts should have its own [`Session`]. A close by one clone closes the store for all. The
@@ -250,6 +251,16 @@ impl Store {
     /// for the disk, and sends nothing to peers.
     pub fn prefetch(&self, keys: &[ObjectKey], options: Options) -> usize {
         prefetch::prefetch(&self.shared, keys.iter().copied(), &options)
+    }
+
+    /// Give a hint about the future use of objects of one namespace. Returns to how many present
+    /// objects it was applied; 0 also if such hints of the namespace are not trusted.
+    ///
+    /// # Errors
+    /// `Invalid` if the objects are of several namespaces; `Busy` if too much would be retained;
+    /// `Closed`.
+    pub fn hint(&self, keys: &[ObjectKey], hint: Hint) -> Result<usize> {
+        hint::hint(&self.shared, keys, hint)
     }
 
     /// Whether each object is present: from the index in memory, and with peers also at the peer

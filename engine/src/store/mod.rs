@@ -12,6 +12,7 @@ pub(crate) mod embedded;
 pub(crate) mod exists_groups;
 pub(crate) mod flush;
 pub(crate) mod group;
+pub(crate) mod hint;
 pub mod key_file;
 pub(crate) mod log_use;
 pub(crate) mod open;

@@ -16,7 +16,9 @@ use pagelith_layouts::footer;
 use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_tiers::dram::arena::Arena;
-use pagelith_tiers::policy::{LastRequests, TickClock, frame_policy, segment_policy};
+use pagelith_tiers::policy::{
+    LastRequests, TICKS_OF_LEAVING, TickClock, frame_policy, segment_policy,
+};
 use pagelith_tiers::ssd::guards::SegmentGuards;
 use pagelith_tiers::ssd::log::{Log, LogConfig};
 use pagelith_tiers::ssd::recover::{Recovered, recover};
@@ -48,7 +50,9 @@ use crate::state::event_log::EventLog;
 use crate::state::flush_counts::FlushCounts;
 use crate::state::header_cache::HeaderCache;
 use crate::state::health::{Health, HealthLimits};
+use crate::state::hints::Hints;
 use crate::state::jobs::{Job, JobQueue, JobTable};
+use crate::state::leaving::Superseded;
 use crate::state::peer_queue::PeerQueue;
 use crate::state::pending_groups::PendingGroups;
 use crate::state::prefetch::Prefetch;
@@ -263,6 +267,8 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         memory: arena.memory,
         ssd: SsdAccess { volume: volume.clone(), staging, headers },
         admission,
+        hints: Hints::new(config.hints_trust(), config.max_objects()),
+        superseded: Superseded::new(config.max_objects()),
         env: env.clone(),
         config,
         fingerprint_key,
@@ -403,6 +409,8 @@ fn recover_into(
         quarantine_after,
         segments: volume.geometry.segment_count,
     };
+    // Objects that leave first get a tick that much older.
+    let first_tick = if opened.made { TICKS_OF_LEAVING } else { collector.newest_tick() + 1 };
     core.sequence = recovered.next_sequence;
     core.ssd = Some(SsdCore {
         segments: recovered.segments.clone(),
@@ -413,7 +421,7 @@ fn recover_into(
         written: WrittenNamespaces::of_log(opened.made),
         health: Health::new(limits, now),
         unsynced: (0, 0),
-        ticks: TickClock::new(collector.newest_tick() + 1, config.ssd_bytes()),
+        ticks: TickClock::new(first_tick, config.ssd_bytes()),
         tick_history: TickHistory::new(
             core.tenants.iter().filter_map(Tenant::idle_max).max().unwrap_or_default(),
         ),

@@ -155,6 +155,75 @@ pub fn superseded_state_does_not_count_as_used(world: &TestEnv) {
     assert_eq!(here(&[key(10), key(11), key(12), key(13)]), [false, false, false, true]);
 }
 
+/// A full store of 8 objects: pages 0 to 2, states of pages 0 and 1, attached to them, and other
+/// pages. The states are recent.
+fn store_with_states(world: &TestEnv) -> (Store, ObjectKey) {
+    let store = world.open(&world.memory_config(Size::kib(8 * 64)));
+    let mamba = objects(Role::Target, "mamba", &["temporal"])[0];
+    [key(0), key(1), key(2)].into_iter().for_each(|key| put_one(&store, key));
+    (0..2).for_each(|n| attach_state(&store, mamba, n));
+    (10..13).for_each(|n| put_one(&store, key(n)));
+    let states = [mamba.on_page(page(0)), mamba.on_page(page(1))];
+    assert_eq!(store.exists_batch(&states, Options::default()), [true, true]);
+    (store, mamba)
+}
+
+const OBJECT_LEN: usize = 64 << 10;
+
+fn put_one(store: &Store, key: ObjectKey) {
+    assert_eq!(put(store, key, &bytes(1, OBJECT_LEN)), Ok(PutOutcome::Stored), "{key}");
+}
+
+fn attach_state(store: &Store, mamba: ObjectKey, n: u64) {
+    let bytes = bytes(n, OBJECT_LEN);
+    let state = [PutSlice { key: mamba.on_page(page(n)), pieces: &[&bytes] }];
+    let stored = store.put_attached(&[(key(n), &state)], Options::default());
+    assert_eq!(stored, [Ok(PutOutcome::Stored)], "page={n}");
+}
+
+pub fn superseded_state_leaves_first(world: &TestEnv) {
+    // Over a link, and with equal fingerprints, lookups cannot distinguish the states.
+    if !world.tells_keys_apart() || !world.is_embedded() {
+        return;
+    }
+    let (store, mamba) = store_with_states(world);
+    let kv = [key(0)];
+    let pools = [PoolQuery { objects: &[mamba], policy: MAMBA }];
+    let present = |keys: &[ObjectKey]| store.exists_batch(keys, Options::default());
+    let state = |n: u64| mamba.on_page(page(n));
+    // The lookup goes on from the state of page 1.
+    let found = ask(&store, &PagesQuery { pages: &pages(0..3), anchor: &kv, pools: &pools });
+    assert_eq!(found.stops, [1, 2]);
+    put_one(&store, key(20));
+    assert_eq!(present(&[state(0), state(1), key(10)]), [false, true, true]);
+    // The state of page 2 supersedes that of page 1, though a lookup made it recent.
+    assert_eq!(present(&[state(1), key(0), key(1), key(2)]), [true; 4]);
+    (11..13).for_each(|n| assert!(present(&[key(n)])[0]));
+    attach_state(&store, mamba, 2);
+    let evicted = [key(10), key(11), key(12), key(20)];
+    let before = present(&evicted);
+    put_one(&store, key(21));
+    assert_eq!(present(&[state(1), state(2)]), [false, true]);
+    assert_eq!(present(&evicted), before, "only the state left");
+}
+
+pub fn state_with_two_continuations_is_not_superseded(world: &TestEnv) {
+    if !world.tells_keys_apart() || !world.is_embedded() {
+        return;
+    }
+    let (store, mamba) = store_with_states(world);
+    let kv = [key(0)];
+    let pools = [PoolQuery { objects: &[mamba], policy: MAMBA }];
+    let other = [page(0), page(5)];
+    let found = ask(&store, &PagesQuery { pages: &other, anchor: &kv, pools: &pools });
+    assert_eq!(found.stops, [1]);
+    let found = ask(&store, &PagesQuery { pages: &pages(0..3), anchor: &kv, pools: &pools });
+    assert_eq!(found.stops, [1, 2]);
+    put_one(&store, key(20));
+    let states = [mamba.on_page(page(0)), mamba.on_page(page(1))];
+    assert_eq!(store.exists_batch(&states, Options::default()), [true, true]);
+}
+
 pub fn query_counts_each_key_once(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // Queries answer from fingerprints alone.

@@ -27,6 +27,7 @@ pub mod groups;
 pub mod harness;
 pub mod headers;
 pub mod helpers;
+pub mod hints;
 pub mod hits;
 pub mod open_groups;
 pub mod pins;
@@ -125,11 +126,18 @@ macro_rules! for_all_behaviours {
             attached::attached_group_is_reclaimed_with_its_base,
             attached::mismatched_attached_groups_are_refused,
             attached::attached_group_may_have_a_standalone_base,
+            hints::pages_of_ended_session_leave_first_until_requested,
+            hints::caller_whose_hints_are_wrong_is_not_followed,
+            hints::demoted_page_leaves_memory_and_stays_on_ssd,
+            hints::retained_pages_stay_and_take_at_most_a_quarter,
+            hints::hint_for_several_namespaces_is_refused,
             hits::hit_rules_match_the_model_for_any_residency,
             hits::page_counts_only_with_all_its_objects,
             hits::query_of_thousands_of_pages_is_answered,
             hits::only_usable_pages_count_as_used,
             hits::superseded_state_does_not_count_as_used,
+            hits::superseded_state_leaves_first,
+            hits::state_with_two_continuations_is_not_superseded,
             hits::query_counts_each_key_once,
             hits::session_answers_queries_at_once,
             hits::empty_and_invalid_queries_are_answered,

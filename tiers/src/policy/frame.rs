@@ -50,6 +50,9 @@ pub trait FramePolicy: Send {
     /// Remove a frame that leaves without being a victim (removed, cleared, damaged). Unknown
     /// frames are ignored.
     fn remove(&mut self, frame: FrameId);
+    /// A frame leaves before all others, until its next request. Unknown frames are ignored. The
+    /// caller records it in [`LastRequests`](super::LastRequests).
+    fn leave_first(&mut self, _frame: FrameId) {}
     /// The next frame to evict for which `evictable` is true. The caller adds only frames that no
     /// write waits for; `evictable` is false for those of them that are read, pinned or leased. The
     /// frame is removed from the policy. `None` if there is none, or none among

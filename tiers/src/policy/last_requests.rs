@@ -7,18 +7,21 @@ use pagelith_io::prefetch;
 
 use super::frame::{FrameId, Recency};
 
-/// Bits of a word for the depth: 16 million pages of a prefix. Two bits count later requests, and
-/// the other 38 are the epoch: 2.7 * 10^11 requests.
+/// Bits of a word for the depth: 16 million pages of a prefix. Two bits count later requests, one
+/// is set if the frame leaves first, and the other 37 are the epoch: 1.3 * 10^11 requests.
 const DEPTH_BITS: u32 = 24;
 const DEPTH_MAX: u64 = (1 << DEPTH_BITS) - 1;
 const USES_BITS: u32 = 2;
-const EPOCH_MAX: u64 = u64::MAX >> (DEPTH_BITS + USES_BITS);
+/// The frame leaves first. Below the depth, so that the next request in the order clears it.
+const LEAVES_FIRST: u64 = 1 << USES_BITS;
+const FLAG_BITS: u32 = USES_BITS + 1;
+const EPOCH_MAX: u64 = u64::MAX >> (DEPTH_BITS + FLAG_BITS);
 
 /// Maximum of a frame's count of requests.
 pub(super) const USES_MAX: u8 = (1 << USES_BITS) - 1;
 
-/// One [`Recency`] per frame, and the number of requests for it since it was filled, in eight
-/// bytes. Depths saturate at 2^24 - 1, epochs at 2^38 - 1, and counts at 3.
+/// One [`Recency`] per frame, the number of requests for it since it was filled, and whether it
+/// leaves first, in eight bytes. Depths saturate at 2^24 - 1, epochs at 2^37 - 1, and counts at 3.
 ///
 /// A thread may record a request after the frame's number was reused for another page. That page
 /// then counts as requested, and the only effect is that it is evicted later.
@@ -54,7 +57,7 @@ impl LastRequests {
         let mut known = word.load(Relaxed);
         // Load first: other threads use most frames of a batch too, and an atomic update waits for
         // the cache line.
-        while known >> USES_BITS < at >> USES_BITS {
+        while known >> FLAG_BITS < at >> FLAG_BITS {
             let is_later = epoch_of(known) < epoch_of(at);
             let uses = (uses_of(known) + u8::from(is_later)).min(USES_MAX);
             match word.compare_exchange_weak(known, at | u64::from(uses), Relaxed, Relaxed) {
@@ -62,6 +65,19 @@ impl LastRequests {
                 Err(now) => known = now,
             }
         }
+    }
+
+    /// The frame leaves first, until its next request.
+    pub fn leave_first(&self, frame: FrameId) {
+        if let Some(word) = self.words.get(frame.0 as usize) {
+            word.fetch_or(LEAVES_FIRST, Relaxed);
+        }
+    }
+
+    /// Whether the frame leaves first.
+    pub fn leaves_first(&self, frame: FrameId) -> bool {
+        let word = self.words.get(frame.0 as usize).map(|word| word.load(Relaxed));
+        word.is_some_and(|word| word & LEAVES_FIRST != 0)
     }
 
     /// Number of requests after that for which the frame was filled, at most 3.
@@ -92,16 +108,16 @@ impl std::fmt::Debug for LastRequests {
 /// In the order of [`Recency`], with a count of 0.
 fn pack(at: Recency) -> u64 {
     let depth = DEPTH_MAX - u64::from(at.depth).min(DEPTH_MAX);
-    (at.epoch.min(EPOCH_MAX) << DEPTH_BITS | depth) << USES_BITS
+    (at.epoch.min(EPOCH_MAX) << DEPTH_BITS | depth) << FLAG_BITS
 }
 
 fn unpack(word: u64) -> Recency {
-    let depth = DEPTH_MAX - (word >> USES_BITS & DEPTH_MAX);
+    let depth = DEPTH_MAX - (word >> FLAG_BITS & DEPTH_MAX);
     Recency { epoch: epoch_of(word), depth: depth as u32 }
 }
 
 fn epoch_of(word: u64) -> u64 {
-    word >> (DEPTH_BITS + USES_BITS)
+    word >> (DEPTH_BITS + FLAG_BITS)
 }
 
 fn uses_of(word: u64) -> u8 {
@@ -137,6 +153,28 @@ mod tests {
         last_requests.raise(FrameId(2), late);
         assert_eq!(last_requests.get(FrameId(2)), None, "beyond the table");
     }
+
+    #[test]
+    fn frame_leaves_first_until_the_next_later_request() {
+        let last_requests = LastRequests::new(1).expect("memory");
+        let at = |epoch, depth| Recency { epoch, depth };
+        let frame = FrameId(0);
+        last_requests.set(frame, at(4, 3));
+        last_requests.raise(frame, at(5, 3));
+        last_requests.leave_first(frame);
+        last_requests.raise(frame, at(4, 0));
+        last_requests.raise(frame, at(5, 3));
+        assert!(last_requests.leaves_first(frame), "no later request");
+        assert_eq!((last_requests.get(frame), last_requests.uses(frame)), (Some(at(5, 3)), 1));
+        last_requests.raise(frame, at(6, 9));
+        assert_eq!((last_requests.leaves_first(frame), last_requests.uses(frame)), (false, 2));
+        last_requests.leave_first(frame);
+        last_requests.set(frame, at(7, 0));
+        assert!(!last_requests.leaves_first(frame), "the number was reused");
+        last_requests.leave_first(FrameId(1));
+        assert!(!last_requests.leaves_first(FrameId(1)), "beyond the table");
+    }
+
     #[test]
     fn later_requests_are_counted_once_each_and_can_be_spent() {
         let last_requests = LastRequests::new(1).expect("memory");

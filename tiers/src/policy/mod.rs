@@ -18,14 +18,17 @@ mod fifo;
 mod frame;
 mod ghost;
 mod last_requests;
+mod leaving_first;
 mod lowest_mean_recency;
 mod lru;
 mod order;
 mod ordered_frames;
+mod predictions;
 mod s3fifo;
 mod segment;
 mod segment_fifo;
 mod slab;
+mod superseded;
 mod tick_clock;
 
 #[cfg(test)]
@@ -33,17 +36,20 @@ mod replay_test;
 
 use std::sync::Arc;
 
+use self::leaving_first::LeavingFirst;
 pub use fifo::Fifo;
 pub use frame::{FrameId, FramePolicy, Recency};
 pub use last_requests::LastRequests;
 pub use lowest_mean_recency::LowestMeanRecency;
 pub use lru::Lru;
+pub use predictions::{Predictions, WATCHED_PAGES};
 pub use s3fifo::S3Fifo;
 pub use segment::{
     ExtentFacts, REINSERT_RATIO_MAX, SegmentFacts, SegmentPolicy, free_segments_min,
 };
 pub use segment_fifo::SegmentFifo;
-pub use tick_clock::TickClock;
+pub use superseded::{StateLookup, SupersededStates};
+pub use tick_clock::{TICKS_OF_LEAVING, TickClock};
 
 /// Names that [`frame_policy`] accepts.
 pub const FRAME_POLICIES: [&str; 3] = ["lru", "fifo", "s3fifo"];
@@ -51,15 +57,16 @@ pub const FRAME_POLICIES: [&str; 3] = ["lru", "fifo", "s3fifo"];
 /// Names that [`segment_policy`] accepts.
 pub const SEGMENT_POLICIES: [&str; 2] = ["fifo", "lowest-mean-recency"];
 
-/// The DRAM policy with this name, `None` if it is unknown (see [`FRAME_POLICIES`]).
-/// `last_requests` has the last requests for its frames.
+/// The DRAM policy with this name, `None` if it is unknown (see [`FRAME_POLICIES`]). `last_requests` has
+/// the last requests for its frames.
 pub fn frame_policy(name: &str, last_requests: &Arc<LastRequests>) -> Option<Box<dyn FramePolicy>> {
-    match name {
-        "lru" => Some(Box::new(Lru::new(last_requests.clone()))),
-        "fifo" => Some(Box::new(Fifo::new())),
-        "s3fifo" => Some(Box::new(S3Fifo::new(last_requests.clone()))),
-        _ => None,
-    }
+    let policy: Box<dyn FramePolicy> = match name {
+        "lru" => Box::new(Lru::new(last_requests.clone())),
+        "fifo" => Box::new(Fifo::new()),
+        "s3fifo" => Box::new(S3Fifo::new(last_requests.clone())),
+        _ => return None,
+    };
+    Some(Box::new(LeavingFirst::new(policy, last_requests.clone())))
 }
 
 /// The SSD policy with this name, which may reinsert `ratio` of a segment's payload (`fifo` ignores

@@ -19,9 +19,20 @@ pub trait KeyLookup {
     fn exists_each(&mut self, keys: impl Iterator<Item = (ObjectKey, bool)>) -> Result<Vec<bool>> {
         self.exists(keys.map(|(key, _)| key))
     }
-    /// Mark `keys` that are present as requested, after [`KeyLookup::exists_each`] did not. The
-    /// page of the first key has this number in the query.
+    /// Mark `keys` that are present as requested, after [`KeyLookup::exists_each`] did not. The page of
+    /// the first key has this number in the query.
     fn mark_requested(&mut self, _first_page: usize, _keys: impl Iterator<Item = ObjectKey>) {}
+    /// Note the recurrent states of a prompt that was looked up: `state` has the objects of a
+    /// page's state, `states` tells which of the leading present pages have one, and the prompt
+    /// goes on from the last of the `usable` pages.
+    fn note_states(
+        &mut self,
+        _pages: &[PrefixHash],
+        _state: &[ObjectKey],
+        _states: &[bool],
+        _usable: usize,
+    ) {
+    }
 }
 
 /// Look up the anchor up to its first hole, then every other pool on the pages before that hole. No
@@ -45,8 +56,8 @@ pub fn look_up(lookup: &mut impl KeyLookup, query: &PagesQuery<'_>) -> Result<Re
     Ok(Residency { anchor: vec![true; anchor], pools })
 }
 
-/// Mark the states that a request goes on from as requested: of pools that need trailing pages
-/// only, those before the longest stop. A state that a longer prefix has superseded does not become
+/// Mark the states that a request goes on from as requested: of pools that need trailing pages only,
+/// those before the longest stop. A state that a longer prefix has superseded does not become
 /// recent with each request for the prefix.
 pub fn mark_trailing_requested(
     lookup: &mut impl KeyLookup,
@@ -59,6 +70,21 @@ pub fn mark_trailing_requested(
         let pages = query.pages[first..usable_pages].iter();
         let keys = pages.flat_map(|page| pool.objects.iter().map(|object| object.on_page(*page)));
         lookup.mark_requested(first, keys);
+    }
+}
+
+/// Note the states of pools that need the last page only: recurrent states, each of which stands
+/// for the whole prefix.
+pub fn note_states(
+    lookup: &mut impl KeyLookup,
+    query: &PagesQuery<'_>,
+    residency: &Residency,
+    usable_pages: usize,
+) {
+    for (pool, states) in query.pools.iter().zip(&residency.pools) {
+        if matches!(pool.policy, HitPolicy::TrailingPages(0 | 1)) {
+            lookup.note_states(query.pages, pool.objects, states, usable_pages);
+        }
     }
 }
 

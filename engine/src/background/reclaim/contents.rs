@@ -8,12 +8,12 @@ use pagelith_layouts::ids::{Generation, SegmentId, Sequence};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::RecordKind;
 use pagelith_mutants::{self as mutant, Mutant};
-use pagelith_tiers::policy::ExtentFacts;
 use pagelith_tiers::policy::admission::VICTIM_SAMPLES;
+use pagelith_tiers::policy::{ExtentFacts, TICKS_OF_LEAVING};
 
 use super::tombstones::Tombstone;
 use crate::background::log_context::LogContext;
-use crate::memory::index::SsdLocation;
+use crate::memory::index::{Entry, SsdLocation};
 use crate::memory::visibility::VisibilityFilter;
 use crate::state::core::Core;
 
@@ -113,8 +113,12 @@ impl Contents {
 fn note_victim(cx: &LogContext, core: &Core, members: &[Member]) {
     let sampled = (0..VICTIM_SAMPLES.min(members.len())).map(|at| {
         let member = &members[at * members.len() / VICTIM_SAMPLES.min(members.len())];
-        let is_there = core.index.find(member.fingerprint).any(|e| e.ssd == Some(member.location));
-        is_there.then_some(&member.key)
+        // What leaves first is worth nothing.
+        let stays = |e: &Entry| {
+            e.ssd == Some(member.location)
+                && core.full_tick(e.tick) + TICKS_OF_LEAVING > core.now_tick()
+        };
+        core.index.find(member.fingerprint).any(|e| stays(&e)).then_some(&member.key)
     });
     cx.shared.admission.reclaim(sampled);
 }

@@ -115,6 +115,8 @@ pub(crate) fn publish(
         ssd.queue.push_frames(frames.iter().copied());
     }
     count_put(core, origin, data.namespace, (objects, bytes));
+    // Pages of an ended session that left come back as puts.
+    shared.hints.requested(data.members.iter().map(|m| m.fingerprint));
     if core.pending_groups.has_attached() {
         let keys: Vec<_> = data.members.iter().map(|m| m.key).collect();
         publish_waiting(shared, core, &keys, generation, &mut frames);
@@ -221,7 +223,18 @@ fn attach(
         debug_assert!(linked.is_ok(), "{linked:?}");
     }
     count_put(core, origin, base.namespace(), (objects, bytes));
+    supersede(shared, core, &data.members, generation);
     Ok(Published { outcome: PutOutcome::Stored, frames })
+}
+
+/// If these objects are a state that supersedes another, that leaves DRAM first.
+fn supersede(shared: &Shared, core: &mut Core, state: &[FrameMember], generation: Generation) {
+    let Some(page) = state.first().and_then(|m| shared.superseded.put(&m.key)) else { return };
+    for member in state {
+        let before = shared.fingerprint(&member.key.on_page(page), generation);
+        let frame = core.index.find(before).find(|e| e.attached).and_then(|e| e.frame);
+        frame.into_iter().for_each(|frame| core.demote_frame(FrameId(frame)));
+    }
 }
 
 fn count_put(

@@ -1,0 +1,85 @@
+//! Objects that leave their tiers first: they are expected not to be requested again. Their next
+//! request undoes it.
+
+use pagelith_io::sync::{Mutex, MutexGuard, PoisonError};
+use pagelith_layouts::ids::{PrefixHash, SegmentId};
+use pagelith_layouts::key::ObjectKey;
+use pagelith_tiers::policy::{
+    FrameId, LastRequests, StateLookup, SupersededStates, TICKS_OF_LEAVING,
+};
+
+use crate::memory::frames::FrameState;
+use crate::memory::index::{Entry, TICK_MODULUS};
+use crate::state::core::Core;
+use crate::state::ssd_admission::page_hash;
+
+/// Recurrent states that longer prefixes have superseded. Its lock is a leaf.
+pub(crate) struct Superseded(Mutex<SupersededStates<PrefixHash>>);
+
+impl Superseded {
+    /// For a store of at most `objects` objects.
+    pub fn new(objects: u64) -> Superseded {
+        Superseded(Mutex::new(SupersededStates::new(objects)))
+    }
+
+    /// A query was answered for a prompt of these pages, of which `usable` can be used. `states`
+    /// tells which of the leading present pages have a state, the objects `state`. Returns the
+    /// pages whose states should leave first.
+    pub fn look_up(
+        &self,
+        state: &ObjectKey,
+        pages: &[PrefixHash],
+        states: &[bool],
+        usable: usize,
+    ) -> Vec<usize> {
+        self.lock().look_up(&StateLookup {
+            hash: &|page| page_hash(&state.on_page(pages[page])).0,
+            name: &|page| pages[page],
+            pages: pages.len(),
+            states,
+            usable,
+        })
+    }
+
+    /// A state was put. Returns the page whose state it supersedes, if that should leave first.
+    pub fn put(&self, state: &ObjectKey) -> Option<PrefixHash> {
+        self.lock().put(page_hash(state).0)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, SupersededStates<PrefixHash>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether an object is in DRAM and does not leave it first yet.
+pub(crate) fn may_leave_first(last_requests: &LastRequests, entry: &Entry) -> bool {
+    entry.frame.is_some_and(|frame| !last_requests.leaves_first(FrameId(frame)))
+}
+
+impl Core {
+    /// An object leaves both tiers first, until its next request. Returns whether it is present.
+    pub fn demote(&mut self, fingerprint: u128, is_match: impl Fn(&Entry) -> bool) -> bool {
+        let Some((slot, entry)) = self.index.locate(fingerprint, is_match) else { return false };
+        if let Some(frame) = entry.frame {
+            self.demote_frame(FrameId(frame));
+        }
+        let tick = self.now_tick().wrapping_sub(TICKS_OF_LEAVING) % u64::from(TICK_MODULUS);
+        let before = self.index.replace_tick(slot, tick as u32);
+        let (before, after) = (self.full_tick(before), self.full_tick(tick as u32));
+        if let (Some(place), Some(ssd)) = (entry.ssd, self.ssd.as_mut()) {
+            let segment = ssd.segments.get_mut(SegmentId(place.segment));
+            segment.recency_sum = segment.recency_sum.saturating_sub(before) + after;
+        }
+        true
+    }
+
+    /// A frame leaves DRAM first, until its next request.
+    pub fn demote_frame(&mut self, id: FrameId) {
+        let Some(f) = self.dram.frames.get(id).filter(|f| !f.is_dead()) else { return };
+        self.dram.frames.last_requests().leave_first(id);
+        // The others are inserted into the policy once they are written.
+        if f.state == FrameState::Evictable {
+            self.dram.policy.leave_first(id);
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Hints of callers about the future use of objects.
+
+use pagelith_layouts::key::ObjectKey;
+use pagelith_tiers::policy::{FrameId, WATCHED_PAGES};
+
+use crate::api::error::{Error, Result};
+use crate::api::hint::Hint;
+use crate::memory::visibility::VisibilityFilter;
+use crate::read::pin;
+use crate::state::hints::page_of;
+use crate::state::shared::Shared;
+
+/// Objects that are demoted under one acquisition of the lock.
+const LOCKED_OBJECTS: usize = 256;
+
+/// See [`crate::Store::hint`].
+pub(crate) fn hint(shared: &Shared, keys: &[ObjectKey], hint: Hint) -> Result<usize> {
+    shared.check_open()?;
+    let Some(first) = keys.first() else { return Ok(0) };
+    if let Some(other) = keys.iter().find(|key| key.namespace() != first.namespace()) {
+        return Err(Error::invalid(format!(
+            "a hint is for objects of one namespace: give one hint for each key={other}"
+        )));
+    }
+    match hint {
+        Hint::Retain(duration) => pin::retain(shared, keys, duration),
+        Hint::Demote if shared.ssd.volume.is_some() => Ok(demote(shared, keys, Tiers::Dram)),
+        Hint::Demote | Hint::SessionEnded => {
+            let last = last_pages(shared, keys);
+            let is_followed = shared.hints.session_ended(first.namespace(), &last);
+            Ok(if is_followed { demote(shared, keys, Tiers::All) } else { 0 })
+        }
+    }
+}
+
+/// The tiers that objects leave first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tiers {
+    Dram,
+    All,
+}
+
+/// The objects that are watched: one of each of the last pages. The first page of a prompt is not,
+/// if there are others, because other sessions may begin alike.
+fn last_pages(shared: &Shared, keys: &[ObjectKey]) -> Vec<u64> {
+    let mut last: Vec<&ObjectKey> = Vec::new();
+    let head = &keys[0];
+    for key in keys.iter().rev() {
+        if last.iter().any(|seen| seen.same_page(key)) {
+            continue;
+        }
+        if last.len() == WATCHED_PAGES || !last.is_empty() && head.same_page(key) {
+            break;
+        }
+        last.push(key);
+    }
+    let generation = shared.lock().generation(head.namespace());
+    last.iter().rev().map(|key| page_of(shared.fingerprint(key, generation))).collect()
+}
+
+fn demote(shared: &Shared, keys: &[ObjectKey], tiers: Tiers) -> usize {
+    let mut present = 0;
+    for keys in keys.chunks(LOCKED_OBJECTS) {
+        let mut core = shared.lock();
+        for key in keys {
+            let fingerprint = shared.fingerprint(key, core.generation(key.namespace()));
+            let found = core.index.find(fingerprint).find(|entry| core.is_visible(entry));
+            let Some(entry) = found else { continue };
+            match (tiers, entry.frame) {
+                (Tiers::All, _) => {
+                    present += usize::from(core.demote(fingerprint, |e| *e == entry))
+                }
+                (Tiers::Dram, Some(frame)) => {
+                    core.demote_frame(FrameId(frame));
+                    present += 1;
+                }
+                (Tiers::Dram, None) => {}
+            }
+        }
+    }
+    present
+}

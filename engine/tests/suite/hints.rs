@@ -1,0 +1,104 @@
+//! Hints about the future use of objects.
+
+use std::time::Duration;
+
+use super::harness::Store;
+use pagelith::layouts::key::ObjectKey;
+use pagelith::{ErrorKind, Hint, Options, Size};
+
+use super::env::TestEnv;
+use super::helpers::*;
+
+const LEN: usize = 64 << 10;
+
+/// A store without SSD that has room for 8 objects, with objects 0 to 7.
+fn full(world: &TestEnv) -> Store {
+    let store = world.open(&world.memory_config(Size::kib(8 * 64)));
+    store_pages(&store, 0..8, LEN);
+    store
+}
+
+fn present(store: &Store, keys: &[ObjectKey]) -> Vec<bool> {
+    store.exists_batch(keys, Options::default())
+}
+
+pub fn pages_of_ended_session_leave_first_until_requested(world: &TestEnv) {
+    if !world.tells_keys_apart() {
+        return; // All objects would be one.
+    }
+    let store = full(world);
+    let session = [key(5), key(6), key(7)];
+    assert_eq!(store.hint(&session, Hint::SessionEnded), Ok(3));
+    assert_eq!(present(&store, &[key(5)]), [true]);
+    store_pages(&store, 20..22, LEN);
+    assert_eq!(present(&store, &session), [true, false, false]);
+    let others: Vec<_> = (0..5).chain(20..22).map(key).collect();
+    assert_eq!(present(&store, &others), [true; 7]);
+    assert_eq!(store.hint(&[key(99)], Hint::SessionEnded), Ok(0), "an absent object");
+    assert_eq!(store.hint(&[], Hint::SessionEnded), Ok(0));
+}
+
+pub fn caller_whose_hints_are_wrong_is_not_followed(world: &TestEnv) {
+    if !world.tells_keys_apart() {
+        return; // All objects would be one.
+    }
+    let store = world.open(&world.memory_config(Size::kib(8 * 64)));
+    let right = key_in(namespace("other"), 1, "k");
+    put(&store, right, &bytes(1, LEN)).expect("stored");
+    store_pages(&store, 0..6, LEN);
+    let mut followed = 0;
+    for n in (0..6).cycle().take(60) {
+        followed += store.hint(&[key(n)], Hint::SessionEnded).expect("open");
+        // Requested again, or put again if it has left.
+        if !present(&store, &[key(n)])[0] {
+            store_page(&store, n, LEN);
+        }
+    }
+    assert!((1..20).contains(&followed), "{followed}");
+    let stats = store.stats();
+    assert_eq!((stats.hints_ended, stats.hints_ended_followed), (60, followed as u64));
+    assert!(stats.hints_ended_wrong >= followed as u64 - 1, "{}", stats.hints_ended_wrong);
+    // Another namespace has hints of its own.
+    assert_eq!(store.hint(&[right], Hint::SessionEnded), Ok(1));
+}
+
+pub fn demoted_page_leaves_memory_and_stays_on_ssd(world: &TestEnv) {
+    if !world.tells_keys_apart() {
+        return; // All objects would be one.
+    }
+    let mut config = world.config();
+    config.dram.bytes = Size::kib(32 * 64);
+    let store = world.open(&config);
+    store_pages(&store, 0..24, LEN);
+    store.flush(Options::default()).expect("flushed");
+    assert_eq!(store.hint(&[key(23)], Hint::Demote), Ok(1));
+    store_pages(&store, 30..42, LEN);
+    store.flush(Options::default()).expect("flushed");
+    assert!(store.view(&key(23)).expect("open").is_none(), "in memory");
+    assert!(store.view(&key(22)).expect("open").is_some(), "not in memory");
+    assert!(is_present(&store, key(23), &bytes(23, LEN)));
+    assert_eq!(store.stats().hints_ended, 0);
+}
+
+pub fn retained_pages_stay_and_take_at_most_a_quarter(world: &TestEnv) {
+    if !world.tells_keys_apart() {
+        return; // All objects would be one.
+    }
+    let store = full(world);
+    let day = Duration::from_secs(86_400);
+    assert_eq!(store.hint(&[key(0), key(1), key(99)], Hint::Retain(day)), Ok(2));
+    let refused = store.hint(&[key(2)], Hint::Retain(day)).expect_err("more than a quarter");
+    assert_eq!(refused.kind, ErrorKind::Busy, "{refused}");
+    store_pages(&store, 20..32, LEN);
+    assert_eq!(present(&store, &[key(0), key(1), key(2)]), [true, true, false]);
+}
+
+pub fn hint_for_several_namespaces_is_refused(world: &TestEnv) {
+    let store = full(world);
+    let keys = [key(0), key_in(namespace("other"), 1, "k")];
+    for hint in [Hint::SessionEnded, Hint::Demote, Hint::Retain(Duration::from_secs(1))] {
+        let refused = store.hint(&keys, hint).expect_err("two namespaces");
+        assert_eq!(refused.kind, ErrorKind::Invalid);
+        assert!(refused.message.starts_with("a hint is for objects of one namespace"), "{refused}");
+    }
+}
