@@ -126,7 +126,7 @@ fn documented_values_open_or_are_refused_by_name() {
         }
     }
     // All settings except flags, names, directories, peers, limits and a file.
-    assert_eq!(tried, 33);
+    assert_eq!(tried, 34);
 }
 
 #[test]

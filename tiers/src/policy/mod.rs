@@ -57,8 +57,8 @@ pub const FRAME_POLICIES: [&str; 3] = ["lru", "fifo", "s3fifo"];
 /// Names that [`segment_policy`] accepts.
 pub const SEGMENT_POLICIES: [&str; 2] = ["fifo", "lowest-mean-recency"];
 
-/// The DRAM policy with this name, `None` if it is unknown (see [`FRAME_POLICIES`]). `last_requests` has
-/// the last requests for its frames.
+/// The DRAM policy with this name, `None` if it is unknown (see [`FRAME_POLICIES`]).
+/// `last_requests` has the last requests for its frames.
 pub fn frame_policy(name: &str, last_requests: &Arc<LastRequests>) -> Option<Box<dyn FramePolicy>> {
     let policy: Box<dyn FramePolicy> = match name {
         "lru" => Box::new(Lru::new(last_requests.clone())),

@@ -19,8 +19,8 @@ pub trait KeyLookup {
     fn exists_each(&mut self, keys: impl Iterator<Item = (ObjectKey, bool)>) -> Result<Vec<bool>> {
         self.exists(keys.map(|(key, _)| key))
     }
-    /// Mark `keys` that are present as requested, after [`KeyLookup::exists_each`] did not. The page of
-    /// the first key has this number in the query.
+    /// Mark `keys` that are present as requested, after [`KeyLookup::exists_each`] did not. The
+    /// page of the first key has this number in the query.
     fn mark_requested(&mut self, _first_page: usize, _keys: impl Iterator<Item = ObjectKey>) {}
     /// Note the recurrent states of a prompt that was looked up: `state` has the objects of a
     /// page's state, `states` tells which of the leading present pages have one, and the prompt
@@ -56,8 +56,8 @@ pub fn look_up(lookup: &mut impl KeyLookup, query: &PagesQuery<'_>) -> Result<Re
     Ok(Residency { anchor: vec![true; anchor], pools })
 }
 
-/// Mark the states that a request goes on from as requested: of pools that need trailing pages only,
-/// those before the longest stop. A state that a longer prefix has superseded does not become
+/// Mark the states that a request goes on from as requested: of pools that need trailing pages
+/// only, those before the longest stop. A state that a longer prefix has superseded does not become
 /// recent with each request for the prefix.
 pub fn mark_trailing_requested(
     lookup: &mut impl KeyLookup,
