@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pagelith::config::{SsdPolicy, ValidConfig};
+use pagelith::config::{SsdAdmissionRule, SsdPolicy, ValidConfig};
 use pagelith::io::fault::IoFault;
 use pagelith::io::probe::{BackendChoice, open_disk};
 use pagelith::io::runtime::{Env, Join, Runtime, Task};
@@ -83,6 +83,8 @@ fn valid(home: &Path, policy: SsdPolicy) -> ValidConfig {
     config.ssd.bytes = Size::mib(16);
     config.ssd.segment_bytes = Some(Size::mib(1));
     config.ssd.policy = policy;
+    // Everything is written, so that the log wraps.
+    config.ssd.admission = SsdAdmissionRule::Through;
     config.ssd.dirs = vec![home.join("store")];
     config.validate(&MachineLimits::of_this_machine().unwrap()).unwrap()
 }
