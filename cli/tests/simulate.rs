@@ -272,7 +272,7 @@ fn hits_by(requests: &Requests, args: &[&str], flag: &str, values: &[&str]) -> V
 #[test]
 fn superseded_states_leave_first_unless_prompts_go_back() {
     let rules = ["refresh", "keep", "supersede"];
-    for (edits, ssd, gain) in [(0.0, "5%", 0.5), (0.0, "50%", -0.5), (0.1, "10%", 0.5)] {
+    for (edits, ssd, gain) in [(0.0, "5%", 0.5), (0.0, "50%", -0.5), (0.1, "10%", 0.2)] {
         let requests = traces::edited(61, 6000, edits);
         let args = ["--state-blocks=16", "--ssd", ssd];
         let hits = hits_by(&requests, &args, "--states", &rules);
