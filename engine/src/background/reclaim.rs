@@ -56,7 +56,7 @@ enum Stage {
     Scanning(Scan),
     /// Survivors are read and appended.
     Reinserting(Reinsertion),
-    /// A sync covers what was reinserted; `reinserted` if anything was.
+    /// Waits for a sync of the reinserted records; `reinserted` tells whether there are any.
     Syncing { reinserted: bool },
 }
 

@@ -34,7 +34,7 @@ impl Reclaimer {
         order.into_iter().for_each(|order| core.tenants.trimmed(namespace, order, kept));
         drop(core);
         tracing::debug!(segment = segment.0, %namespace, kept, "trim");
-        // Pins end: what is kept is tried again later.
+        // Pinned records stay; a later trim tries them again, since pins end.
         self.defer_for(cx, if kept > 0 { RETRY_AFTER } else { Duration::ZERO }, false);
     }
 }
