@@ -43,7 +43,7 @@ impl JobWriter {
         let before = cx.log.in_flight();
         while cx.log.has_room() && cx.log.in_flight() == before {
             if let Some(unit) = self.stalled.take() {
-                // Its wait may be long, and the memory of a reany frame is needed.
+                // Its wait may be long, and the memory of a removed frame is needed.
                 let is_dead = cx.units.is_dead(&cx.shared.lock(), unit.id);
                 if is_dead {
                     cx.write_failed(unit.id, true);

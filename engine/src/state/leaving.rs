@@ -56,6 +56,12 @@ pub(crate) fn may_leave_first(last_requests: &LastRequests, entry: &Entry) -> bo
     entry.frame.is_some_and(|frame| !last_requests.leaves_first(FrameId(frame)))
 }
 
+/// The tick of an object that leaves first, as the index stores it. Not before the last wrap of the
+/// counter: an open takes the largest tick of a checkpoint for the newest.
+fn leaving_tick(now: u64) -> u32 {
+    (now % u64::from(TICK_MODULUS)).saturating_sub(TICKS_OF_LEAVING) as u32
+}
+
 impl Core {
     /// An object leaves both tiers first, until its next request. Returns whether it is present.
     pub fn demote(&mut self, fingerprint: u128, is_match: impl Fn(&Entry) -> bool) -> bool {
@@ -63,9 +69,9 @@ impl Core {
         if let Some(frame) = entry.frame {
             self.demote_frame(FrameId(frame));
         }
-        let tick = self.now_tick().wrapping_sub(TICKS_OF_LEAVING) % u64::from(TICK_MODULUS);
-        let before = self.index.replace_tick(slot, tick as u32);
-        let (before, after) = (self.full_tick(before), self.full_tick(tick as u32));
+        let tick = leaving_tick(self.now_tick());
+        let before = self.index.replace_tick(slot, tick);
+        let (before, after) = (self.full_tick(before), self.full_tick(tick));
         if let (Some(place), Some(ssd)) = (entry.ssd, self.ssd.as_mut()) {
             let segment = ssd.segments.get_mut(SegmentId(place.segment));
             segment.recency_sum = segment.recency_sum.saturating_sub(before) + after;
@@ -80,6 +86,23 @@ impl Core {
         // The others are inserted into the policy once they are written.
         if f.state == FrameState::Evictable {
             self.dram.policy.leave_first(id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn object_that_leaves_first_has_no_newer_tick_than_others_in_a_checkpoint() {
+        let wrap = u64::from(TICK_MODULUS);
+        for now in [0, 100, TICKS_OF_LEAVING, wrap - 1, wrap, wrap + 100, 3 * wrap + 70_000] {
+            let newest = (now % wrap) as u32;
+            let tick = leaving_tick(now);
+            assert!(tick <= newest, "now={now} tick={tick}");
+            let most = TICKS_OF_LEAVING.min(u64::from(newest));
+            assert_eq!(u64::from(newest - tick), most, "now={now}");
         }
     }
 }
