@@ -98,6 +98,10 @@ impl DeviceBatch<'_> {
     /// Begin gets from index `from` on, as many as memory allows. Returns the index of the first
     /// that was not begun.
     fn advance(&mut self, from: usize) -> usize {
+        // Copies that are late keep their memory, so no others follow them.
+        if self.call.is_late() {
+            return self.gets.len();
+        }
         let held_max = self.call.shared.config.arena_bytes() / ARENA_SHARE;
         let mut held: u64 = self.flights.iter().map(|flight| flight.held).sum();
         let (mut views, mut reads) = (Vec::new(), Vec::new());

@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use pagelith_io::buffer::Part;
 use pagelith_io::device::{CallerStream, Copies, DeviceHandle, DeviceRange};
+use pagelith_io::sync::Arc;
 use pagelith_layouts::key::ObjectKey;
 
 use crate::api::error::{Error, Result};
@@ -41,7 +42,8 @@ pub(crate) fn put(
     let mut batch = PutRounds { pool, call, groups, options, outcomes: Vec::new() };
     let (mut next, mut earlier) = (0, None);
     loop {
-        let round = batch.begin(next);
+        // Copies that are late keep their memory, so no others follow them.
+        let round = if batch.call.is_late() { None } else { batch.begin(next) };
         match (round, earlier.take()) {
             (None, None) if next < groups.len() => {
                 if !batch.call.wait_for_staging() {
@@ -74,7 +76,8 @@ struct Round {
     groups: Range<usize>,
     /// Or why nothing of the round is put.
     copies: Result<Copies>,
-    _counted: Vec<StagedBytes>,
+    /// The copies have it too, until the device is done.
+    _counted: Arc<Vec<StagedBytes>>,
 }
 
 impl PutRounds<'_> {
@@ -111,17 +114,23 @@ impl PutRounds<'_> {
             (false, None) => None,
             // A group that is refused is a round of its own.
             (false, Some(error)) => {
-                Some(Round { groups: from..from + 1, copies: Err(error), _counted: Vec::new() })
+                Some(Round { groups: from..from + 1, copies: Err(error), _counted: Arc::default() })
             }
             (true, _) => {
-                let copies = self.copy(parts);
+                let counted = Arc::new(counted);
+                let copies = self.copy(parts, &counted);
                 Some(Round { groups: from..next, copies, _counted: counted })
             }
         }
     }
 
-    fn copy(&self, parts: Vec<(Part, Vec<DeviceRange>)>) -> Result<Copies> {
+    fn copy(
+        &self,
+        parts: Vec<(Part, Vec<DeviceRange>)>,
+        counted: &Arc<Vec<StagedBytes>>,
+    ) -> Result<Copies> {
         let mut copies = self.call.begin()?;
+        copies.hold(Box::new(counted.clone()));
         for (part, pieces) in parts {
             for (piece, from) in split(part, &pieces) {
                 copies.to_host(from, piece).map_err(|why| device_error(&why))?;

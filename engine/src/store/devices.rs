@@ -140,7 +140,8 @@ impl DeviceCall<'_> {
         !self.is_late()
     }
 
-    fn is_late(&self) -> bool {
+    /// Whether the deadline has passed.
+    pub fn is_late(&self) -> bool {
         self.deadline.since(self.shared.now()).is_zero()
     }
 

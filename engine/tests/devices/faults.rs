@@ -92,6 +92,46 @@ fn store_dropped_before_late_copy_keeps_its_memory() {
 }
 
 #[test]
+fn store_and_handle_dropped_before_late_copy_release_all_once_device_is_done() {
+    let bench = Bench::new(DriverKind::Cuda, "hang=1");
+    put(&bench.store, 1);
+    let (memory, pieces) = bench.memory(object(1).len());
+    let get = DeviceGet { key: key(1), range: None, pieces: &pieces };
+    let outcome = bench.store.get_to_device(&bench.device, None, &[get], SHORT).remove(0);
+    assert!(outcome.is_err());
+    let Bench { home, fake, store, device } = bench;
+    store.close().expect("durable");
+    fake.change("hang=0");
+    while memory.bytes() != object(1) {
+        fake.step();
+    }
+    // Nobody asks for late copies.
+    drop((home, memory, pieces, device));
+    let left = ["retained", "streams", "events", "work", "locked-chunks", "violations"];
+    assert_eq!(left.map(|what| fake.count(what)), [0; 6]);
+}
+
+#[test]
+fn late_put_of_many_groups_begins_no_copies_after_its_deadline() {
+    let bench = Bench::new(DriverKind::Cuda, "hang=1");
+    let memories: Vec<_> = (0..64).map(|n| bench.memory(object(n).len())).collect();
+    let puts: Vec<[DevicePut<'_>; 1]> =
+        (0..).zip(&memories).map(|(n, (_, pieces))| [DevicePut { key: key(n), pieces }]).collect();
+    let groups: Vec<&[DevicePut<'_>]> = puts.iter().map(|put| &put[..]).collect();
+    let outcomes = bench.store.put_from_device(&bench.device, None, &groups, SHORT);
+    assert!(outcomes.iter().all(Result::is_err), "{outcomes:?}");
+    assert_eq!(bench.device.late_copies(), 2, "one round for each half of the memory");
+    drop(groups);
+    drop(puts);
+    drop(memories);
+    bench.fake.change("hang=0");
+    while bench.device.late_copies() > 0 {
+        bench.fake.step();
+    }
+    bench.end();
+}
+
+#[test]
 fn late_put_stores_nothing_and_device_memory_is_kept() {
     let bench = Bench::new(DriverKind::Cuda, "hang=1");
     let (memory, pieces) = bench.memory(object(1).len());

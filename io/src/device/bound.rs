@@ -1,6 +1,5 @@
 //! A bound device: its context, its idle streams, and the copies that callers gave up.
 
-use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::calls::{Called, Calls, Opaque};
@@ -12,8 +11,8 @@ use crate::buffer::Part;
 
 /// What all handles of one binding, and all that they made, share.
 pub(super) struct Bound {
-    /// Released last, and not at all while the device may use it.
-    pub context: ManuallyDrop<BoundContext>,
+    /// Locked memory shares it. Not released while the device may use it.
+    pub context: Arc<BoundContext>,
     pub node: Option<u32>,
     /// Streams without work.
     idle: Mutex<Vec<Opaque>>,
@@ -27,7 +26,7 @@ impl Bound {
         // A node that is not known costs speed only.
         let node = context.node();
         Ok(Bound {
-            context: ManuallyDrop::new(context),
+            context: Arc::new(context),
             node,
             idle: Mutex::default(),
             late: Mutex::default(),
@@ -63,14 +62,17 @@ impl Bound {
 
     /// Release late copies with which the device is done now. Returns the number of the others.
     pub fn reap(&self) -> usize {
-        let late = std::mem::take(&mut *self.late());
-        let (done, late): (Vec<_>, Vec<_>) =
-            late.into_iter().partition(|work| work.is_done(&self.context).unwrap_or(false));
-        let left = {
-            let mut all = self.late();
-            all.extend(late);
-            all.len()
-        };
+        // In place and under the lock: another thread must not find the list empty meanwhile.
+        let mut late = self.late();
+        let (mut done, mut at) = (Vec::new(), 0);
+        while let Some(work) = late.get(at) {
+            match work.is_done(&self.context) {
+                Ok(true) => done.push(late.swap_remove(at)),
+                Ok(false) | Err(_) => at += 1,
+            }
+        }
+        let left = late.len();
+        drop(late);
         for work in done {
             self.end(work);
         }
@@ -94,7 +96,7 @@ impl Drop for Bound {
             // The device may still use the memory, and the context with it.
             let (device, copies) = (self.device(), late.len());
             tracing::error!(%device, copies, "device is not done with copies: memory is leaked");
-            std::mem::forget(late);
+            std::mem::forget((late, self.context.clone()));
             return;
         }
         let streams = std::mem::take(&mut *self.idle());
@@ -106,7 +108,5 @@ impl Drop for Bound {
             // As after the engine has ended the driver.
             tracing::debug!(%error, "streams are not released");
         }
-        // SAFETY: the value is dropped here only, and not used afterwards.
-        unsafe { ManuallyDrop::drop(&mut self.context) };
     }
 }

@@ -8,8 +8,8 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::bound::Bound;
 use super::chunks::runs;
+use super::context::BoundContext;
 use super::error::{DeviceError, Result};
 use super::handle::DeviceHandle;
 use super::populate::populate;
@@ -23,7 +23,8 @@ const LOG_SHARE: usize = 8;
 pub struct LockedMemory {
     chunks: Vec<NonNull<u8>>,
     memory: Arc<dyn DeviceMemory>,
-    bound: Arc<Bound>,
+    /// Not the binding, whose late copies may own this memory.
+    context: Arc<BoundContext>,
 }
 
 // SAFETY: the chunks are addresses of `memory`, which is Send and Sync; they are only passed to the
@@ -46,13 +47,14 @@ impl LockedMemory {
         let (base, bytes) = (memory.base(), memory.bytes());
         let device = handle.device();
         populate(&*memory, handle.node());
-        let mut locked = LockedMemory { chunks: Vec::new(), memory, bound: handle.0.clone() };
+        let mut locked =
+            LockedMemory { chunks: Vec::new(), memory, context: handle.0.context.clone() };
         let mut logged = 0;
         for (offset, length) in runs(base.addr().get(), bytes) {
             let start = NonNull::new(base.as_ptr().wrapping_add(offset)).unwrap_or(base);
             // SAFETY: the chunk is inside of the memory, which is kept until it is unlocked, and
             // whose owner allows accesses of devices.
-            let done = locked.bound.call(|calls| unsafe { calls.lock(start, length) });
+            let done = locked.context.call(|calls| unsafe { calls.lock(start, length) });
             done.map_err(|error| not_locked(error, offset, bytes))?;
             locked.chunks.push(start);
             let end = offset + length;
@@ -85,13 +87,13 @@ impl Drop for LockedMemory {
         let chunks = std::mem::take(&mut self.chunks);
         let mut failures = 0usize;
         for chunk in chunks {
-            if let Err(error) = self.bound.call(|calls| calls.unlock(chunk)) {
+            if let Err(error) = self.context.call(|calls| calls.unlock(chunk)) {
                 failures += 1;
                 tracing::debug!(%error, "chunk stays locked");
             }
         }
         if failures > 0 {
-            let (device, bytes) = (self.bound.device(), self.memory.bytes());
+            let (device, bytes) = (self.context.device(), self.memory.bytes());
             tracing::warn!(%device, failures, bytes, "memory stays locked, and is leaked");
             std::mem::forget(self.memory.clone());
         }
