@@ -48,10 +48,12 @@ struct Shared {
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<(Ticket, Batch)>,
-    /// The batches that are not finished, each with the task that awaits it, if any does.
-    pending: HashMap<Ticket, Option<Waker>>,
+    /// The batches that are not finished, each with the tasks that await it.
+    pending: HashMap<Ticket, Vec<Waker>>,
     finished: VecDeque<(Ticket, CompletedBatch)>,
     last_ticket: u64,
+    /// Threads that have not ended.
+    runners: usize,
     is_closed: bool,
 }
 
@@ -77,7 +79,9 @@ impl BatchQueue {
         let shared = Arc::new(Shared { queue, wake, event });
         let mut batches = BatchQueue { shared: shared.clone(), threads: Vec::new() };
         for (number, session) in sessions.into_iter().enumerate() {
-            let runner = Runner { shared: shared.clone(), session, runs: None };
+            shared.lock().runners += 1;
+            let running = RunningBatch { shared: shared.clone(), ticket: None };
+            let runner = Runner { session, running };
             let name = format!("pagelith-batch{number}");
             batches.threads.push(Threads.spawn(&name, Box::new(runner), shared.wake.clone())?);
         }
@@ -98,7 +102,11 @@ impl BatchQueue {
         let mut queue = self.shared.lock();
         queue.last_ticket += 1;
         let ticket = Ticket(queue.last_ticket);
-        queue.pending.insert(ticket, None);
+        if queue.runners == 0 {
+            // All threads have ended by panics: the batch has no result.
+            return ticket;
+        }
+        queue.pending.insert(ticket, Vec::new());
         queue.waiting.push_back((ticket, batch));
         drop(queue);
         self.shared.wake.raise();
@@ -141,8 +149,9 @@ impl Drop for BatchQueue {
     }
 }
 
-/// The batch of a ticket, when it is finished; `None` if it was taken already, or its queue was
-/// dropped before the batch started.
+/// The batch of a ticket, when it is finished; `None` if it was taken already, if its queue was
+/// dropped before the batch started, or if the thread of the batch ended by a panic. A poll loop is
+/// not told about such a batch.
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct BatchCompletion {
     shared: Arc<Shared>,
@@ -154,8 +163,10 @@ impl Future for BatchCompletion {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let mut queue = self.shared.lock();
-        if let Some(waker) = queue.pending.get_mut(&self.ticket) {
-            *waker = Some(context.waker().clone());
+        if let Some(wakers) = queue.pending.get_mut(&self.ticket) {
+            if !wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+                wakers.push(context.waker().clone());
+            }
             return Poll::Pending;
         }
         let at = queue.finished.iter().position(|(ticket, _)| *ticket == self.ticket);
@@ -173,13 +184,13 @@ impl Shared {
     /// Record the end of a batch; `None` if it has no result.
     fn finish(&self, ticket: Ticket, done: Option<CompletedBatch>) {
         let mut queue = self.lock();
-        let waker = queue.pending.remove(&ticket).flatten();
+        let wakers = queue.pending.remove(&ticket).unwrap_or_default();
         queue.finished.extend(done.map(|done| (ticket, done)));
         if !queue.finished.is_empty() {
             self.event.raise();
         }
         drop(queue);
-        waker.into_iter().for_each(Waker::wake);
+        wakers.into_iter().for_each(Waker::wake);
     }
 
     fn clear_if_empty(&self, queue: &Queue) {
@@ -191,22 +202,27 @@ impl Shared {
 
 /// One thread of a queue.
 struct Runner {
-    shared: Arc<Shared>,
+    /// Dropped first: after that no read uses the memory of its batch.
     session: Box<dyn PageSession>,
-    /// The batch in progress.
-    runs: Option<Ticket>,
+    running: RunningBatch,
+}
+
+/// The batch in progress of a thread. After a panic it ends without a result.
+struct RunningBatch {
+    shared: Arc<Shared>,
+    ticket: Option<Ticket>,
 }
 
 impl Task for Runner {
     fn step(&mut self) -> Step {
-        let mut queue = self.shared.lock();
+        let mut queue = self.running.shared.lock();
         let next = queue.waiting.pop_front();
         let is_closed = queue.is_closed;
         drop(queue);
         let Some((ticket, batch)) = next else {
             return if is_closed { Step::Done } else { Step::Idle(Duration::MAX) };
         };
-        self.runs = Some(ticket);
+        self.running.ticket = Some(ticket);
         let own = match batch {
             Batch::Get(gets, options) => self.session.submit_get(gets, options),
             Batch::Put(groups, options) => self.session.submit_put(groups, options),
@@ -216,16 +232,24 @@ impl Task for Runner {
                 break done;
             }
         };
-        self.runs = None;
-        self.shared.finish(ticket, Some(done));
+        self.running.ticket = None;
+        self.running.shared.finish(ticket, Some(done));
         Step::Again
     }
 }
 
-impl Drop for Runner {
-    /// After a panic its batch ends without a result.
+impl Drop for RunningBatch {
     fn drop(&mut self) {
-        self.runs.into_iter().for_each(|ticket| self.shared.finish(ticket, None));
+        let mut queue = self.shared.lock();
+        queue.runners -= 1;
+        // Without a thread, nothing waiting begins.
+        let waiting = match queue.runners {
+            0 => std::mem::take(&mut queue.waiting),
+            _ => VecDeque::new(),
+        };
+        drop(queue);
+        let ended = self.ticket.into_iter().chain(waiting.into_iter().map(|(ticket, _)| ticket));
+        ended.for_each(|ticket| self.shared.finish(ticket, None));
     }
 }
 

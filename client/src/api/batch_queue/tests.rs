@@ -123,9 +123,36 @@ fn dropped_queue_waits_for_the_running_batch_and_ends_the_others() {
 }
 
 #[test]
-fn batch_of_a_session_that_panics_ends_without_a_result() {
-    let (batches, order, _reports) = scripted();
-    let batch = batches.completion(get(&batches));
+fn batches_end_without_a_result_once_the_last_session_has_panicked() {
+    let (batches, order, reports) = scripted();
+    let (running, waiting) = (get(&batches), get(&batches));
+    let (running, waiting) = (batches.completion(running), batches.completion(waiting));
+    reports.recv_timeout(LONG).expect("the first batch has started");
     order.send(false).expect("the queue runs");
-    assert!(block_on(batch).is_none());
+    assert!(block_on(running).is_none());
+    // Memory of the batch may be reused now, so its session must be gone.
+    assert!(order.send(true).is_err(), "the session was not dropped before its batch ended");
+    assert!(block_on(waiting).is_none());
+    assert!(block_on(batches.completion(get(&batches))).is_none(), "submitted after the panic");
+}
+
+#[test]
+fn all_tasks_that_await_a_batch_are_woken() {
+    let (batches, order, reports) = scripted();
+    let ticket = get(&batches);
+    reports.recv_timeout(LONG).expect("the batch has started");
+    let await_it = || {
+        let woken = Signal::default();
+        let waker = Waker::from(std::sync::Arc::new(RaiseOnWake(woken.clone())));
+        let mut batch = batches.completion(ticket);
+        assert!(Pin::new(&mut batch).poll(&mut Context::from_waker(&waker)).is_pending());
+        woken
+    };
+    let tasks = [await_it(), await_it()];
+    let seen = tasks.each_ref().map(Signal::value);
+    order.send(true).expect("the queue runs");
+    for (woken, seen) in tasks.iter().zip(seen) {
+        woken.wait(seen, LONG);
+        assert_ne!(woken.value(), seen, "a task was not woken");
+    }
 }
