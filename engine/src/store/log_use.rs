@@ -3,6 +3,7 @@
 
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::ids::Generation;
+use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::RecordKind;
 use pagelith_layouts::segment::SegmentIdentity;
 use pagelith_tiers::ssd::footer::footer_entries;
@@ -12,15 +13,18 @@ use pagelith_tiers::ssd::serial_queue::SerialQueue;
 use pagelith_tiers::ssd::volume::Volume;
 
 use crate::api::error::{Error, Result};
+use crate::memory::index::SsdLocation;
 use crate::state::core::Core;
 
-/// Count the records of namespaces with limits in all sealed segments. Does nothing if no bytes of
-/// the log are limited. Fails if the device does not respond.
+/// Count the records of namespaces with limits in all sealed segments; of a namespace that evicts
+/// its own, those with an object in the index: it has dropped the others. Does nothing if no bytes
+/// of the log are limited. Fails if the device does not respond.
 pub(crate) fn count(
     core: &mut Core,
     volume: &Volume,
     serial: &mut SerialQueue,
     recovered: &Recovered,
+    fingerprint: impl Fn(&ObjectKey, Generation) -> u128,
 ) -> Result<()> {
     if !core.tenants.iter().any(|tenant| tenant.ssd_max().is_some()) {
         return Ok(());
@@ -39,12 +43,19 @@ pub(crate) fn count(
                 continue;
             }
         };
-        let mut last = None;
+        let mut counted = None;
         for e in entries.iter().filter(|e| e.kind == RecordKind::Data as u8) {
-            let namespace = e.key.namespace();
+            let (namespace, generation) = (e.key.namespace(), Generation(e.generation));
             // The members of a record follow each other.
-            let is_first = last.replace(e.record_block) != Some(e.record_block);
-            if is_first && core.generation(namespace) == Generation(e.generation) {
+            if counted == Some(e.record_block) || core.generation(namespace) != generation {
+                continue;
+            }
+            let Some(tenant) = core.tenants.get(namespace) else { continue };
+            let location = Some(SsdLocation::of_entry(id, e));
+            let is_there =
+                || core.index.find(fingerprint(&e.key, generation)).any(|i| i.ssd == location);
+            if !tenant.evicts_own() || is_there() {
+                counted = Some(e.record_block);
                 core.tenants.appended(namespace, (id, order), u64::from(e.record_blocks) * ALIGN);
             }
         }

@@ -11,9 +11,10 @@ use pagelith_io::staging::StagingPool;
 use pagelith_io::sync::{Arc, Mutex};
 use pagelith_io::system::{SystemClock, SystemEntropy, Threads};
 use pagelith_layouts::align::ALIGN;
-use pagelith_layouts::checksum::FINGERPRINT_KEY_BYTES;
+use pagelith_layouts::checksum::{self, FINGERPRINT_KEY_BYTES};
 use pagelith_layouts::footer;
 use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
+use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_tiers::dram::arena::Arena;
 use pagelith_tiers::policy::{
@@ -58,7 +59,9 @@ use crate::state::pending_groups::PendingGroups;
 use crate::state::prefetch::Prefetch;
 use crate::state::read_view::{ReadView, SnapshotVersion};
 use crate::state::reads::ReadState;
-use crate::state::shared::{BytesInUse, RemoteTier, Shared, Signals, SsdAccess};
+use crate::state::shared::{
+    BytesInUse, CONSTANT_FINGERPRINT, RemoteTier, Shared, Signals, SsdAccess,
+};
 use crate::state::ssd_admission::SsdAdmission;
 use crate::state::ssd_core::SsdCore;
 use crate::state::stats::Counters;
@@ -433,12 +436,12 @@ fn recover_into(
     // If the store was created for more objects than the setting allows, the setting is wrong even
     // after a crash.
     let crashed = !recovered.clean && config.max_objects() >= volume.geometry.objects_max;
-    collector.finish(
-        core,
-        constant.then_some(crate::state::shared::CONSTANT_FINGERPRINT),
-        crashed,
-    )?;
-    log_use::count(core, volume, &mut serial, &recovered)?;
+    collector.finish(core, constant.then_some(CONSTANT_FINGERPRINT), crashed)?;
+    let fingerprint = |key: &ObjectKey, generation| match constant {
+        true => CONSTANT_FINGERPRINT,
+        false => checksum::fingerprint(&secret, key, generation),
+    };
+    log_use::count(core, volume, &mut serial, &recovered, fingerprint)?;
     Ok(recovered)
 }
 

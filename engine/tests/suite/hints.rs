@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use super::harness::Store;
-use pagelith::layouts::key::ObjectKey;
-use pagelith::{ErrorKind, Hint, Options, Size};
+use super::random_queries::{objects, page};
+use pagelith::layouts::key::{ObjectKey, Role};
+use pagelith::{ErrorKind, Hint, Options, PutOutcome, PutSlice, Size};
 
 use super::env::TestEnv;
 use super::helpers::*;
@@ -60,6 +61,35 @@ pub fn caller_whose_hints_are_wrong_is_not_followed(world: &TestEnv) {
     assert!(stats.hints_ended_wrong >= followed as u64 - 1, "{}", stats.hints_ended_wrong);
     // Another namespace has hints of its own.
     assert_eq!(store.hint(&[right], Hint::SessionEnded), Ok(1));
+}
+
+pub fn hint_is_wrong_if_what_left_is_put_again(world: &TestEnv) {
+    if !world.tells_keys_apart() {
+        return; // All objects would be one.
+    }
+    let state = objects(Role::Target, "mamba", &["temporal"])[0].on_page(page(0));
+    let bytes = bytes(9, LEN);
+    for ended in [key(6), state] {
+        let world = world.fresh(1);
+        let store = world.open(&world.memory_config(Size::kib(8 * 64)));
+        let attach = || {
+            let put = PutSlice { key: state, pieces: &[&bytes] };
+            let outcomes = store.put_attached(&[(key(0), &[put])], Options::default());
+            assert_eq!(outcomes, [Ok(PutOutcome::Stored)]);
+        };
+        store_page(&store, 0, LEN);
+        attach();
+        store_pages(&store, 1..7, LEN);
+        assert_eq!(store.hint(&[ended], Hint::SessionEnded), Ok(1), "{ended}");
+        store_page(&store, 20, LEN);
+        // The base is requested, so that it stays.
+        assert_eq!(present(&store, &[ended, key(0)]), [false, true], "{ended}");
+        match ended == state {
+            true => attach(),
+            false => store_page(&store, 6, LEN),
+        }
+        assert_eq!(store.stats().hints_ended_wrong, 1, "{ended}");
+    }
 }
 
 pub fn demoted_page_leaves_memory_and_stays_on_ssd(world: &TestEnv) {

@@ -256,6 +256,12 @@ pub fn namespace_that_evicts_its_own_displaces_no_other_from_the_log(world: &Tes
         (160 - here.len() as u64, 0)
     );
     drop(pin);
+    // What was dropped does not count after a reopen: the next pages are written.
+    store = world.reopen(store, &config);
+    assert!(limit_stats(&store).ssd_bytes <= 4 * SEGMENT, "{:?}", limit_stats(&store));
+    store_of(&store, "a", 160);
+    let report = store.flush(Options::default()).expect("flushed");
+    assert_eq!((report.refused_objects, limit_stats(&store).writes_refused), (0, 0), "{report:?}");
     // A crash may bring dropped pages back; they are dropped again.
     store = world.crash(store, &config);
     until(world, "the oldest are dropped", || is_within(&store));

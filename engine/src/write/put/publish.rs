@@ -142,7 +142,10 @@ fn publish_waiting(
         }
         match attach(shared, core, attached, PutOrigin::Put) {
             Ok(published) => frames.extend(published.frames),
-            Err(returned) => returned.free(core),
+            Err(returned) => {
+                returned.free(core);
+                core.counters.groups_dropped += 1;
+            }
         }
     }
 }
@@ -223,6 +226,8 @@ fn attach(
         debug_assert!(linked.is_ok(), "{linked:?}");
     }
     count_put(core, origin, base.namespace(), (objects, bytes));
+    // As for other groups: states of an ended session come back too.
+    shared.hints.requested(data.members.iter().map(|m| m.fingerprint));
     supersede(shared, core, &data.members, generation);
     Ok(Published { outcome: PutOutcome::Stored, frames })
 }
