@@ -150,8 +150,8 @@ impl Drop for BatchQueue {
 }
 
 /// The batch of a ticket, when it is finished; `None` if it was taken already, if its queue was
-/// dropped before the batch started, or if the thread of the batch ended by a panic. A poll loop is
-/// not told about such a batch.
+/// dropped before the batch started, or if the thread of the batch ended by a panic. A poll loop
+/// gets no such batch.
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct BatchCompletion {
     shared: Arc<Shared>,

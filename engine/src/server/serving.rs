@@ -30,6 +30,9 @@ use crate::store::rdma;
 const STAGING_BYTES: Size = Size::mib(64);
 /// How long a thread waits for its sockets before it checks for the end.
 const WAIT: Duration = Duration::from_millis(50);
+/// Longest wait for the threads at the end: the close of a client's descriptors may block in the
+/// kernel, and the owner has a store to close.
+const END_MAX: Duration = Duration::from_secs(10);
 
 /// Configures how a store is served: [`Serving::builder`].
 #[must_use]
@@ -42,7 +45,7 @@ pub struct ServeBuilder {
 }
 
 /// Serves a store to clients and peers. Dropping it ends their links and waits for its threads,
-/// which first finish what they are waiting for. The store stays open.
+/// which first finish what they are waiting for, at most 10 s. The store stays open.
 pub struct Serving {
     address: Address,
     state: Arc<ServingState>,
@@ -79,9 +82,14 @@ impl Serving {
     /// End the links, as the drop does.
     ///
     /// # Errors
-    /// `Internal` if one of the threads has panicked.
+    /// `Internal` if one of the threads has panicked; `Unavailable` if they did not end in 10 s.
     pub fn end(self) -> Result<()> {
-        self.stop();
+        if !self.stop() {
+            let detail = format!(
+                "threads of the server did not end in {END_MAX:?}; close the store all the same"
+            );
+            return Err(Error::new(ErrorKind::Unavailable, detail));
+        }
         match self.state.tasks.load(Ordering::Acquire) {
             0 => Ok(()),
             tasks => {
@@ -91,9 +99,9 @@ impl Serving {
         }
     }
 
-    fn stop(&self) {
-        self.state.stop.store(true, Ordering::Relaxed);
-        while !self.acceptor.join(WAIT) {}
+    /// End the threads. False if they did not end in time, or this is not the first call.
+    fn stop(&self) -> bool {
+        !self.state.stop.swap(true, Ordering::Relaxed) && self.acceptor.join(END_MAX)
     }
 }
 

@@ -2,8 +2,8 @@
 //! without their namespaces, so the footers are read.
 
 use pagelith_layouts::align::ALIGN;
+use pagelith_layouts::checksum::{self, FINGERPRINT_KEY_BYTES};
 use pagelith_layouts::ids::Generation;
-use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::RecordKind;
 use pagelith_layouts::segment::SegmentIdentity;
 use pagelith_tiers::ssd::footer::footer_entries;
@@ -15,16 +15,18 @@ use pagelith_tiers::ssd::volume::Volume;
 use crate::api::error::{Error, Result};
 use crate::memory::index::SsdLocation;
 use crate::state::core::Core;
+use crate::state::shared::CONSTANT_FINGERPRINT;
 
 /// Count the records of namespaces with limits in all sealed segments; of a namespace that evicts
-/// its own, those with an object in the index: it has dropped the others. Does nothing if no bytes
-/// of the log are limited. Fails if the device does not respond.
+/// its own, those with an object in the index: it has dropped the others. `secret` is the key of
+/// fingerprints, if they are not constant. Does nothing if no bytes of the log are limited. Fails if
+/// the device does not respond.
 pub(crate) fn count(
     core: &mut Core,
     volume: &Volume,
     serial: &mut SerialQueue,
     recovered: &Recovered,
-    fingerprint: impl Fn(&ObjectKey, Generation) -> u128,
+    secret: Option<&[u8; FINGERPRINT_KEY_BYTES]>,
 ) -> Result<()> {
     if !core.tenants.iter().any(|tenant| tenant.ssd_max().is_some()) {
         return Ok(());
@@ -51,9 +53,11 @@ pub(crate) fn count(
                 continue;
             }
             let Some(tenant) = core.tenants.get(namespace) else { continue };
+            let fingerprint = secret.map_or(CONSTANT_FINGERPRINT, |secret| {
+                checksum::fingerprint(secret, &e.key, generation)
+            });
             let location = Some(SsdLocation::of_entry(id, e));
-            let is_there =
-                || core.index.find(fingerprint(&e.key, generation)).any(|i| i.ssd == location);
+            let is_there = || core.index.find(fingerprint).any(|i| i.ssd == location);
             if !tenant.evicts_own() || is_there() {
                 counted = Some(e.record_block);
                 core.tenants.appended(namespace, (id, order), u64::from(e.record_blocks) * ALIGN);

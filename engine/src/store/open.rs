@@ -11,10 +11,9 @@ use pagelith_io::staging::StagingPool;
 use pagelith_io::sync::{Arc, Mutex};
 use pagelith_io::system::{SystemClock, SystemEntropy, Threads};
 use pagelith_layouts::align::ALIGN;
-use pagelith_layouts::checksum::{self, FINGERPRINT_KEY_BYTES};
+use pagelith_layouts::checksum::FINGERPRINT_KEY_BYTES;
 use pagelith_layouts::footer;
 use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
-use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_tiers::dram::arena::Arena;
 use pagelith_tiers::policy::{
@@ -437,11 +436,8 @@ fn recover_into(
     // after a crash.
     let crashed = !recovered.clean && config.max_objects() >= volume.geometry.objects_max;
     collector.finish(core, constant.then_some(CONSTANT_FINGERPRINT), crashed)?;
-    let fingerprint = |key: &ObjectKey, generation| match constant {
-        true => CONSTANT_FINGERPRINT,
-        false => checksum::fingerprint(&secret, key, generation),
-    };
-    log_use::count(core, volume, &mut serial, &recovered, fingerprint)?;
+    let secret = (!constant).then_some(&secret);
+    log_use::count(core, volume, &mut serial, &recovered, secret)?;
     Ok(recovered)
 }
 

@@ -105,7 +105,7 @@ fn store_and_handle_dropped_before_late_copy_release_all_once_device_is_done() {
     while memory.bytes() != object(1) {
         fake.step();
     }
-    // Nobody asks for late copies.
+    // No caller asks for late copies.
     drop((home, memory, pieces, device));
     let left = ["retained", "streams", "events", "work", "locked-chunks", "violations"];
     assert_eq!(left.map(|what| fake.count(what)), [0; 6]);
