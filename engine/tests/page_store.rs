@@ -130,6 +130,19 @@ fn code_written_once_runs_over_every_store() {
 }
 
 #[test]
+fn missing_of_a_group_that_another_caller_aborted_is_unavailable() {
+    over_each_store(|store| {
+        let page = [key(1, "k"), key(1, "v")];
+        let begin = || store.begin_group(&page, Options::default()).expect("begun");
+        let (first, second) = (begin(), begin());
+        assert_eq!(first.missing(Options::default()).expect("open"), page);
+        second.abort().expect("open");
+        let ended = first.missing(Options::default()).expect_err("it was aborted");
+        assert_eq!(ended.kind, ErrorKind::Unavailable, "{ended}");
+    });
+}
+
+#[test]
 fn calls_of_a_clone_fail_as_closed_after_a_close() {
     let store = store();
     let other = store.clone();
@@ -245,6 +258,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
             return done;
         }
         woken.wait(seen, LONG);
+        assert_ne!(woken.value(), seen, "the future did not wake its task");
     }
 }
 

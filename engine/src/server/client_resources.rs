@@ -190,15 +190,13 @@ impl ClientResources {
 
     /// For each object of a group, whether it still has to be put.
     pub fn missing(&self, shared: &Shared, name: u64) -> OpOutcome {
-        match self.groups.get(&name) {
-            Some(begun) => {
-                let missing = begun.joined.missing(shared);
-                OpOutcome::bits(
-                    Verb::Missing,
-                    begun.required.iter().map(|key| missing.contains(key)).collect(),
-                )
-            }
-            None => OpOutcome::failed(Verb::Missing, open_group::not_open()),
+        let of = |begun: &OpenGroup| {
+            let missing = begun.joined.missing_if_open(shared)?;
+            Ok(begun.required.iter().map(|key| missing.contains(key)).collect())
+        };
+        match self.groups.get(&name).ok_or_else(open_group::not_open).and_then(of) {
+            Ok(bits) => OpOutcome::bits(Verb::Missing, bits),
+            Err(error) => OpOutcome::failed(Verb::Missing, error),
         }
     }
 

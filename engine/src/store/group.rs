@@ -69,6 +69,11 @@ impl Group {
         self.joined.missing(&self.pool.shared)
     }
 
+    /// As [`Group::missing`]; `Unavailable` if the group has ended and objects are missing.
+    pub(crate) fn missing_if_open(&self) -> Result<Vec<ObjectKey>> {
+        self.joined.missing_if_open(&self.pool.shared)
+    }
+
     /// Make the whole group visible at once. `Stored` if this call made it visible,
     /// `AlreadyPresent` if it was visible before, `Waiting` if objects are missing (see
     /// [`Group::missing`]): then it stays open, and more objects may be put. Objects that the store

@@ -19,8 +19,8 @@ use crate::state::shared::CONSTANT_FINGERPRINT;
 
 /// Count the records of namespaces with limits in all sealed segments; of a namespace that evicts
 /// its own, those with an object in the index: it has dropped the others. `secret` is the key of
-/// fingerprints, if they are not constant. Does nothing if no bytes of the log are limited. Fails if
-/// the device does not respond.
+/// fingerprints, if they are not constant. Does nothing if no bytes of the log are limited. Fails
+/// if the device does not respond.
 pub(crate) fn count(
     core: &mut Core,
     volume: &Volume,

@@ -129,7 +129,7 @@ impl PageGroup for Group {
     }
 
     fn missing(&self, _: Options) -> Result<Vec<ObjectKey>> {
-        Ok(self.missing())
+        self.missing_if_open()
     }
 
     fn commit(&self, options: Options) -> Result<PutOutcome> {

@@ -164,6 +164,15 @@ impl JoinedGroup {
         self.required.iter().enumerate().filter_map(absent).collect()
     }
 
+    /// As [`JoinedGroup::missing`], for callers that do not know whether another one has ended the
+    /// group: then objects that are missing cannot be put any more.
+    pub fn missing_if_open(&self, shared: &Shared) -> Result<Vec<ObjectKey>> {
+        // In this order: a group that is committed meanwhile lacks nothing.
+        let is_open = self.is_open(shared);
+        let missing = self.missing(shared);
+        if is_open || missing.is_empty() { Ok(missing) } else { Err(not_open()) }
+    }
+
     /// The outcome of a commit, from the outcomes of its members.
     pub fn commit_outcome(&self, shared: &Shared, done: Vec<CompletedPut>) -> Result<PutOutcome> {
         let outcome = crate::api::borrowed::outcome_of_group(done.into_iter().map(|d| d.outcome));
