@@ -16,7 +16,7 @@ use super::request::{Get, GetSlice, Options, PutGroup, PutSlice, RequestEpoch};
 /// a store process that cannot be reached is `Unavailable`.
 ///
 /// Each call has the documentation of the method of `Store` with its name. Calls of a closed store
-/// fail as `Closed`.
+/// fail as `Closed`, but for `stats`, `take_events`, and a group's `missing` and `abort`.
 pub trait PageStore: Send + Sync {
     /// Begin a request: batches with it count as equally recent, deeper pages before shallower
     /// ones.

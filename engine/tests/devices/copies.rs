@@ -177,7 +177,7 @@ fn threads_get_and_put_concurrently() {
             scope.spawn(move || {
                 for round in 0..5 {
                     let numbers: Vec<usize> = (0..20).map(|at| (at * 7 + thread) % 40).collect();
-                    get_all(bench, &numbers);
+                    assert!(get_all(bench, &numbers).iter().all(GetOutcome::is_hit));
                     let n = 1_000 + thread * 10 + round;
                     let (memory, pieces) = bench.memory(object(n).len());
                     memory.write(&object(n));
