@@ -2,6 +2,11 @@
 
 use std::time::Duration;
 
+use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::wire::hint::WireHint;
+
+use super::error::{Error, Result};
+
 /// A hint. It changes which objects leave first, never what a get returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hint {
@@ -12,8 +17,52 @@ pub enum Hint {
     /// The objects leave DRAM first, until their next request. SSD keeps them. Without an SSD tier
     /// it is as [`Hint::SessionEnded`].
     Demote,
-    /// The present objects stay for this duration, like leased ones. All objects that are retained
-    /// take at most a quarter of the arena's bytes and of the index's objects; beyond it the hint
-    /// is refused as `Busy`.
+    /// The present objects stay for this duration, like leased ones. What is retained for this
+    /// process, or for one client, takes at most a quarter of the arena's bytes and of the index's
+    /// objects; beyond it the hint is refused as `Busy`.
     Retain(Duration),
+}
+
+impl Hint {
+    /// The hint in a request; durations are rounded up to whole milliseconds.
+    pub fn wire(self) -> WireHint {
+        match self {
+            Hint::SessionEnded => WireHint::SessionEnded,
+            Hint::Demote => WireHint::Demote,
+            Hint::Retain(duration) => WireHint::Retain { ms: whole_ms(duration) },
+        }
+    }
+
+    /// The hint of a request.
+    pub fn of_wire(hint: WireHint) -> Hint {
+        match hint {
+            WireHint::SessionEnded => Hint::SessionEnded,
+            WireHint::Demote => Hint::Demote,
+            WireHint::Retain { ms } => Hint::Retain(Duration::from_millis(ms)),
+        }
+    }
+
+    /// How long it has an effect; `None` for hints without a duration.
+    pub fn duration(self) -> Option<Duration> {
+        match self {
+            Hint::SessionEnded | Hint::Demote => None,
+            Hint::Retain(duration) => Some(duration),
+        }
+    }
+}
+
+/// Check that the objects of a hint are of one namespace.
+pub fn check_namespace(keys: &[ObjectKey]) -> Result<()> {
+    let Some(first) = keys.first() else { return Ok(()) };
+    match keys.iter().find(|key| key.namespace() != first.namespace()) {
+        Some(other) => Err(Error::invalid(format!(
+            "a hint is for objects of one namespace: give one hint for each key={other}"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// A duration in whole milliseconds, rounded up, at least 1.
+pub(crate) fn whole_ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX).max(1)
 }

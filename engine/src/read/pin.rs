@@ -154,15 +154,7 @@ pub(crate) fn lease(shared: &Shared, keys: &[ObjectKey], duration: Duration) -> 
     objects
 }
 
-/// The holder of what hints retain; no client has this name.
-const RETAINED: &str = "hints of this process";
-
-/// As [`lease`], on a hint: bounded like the leases of a client.
-pub(crate) fn retain(shared: &Shared, keys: &[ObjectKey], duration: Duration) -> Result<usize> {
-    lease_for_client(shared, &ClientName::from(RETAINED), keys.iter().copied(), duration)
-}
-
-/// As [`lease`], for another process.
+/// As [`lease`], within the bounds of a client.
 pub(crate) fn lease_for_client(
     shared: &Shared,
     client: &ClientName,

@@ -3,8 +3,9 @@
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::{FrameId, WATCHED_PAGES};
 
-use crate::api::error::{Error, Result};
-use crate::api::hint::Hint;
+use crate::api::error::Result;
+use crate::api::hint::{Hint, check_namespace};
+use crate::memory::pins::ClientName;
 use crate::memory::visibility::VisibilityFilter;
 use crate::read::pin;
 use crate::state::hints::page_of;
@@ -13,17 +14,28 @@ use crate::state::shared::Shared;
 /// Objects that are demoted under one acquisition of the lock.
 const LOCKED_OBJECTS: usize = 256;
 
+/// The holder of what this process retains; no client has this name.
+const THIS_PROCESS: &str = "hints of this process";
+
 /// See [`crate::Store::hint`].
 pub(crate) fn hint(shared: &Shared, keys: &[ObjectKey], hint: Hint) -> Result<usize> {
+    hint_of(shared, &ClientName::from(THIS_PROCESS), keys, hint)
+}
+
+/// As [`hint`], of this client.
+pub(crate) fn hint_of(
+    shared: &Shared,
+    client: &ClientName,
+    keys: &[ObjectKey],
+    hint: Hint,
+) -> Result<usize> {
     shared.check_open()?;
     let Some(first) = keys.first() else { return Ok(0) };
-    if let Some(other) = keys.iter().find(|key| key.namespace() != first.namespace()) {
-        return Err(Error::invalid(format!(
-            "a hint is for objects of one namespace: give one hint for each key={other}"
-        )));
-    }
+    check_namespace(keys)?;
     match hint {
-        Hint::Retain(duration) => pin::retain(shared, keys, duration),
+        Hint::Retain(duration) => {
+            pin::lease_for_client(shared, client, keys.iter().copied(), duration)
+        }
         Hint::Demote if shared.ssd.volume.is_some() => Ok(demote(shared, keys, Tiers::Dram)),
         Hint::Demote | Hint::SessionEnded => {
             let last = last_pages(shared, keys);
