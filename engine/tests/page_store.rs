@@ -18,7 +18,7 @@ use pagelith::server::Serving;
 use pagelith::transport::address::Address;
 use pagelith::{
     AlignedBuf, BatchQueue, CompletedBatch, Destination, ErrorKind, Event, Get, GetOutcome, Hint,
-    Options, PageStore, PagesQuery, Put, PutOutcome, PutSlice, Size, Source, Store,
+    Options, PageStore, PagesQuery, Priority, Put, PutOutcome, PutSlice, Size, Source, Store,
 };
 
 const LONG: Duration = Duration::from_secs(30);
@@ -84,7 +84,15 @@ fn code_written_once_runs_over_every_store() {
         assert_eq!(store.exists_groups(&query, plain).map(|found| found.usable_pages), Ok(2));
         assert_eq!(store.prefetch(&page, plain), Ok(0), "they are in DRAM");
         assert_eq!(store.lease(&page, Duration::from_millis(1), plain), Ok(2));
-        for hint in [Hint::Demote, Hint::SessionEnded, Hint::Retain(Duration::from_millis(1))] {
+        let short = Duration::from_millis(1);
+        for hint in [
+            Hint::Demote,
+            Hint::SessionEnded,
+            Hint::Retain(short),
+            Hint::ExpectedBack(short),
+            Hint::Priority(Priority::Low),
+            Hint::Priority(Priority::High),
+        ] {
             assert_eq!(store.hint(&page, hint, plain), Ok(2), "{hint:?}");
         }
         let pin = store.pin(&page, plain).expect("pinned");

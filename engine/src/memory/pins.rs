@@ -8,9 +8,11 @@ use pagelith_io::clock::Mono;
 use pagelith_layouts::ids::NamespaceId;
 
 use self::client::{ClientPins, PinTotals};
+use self::early::EarlyLeases;
 use crate::api::error::Result;
 
 pub(crate) mod client;
+mod early;
 
 /// A client that pins over a connection: the name of its key, or of its process.
 pub(crate) type ClientName = Arc<str>;
@@ -32,6 +34,8 @@ pub(crate) struct PinTarget {
 pub(crate) struct Pins {
     pin_counts: HashMap<u128, u32>,
     leases: HashMap<u128, Lease>,
+    /// Leases of objects that are not stored yet.
+    pub early: EarlyLeases,
     /// Objects pinned or leased for clients. They are also counted in `pin_counts` and `leases`.
     clients: BTreeMap<ClientName, ClientPins>,
     /// Sum over `clients`.
@@ -86,6 +90,7 @@ impl Pins {
         };
         let ended: Vec<u128> = self.leases.iter().filter_map(in_namespace).collect();
         ended.into_iter().for_each(|fingerprint| self.end_lease(fingerprint));
+        self.early.end(namespace);
     }
 
     /// Pin for a client, or lease until `lease`. An error if this client would exceed its share of
@@ -139,6 +144,7 @@ impl Pins {
     /// End expired leases.
     pub fn expire(&mut self, now: Mono) {
         self.leases.retain(|_, lease| lease.until > now);
+        self.early.expire(now);
         let total = &mut self.clients_total;
         self.clients.retain(|_, client| {
             total.subtract(&client.expire(now));

@@ -4,7 +4,7 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::{FrameId, WATCHED_PAGES};
 
 use crate::api::error::Result;
-use crate::api::hint::{Hint, check_namespace};
+use crate::api::hint::{Hint, Priority, check_namespace};
 use crate::memory::pins::ClientName;
 use crate::memory::visibility::VisibilityFilter;
 use crate::read::pin;
@@ -33,9 +33,17 @@ pub(crate) fn hint_of(
     let Some(first) = keys.first() else { return Ok(0) };
     check_namespace(keys)?;
     match hint {
-        Hint::Retain(duration) => {
-            pin::lease_for_client(shared, client, keys.iter().copied(), duration)
+        Hint::Retain(duration) => pin::retain(shared, client, keys, duration),
+        Hint::ExpectedBack(duration) => {
+            let (last, now) = (last_pages(shared, keys), shared.now());
+            let until = now.after(duration);
+            match shared.hints.expected_back(first.namespace(), &last, until, now) {
+                true => pin::lease_for_client(shared, client, keys.iter().copied(), duration),
+                false => Ok(0),
+            }
         }
+        Hint::Priority(Priority::High) => Ok(prefer(shared, keys)),
+        Hint::Priority(Priority::Low) => Ok(demote(shared, keys, Tiers::Dram)),
         Hint::Demote if shared.ssd.volume.is_some() => Ok(demote(shared, keys, Tiers::Dram)),
         Hint::Demote | Hint::SessionEnded => {
             let last = last_pages(shared, keys);
@@ -68,6 +76,21 @@ fn last_pages(shared: &Shared, keys: &[ObjectKey]) -> Vec<u64> {
     }
     let generation = shared.lock().generation(head.namespace());
     last.iter().rev().map(|key| page_of(shared.fingerprint(key, generation))).collect()
+}
+
+fn prefer(shared: &Shared, keys: &[ObjectKey]) -> usize {
+    let mut preferred = 0;
+    for keys in keys.chunks(LOCKED_OBJECTS) {
+        let core = shared.lock();
+        for key in keys {
+            let fingerprint = shared.fingerprint(key, core.generation(key.namespace()));
+            let found = core.index.find(fingerprint).find(|entry| core.is_visible(entry));
+            let Some(frame) = found.and_then(|entry| entry.frame) else { continue };
+            core.dram.frames.last_requests().prefer(FrameId(frame));
+            preferred += 1;
+        }
+    }
+    preferred
 }
 
 fn demote(shared: &Shared, keys: &[ObjectKey], tiers: Tiers) -> usize {

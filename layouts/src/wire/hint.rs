@@ -13,12 +13,24 @@ pub enum WireHint {
         /// At least 1.
         ms: u64,
     },
+    /// The session goes on within this many milliseconds.
+    ExpectedBack {
+        /// At least 1.
+        ms: u64,
+    },
+    /// The objects leave memory before others.
+    LowPriority,
+    /// The objects leave memory after others.
+    HighPriority,
 }
 
 const KIND_BITS: u32 = 8;
 const SESSION_ENDED: u64 = 1;
 const DEMOTE: u64 = 2;
 const RETAIN: u64 = 3;
+const EXPECTED_BACK: u64 = 4;
+const LOW_PRIORITY: u64 = 5;
+const HIGH_PRIORITY: u64 = 6;
 
 impl WireHint {
     /// Longest duration in milliseconds.
@@ -30,6 +42,9 @@ impl WireHint {
             WireHint::SessionEnded => SESSION_ENDED,
             WireHint::Demote => DEMOTE,
             WireHint::Retain { ms } => with_duration(RETAIN, ms),
+            WireHint::ExpectedBack { ms } => with_duration(EXPECTED_BACK, ms),
+            WireHint::LowPriority => LOW_PRIORITY,
+            WireHint::HighPriority => HIGH_PRIORITY,
         }
     }
 
@@ -40,6 +55,9 @@ impl WireHint {
             (SESSION_ENDED, 0) => Some(WireHint::SessionEnded),
             (DEMOTE, 0) => Some(WireHint::Demote),
             (RETAIN, 1..) => Some(WireHint::Retain { ms }),
+            (EXPECTED_BACK, 1..) => Some(WireHint::ExpectedBack { ms }),
+            (LOW_PRIORITY, 0) => Some(WireHint::LowPriority),
+            (HIGH_PRIORITY, 0) => Some(WireHint::HighPriority),
             _ => None,
         }
     }
@@ -57,11 +75,19 @@ mod tests {
     #[test]
     fn hints_have_numbers_and_other_numbers_are_no_hints() {
         let long = WireHint::Retain { ms: WireHint::MS_MAX };
-        for hint in [WireHint::SessionEnded, WireHint::Demote, WireHint::Retain { ms: 1 }, long] {
+        for hint in [
+            WireHint::SessionEnded,
+            WireHint::Demote,
+            WireHint::Retain { ms: 1 },
+            WireHint::ExpectedBack { ms: 1 },
+            WireHint::LowPriority,
+            WireHint::HighPriority,
+            long,
+        ] {
             assert_eq!(WireHint::from_number(hint.number()), Some(hint));
         }
         assert_eq!(WireHint::Retain { ms: u64::MAX }.number(), long.number());
-        for number in [0, 1 | 1 << 8, 2 | 5 << 8, 3, 200, u64::MAX] {
+        for number in [0, 1 | 1 << 8, 2 | 5 << 8, 3, 4, 5 | 1 << 8, 200, u64::MAX] {
             assert_eq!(WireHint::from_number(number), None, "{number}");
         }
     }
