@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::harness::Store;
 use super::random_queries::{objects, page};
+use pagelith::config::DramPolicy;
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::{ErrorKind, Hint, Options, Priority, PutOutcome, PutSlice, Size};
 
@@ -214,7 +215,10 @@ pub fn page_of_low_priority_leaves_first_and_one_of_high_priority_later(world: &
     if !world.tells_keys_apart() {
         return; // All objects would be one.
     }
-    let store = full(world);
+    let mut config = world.memory_config(Size::kib(8 * 64));
+    config.dram.policy = DramPolicy::S3Fifo;
+    let store = world.open(&config);
+    store_pages(&store, 0..8, LEN);
     assert_eq!(store.hint(&[key(0), key(99)], Hint::Priority(Priority::High)), Ok(1));
     assert_eq!(store.hint(&[key(6)], Hint::Priority(Priority::Low)), Ok(1));
     store_page(&store, 20, LEN);
