@@ -12,7 +12,7 @@ use self::early::EarlyLeases;
 use crate::api::error::Result;
 
 pub(crate) mod client;
-mod early;
+pub(crate) mod early;
 
 /// A client that pins over a connection: the name of its key, or of its process.
 pub(crate) type ClientName = Arc<str>;

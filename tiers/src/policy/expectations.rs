@@ -12,9 +12,10 @@ use pagelith_io::clock::Mono;
 
 use super::predictions::{WATCHED_PAGES, WINDOW, is_trusted};
 
-/// Expectations of all rows that are not decided. Beyond it further ones are not followed, so that
-/// a caller cannot gain trust for what is never measured.
+/// Expectations of all rows that are not decided, and those of one row. Beyond it further ones are
+/// not followed, so that no caller is trusted for what is never measured.
 const UNDECIDED_MAX: usize = 16_384;
+const ROW_UNDECIDED_MAX: usize = UNDECIDED_MAX / 4;
 
 #[derive(Clone, Copy, Debug)]
 struct Expectation {
@@ -28,10 +29,12 @@ struct Row {
     /// Of those decided last, whether each was wrong.
     decided: VecDeque<bool>,
     wrong: usize,
+    undecided: usize,
 }
 
 impl Row {
     fn decide(&mut self, is_wrong: bool) {
+        self.undecided -= 1;
         if self.decided.len() == WINDOW {
             self.wrong -= usize::from(self.decided.pop_front() == Some(true));
         }
@@ -76,9 +79,11 @@ impl Expectations {
         self.decide_due(now);
         let Some(last) = pages.last() else { return false };
         if !self.watched.contains_key(last) {
-            if self.undecided.len() >= UNDECIDED_MAX || row >= self.rows.len() {
+            let Some(row_of) = self.rows.get_mut(row) else { return false };
+            if self.undecided.len() >= UNDECIDED_MAX || row_of.undecided >= ROW_UNDECIDED_MAX {
                 return false;
             }
+            row_of.undecided += 1;
             let number = self.next;
             self.next += 1;
             let mut last = pages.iter().rev().copied();
@@ -188,10 +193,17 @@ mod tests {
 
     #[test]
     fn expectations_beyond_the_bound_are_not_followed() {
-        let mut of = Expectations::new(1, 0.95);
-        let far = Mono(u64::MAX);
-        assert!((0..UNDECIDED_MAX as u64).all(|n| of.expect(0, &[n], far, NOW)));
-        assert!(!of.expect(0, &[u64::MAX], far, NOW) && of.expect(0, &[7], far, NOW));
-        assert!(!of.expect(1, &[7], far, NOW), "there is no such row");
+        let mut of = Expectations::new(5, 0.95);
+        let (far, most) = (Mono(u64::MAX), ROW_UNDECIDED_MAX as u64);
+        for row in 0..4 {
+            let from = row * most;
+            let row = row as usize;
+            assert!((from..from + most).all(|n| of.expect(row, &[n], far, NOW)));
+            assert!(!of.expect(row, &[u64::MAX], far, NOW) && of.expect(row, &[from], far, NOW));
+        }
+        assert!(!of.expect(4, &[u64::MAX], far, NOW), "all rows");
+        of.request(0, NOW);
+        assert!(of.expect(4, &[u64::MAX], far, NOW), "one is decided");
+        assert!(!of.expect(5, &[u64::MAX - 1], far, NOW), "there is no such row");
     }
 }

@@ -9,8 +9,8 @@ use super::ClientName;
 use crate::api::error::{Error, Result};
 
 /// Objects in all, and those of one client. An object takes some 100 bytes.
-const OBJECTS_MAX: usize = 65_536;
-const CLIENT_OBJECTS_MAX: usize = OBJECTS_MAX / 4;
+pub(crate) const OBJECTS_MAX: usize = 65_536;
+pub(crate) const CLIENT_OBJECTS_MAX: usize = OBJECTS_MAX / 4;
 
 /// A lease that begins when its object is stored.
 #[derive(Clone, Debug)]
