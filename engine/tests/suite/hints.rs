@@ -149,7 +149,8 @@ pub fn group_retained_before_its_put_is_leased_whole(world: &TestEnv) {
     let page = [key_in(namespace("m"), 20, "k"), key_in(namespace("m"), 20, "v")];
     assert_eq!(store.hint(&page, Hint::Retain(DAY)), Ok(0));
     let bytes = bytes(1, LEN);
-    let group = page.map(|key| PutSlice { key, pieces: &[&bytes] });
+    let pieces: [&[u8]; 1] = [&bytes];
+    let group = page.map(|key| PutSlice { key, pieces: &pieces });
     assert_eq!(store.put_groups(&[&group], Options::default()), [Ok(PutOutcome::Stored)]);
     store_pages(&store, 40..52, LEN);
     assert_eq!(present(&store, &page), [true, true]);
@@ -185,8 +186,7 @@ pub fn pages_expected_back_stay_until_then(world: &TestEnv) {
         sim.runtime.run_for(Duration::from_secs(3601));
         store_pages(&store, 40..52, LEN);
         assert_eq!(present(&store, &[key(0)]), [false]);
-        let wrong = store.stats().hints_expected_wrong;
-        assert_eq!(wrong, 2, "neither of the absent last pages came back");
+        assert_eq!(store.stats().hints_expected_wrong, 1, "page 2 did not come back");
     }
 }
 
