@@ -16,7 +16,7 @@ pub mod rpc;
 pub use api::batch_queue::{BatchCompletion, BatchQueue};
 pub use api::error::{Error, ErrorKind, Result};
 pub use api::events::{Event, Events};
-pub use api::hint::Hint;
+pub use api::hint::{Hint, Priority};
 pub use api::hits::{HitPolicy, PagesFound, PagesQuery, PoolQuery};
 pub use api::outcome::{
     CloseReport, CompletedBatch, CompletedGet, CompletedPut, FlushReport, GetOutcome, MissCause,

@@ -52,8 +52,8 @@ pub use pagelith_client::{
     BatchCompletion, BatchQueue, CloseReport, CompletedBatch, CompletedGet, CompletedPut,
     Destination, Error, ErrorKind, Event, Events, FlushReport, Get, GetOutcome, GetSlice, Hint,
     HitPolicy, MissCause, Options, PageGroup, PagePin, PageSession, PageStore, PageView,
-    PagesFound, PagesQuery, PoolQuery, Put, PutGroup, PutOutcome, PutSlice, RequestEpoch, Result,
-    Source, Ticket, Tier,
+    PagesFound, PagesQuery, PoolQuery, Priority, Put, PutGroup, PutOutcome, PutSlice, RequestEpoch,
+    Result, Source, Ticket, Tier,
 };
 pub use pagelith_io as io;
 pub use pagelith_io::buffer::AlignedBuf;

@@ -29,8 +29,8 @@ use pagelith::transport::rights::{Namespaces, Rights};
 use pagelith::transport::shown::SharedRegions;
 use pagelith::transport::socket::{AdmissionResult, ListenConfig, Listener};
 use pagelith::{
-    Config, ErrorKind, Event, Events, GetOutcome, GetSlice, MachineLimits, MissCause, Options,
-    PutOutcome, PutSlice, Size, Store, Tier,
+    Config, ErrorKind, Event, Events, GetOutcome, GetSlice, Hint, MachineLimits, MissCause,
+    Options, PutOutcome, PutSlice, Size, Store, Tier,
 };
 
 const LEN: usize = 100_000;
@@ -341,6 +341,37 @@ fn server_without_pins_is_named_and_connection_survives() {
         client.begin_group(&[key(7)], Options::default()).map(|_| ()).expect_err("no groups");
     assert_eq!((group.kind, group.message.as_str()), expected);
     assert!(get(&client, 1).is_ok_and(|outcome| outcome.is_hit()));
+}
+
+#[test]
+fn server_without_hints_is_named_and_connection_survives() {
+    let old = Capabilities::of_this_build([1; 16]).without(Feature::Hints);
+    let process = Process::offering(&anywhere(), old);
+    let client = process.client(Duration::from_secs(60));
+    assert_eq!(put(&client, 1), Ok(PutOutcome::Stored));
+    let hint = client.hint(&[key(1)], Hint::Demote, Options::default()).expect_err("no hints");
+    let expected = (ErrorKind::Incompatible, "the store does not support hints of other processes");
+    assert_eq!((hint.kind, hint.message.as_str()), expected);
+    assert!(get(&client, 1).is_ok_and(|outcome| outcome.is_hit()));
+}
+
+#[test]
+fn hint_that_a_client_may_not_give_is_refused_and_connection_survives() {
+    let (own, foreign) = (NamespaceId([6; 16]), key(1));
+    let rights = Rights::of(Namespaces::Listed([own].into()));
+    let process = Process::of(&anywhere(), Capabilities::of_this_build([1; 16]), rights, 1000);
+    let client = process.client(Duration::from_secs(60));
+    let denied = client.hint(&[foreign], Hint::Demote, Options::default()).expect_err("foreign");
+    assert_eq!(denied.kind, ErrorKind::Denied);
+    let expected = format!("namespace={} verb=Hint", foreign.namespace());
+    assert!(denied.message.contains(&expected), "{denied}");
+    let own =
+        ObjectKey::new(own, foreign.hash(), Role::Target, "kv", "k", Shard::Whole).expect("names");
+    let long = Hint::Retain(Duration::from_secs(86_401));
+    let refused = client.hint(&[own], long, Options::default()).expect_err("too long");
+    assert_eq!(refused.kind, ErrorKind::Invalid);
+    assert!(refused.message.starts_with("hint is too long"), "{refused}");
+    assert_eq!(client.hint(&[own], Hint::SessionEnded, Options::default()), Ok(0));
 }
 
 #[test]

@@ -17,8 +17,8 @@ use pagelith::layouts::shard::Shard;
 use pagelith::server::Serving;
 use pagelith::transport::address::Address;
 use pagelith::{
-    AlignedBuf, BatchQueue, CompletedBatch, Destination, ErrorKind, Event, Get, GetOutcome,
-    Options, PageStore, PagesQuery, Put, PutOutcome, PutSlice, Size, Source, Store,
+    AlignedBuf, BatchQueue, CompletedBatch, Destination, ErrorKind, Event, Get, GetOutcome, Hint,
+    Options, PageStore, PagesQuery, Priority, Put, PutOutcome, PutSlice, Size, Source, Store,
 };
 
 const LONG: Duration = Duration::from_secs(30);
@@ -84,6 +84,17 @@ fn code_written_once_runs_over_every_store() {
         assert_eq!(store.exists_groups(&query, plain).map(|found| found.usable_pages), Ok(2));
         assert_eq!(store.prefetch(&page, plain), Ok(0), "they are in DRAM");
         assert_eq!(store.lease(&page, Duration::from_millis(1), plain), Ok(2));
+        let short = Duration::from_millis(1);
+        for hint in [
+            Hint::Demote,
+            Hint::SessionEnded,
+            Hint::Retain(short),
+            Hint::ExpectedBack(short),
+            Hint::Priority(Priority::Low),
+            Hint::Priority(Priority::High),
+        ] {
+            assert_eq!(store.hint(&page, hint, plain), Ok(2), "{hint:?}");
+        }
         let pin = store.pin(&page, plain).expect("pinned");
         assert_eq!((pin.pinned(), pin.is_held()), (2, true));
 
@@ -161,6 +172,7 @@ fn calls_of_a_clone_fail_as_closed_after_a_close() {
     closed(PageStore::exists_prefix(&other, &[key(1, "k")], plain).err());
     closed(PageStore::prefetch(&other, &[key(1, "k")], plain).err());
     closed(PageStore::pin(&other, &[key(1, "k")], plain).err());
+    closed(PageStore::hint(&other, &[key(1, "k")], Hint::Demote, plain).err());
     closed(other.remove(&[key(1, "k")], plain).err());
     closed(other.flush(plain).err());
     closed(group.put(&[PutSlice { key: key(2, "k"), pieces: &[b"x"] }], plain).remove(0).err());

@@ -259,7 +259,7 @@ fn ask(verb: u8, page: u8, other: u8, number: u8) -> Vec<u8> {
     draft.group((verb % 16 > 12).then(|| key(page)));
     draft.object(key(other), u64::from(number) * 1000 + 1, &[]);
     let put = draft.puts().ok().map(RequestBody::Put);
-    let ask = match verb % 15 {
+    let ask = match verb % 16 {
         0 => RequestBody::Exists(List::of(&keys)),
         1 => RequestBody::ExistsPrefix(List::of(&keys)),
         2..=4 => RequestBody::Get(List::of(&items)),
@@ -270,6 +270,7 @@ fn ask(verb: u8, page: u8, other: u8, number: u8) -> Vec<u8> {
         11 => RequestBody::Hold(u64::from(number) + 1),
         12 => RequestBody::Release(u64::from(number) + 1),
         13 => RequestBody::Used(u64::from(number) + 1, List::of(&keys)),
+        14 => RequestBody::Hint(u64::from(number) << (other % 8), List::of(&keys)),
         _ => RequestBody::Ping,
     };
     request::encode(terms, &ask)

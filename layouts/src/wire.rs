@@ -15,6 +15,7 @@
 pub mod auth;
 pub mod greeting;
 pub mod head;
+pub mod hint;
 pub mod outcome;
 pub mod placement;
 pub mod printable;

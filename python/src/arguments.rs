@@ -224,6 +224,10 @@ pub fn seconds(arg: &Bound<'_, PyAny>) -> PyResult<f64> {
     number("seconds", arg)
 }
 
+pub fn seconds_or_none(arg: &Bound<'_, PyAny>) -> PyResult<Option<f64>> {
+    number_or_none("seconds", arg)
+}
+
 /// Defines a conversion for each named integer argument.
 macro_rules! unsigned_args {
     ($($name:ident: $kind:ty),+ $(,)?) => {$(

@@ -19,6 +19,7 @@ mod errors;
 mod events;
 mod group;
 mod handle;
+mod hint;
 mod hits;
 mod keys;
 mod log;

@@ -19,6 +19,7 @@ use crate::errors::{InternalError, UnavailableError, raised};
 use crate::events::Event;
 use crate::group::Group;
 use crate::handle::StoreHandle;
+use crate::hint;
 use crate::hits::{PagesFound, PoolQuery};
 use crate::keys::{Key, Page, keys};
 use crate::log;
@@ -442,6 +443,30 @@ impl Store {
         let options = options(request, depth, timeout)?;
         let taken = self.with(py, |store| store.prefetch(&keys, options))?;
         taken.map_err(|error| raised(&error))
+    }
+
+    /// A hint about the future use of objects of one namespace, given from the head of their prompt;
+    /// it changes what leaves first, never what a get returns. Returns how many objects follow it.
+    ///
+    ///     store.hint(keys, "retain", 600)
+    ///
+    /// `"session_ended"`, `"demote"`, `"low_priority"` and `"high_priority"` take no `seconds`;
+    /// `"retain"` and `"expected_back"` (within so many seconds) require them. `BusyError`: more
+    /// would be retained than a client may lease. docs/policy.md has the effects.
+    #[pyo3(signature = (keys, hint, seconds=None, *, timeout=None))]
+    fn hint(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
+        #[pyo3(from_py_with = hint::name)] hint: String,
+        #[pyo3(from_py_with = arguments::seconds_or_none)] seconds: Option<f64>,
+        #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
+    ) -> PyResult<usize> {
+        let keys = crate::keys::keys(keys);
+        let hint = hint::of(&hint, seconds)?;
+        let options = options(None, 0, timeout)?;
+        let followed = self.with(py, |store| store.hint(&keys, hint, options))?;
+        followed.map_err(|error| raised(&error))
     }
 
     /// Counters, by name; docs/operations.md describes each of them.

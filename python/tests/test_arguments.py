@@ -58,7 +58,7 @@ class Refused(unittest.TestCase):
     def test_invalid_keys_are_named(self):
         lists = [lambda keys, call=call: call(keys, [bytearray(1)]) for _, call in self.calls()]
         store = self.store
-        lists += [store.exists, store.exists_prefix, store.remove, store.pin, store.view, store.prefetch, lambda keys: store.lease(keys, 1)]
+        lists += [store.exists, store.exists_prefix, store.remove, store.pin, store.view, store.prefetch, lambda keys: store.lease(keys, 1), lambda keys: store.hint(keys, "demote")]
         for call in lists:
             for wrong, kind in ((5, "int"), (key(1), "Key"), ("key", "str"), (b"key", "bytes"), (None, "NoneType"), (iter([key(1)]), "list_iterator")):
                 self.assert_error(TypeError, f"^keys {NOT_KEYS} {kind}$", call, wrong)
@@ -136,11 +136,22 @@ class Refused(unittest.TestCase):
             lambda timeout: store.close(timeout=timeout),
             store.submit_put(keys, [b"x"]).result,
         ]
-        for name, call in [*waits.items(), *(("timeout", call) for call in timeouts), ("seconds", lambda seconds: store.lease(keys, seconds))]:
+        seconds = [lambda seconds: store.lease(keys, seconds), lambda seconds: store.hint(keys, "retain", seconds)]
+        for name, call in [*waits.items(), *(("timeout", call) for call in timeouts), *(("seconds", call) for call in seconds)]:
             for wrong in (-1, -0.001, float("nan"), float("inf"), 1e300, 10**400):
                 self.assert_error(pagelith.InvalidError, f"^{name} must be a number of seconds, from 0 to 18446744073709551615, not {re.escape(str(wrong))}$", call, wrong)
             for wrong, kind in ((True, "bool"), ("5", "str"), ([5], "list"), (pathlib.Path("5"), "PosixPath")):
                 self.assert_error(TypeError, f"^{name} must be a number of seconds, not {kind}$", call, wrong)
+
+    def test_invalid_hints_are_named(self):
+        keys, store = [key(1)], self.store
+        for wrong, kind in ((5, "int"), (b"demote", "bytes"), (None, "NoneType")):
+            self.assert_error(TypeError, f"^hint must be the name of a hint, not {kind}$", store.hint, keys, wrong)
+        self.assert_error(pagelith.InvalidError, '^hint must be one of session_ended, .*, not "Demote"$', store.hint, keys, "Demote")
+        self.assert_error(pagelith.InvalidError, '^the hint "retain" requires seconds$', store.hint, keys, "retain")
+        self.assert_error(pagelith.InvalidError, '^the hint "demote" takes no seconds$', store.hint, keys, "demote", 5)
+        other = pagelith.Key(pagelith.Namespace("another"), bytes(32))
+        self.assert_error(pagelith.InvalidError, "^a hint is for objects of one namespace", store.hint, [key(1), other], "demote")
 
     def test_invalid_numbers_are_named(self):
         keys, store, query = [key(1)], self.store, pagelith.PoolQuery

@@ -47,6 +47,27 @@ class Case(unittest.TestCase):
         return store
 
 
+    def assert_hints_are_followed(self, store):
+        """A hint of every kind, in a store of 1 MiB without SSD."""
+        keys = [key(n) for n in range(200)]
+        kept, early = keys[:4], keys[100:104]
+        self.assertTrue(all(store.put(keys[:60], [content(1)] * 60)))
+        self.assertEqual(store.hint(kept, "retain", 3600), 4)
+        self.assertEqual(store.hint(early, "retain", 3600), 0)
+        self.assertEqual(store.hint(keys[4:6], "expected_back", 3600), 2)
+        self.assertEqual(store.hint([*keys[50:52], keys[199]], "session_ended"), 2)
+        for hint in ("demote", "low_priority", "high_priority"):
+            self.assertEqual(store.hint(keys[52:53], hint), 1, hint)
+        self.assertEqual(store.hint([], "demote"), 0)
+        with self.assertRaisesRegex(pagelith.BusyError, "too much is pinned or leased"):
+            store.hint(keys[10:40], "retain", 3600)
+        self.assertTrue(all(store.put(keys[60:180], [content(1)] * 120)))
+        self.assertEqual(store.exists([*kept, *early, *keys[4:6]]), [True] * 10)
+        self.assertEqual(store.exists(keys[50:52]), [False] * 2)
+        stats = store.stats()
+        self.assertEqual((stats["hints_expected"], stats["hints_expected_followed"], stats["hints_ended_followed"] > 0), (1, 1, True))
+
+
 class Events(Case):
     def test_events_are_returned_once(self):
         store = pagelith.Store({**config(self.home.name), "events": {"max": 100}})
@@ -351,6 +372,11 @@ class Life(Case):
         self.assertGreaterEqual(store.clear(SPACE), 1)
         self.assertEqual(store.exists(keys), [False] * 10)
         self.assertEqual(store.stats()["puts_stored"], 10)
+
+    def test_hints_decide_what_leaves_memory_first(self):
+        store = pagelith.Store({"dram": {"bytes": "1MiB"}, "index": {"max_objects": 10000}})
+        self.addCleanup(store.close)
+        self.assert_hints_are_followed(store)
 
     def test_prefetched_objects_are_in_memory(self):
         store = self.open(promote="never")
@@ -722,6 +748,8 @@ class Attached(Case):
             self.assertEqual(store.exists(pinned), [True] * 10)
             with self.assertRaisesRegex(pagelith.InvalidError, "too long"):
                 store.lease(pinned, 10**6)
+            with self.assertRaisesRegex(pagelith.InvalidError, "hint is too long"):
+                store.hint(pinned, "retain", 10**6)
             gone = store.pin(pinned)
             process.end()
             self.assertFalse(gone.held)
@@ -729,6 +757,11 @@ class Attached(Case):
             for call in (lambda: store.pin(pinned, timeout=0.01), lambda: store.lease(pinned, 1, timeout=0.01)):
                 with self.assertRaises(pagelith.UnavailableError):
                     call()
+
+    def test_hints_decide_what_leaves_memory_first(self):
+        process = self.serve("--dram", "1MiB", "--ssd", "0")
+        with pagelith.Store.attach(process.address) as store:
+            self.assert_hints_are_followed(store)
 
     def test_shared_memory_is_put_without_transfer(self):
         process = self.serve()

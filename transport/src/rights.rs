@@ -37,7 +37,7 @@ impl Namespaces {
 pub struct Rights {
     /// The namespaces in which the rights hold.
     pub namespaces: Namespaces,
-    /// exists, get, pin, unpin, lease, events.
+    /// exists, get, pin, unpin, lease, hint, events.
     pub read: bool,
     /// put, flush; begin, commit and abort groups.
     pub write: bool,
@@ -66,7 +66,9 @@ fn right_of(verb: Verb) -> Option<Right> {
         Verb::Exists | Verb::ExistsPrefix | Verb::Get | Verb::Prefetch | Verb::Used => {
             Some(Right::Read)
         }
-        Verb::Pin | Verb::Unpin | Verb::Lease | Verb::View | Verb::Events => Some(Right::Read),
+        Verb::Pin | Verb::Unpin | Verb::Lease | Verb::View | Verb::Events | Verb::Hint => {
+            Some(Right::Read)
+        }
         Verb::Put | Verb::PutAttached | Verb::PutParts | Verb::Flush => Some(Right::Write),
         Verb::Begin | Verb::PutInto | Verb::Commit | Verb::Abort | Verb::Missing => {
             Some(Right::Write)
@@ -138,6 +140,7 @@ impl Rights {
             | RequestBody::Prefetch(keys)
             | RequestBody::View(_, keys)
             | RequestBody::Used(_, keys)
+            | RequestBody::Hint(_, keys)
             | RequestBody::Begin(_, keys) => keys.iter().find_map(|key| foreign(key.namespace())),
             RequestBody::Get(items) => items.iter().find_map(|item| foreign(item.key.namespace())),
             RequestBody::Put(puts) => {

@@ -7,6 +7,7 @@ use pagelith_layouts::key::ObjectKey;
 
 use super::error::{Error, ErrorKind, Result};
 use super::events::Events;
+use super::hint::Hint;
 use super::hits::{PagesFound, PagesQuery};
 use super::outcome::{CompletedBatch, FlushReport, GetOutcome, PutOutcome, Ticket};
 use super::request::{Get, GetSlice, Options, PutGroup, PutSlice, RequestEpoch};
@@ -74,6 +75,10 @@ pub trait PageStore: Send + Sync {
 
     /// Keep objects from being evicted or reclaimed for `duration`; returns how many are present.
     fn lease(&self, keys: &[ObjectKey], duration: Duration, options: Options) -> Result<usize>;
+
+    /// Give a hint about the future use of objects of one namespace; returns to how many present
+    /// objects it was applied.
+    fn hint(&self, keys: &[ObjectKey], hint: Hint, options: Options) -> Result<usize>;
 
     /// Remove objects durably, with their groups; returns how many of `keys` were present.
     fn remove(&self, keys: &[ObjectKey], options: Options) -> Result<usize>;

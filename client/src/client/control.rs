@@ -93,6 +93,9 @@ fn missing_feature(client: &RpcClient, ask: &RequestBody<'_>) -> Option<Error> {
         RequestBody::Prefetch(_) => {
             (Feature::Prefetch, "the store does not support prefetch by other processes")
         }
+        RequestBody::Hint(..) => {
+            (Feature::Hints, "the store does not support hints of other processes")
+        }
         _ => return None,
     };
     (!client.has_feature(feature)).then(|| Error::new(ErrorKind::Incompatible, detail))

@@ -8,6 +8,7 @@ use pagelith_layouts::key::ObjectKey;
 use super::{Client, Group, Pin, Session, View};
 use crate::api::error::Result;
 use crate::api::events::Events;
+use crate::api::hint::Hint;
 use crate::api::hits::{PagesFound, PagesQuery};
 use crate::api::outcome::{CompletedBatch, FlushReport, GetOutcome, PutOutcome, Ticket};
 use crate::api::page_store::{PageGroup, PagePin, PageSession, PageStore, PageView};
@@ -86,6 +87,10 @@ impl PageStore for Client {
 
     fn lease(&self, keys: &[ObjectKey], duration: Duration, options: Options) -> Result<usize> {
         self.lease(keys, duration, options)
+    }
+
+    fn hint(&self, keys: &[ObjectKey], hint: Hint, options: Options) -> Result<usize> {
+        self.hint(keys, hint, options)
     }
 
     fn remove(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {

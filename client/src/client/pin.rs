@@ -1,4 +1,4 @@
-//! Pins, leases and prefetches over a link.
+//! Pins, leases, prefetches and hints over a link.
 
 use std::sync::Weak;
 use std::time::Duration;
@@ -11,6 +11,7 @@ use pagelith_layouts::wire::request::RequestBody;
 use super::Client;
 use super::lease_connection::{LeaseConnection, LeaseLink};
 use crate::api::error::{Error, ErrorKind, Result};
+use crate::api::hint::{Hint, check_namespace, whole_ms};
 use crate::api::request::Options;
 use crate::rpc::remote_get::CallOptions;
 
@@ -125,14 +126,36 @@ impl Client {
     /// # Errors
     /// `Invalid` if `duration` is more than a day; otherwise as [`Client::pin`].
     pub fn lease(&self, keys: &[ObjectKey], duration: Duration, options: Options) -> Result<usize> {
-        let ms = u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX).max(1);
-        let mut leased = 0;
+        let ms = whole_ms(duration);
+        self.sum(keys, &options, |chunk| RequestBody::Lease(ms, chunk))
+    }
+
+    /// As `Store::hint`. The store keeps what is retained for a client within the bounds of the
+    /// client's leases.
+    ///
+    /// # Errors
+    /// `Denied` if this client may not read the namespace; `Invalid` for several namespaces, or
+    /// more than a day; `Incompatible` if the store is of a version without hints of clients;
+    /// otherwise as [`Client::pin`].
+    pub fn hint(&self, keys: &[ObjectKey], hint: Hint, options: Options) -> Result<usize> {
+        check_namespace(keys)?;
+        let number = hint.wire().number();
+        self.sum(keys, &options, |chunk| RequestBody::Hint(number, chunk))
+    }
+
+    /// Send a request for each piece of `keys`, and sum up the numbers of objects in the replies.
+    fn sum(
+        &self,
+        keys: &[ObjectKey],
+        options: &Options,
+        ask: impl Fn(List<'_, ObjectKey>) -> RequestBody<'_>,
+    ) -> Result<usize> {
+        let mut sum = 0;
         for chunk in keys.chunks(KEYS_MAX) {
-            let present = self.number(&RequestBody::Lease(ms, List::of(chunk)), &options)?;
-            leased +=
-                usize::try_from(present).map_or(chunk.len(), |present| present.min(chunk.len()));
+            let number = self.number(&ask(List::of(chunk)), options)?;
+            sum += usize::try_from(number).map_or(chunk.len(), |number| number.min(chunk.len()));
         }
-        Ok(leased)
+        Ok(sum)
     }
 
     /// As `Store::prefetch`.

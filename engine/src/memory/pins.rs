@@ -3,14 +3,17 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use pagelith_io::clock::Mono;
 use pagelith_layouts::ids::NamespaceId;
 
 use self::client::{ClientPins, PinTotals};
+use self::early::EarlyLeases;
 use crate::api::error::Result;
 
 pub(crate) mod client;
+pub(crate) mod early;
 
 /// A client that pins over a connection: the name of its key, or of its process.
 pub(crate) type ClientName = Arc<str>;
@@ -26,12 +29,19 @@ pub(crate) struct PinTarget {
     pub bytes: u64,
 }
 
+/// Least time between two examinations of all leases.
+const EXPIRY_STEP: Duration = Duration::from_millis(100);
+
 /// Pinned and leased objects. Keyed by fingerprint: a collision may keep one object too many, never
 /// one too few.
 #[derive(Debug, Default)]
 pub(crate) struct Pins {
     pin_counts: HashMap<u128, u32>,
     leases: HashMap<u128, Lease>,
+    /// When [`Pins::expire_due`] looks at the leases next.
+    expiry: Option<Mono>,
+    /// Leases of objects that are not stored yet.
+    pub early: EarlyLeases,
     /// Objects pinned or leased for clients. They are also counted in `pin_counts` and `leases`.
     clients: BTreeMap<ClientName, ClientPins>,
     /// Sum over `clients`.
@@ -65,6 +75,7 @@ impl Pins {
     pub fn lease(&mut self, fingerprint: u128, namespace: NamespaceId, deadline: Mono) {
         let lease = self.leases.entry(fingerprint).or_insert(Lease { until: deadline, namespace });
         lease.until = lease.until.max(deadline);
+        self.expiry = Some(self.expiry.map_or(deadline, |expiry| expiry.min(deadline)));
     }
 
     /// An object was removed: end its lease.
@@ -86,6 +97,7 @@ impl Pins {
         };
         let ended: Vec<u128> = self.leases.iter().filter_map(in_namespace).collect();
         ended.into_iter().for_each(|fingerprint| self.end_lease(fingerprint));
+        self.early.end(namespace);
     }
 
     /// Pin for a client, or lease until `lease`. An error if this client would exceed its share of
@@ -139,11 +151,24 @@ impl Pins {
     /// End expired leases.
     pub fn expire(&mut self, now: Mono) {
         self.leases.retain(|_, lease| lease.until > now);
+        let next = self.leases.values().map(|lease| lease.until).min();
+        self.expiry = next.map(|until| until.max(now.after(EXPIRY_STEP)));
+        self.early.expire(now);
         let total = &mut self.clients_total;
         self.clients.retain(|_, client| {
             total.subtract(&client.expire(now));
             !client.is_empty()
         });
+    }
+
+    /// End expired leases before memory is needed, so that their objects do not outlast others: not
+    /// at each call, because all leases are examined. Without leases it needs no time.
+    pub fn expire_due(&mut self, now: impl FnOnce() -> Mono) {
+        let Some(expiry) = self.expiry else { return };
+        let now = now();
+        if expiry <= now {
+            self.expire(now);
+        }
     }
 
     /// Numbers of pinned objects and of leased objects.
@@ -196,6 +221,22 @@ mod tests {
         assert!(p.is_pinned(7));
         p.expire(Mono(10));
         assert!(!p.is_pinned(7));
+    }
+
+    #[test]
+    fn due_leases_end_at_most_once_in_a_step() {
+        let (mut p, step) = (Pins::default(), EXPIRY_STEP.as_nanos() as u64);
+        p.expire_due(|| panic!("without leases no time is needed"));
+        p.lease(1, NAMESPACE, Mono(10));
+        p.lease(2, NAMESPACE, Mono(20));
+        p.expire_due(|| Mono(9));
+        assert_eq!(p.count(), (0, 2));
+        p.expire_due(|| Mono(10));
+        assert_eq!(p.count(), (0, 1));
+        p.expire_due(|| Mono(20));
+        assert_eq!(p.count(), (0, 1), "examined a moment ago");
+        p.expire_due(|| Mono(10 + step));
+        assert_eq!((p.count(), p.expiry), ((0, 0), None));
     }
 
     fn target(fingerprint: u128, group: u128) -> PinTarget {

@@ -154,15 +154,52 @@ pub(crate) fn lease(shared: &Shared, keys: &[ObjectKey], duration: Duration) -> 
     objects
 }
 
-/// The holder of what hints retain; no client has this name.
-const RETAINED: &str = "hints of this process";
-
-/// As [`lease`], on a hint: bounded like the leases of a client.
-pub(crate) fn retain(shared: &Shared, keys: &[ObjectKey], duration: Duration) -> Result<usize> {
-    lease_for_client(shared, &ClientName::from(RETAINED), keys.iter().copied(), duration)
+/// As [`lease_for_client`], also of objects that are absent: their lease begins when they are
+/// stored.
+pub(crate) fn retain(
+    shared: &Shared,
+    client: &ClientName,
+    keys: &[ObjectKey],
+    duration: Duration,
+) -> Result<usize> {
+    let Some(first) = keys.first() else { return Ok(0) };
+    let objects = lease_for_client(shared, client, keys.iter().copied(), duration)?;
+    if objects == keys.len() {
+        return Ok(objects);
+    }
+    let (mut core, now) = (shared.lock(), shared.now());
+    let core = &mut *core;
+    let generation = core.generation(first.namespace());
+    let is_absent = |fp: &u128| !core.index.find(*fp).any(|entry| core.is_visible(&entry));
+    let fingerprints = keys.iter().map(|key| shared.fingerprint(key, generation));
+    let absent: Vec<u128> = fingerprints.filter(is_absent).collect();
+    let until = now.after(duration);
+    core.pins.early.add(client, first.namespace(), &absent, until).or_else(|_| {
+        core.pins.expire(now);
+        core.pins.early.add(client, first.namespace(), &absent, until)
+    })?;
+    Ok(objects)
 }
 
-/// As [`lease`], for another process.
+/// Begin the early leases of objects that are stored now. What exceeds the bounds of its client is
+/// not kept.
+pub(crate) fn begin_early_leases(
+    shared: &Shared,
+    core: &mut Core,
+    objects: impl Iterator<Item = (ObjectKey, u128)>,
+) {
+    if core.pins.early.is_empty() {
+        return;
+    }
+    let now = shared.now();
+    for (key, fingerprint) in objects {
+        let Some(lease) = core.pins.early.take(fingerprint, now) else { continue };
+        let rows = find_present(shared, core, std::iter::once(key)).rows;
+        let _ = pin_for_client(shared, core, &lease.client, &rows, Some(lease.until));
+    }
+}
+
+/// As [`lease`], within the bounds of a client.
 pub(crate) fn lease_for_client(
     shared: &Shared,
     client: &ClientName,

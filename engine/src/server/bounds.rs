@@ -4,6 +4,7 @@
 use super::{client_resources, durable, in_flight_sends, invalidation_holds, load};
 use crate::config::ValidConfig;
 use crate::memory::pins::client::PinTotals;
+use crate::memory::pins::early;
 use crate::state::reserve;
 
 /// Defines the bounds with their names and values, and the list of all bounds.
@@ -62,7 +63,12 @@ bounds! {
         |config| PinTotals::of(config).share_of_client().objects;
     /// Objects that all clients have pinned or leased.
     ObjectsByAll = "pinned and leased objects of all clients", |config| PinTotals::of(config).objects;
-    /// Milliseconds of a lease.
+    /// Objects that a client has retained before their put.
+    EarlyOfClient = "objects retained before their put per client",
+        |_| early::CLIENT_OBJECTS_MAX as u64;
+    /// Objects that all clients have retained before their put.
+    EarlyOfAll = "objects retained before their put of all clients", |_| early::OBJECTS_MAX as u64;
+    /// Milliseconds of a lease or hint.
     Lease = "lease duration", |_| client_resources::LEASE_MAX.as_millis() as u64;
     /// Arena bytes kept by views of all clients.
     Viewed = "viewed memory of all clients",

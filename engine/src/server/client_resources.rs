@@ -7,6 +7,7 @@ use std::time::Duration;
 use pagelith_io::sync::Arc;
 use pagelith_layouts::checksum::key_hash;
 use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::wire::hint::WireHint;
 use pagelith_layouts::wire::outcome::{RegionExtent, ViewItem, digest};
 use pagelith_layouts::wire::request::{RequestBody, Verb};
 use pagelith_mutants::{self as mutant, Mutant};
@@ -15,6 +16,7 @@ use rustc_hash::FxHashMap;
 
 use super::op_outcome::OpOutcome;
 use crate::api::error::{Error, ErrorKind, Result};
+use crate::api::hint::Hint;
 use crate::api::request::Options;
 use crate::memory::pins::ClientName;
 use crate::read::pin;
@@ -23,6 +25,7 @@ use crate::read::view;
 use crate::read::view::View;
 use crate::state::reserve::count_reserved;
 use crate::state::shared::Shared;
+use crate::store::hint;
 use crate::write::open_group;
 use crate::write::open_group::JoinedGroup;
 
@@ -30,7 +33,7 @@ use crate::write::open_group::JoinedGroup;
 pub(crate) const PINNED_MAX: usize = 65_536;
 /// All clients together may view 1/`VIEWED_SHARE` of the arena, or one page if that is more.
 pub(crate) const VIEWED_SHARE: u64 = 4;
-/// Maximum duration of a client's lease. A lease, unlike a pin, outlives its connection, and a
+/// Maximum duration of a client's lease or hint. A lease, unlike a pin, outlives its connection, and a
 /// client cannot release it before its time.
 pub(crate) const LEASE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// Maximum number of objects in the open groups of a connection: a quarter of the maximum for all
@@ -60,7 +63,7 @@ impl ClientResources {
         ClientResources { client, ..ClientResources::default() }
     }
 
-    /// Executes a pin, unpin or lease request; returns the number of objects affected.
+    /// Executes a pin, unpin, lease or hint request; returns the number of objects affected.
     pub fn handle_pin(&mut self, shared: &Arc<Shared>, ask: &RequestBody<'_>) -> Result<u64> {
         shared.check_open()?;
         let objects = match ask {
@@ -84,15 +87,21 @@ impl ClientResources {
             }
             RequestBody::Lease(ms, keys) => {
                 let duration = Duration::from_millis(*ms);
-                if duration > LEASE_MAX {
-                    let max = LEASE_MAX.as_millis();
-                    return Err(Error::invalid(format!("lease is too long ms={ms} max={max}")));
-                }
+                check_duration("lease", duration)?;
                 pin::lease_for_client(shared, &self.client, keys.iter(), duration)?
+            }
+            RequestBody::Hint(number, keys) => {
+                let hint = WireHint::from_number(*number).map(Hint::of_wire).ok_or_else(|| {
+                    let detail = format!("the store does not know this hint number={number}");
+                    Error::new(ErrorKind::Incompatible, detail)
+                })?;
+                check_duration("hint", hint.duration().unwrap_or_default())?;
+                let keys: Vec<_> = keys.iter().collect();
+                hint::hint_of(shared, &self.client, &keys, hint)?
             }
             ask => {
                 return Err(Error::invalid(format!(
-                    "verb is not a pin, unpin or lease verb={:?}",
+                    "verb is not a pin, unpin, lease or hint verb={:?}",
                     ask.verb()
                 )));
             }
@@ -218,6 +227,15 @@ impl ClientResources {
 
 fn name_in_use(name: u64) -> Error {
     Error::invalid(format!("name is in use by a pin or view of this link name={name}"))
+}
+
+/// Refuses a lease or hint that lasts too long.
+fn check_duration(what: &str, duration: Duration) -> Result<()> {
+    if duration > LEASE_MAX {
+        let (ms, max) = (duration.as_millis(), LEASE_MAX.as_millis());
+        return Err(Error::invalid(format!("{what} is too long ms={ms} max={max}")));
+    }
+    Ok(())
 }
 
 /// Ends views; returns the number of their objects.

@@ -130,9 +130,10 @@ pub(crate) fn cost(ask: &RequestBody<'_>, body: usize) -> u64 {
         | RequestBody::ExistsPrefix(keys)
         | RequestBody::Remove(keys)
         | RequestBody::Prefetch(keys) => (keys.len() * KEY) as u64,
-        RequestBody::Pin(_, keys) | RequestBody::Lease(_, keys) | RequestBody::Begin(_, keys) => {
-            (keys.len() * KEY) as u64
-        }
+        RequestBody::Pin(_, keys)
+        | RequestBody::Lease(_, keys)
+        | RequestBody::Begin(_, keys)
+        | RequestBody::Hint(_, keys) => (keys.len() * KEY) as u64,
         RequestBody::View(_, keys) => (keys.len() * (KEY + 3 * ViewItem::BYTES)) as u64,
         RequestBody::Events(_) => (event_log::PIECE * (KEY + 3 * EventItem::BYTES)) as u64,
         RequestBody::Clear(_)

@@ -418,6 +418,7 @@ impl Server {
             RequestBody::Pin(..)
             | RequestBody::Unpin(_)
             | RequestBody::Lease(..)
+            | RequestBody::Hint(..)
             | RequestBody::Begin(..)
             | RequestBody::Abort(_)
             | RequestBody::Hold(_)

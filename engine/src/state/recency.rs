@@ -51,7 +51,8 @@ pub(crate) fn prefetch(shared: &Shared, found: &[FoundObject]) {
 /// Record requests without the lock. The lock is taken only for objects whose tick in the index is
 /// stale; the current tick changes 4096 times per lap of the log.
 pub(crate) fn record(shared: &Shared, found: &[FoundObject], at: Recency) {
-    shared.hints.requested(found.iter().map(|object| object.fingerprint));
+    let found_now = found.iter().map(|object| object.fingerprint);
+    shared.hints.requested(found_now, || shared.now());
     let last_requests = &shared.read_view.last_requests;
     let in_memory = found.iter().filter(|object| object.frame != NO_FRAME);
     in_memory.for_each(|object| {

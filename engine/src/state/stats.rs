@@ -201,6 +201,12 @@ pub struct Stats {
     /// Of those that are measured, hints that turned out wrong: the session's last pages were
     /// requested again.
     pub hints_ended_wrong: u64,
+    /// Hints that a session is expected back.
+    pub hints_expected: u64,
+    /// Of those, hints that were followed.
+    pub hints_expected_followed: u64,
+    /// Of those that are measured, hints whose session did not go on in time.
+    pub hints_expected_wrong: u64,
     /// Segments sealed.
     pub segments_sealed: u64,
     /// Segments reclaimed.

@@ -3,8 +3,9 @@
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::{FrameId, WATCHED_PAGES};
 
-use crate::api::error::{Error, Result};
-use crate::api::hint::Hint;
+use crate::api::error::Result;
+use crate::api::hint::{Hint, Priority, check_namespace};
+use crate::memory::pins::ClientName;
 use crate::memory::visibility::VisibilityFilter;
 use crate::read::pin;
 use crate::state::hints::page_of;
@@ -13,17 +14,36 @@ use crate::state::shared::Shared;
 /// Objects that are demoted under one acquisition of the lock.
 const LOCKED_OBJECTS: usize = 256;
 
+/// The holder of what this process retains; no client has this name.
+const THIS_PROCESS: &str = "hints of this process";
+
 /// See [`crate::Store::hint`].
 pub(crate) fn hint(shared: &Shared, keys: &[ObjectKey], hint: Hint) -> Result<usize> {
+    hint_of(shared, &ClientName::from(THIS_PROCESS), keys, hint)
+}
+
+/// As [`hint`], of this client.
+pub(crate) fn hint_of(
+    shared: &Shared,
+    client: &ClientName,
+    keys: &[ObjectKey],
+    hint: Hint,
+) -> Result<usize> {
     shared.check_open()?;
     let Some(first) = keys.first() else { return Ok(0) };
-    if let Some(other) = keys.iter().find(|key| key.namespace() != first.namespace()) {
-        return Err(Error::invalid(format!(
-            "a hint is for objects of one namespace: give one hint for each key={other}"
-        )));
-    }
+    check_namespace(keys)?;
     match hint {
-        Hint::Retain(duration) => pin::retain(shared, keys, duration),
+        Hint::Retain(duration) => pin::retain(shared, client, keys, duration),
+        Hint::ExpectedBack(duration) => {
+            let (last, now) = (last_pages(shared, keys), shared.now());
+            let until = now.after(duration);
+            match shared.hints.expected_back(first.namespace(), &last, until, now) {
+                true => pin::lease_for_client(shared, client, keys.iter().copied(), duration),
+                false => Ok(0),
+            }
+        }
+        Hint::Priority(Priority::High) => Ok(prefer(shared, keys)),
+        Hint::Priority(Priority::Low) => Ok(demote(shared, keys, Tiers::Dram)),
         Hint::Demote if shared.ssd.volume.is_some() => Ok(demote(shared, keys, Tiers::Dram)),
         Hint::Demote | Hint::SessionEnded => {
             let last = last_pages(shared, keys);
@@ -56,6 +76,21 @@ fn last_pages(shared: &Shared, keys: &[ObjectKey]) -> Vec<u64> {
     }
     let generation = shared.lock().generation(head.namespace());
     last.iter().rev().map(|key| page_of(shared.fingerprint(key, generation))).collect()
+}
+
+fn prefer(shared: &Shared, keys: &[ObjectKey]) -> usize {
+    let mut preferred = 0;
+    for keys in keys.chunks(LOCKED_OBJECTS) {
+        let core = shared.lock();
+        for key in keys {
+            let fingerprint = shared.fingerprint(key, core.generation(key.namespace()));
+            let found = core.index.find(fingerprint).find(|entry| core.is_visible(entry));
+            let Some(frame) = found.and_then(|entry| entry.frame) else { continue };
+            core.dram.frames.last_requests().prefer(FrameId(frame));
+            preferred += 1;
+        }
+    }
+    preferred
 }
 
 fn demote(shared: &Shared, keys: &[ObjectKey], tiers: Tiers) -> usize {

@@ -7,6 +7,7 @@ use pagelith_layouts::key::ObjectKey;
 
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::events::Events;
+use crate::api::hint::Hint;
 use crate::api::hits::{PagesFound, PagesQuery};
 use crate::api::outcome::{CompletedBatch, FlushReport, GetOutcome, PutOutcome, Ticket};
 use crate::api::page_store::{PageGroup, PagePin, PageSession, PageStore, PageView};
@@ -91,6 +92,10 @@ impl PageStore for Store {
     fn lease(&self, keys: &[ObjectKey], duration: Duration, _: Options) -> Result<usize> {
         self.shared.check_open()?;
         Ok(self.lease(keys, duration))
+    }
+
+    fn hint(&self, keys: &[ObjectKey], hint: Hint, _: Options) -> Result<usize> {
+        self.hint(keys, hint)
     }
 
     fn remove(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {

@@ -19,7 +19,7 @@ pub(crate) fn of(shared: &Shared) -> Stats {
     let rdma_counts = rdma.map(|host| host.counts()).unwrap_or_default();
     let now = shared.now();
     let admission = shared.admission.counts();
-    let hints = shared.hints.counts();
+    let hints = shared.hints.counts(now);
     let mut core = shared.lock();
     core.pins.expire(now);
     let mut c = core.counters.clone();
@@ -67,9 +67,12 @@ pub(crate) fn of(shared: &Shared) -> Stats {
         bytes_reinserted: c.bytes_reinserted,
         ssd_refused: admission.refused,
         ssd_refused_put_again: admission.refused_put_again,
-        hints_ended: hints.given,
-        hints_ended_followed: hints.followed,
-        hints_ended_wrong: hints.wrong,
+        hints_ended: hints.ended.given,
+        hints_ended_followed: hints.ended.followed,
+        hints_ended_wrong: hints.ended.wrong,
+        hints_expected: hints.expected.given,
+        hints_expected_followed: hints.expected.followed,
+        hints_expected_wrong: hints.expected.wrong,
         segments_sealed: c.segments_sealed,
         segments_reclaimed: c.segments_reclaimed,
         checkpoints: c.checkpoints,

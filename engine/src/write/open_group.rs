@@ -234,6 +234,7 @@ impl JoinedGroup {
         let generation = open.generation;
         put::check_bytes(shared, key, &lengths)?;
         let padded = pagelith_layouts::align::align_up(length);
+        core.pins.expire_due(|| shared.now());
         let room = core.check_pending_capacity(shared.now(), Some(self.id.0), padded);
         let extent = room.and_then(|()| {
             filled_extent

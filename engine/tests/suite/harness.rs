@@ -23,9 +23,9 @@ use pagelith::transport::link_error::LinkError;
 use pagelith::transport::rdma::host::RdmaHost;
 use pagelith::transport::rdma::rdma_use::RdmaUse;
 use pagelith::{
-    ErrorKind, Events, FlushReport, GetOutcome, GetSlice, Options, PageGroup, PagePin, PageStore,
-    PagesFound, PagesQuery, Put, PutGroup, PutOutcome, PutSlice, RequestEpoch, Result, Size,
-    Source,
+    ErrorKind, Events, FlushReport, GetOutcome, GetSlice, Hint, Options, PageGroup, PagePin,
+    PageStore, PagesFound, PagesQuery, Put, PutGroup, PutOutcome, PutSlice, RequestEpoch, Result,
+    Size, Source,
 };
 use pagelith_sim::clock::SimClock;
 use pagelith_sim::link::SimNet;
@@ -304,6 +304,10 @@ impl Store {
 
     pub fn prefetch(&self, keys: &[ObjectKey], options: Options) -> usize {
         self.pages().prefetch(keys, options).expect("the store answers")
+    }
+
+    pub fn hint(&self, keys: &[ObjectKey], hint: Hint) -> Result<usize> {
+        self.pages().hint(keys, hint, Options::default())
     }
 
     pub fn exists_prefix(&self, keys: &[ObjectKey], options: Options) -> usize {

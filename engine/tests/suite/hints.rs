@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use super::harness::Store;
 use super::random_queries::{objects, page};
+use pagelith::config::DramPolicy;
 use pagelith::layouts::key::{ObjectKey, Role};
-use pagelith::{ErrorKind, Hint, Options, PutOutcome, PutSlice, Size};
+use pagelith::{ErrorKind, Hint, Options, Priority, PutOutcome, PutSlice, Size};
 
 use super::env::TestEnv;
 use super::helpers::*;
 
 const LEN: usize = 64 << 10;
+const DAY: Duration = Duration::from_secs(86_400);
 
 /// A store without SSD that has room for 8 objects, with objects 0 to 7.
 fn full(world: &TestEnv) -> Store {
@@ -115,18 +117,127 @@ pub fn retained_pages_stay_and_take_at_most_a_quarter(world: &TestEnv) {
         return; // All objects would be one.
     }
     let store = full(world);
-    let day = Duration::from_secs(86_400);
-    assert_eq!(store.hint(&[key(0), key(1), key(99)], Hint::Retain(day)), Ok(2));
-    let refused = store.hint(&[key(2)], Hint::Retain(day)).expect_err("more than a quarter");
+    assert_eq!(store.hint(&[key(0), key(1), key(99)], Hint::Retain(DAY)), Ok(2));
+    let refused = store.hint(&[key(2)], Hint::Retain(DAY)).expect_err("more than a quarter");
     assert_eq!(refused.kind, ErrorKind::Busy, "{refused}");
     store_pages(&store, 20..32, LEN);
     assert_eq!(present(&store, &[key(0), key(1), key(2)]), [true, true, false]);
 }
 
+pub fn pages_retained_before_their_put_stay_and_take_at_most_a_quarter(world: &TestEnv) {
+    if !world.tells_keys_apart() {
+        return; // All objects would be one.
+    }
+    let store = full(world);
+    let early = [key(20), key(21), key(22)];
+    assert_eq!(store.hint(&early, Hint::Retain(DAY)), Ok(0), "none is present");
+    store_pages(&store, 20..23, LEN);
+    assert_eq!(store.stats().objects_leased, 2);
+    store_pages(&store, 40..52, LEN);
+    assert_eq!(present(&store, &early), [true, true, false]);
+    let many: Vec<_> = (1000..17_385).map(key).collect();
+    let refused = store.hint(&many, Hint::Retain(DAY)).expect_err("too many");
+    assert_eq!(refused.kind, ErrorKind::Busy, "{refused}");
+    assert!(refused.message.starts_with("too many objects are retained before"), "{refused}");
+}
+
+pub fn group_retained_before_its_put_is_leased_whole(world: &TestEnv) {
+    if !world.tells_keys_apart() {
+        return; // All objects would be one.
+    }
+    let store = full(world);
+    let page = [key_in(namespace("m"), 20, "k"), key_in(namespace("m"), 20, "v")];
+    assert_eq!(store.hint(&page, Hint::Retain(DAY)), Ok(0));
+    let bytes = bytes(1, LEN);
+    let pieces: [&[u8]; 1] = [&bytes];
+    let group = page.map(|key| PutSlice { key, pieces: &pieces });
+    assert_eq!(store.put_groups(&[&group], Options::default()), [Ok(PutOutcome::Stored)]);
+    store_pages(&store, 40..52, LEN);
+    assert_eq!(present(&store, &page), [true, true]);
+}
+
+pub fn page_put_after_its_retention_ended_is_not_kept(world: &TestEnv) {
+    let Some(sim) = world.sim().filter(|_| world.tells_keys_apart()) else {
+        return; // The clock must be moved.
+    };
+    let store = full(world);
+    assert_eq!(store.hint(&[key(20)], Hint::Retain(Duration::from_secs(1))), Ok(0));
+    sim.runtime.run_for(Duration::from_secs(2));
+    store_pages(&store, 20..21, LEN);
+    assert_eq!(store.stats().objects_leased, 0);
+    store_pages(&store, 40..52, LEN);
+    assert_eq!(present(&store, &[key(20)]), [false]);
+}
+
+pub fn pages_expected_back_stay_until_then(world: &TestEnv) {
+    if !world.tells_keys_apart() {
+        return; // All objects would be one.
+    }
+    let store = full(world);
+    let hour = Hint::ExpectedBack(Duration::from_secs(3600));
+    assert_eq!(store.hint(&[key(0), key(1), key(99)], hour), Ok(2));
+    let refused = store.hint(&[key(2)], hour).expect_err("more than a quarter");
+    assert_eq!(refused.kind, ErrorKind::Busy, "{refused}");
+    store_pages(&store, 20..32, LEN);
+    assert_eq!(present(&store, &[key(1), key(2)]), [true, false]);
+    let stats = store.stats();
+    assert_eq!((stats.hints_expected, stats.hints_expected_wrong), (2, 0));
+    if let Some(sim) = world.sim() {
+        sim.runtime.run_for(Duration::from_secs(3601));
+        store_pages(&store, 40..52, LEN);
+        assert_eq!(present(&store, &[key(0)]), [false]);
+        assert_eq!(store.stats().hints_expected_wrong, 1, "page 2 did not come back");
+    }
+}
+
+pub fn caller_whose_sessions_do_not_return_is_not_followed(world: &TestEnv) {
+    let Some(sim) = world.sim().filter(|_| world.tells_keys_apart()) else {
+        return; // The clock must be moved.
+    };
+    let store = full(world);
+    let other = key_in(namespace("other"), 1, "k");
+    put(&store, other, &bytes(1, LEN)).expect("stored");
+    let soon = Hint::ExpectedBack(Duration::from_secs(1));
+    let mut followed = 0;
+    for _ in 0..60 {
+        followed += store.hint(&[key(7)], soon).expect("within the bounds");
+        sim.runtime.run_for(Duration::from_secs(2));
+    }
+    assert!((1..20).contains(&followed), "{followed}");
+    let stats = store.stats();
+    assert_eq!((stats.hints_expected, stats.hints_expected_wrong), (60, 60));
+    assert_eq!(stats.hints_expected_followed, followed as u64);
+    // Another namespace has hints of its own.
+    assert_eq!(store.hint(&[other], soon), Ok(1));
+}
+
+pub fn page_of_low_priority_leaves_first_and_one_of_high_priority_later(world: &TestEnv) {
+    if !world.tells_keys_apart() {
+        return; // All objects would be one.
+    }
+    let mut config = world.memory_config(Size::kib(8 * 64));
+    config.dram.policy = DramPolicy::S3Fifo;
+    let store = world.open(&config);
+    store_pages(&store, 0..8, LEN);
+    assert_eq!(store.hint(&[key(0), key(99)], Hint::Priority(Priority::High)), Ok(1));
+    assert_eq!(store.hint(&[key(6)], Hint::Priority(Priority::Low)), Ok(1));
+    store_page(&store, 20, LEN);
+    assert_eq!(present(&store, &[key(6)]), [false]);
+    store_pages(&store, 21..33, LEN);
+    assert_eq!(present(&store, &[key(0), key(1), key(5)]), [true, false, false]);
+}
+
 pub fn hint_for_several_namespaces_is_refused(world: &TestEnv) {
     let store = full(world);
     let keys = [key(0), key_in(namespace("other"), 1, "k")];
-    for hint in [Hint::SessionEnded, Hint::Demote, Hint::Retain(Duration::from_secs(1))] {
+    let second = Duration::from_secs(1);
+    for hint in [
+        Hint::SessionEnded,
+        Hint::Demote,
+        Hint::Retain(second),
+        Hint::ExpectedBack(second),
+        Hint::Priority(Priority::High),
+    ] {
         let refused = store.hint(&keys, hint).expect_err("two namespaces");
         assert_eq!(refused.kind, ErrorKind::Invalid);
         assert!(refused.message.starts_with("a hint is for objects of one namespace"), "{refused}");

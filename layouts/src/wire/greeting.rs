@@ -139,6 +139,8 @@ pub enum Feature {
     /// Bulk bytes travel by RDMA, between queue pairs that both ends agree on after the handshake.
     /// Only an end with a device offers it.
     Rdma = 1 << 22,
+    /// Hints about the future use of objects.
+    Hints = 1 << 23,
 }
 
 impl Feature {
@@ -147,7 +149,7 @@ impl Feature {
     const RESERVED: [Feature; 1] = [Feature::Files];
 
     /// All features, by bit.
-    pub const ALL: [Feature; 21] = [
+    pub const ALL: [Feature; 22] = [
         Feature::Ranges,
         Feature::Groups,
         Feature::Attached,
@@ -169,6 +171,7 @@ impl Feature {
         Feature::Bases,
         Feature::Holds,
         Feature::Rdma,
+        Feature::Hints,
     ];
 
     /// The bits of the features that every process of this build has: all except RDMA, which needs
@@ -208,6 +211,7 @@ impl Feature {
             Feature::Bases => "bases",
             Feature::Holds => "holds",
             Feature::Rdma => "rdma",
+            Feature::Hints => "hints",
         }
     }
 

@@ -26,8 +26,9 @@ structure! {
     /// numbers; or a text; or events; or views.
     pub struct OutcomeHead = 40 {
         /// Form: 1 items (get, put), 2 bits (exists, missing), 3 a number (exists prefix, remove,
-        /// clear, ping, pin, unpin, lease, begin, prefetch, commit, abort, hold, release, used), 4
-        /// flushed, 5 a text (stats), 6 failed as a whole, 7 events, 8 views; 0 is never valid.
+        /// clear, ping, pin, unpin, lease, begin, prefetch, commit, abort, hold, release, used,
+        /// hint), 4 flushed, 5 a text (stats), 6 failed as a whole, 7 events, 8 views; 0 is never
+        /// valid.
         form: u8,
         /// Verb of the request.
         verb: u8,
@@ -45,8 +46,8 @@ structure! {
         text_bytes: u32,
         /// The kernel's errno of a failure; zero if none.
         errno: i32,
-        /// Number of keys that are present (exists prefix, pin, lease, used), are being read
-        /// (prefetch) or were present (remove, unpin); generation after a clear; state of a group
+        /// Number of keys that are present (exists prefix, pin, lease, used), follow the hint
+        /// (hint), are being read (prefetch) or were present (remove, unpin); generation after a clear; state of a group
         /// after a commit (3, 4 or 5, as of an item); 1 if the hold was in force (release);
         /// position of the next event, never zero (events); number of keys of bases (items); else
         /// zero.
@@ -271,7 +272,9 @@ fn form_of(verb: Verb) -> u8 {
         Verb::Get | Verb::Put | Verb::PutAttached | Verb::PutParts | Verb::PutInto => FORM_ITEMS,
         Verb::Exists | Verb::Missing => FORM_BITS,
         Verb::ExistsPrefix | Verb::Remove | Verb::Clear | Verb::Ping => FORM_NUMBER,
-        Verb::Pin | Verb::Unpin | Verb::Lease | Verb::Prefetch | Verb::Used => FORM_NUMBER,
+        Verb::Pin | Verb::Unpin | Verb::Lease | Verb::Prefetch | Verb::Used | Verb::Hint => {
+            FORM_NUMBER
+        }
         Verb::Begin | Verb::Commit | Verb::Abort | Verb::Hold | Verb::Release => FORM_NUMBER,
         Verb::Flush => FORM_FLUSHED,
         Verb::Stats => FORM_TEXT,

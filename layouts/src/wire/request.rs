@@ -14,14 +14,14 @@ use crate::record::OBJECT_BYTES_MAX;
 
 structure! {
     /// Start of a request's body. It is followed by `item_count` keys (exists, prefix, remove, pin,
-    /// lease, begin, prefetch, view, used), get items or put items; then `group_count` keys of
+    /// lease, begin, prefetch, view, used, hint), get items or put items; then `group_count` keys of
     /// bases (attached puts only) or `required_count` keys (parts only); then `checksum_count`
     /// checksums of 16 bytes.
     pub struct RequestHead = 64 {
         /// Verb: 1 exists, 2 exists prefix, 3 get, 4 put, 5 put attached, 6 remove, 7 clear, 8
         /// flush, 9 stats, 10 ping, 11 put parts, 12 pin, 13 unpin, 14 lease, 15 begin, 16 put
         /// into, 17 commit, 18 abort, 19 missing, 20 events, 21 prefetch, 22 view, 23 hold, 24
-        /// release, 25 used; 0 is never valid.
+        /// release, 25 used, 26 hint; 0 is never valid.
         verb: u8,
         /// Bit 0: the sender is a store that has this one as a peer. The request is then answered
         /// from local objects and not forwarded to other stores. Other bits are zero.
@@ -49,9 +49,9 @@ structure! {
         namespace: NamespaceId,
         /// The client's name of a pin (pin, unpin, view) or an open group (begin, put into,
         /// commit, abort, missing) or a hold (hold, release), of this connection; how many
-        /// milliseconds (lease), how many bytes (used). At least 1 there. From where on (events), 0
-        /// for what happens from now on. Reserved, of any value (put, put attached, put parts).
-        /// Else zero.
+        /// milliseconds (lease), how many bytes (used), which hint (hint, see the text). At least 1
+        /// there. From where on (events), 0 for what happens from now on. Reserved, of any value
+        /// (put, put attached, put parts). Else zero.
         number: u64,
     }
 }
@@ -149,6 +149,8 @@ verbs! {
     Release = 24,
     /// Reserved: by it clients of earlier builds reported what they copied without asking.
     Used = 25,
+    /// Hint about the future use of objects.
+    Hint = 26,
 }
 
 impl Verb {
@@ -290,6 +292,9 @@ pub enum RequestBody<'a> {
     Release(u64),
     /// Reserved: these were copied from memory that is shown; the number of bytes in all.
     Used(u64, List<'a, ObjectKey>),
+    /// A hint about the future use of these objects, by the number of its
+    /// [`WireHint`](super::hint::WireHint).
+    Hint(u64, List<'a, ObjectKey>),
 }
 
 impl RequestBody<'_> {
@@ -323,6 +328,7 @@ impl RequestBody<'_> {
             RequestBody::Hold(_) => Verb::Hold,
             RequestBody::Release(_) => Verb::Release,
             RequestBody::Used(..) => Verb::Used,
+            RequestBody::Hint(..) => Verb::Hint,
         }
     }
 }
@@ -357,6 +363,7 @@ pub fn encode(terms: RequestOptions, ask: &RequestBody<'_>) -> Vec<u8> {
         RequestBody::Pin(number, keys)
         | RequestBody::View(number, keys)
         | RequestBody::Used(number, keys)
+        | RequestBody::Hint(number, keys)
         | RequestBody::Lease(number, keys)
         | RequestBody::Begin(number, keys) => {
             (head.number, head.item_count, parts[0]) = (*number, keys.len() as u32, keys.bytes());
@@ -415,7 +422,9 @@ fn check_counts(head: &RequestHead, verb: Verb) -> Result<(), FormatError> {
             (false, false, false)
         }
         Verb::PutInto => (true, true, true),
-        Verb::Pin | Verb::View | Verb::Lease | Verb::Begin | Verb::Used => (true, false, true),
+        Verb::Pin | Verb::View | Verb::Lease | Verb::Begin | Verb::Used | Verb::Hint => {
+            (true, false, true)
+        }
         Verb::Unpin | Verb::Commit | Verb::Abort | Verb::Missing | Verb::Hold | Verb::Release => {
             (false, false, true)
         }
@@ -461,6 +470,7 @@ fn decode_body<'a>(
         Verb::Pin => RequestBody::Pin(head.number, keys(rest, head.item_count)?),
         Verb::View => RequestBody::View(head.number, keys(rest, head.item_count)?),
         Verb::Used => RequestBody::Used(head.number, keys(rest, head.item_count)?),
+        Verb::Hint => RequestBody::Hint(head.number, keys(rest, head.item_count)?),
         Verb::Lease => RequestBody::Lease(head.number, keys(rest, head.item_count)?),
         Verb::Unpin => RequestBody::Unpin(head.number),
         Verb::Begin => RequestBody::Begin(head.number, keys(rest, head.item_count)?),

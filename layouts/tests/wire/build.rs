@@ -7,6 +7,7 @@ use pagelith_layouts::key::{ObjectKey, Role};
 use pagelith_layouts::wire::auth::{ChallengeBody, ProofBody};
 use pagelith_layouts::wire::greeting::{self, Feature, Greeting, Refusal, RefusalReason};
 use pagelith_layouts::wire::head::{self, HeadFacts};
+use pagelith_layouts::wire::hint::WireHint;
 use pagelith_layouts::wire::outcome::{
     BaseRef, CauseTag, ErrorTag, EventItem, Failure, Flushed, Item, ItemOutcome, OutcomeToSend,
     RegionExtent, TierTag, ViewItem, WireEvent, digest,
@@ -148,6 +149,9 @@ pub(crate) fn for_open_group() -> PutBuilder {
     put
 }
 
+/// A hint with a duration.
+pub(crate) const HINT: WireHint = WireHint::Retain { ms: 60_000 };
+
 fn requests() -> Vec<Named> {
     let (keys, terms) =
         (keys(), RequestOptions { deadline_ms: 250, depth: 3, request: 7, from_store: false });
@@ -183,6 +187,7 @@ fn requests() -> Vec<Named> {
         ("request_hold", RequestBody::Hold(8)),
         ("request_release", RequestBody::Release(8)),
         ("request_used", RequestBody::Used(135_536, List::of(&keys[..2]))),
+        ("request_hint", RequestBody::Hint(HINT.number(), List::of(&keys[..2]))),
     ];
     let frame = |ask| control(&Frame::new(FrameKind::Request, OP, request::encode(terms, ask)));
     asks.iter().map(|(name, ask)| (*name, frame(ask))).collect()
@@ -254,6 +259,7 @@ fn outcomes() -> Vec<Named> {
         ("outcome_hold", Verb::Hold, OutcomeToSend::Number(0)),
         ("outcome_release", Verb::Release, OutcomeToSend::Number(1)),
         ("outcome_used", Verb::Used, OutcomeToSend::Number(2)),
+        ("outcome_hint", Verb::Hint, OutcomeToSend::Number(2)),
         ("outcome_events", Verb::Events, OutcomeToSend::Events(&events, 45, 3)),
         ("outcome_failed", Verb::Get, OutcomeToSend::Failed(failed)),
     ];

@@ -145,6 +145,7 @@ fn read_request(body: &[u8]) -> bool {
         | RequestBody::Prefetch(keys)
         | RequestBody::View(_, keys)
         | RequestBody::Used(_, keys)
+        | RequestBody::Hint(_, keys)
         | RequestBody::Pin(_, keys)
         | RequestBody::Lease(_, keys)
         | RequestBody::Begin(_, keys) => {

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 
 use pagelith_layouts::checksum::{BLOCK_BYTES, key_hash};
 use pagelith_layouts::wire::greeting::{Greeting, Refusal};
+use pagelith_layouts::wire::hint::WireHint;
 use pagelith_layouts::wire::outcome::{
     self, DecodedOutcome, RegionExtent, TierTag, WireEvent, digest,
 };
@@ -172,6 +173,10 @@ fn golden_requests_are_read_in_every_field() {
     read("hold", &|ask| assert_eq!(ask, RequestBody::Hold(8)));
     read("release", &|ask| assert_eq!(ask, RequestBody::Release(8)));
     read("used", &|ask| assert_eq!(ask, RequestBody::Used(135_536, List::of(&keys()[..2]))));
+    read("hint", &|ask| {
+        let RequestBody::Hint(number, keys) = ask else { panic!("{ask:?}") };
+        assert_eq!((WireHint::from_number(number), keys.len()), (Some(HINT), 2));
+    });
     read("lease", &|ask| assert_eq!(ask, RequestBody::Lease(60_000, List::of(&keys()[..2]))));
     for (name, verb) in [
         ("exists_prefix", Verb::ExistsPrefix),

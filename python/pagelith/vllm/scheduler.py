@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pagelith
 
 from .hashes import Missed, page_of
+from .hints import give, hints_of
 from .messages import Load, Named, Paged, Plan, Report, State, Step
 from .names import keys_of
 from .opened import Opened
@@ -201,6 +202,15 @@ class Scheduler:
         """The request has ended. Its saves end with their step, so its blocks are free."""
         self._looked_up.pop(request.request_id, None)
         self._tracked.pop(request.request_id, None)
+        hints = hints_of(request, self._failures)
+        if self._settings.save_async:
+            # Saves of its last pages may follow, which would count as requests of an ended session.
+            hints = [hint for hint in hints if hint[0] != "session_ended"]
+        if hints:
+            pages = [page_of(one) for one in self._pools.names(request.block_hashes, 0, request.num_tokens // self._pools.tokens)]
+            columns = [key.on_pages(pages) for keys in self._keys for key in keys]
+            keys = [key for page in zip(*columns, strict=True) for key in page]
+            give(self._store, hints, keys, self._settings.exists_timeout_ms / 1000, self._failures)
 
     def clear(self) -> bool:
         """Make all objects in these namespaces invisible, for every server that shares them; other

@@ -24,6 +24,7 @@ from ..settings import PoolSettings, milliseconds, of_type, threads
 from ..threads import submit
 from .events import EVENTS_MAX, ChunkEvents
 from .hashes import Missed, page_of
+from .hints import Named, RequestHints, give
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +99,7 @@ class PagelithTier(SecondaryTierManager):
         # Lookups in an embedded store do not block.
         self._lookup_manager = _Lookups(self) if self.settings.attach is not None else None
         self._failed = Missed()
+        self._hints = RequestHints(self._failures)
         self._finished: queue.SimpleQueue[JobResult] = queue.SimpleQueue()
         self._open = 0
         self._settled = threading.Condition()
@@ -107,6 +109,7 @@ class PagelithTier(SecondaryTierManager):
     # Called by the scheduler.
 
     def lookup(self, key: Any, req_context: Any) -> LookupResult:
+        self._hints.seen(req_context, [key])
         if key in self._failed:
             return LookupResult.MISS
         if self._lookup_manager is None:
@@ -125,11 +128,22 @@ class PagelithTier(SecondaryTierManager):
             return [False] * len(keys)
 
     def on_new_request(self, req_context: Any) -> RequestOffloadingContext:
+        self._hints.begin(req_context)
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: Any) -> None:
         if self._lookup_manager is not None:
             self._lookup_manager.cleanup(req_context.req_id)
+        hints, keys = self._hints.finished(req_context)
+        if keys:
+            try:
+                # After the jobs that were submitted before.
+                submit(self._writes, self._give, hints, keys)
+            except RuntimeError as error:
+                self._failures.call("hint", error)
+
+    def _give(self, hints: list[Named], keys: Collection[Any]) -> None:
+        give(self._store, hints, [self._key(key) for key in keys], None, self._failures)
 
     def on_schedule_end(self, context: Any) -> None:
         if self._lookup_manager is not None:
@@ -148,20 +162,22 @@ class PagelithTier(SecondaryTierManager):
         self._submit(self._reads, job_metadata, keys, self._load_chunks)
 
     def _submit(self, threads: ThreadPoolExecutor, job: Any, keys: list[Any], body: Callable[..., list[bool]]) -> None:
+        late = self._hints.seen(job.req_context, keys)
         rows = [(self._base + int(row) * self._block_size_bytes, self._block_size_bytes) for row in job.chunk_ids]
         with self._settled:
             self._open += 1
         try:
-            submit(threads, self._run, job.job_id, keys, rows, body)
+            submit(threads, self._run, job.job_id, keys, rows, body, late)
         except RuntimeError as error:
             # The executor was shut down or could not start a thread: the job is reported as failed.
             logger.warning("pagelith: a job of %d chunks was not started: %s", len(keys), error)
             self._end(job.job_id, keys, [False] * len(keys), 0.0)
 
-    def _run(self, job_id: int, keys: list[Any], rows: list[tuple[int, int]], body: Callable[..., list[bool]]) -> None:
+    def _run(self, job_id: int, keys: list[Any], rows: list[tuple[int, int]], body: Callable[..., list[bool]], late: list[Named]) -> None:
         started, done = time.monotonic(), [False] * len(keys)
         try:
             done = body(keys, [self._key(key) for key in keys], rows)
+            self._give(late, keys)
         except Exception as error:
             self._failures.call("job", error)
         self._end(job_id, keys, done, time.monotonic() - started)

@@ -74,6 +74,13 @@ impl LastRequests {
         }
     }
 
+    /// The frame counts as requested often, and does not leave first.
+    pub fn prefer(&self, frame: FrameId) {
+        let Some(word) = self.words.get(frame.0 as usize) else { return };
+        let prefer = |known| Some(known & !LEAVES_FIRST | u64::from(USES_MAX));
+        let _ = word.fetch_update(Relaxed, Relaxed, prefer);
+    }
+
     /// Whether the frame leaves first.
     pub fn leaves_first(&self, frame: FrameId) -> bool {
         let word = self.words.get(frame.0 as usize).map(|word| word.load(Relaxed));

@@ -14,6 +14,7 @@
 //! stays outside.
 
 pub mod admission;
+mod expectations;
 mod fifo;
 mod frame;
 mod ghost;
@@ -37,6 +38,7 @@ mod replay_test;
 use std::sync::Arc;
 
 use self::leaving_first::LeavingFirst;
+pub use expectations::Expectations;
 pub use fifo::Fifo;
 pub use frame::{FrameId, FramePolicy, Recency};
 pub use last_requests::LastRequests;

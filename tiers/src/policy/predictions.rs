@@ -7,7 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 
 /// Predictions of a row that are measured at a time.
-const WINDOW: usize = 1024;
+pub(super) const WINDOW: usize = 1024;
 /// Wrong predictions are compared with at least as many predictions, so that one wrong prediction
 /// of a few does not end trust.
 const PREDICTIONS_MIN: usize = 32;
@@ -97,17 +97,18 @@ impl Predictions {
 
     /// Whether the predictions of a row are followed.
     pub fn trusts(&self, row: usize) -> bool {
-        let trusts = |row: &Row| {
-            let measured = row.window.len().max(PREDICTIONS_MIN) as f64;
-            row.wrong as f64 <= (1.0 - self.trust) * measured
-        };
-        self.rows.get(row).is_some_and(trusts)
+        self.rows.get(row).is_some_and(|row| is_trusted(row.wrong, row.window.len(), self.trust))
     }
 
     /// Whether nothing was predicted.
     pub fn is_empty(&self) -> bool {
         self.watched.is_empty()
     }
+}
+
+/// Whether at most the share `1 - trust` of the measured predictions is wrong.
+pub(super) fn is_trusted(wrong: usize, measured: usize, trust: f64) -> bool {
+    wrong as f64 <= (1.0 - trust) * measured.max(PREDICTIONS_MIN) as f64
 }
 
 #[cfg(test)]

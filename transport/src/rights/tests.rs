@@ -46,6 +46,7 @@ fn foreign_namespace_in_any_key_of_a_request_is_refused() {
         RequestBody::Prefetch(List::of(&keys)),
         RequestBody::View(1, List::of(&keys)),
         RequestBody::Used(1, List::of(&keys)),
+        RequestBody::Hint(1, List::of(&keys)),
         RequestBody::Begin(1, List::of(&keys)),
     ] {
         assert_eq!(refused(ask), Some(FOREIGN), "{:?}", ask.verb());
@@ -116,6 +117,7 @@ fn needed(verb: Verb) -> (Option<Right>, bool) {
         Verb::View => (Some(Right::Read), true),
         Verb::Prefetch => (Some(Right::Read), true),
         Verb::Used => (Some(Right::Read), true),
+        Verb::Hint => (Some(Right::Read), true),
         Verb::Events => (Some(Right::Read), false),
         Verb::Begin => (Some(Right::Write), true),
         Verb::Commit => (Some(Right::Write), false),
@@ -155,6 +157,7 @@ fn checked(rights: &Rights, verb: Verb, namespace: NamespaceId) -> Result<(), Ac
         Verb::View => RequestBody::View(1, list),
         Verb::Prefetch => RequestBody::Prefetch(list),
         Verb::Used => RequestBody::Used(1, list),
+        Verb::Hint => RequestBody::Hint(1, list),
         Verb::Events => RequestBody::Events(0),
         Verb::Begin => RequestBody::Begin(1, list),
         Verb::Commit => RequestBody::Commit(1),

@@ -200,7 +200,8 @@ pub fn pendings(
         .without(Feature::AsksAgain)
         .without(Feature::Peers)
         .without(Feature::Bases)
-        .without(Feature::Holds);
+        .without(Feature::Holds)
+        .without(Feature::Hints);
     let client = Handshake::client(offer, key, &*entropy());
     let server = Handshake::server(offer, admission, &*entropy());
     let client =

@@ -8,6 +8,7 @@ use pagelith_io::buffer::Part;
 use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
+use pagelith_layouts::wire::hint::WireHint;
 use pagelith_layouts::wire::put::PutBuilder;
 use pagelith_layouts::wire::request::{RequestBody, RequestOptions};
 
@@ -97,6 +98,36 @@ pub(crate) fn objects_of_all() {
     (100_000..100_060).for_each(|n| _ = put(&env.store, n).expect("arena has room"));
 }
 
+/// `clients` clients retain absent objects, 1024 at a time, until each gets `Busy`; returns the
+/// objects of each.
+fn retained_early(env: &mut BoundsEnv, clients: usize) -> Vec<u64> {
+    let hint = WireHint::Retain { ms: 60_000 }.number();
+    let accepted = env.until_busy(clients, |n, _, ask| {
+        let keys: Vec<ObjectKey> = (n * 1024..(n + 1) * 1024).map(|n| key(n, "k")).collect();
+        ask(RequestBody::Hint(hint, List::of(&keys)));
+    });
+    accepted.into_iter().map(|accepted| accepted * 1024).collect()
+}
+
+pub(crate) fn early_of_one() {
+    let mut env = BoundsEnv::new(0, false);
+    assert_eq!(retained_early(&mut env, 1), [env.value(Bound::EarlyOfClient)]);
+    let hint = WireHint::Retain { ms: 60_000 }.number();
+    let other = env.send(1, &RequestBody::Hint(hint, List::of(&[key(999_999, "k")])));
+    assert_eq!(other, Ok(ControlReply::Number(0)), "another client");
+}
+
+pub(crate) fn early_of_all() {
+    let mut env = BoundsEnv::new(0, false);
+    // As many clients as reach the bound together, and one more.
+    env.connect(CLIENTS);
+    let retained = retained_early(&mut env, CLIENTS);
+    assert_eq!(retained.iter().sum::<u64>(), env.value(Bound::EarlyOfAll), "{retained:?}");
+    let hint = WireHint::Retain { ms: 60_000 }.number();
+    let one_more = env.send(CLIENTS, &RequestBody::Hint(hint, List::of(&[key(999_999, "k")])));
+    assert_eq!(one_more.expect_err("one more").kind, ErrorKind::Busy);
+}
+
 pub(crate) fn lease() {
     let mut env = BoundsEnv::new(1, false);
     let (most, keys) = (env.value(Bound::Lease), [key(0, "k")]);
@@ -105,6 +136,9 @@ pub(crate) fn lease() {
         let refused =
             env.send(client, &RequestBody::Lease(most + 1, List::of(&keys))).expect_err("too long");
         assert_eq!(refused.kind, ErrorKind::Invalid);
+        let hint = WireHint::Retain { ms: most + 1 }.number();
+        let refused = env.send(client, &RequestBody::Hint(hint, List::of(&keys)));
+        assert_eq!(refused.expect_err("too long").kind, ErrorKind::Invalid);
     }
 }
 

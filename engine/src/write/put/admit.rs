@@ -185,6 +185,7 @@ pub(crate) fn reserve_memory(
         QuotaRoom::Exceeded => return AdmitOutcome::OverQuota,
         QuotaRoom::Busy => return AdmitOutcome::NoMemory(quota::no_own_room(namespace)),
     }
+    core.pins.expire_due(|| shared.now());
     let mut reserve = |core: &mut Core| group_memory::reserve_group(core, group, &mut reservation);
     let reserved = reserve(core) || {
         core.expire(shared.now());

@@ -17,6 +17,7 @@ use crate::memory::departed::Departure;
 use crate::memory::frames::{FrameData, FrameMember, FrameRef, FrameState};
 use crate::memory::index::{Entry, TICK_MODULUS, name_of};
 use crate::memory::visibility::VisibilityFilter;
+use crate::read::pin;
 use crate::state::core::Core;
 use crate::state::pending_groups::AttachedGroup;
 use crate::state::put_spec::{Location, PutKind, PutOrigin};
@@ -115,8 +116,7 @@ pub(crate) fn publish(
         ssd.queue.push_frames(frames.iter().copied());
     }
     count_put(core, origin, data.namespace, (objects, bytes));
-    // Pages of an ended session that left come back as puts.
-    shared.hints.requested(data.members.iter().map(|m| m.fingerprint));
+    follow_hints(shared, core, &data.members);
     if core.pending_groups.has_attached() {
         let keys: Vec<_> = data.members.iter().map(|m| m.key).collect();
         publish_waiting(shared, core, &keys, generation, &mut frames);
@@ -226,10 +226,15 @@ fn attach(
         debug_assert!(linked.is_ok(), "{linked:?}");
     }
     count_put(core, origin, base.namespace(), (objects, bytes));
-    // As for other groups: states of an ended session come back too.
-    shared.hints.requested(data.members.iter().map(|m| m.fingerprint));
+    follow_hints(shared, core, &data.members);
     supersede(shared, core, &data.members, generation);
     Ok(Published { outcome: PutOutcome::Stored, frames })
+}
+
+/// Hints for objects that are stored now. Those of a session that left come back as puts.
+fn follow_hints(shared: &Shared, core: &mut Core, members: &[FrameMember]) {
+    shared.hints.requested(members.iter().map(|m| m.fingerprint), || shared.now());
+    pin::begin_early_leases(shared, core, members.iter().map(|m| (m.key, m.fingerprint)));
 }
 
 /// If these objects are a state that supersedes another, that leaves DRAM first.

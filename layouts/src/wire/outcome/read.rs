@@ -15,7 +15,7 @@ pub enum DecodedOutcome<'a> {
     /// Of exists and missing: one bit per item.
     Bits(Bits<'a>),
     /// Of exists prefix, remove, clear, ping, pin, unpin, lease, begin, commit, abort, prefetch,
-    /// hold, release and used.
+    /// hold, release, used and hint.
     Number(u64),
     /// Of flush.
     Flushed(Flushed),
