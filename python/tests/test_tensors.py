@@ -131,7 +131,7 @@ class Tensors(unittest.TestCase):
             (Tensor([10_000], bits=4), BufferError, "not whole bytes"),
             (Tensor([-1]), BufferError, "not contiguous"),
             (Tensor([2**62, 2**62]), BufferError, "not contiguous"),
-            (Tensor([5000], device=CUDA), pagelith.InvalidError, "not in host memory device_type=2"),
+            (Tensor([5000], device=CUDA), pagelith.InvalidError, "cuda:0 is not bound to this store"),
             (Tensor([5000], device=CUDA, said=CPU), pagelith.InvalidError, "not in host memory"),
             (Tensor([5000], name=b"used_dltensor"), ValueError, "PyCapsule_GetPointer"),
         ]
