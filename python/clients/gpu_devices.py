@@ -1,5 +1,5 @@
-"""Measurements of `gpu.py` with memory of the GPU in puts and gets, beside a bare copy of the same
-bytes and beside a host pool that is copied by the program. Names no framework: a test runs it over a
+"""Measurements of `gpu.py` with memory of the GPU in puts and gets, next to a bare copy of the same
+bytes and next to a host pool that is copied by the program. Names no framework: a test runs it over a
 fake driver."""
 
 import collections

@@ -122,7 +122,7 @@ fn wrong_lengths_and_foreign_memory_are_refused_one_by_one() {
     bench.end();
 }
 
-/// Reads of a range need staging memory for whole blocks, beside the destination's.
+/// Reads of a range need staging memory for whole blocks, as well as that of the destination.
 #[test]
 fn range_arrives_or_is_refused_at_once_however_near_half_of_staging() {
     let home = tempfile::tempdir().expect("a directory");

@@ -1,8 +1,8 @@
 //! Ascend's Computing Language, from `libascendcl.so`.
 //!
-//! A device's default context is bound, which `aclrtSetDevice` made on the calling thread. Each call
-//! of `aclrtSetDevice` keeps the device until one of `aclrtResetDevice`. No call takes a thread's
-//! context away.
+//! A device's default context is bound, which `aclrtSetDevice` made on the calling thread. Each
+//! call of `aclrtSetDevice` keeps the device until one of `aclrtResetDevice`. No call takes a
+//! thread's context away.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut, with_exposed_provenance, with_exposed_provenance_mut};

@@ -14,7 +14,7 @@ const THREADS_MAX: usize = 8;
 const PREFERRED: c_int = 1;
 /// Highest number of a node that is preferred.
 const NODE_MAX: u32 = 63;
-/// Bits of the mask of nodes, and one: the kernel uses one less than it is told.
+/// Bits of the mask of nodes, and one: the kernel uses one less than this.
 const MASK_BITS: c_ulong = 65;
 
 /// Make all pages resident, new ones on `node`. Contents stay. Pages that cannot be populated here,
