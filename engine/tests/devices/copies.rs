@@ -128,7 +128,7 @@ fn range_arrives_or_is_refused_at_once_however_near_half_of_staging() {
     let home = tempfile::tempdir().expect("a directory");
     let config = config(&home, pin(DriverKind::Cuda));
     let store = open(&config);
-    let whole: Vec<u8> = (0..700_000).map(|at| (at * 7 >> 3) as u8).collect();
+    let whole: Vec<u8> = (0..700_000).map(|at| ((at * 7) >> 3) as u8).collect();
     let object = PutSlice { key: key(1), pieces: &[&whole] };
     assert_eq!(store.put_batch(&[object], Options::default()), [Ok(PutOutcome::Stored)]);
     store.close().expect("durable");
