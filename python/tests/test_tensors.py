@@ -30,6 +30,7 @@ class Structure(ctypes.Structure):
 
 
 DESTRUCTOR = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+DESTRUCTORS = []
 NEW = ctypes.pythonapi.PyCapsule_New
 NEW.restype = ctypes.py_object
 NEW.argtypes = [ctypes.c_void_p, ctypes.c_char_p, DESTRUCTOR]
@@ -57,6 +58,8 @@ class Tensor:
             byte_offset=skip,
         )
         self.destructor = DESTRUCTOR(self.drop)
+        # A batch may keep the capsule longer than the program keeps the tensor.
+        DESTRUCTORS.append(self.destructor)
 
     def drop(self, _capsule):
         self.dropped += 1
