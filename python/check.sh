@@ -23,16 +23,17 @@ if [ "$what" != test ]; then
     "$python" -m venv "$out/env"
     CARGO_TARGET_DIR=$out MATURIN_PEP517_ARGS="--profile $profile" "$out/env/bin/pip" wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$out/wheels" .
     "$out/env/bin/pip" install --quiet --disable-pip-version-check --no-index "$out/wheels"/pagelith-*.whl
-    # The store process for tests that attach, and the fake verbs library: as the workspace's tests
+    # The store process for tests that attach, and the fake verbs library and driver: as the workspace's tests
     # build them, so that their crates are built once.
-    cargo build --quiet --profile test --manifest-path ../Cargo.toml --target-dir "${CARGO_TARGET_DIR:-../target}" -p pagelith-cli -p pagelith-fake-verbs
+    cargo build --quiet --profile test --manifest-path ../Cargo.toml --target-dir "${CARGO_TARGET_DIR:-../target}" -p pagelith-cli -p pagelith-fake-verbs -p pagelith-fake-device
     # A store over RDMA, from the wheel's crates.
     cargo build --quiet --profile "$profile" --target-dir "$out" -p pagelith-rdma-store
 fi
 STORE_PROGRAM=$(realpath "${CARGO_TARGET_DIR:-../target}/debug/pagelith")
 FAKE_VERBS=$(realpath "${CARGO_TARGET_DIR:-../target}/debug/libpagelith_fake_verbs.so")
+FAKE_DEVICE=$(realpath "${CARGO_TARGET_DIR:-../target}/debug/libpagelith_fake_device.so")
 RDMA_STORE=$(realpath "$out/$profile/libpagelith_rdma_store.so")
-export STORE_PROGRAM FAKE_VERBS RDMA_STORE
+export STORE_PROGRAM FAKE_VERBS FAKE_DEVICE RDMA_STORE
 # Not in this directory, where Python would import the sources instead of the wheel.
 cd "$out"
 if [ "$what" != test ]; then

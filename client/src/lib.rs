@@ -14,6 +14,7 @@ pub mod client;
 pub mod rpc;
 
 pub use api::batch_queue::{BatchCompletion, BatchQueue};
+pub use api::device::pieces::{DeviceGet, DeviceGroup, DevicePut};
 pub use api::error::{Error, ErrorKind, Result};
 pub use api::events::{Event, Events};
 pub use api::hint::{Hint, Priority};

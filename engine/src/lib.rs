@@ -50,10 +50,10 @@ pub(crate) use pagelith_client::api;
 pub use pagelith_client::client;
 pub use pagelith_client::{
     BatchCompletion, BatchQueue, CloseReport, CompletedBatch, CompletedGet, CompletedPut,
-    Destination, Error, ErrorKind, Event, Events, FlushReport, Get, GetOutcome, GetSlice, Hint,
-    HitPolicy, MissCause, Options, PageGroup, PagePin, PageSession, PageStore, PageView,
-    PagesFound, PagesQuery, PoolQuery, Priority, Put, PutGroup, PutOutcome, PutSlice, RequestEpoch,
-    Result, Source, Ticket, Tier,
+    Destination, DeviceGet, DeviceGroup, DevicePut, Error, ErrorKind, Event, Events, FlushReport,
+    Get, GetOutcome, GetSlice, Hint, HitPolicy, MissCause, Options, PageGroup, PagePin,
+    PageSession, PageStore, PageView, PagesFound, PagesQuery, PoolQuery, Priority, Put, PutGroup,
+    PutOutcome, PutSlice, RequestEpoch, Result, Source, Ticket, Tier,
 };
 pub use pagelith_io as io;
 pub use pagelith_io::buffer::AlignedBuf;
@@ -66,8 +66,6 @@ pub use read::pin::Pin;
 pub use read::view::View;
 pub use state::stats::{LimitStats, NamespaceStats, Stats};
 pub use store::builder::StoreBuilder;
-pub use store::device_get::DeviceGet;
-pub use store::device_put::DevicePut;
 pub use store::embedded::Store;
 pub use store::group::Group;
 pub use store::key_file;

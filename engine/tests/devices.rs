@@ -9,6 +9,8 @@ mod fake;
 
 #[path = "devices/bind.rs"]
 mod bind;
+#[path = "devices/clients.rs"]
+mod clients;
 #[path = "devices/copies.rs"]
 mod copies;
 #[path = "devices/faults.rs"]

@@ -12,8 +12,10 @@ pin_memory, cudaHostRegister, and that in huge pages; for SSD also with the pool
 store. With --program (`pagelith serve`), it is done through a store process as well, with memfds
 that it maps. The kinds alternate, in an order that changes each round. Results are medians of the
 rounds, with the medians of their ratios to pageable memory in parentheses. The last table has SSD
-to GPU, with the copies of one half of the pool concurrent with the reads into the other. The exit
-status is 1 if a page is wrong or missing, or none was compared. Unsupported measurements are
+to GPU, with the copies of one half of the pool concurrent with the reads into the other. Then puts
+and gets name memory of the GPU themselves, from a page-locked and a pageable arena, from SSD, and
+through a store process: in GB/s, and in parts of a bare asynchronous copy of the same bytes. The
+exit status is 1 if a page is wrong or missing, or none was compared. Unsupported measurements are
 reported, and the rest continues.
 """
 
@@ -30,6 +32,7 @@ import time
 
 import gpu_memory as memory
 from gpu_bench import Bench
+from gpu_devices import DirectBench, table
 from gpu_rows import tables
 
 import pagelith
@@ -110,6 +113,21 @@ def run(bench, given, failed, until):
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def direct(device, hosts, page_bytes, pages, given, until):
+    """The measurements with memory of the GPU; none without a GPU, or without a page-locked pool."""
+    host = hosts.get("pin_memory")
+    if not device.on_gpu or host is None:
+        return []
+    bench = DirectBench(device, host, page_bytes, pages)
+    folder = tempfile.mkdtemp(prefix="pagelith-gpu-", dir=given.dir)
+    try:
+        turns = (folder, given.rounds, lambda turn: turn == 0 or time.monotonic() < until)
+        bench.attempt("rounds", lambda: bench.run(*turns, given.program))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return [bench]
+
+
 def main():
     faulthandler.enable()
     begun, given = time.monotonic(), arguments()
@@ -125,21 +143,27 @@ def main():
     print(json.dumps(here), file=sys.stderr, flush=True)
     os.makedirs(given.dir, exist_ok=True)
     # An embedded store has twice as many measurements.
-    steps = [(size, way, 2 if way == "own" else 1) for size in pages_of for way in ways]
+    steps = [(size, way, 2 if way == "own" else 1) for size in pages_of for way in [*ways, "direct"]]
     whole, until = sum(share for _, _, share in steps), begun
+    directs = []
     for size, way, share in steps:
+        until += given.seconds * share / whole
+        if way == "direct":
+            directs += direct(device, hosts, size, pages_of[size], given, until)
+            record(given.json, here, given, rows + directs)
+            continue
         bench = Bench(device, size, pages_of[size], {kind: hosts[kind] for kind in ways[way]}, way)
         bench.prove()
         rows += bench.rows
-        until += given.seconds * share / whole
         run(bench, given, failed, until)
-        record(given.json, here, given, rows)
+        record(given.json, here, given, rows + directs)
     print(tables(rows))
+    print(table(directs) if directs else "not done: memory of the GPU in puts and gets: there is no GPU, or no page-locked pool")
     for kind, host in hosts.items():
         print(f"pool: {kind}: {host.told() if host else failed[kind]}")
     for host in filter(None, hosts.values()):
         host.release()
-    wrong, missing, compared = (sum(getattr(row, name) for row in rows) for name in ("wrong", "missing", "compared"))
+    wrong, missing, compared = (sum(getattr(row, name) for row in rows + directs) for name in ("wrong", "missing", "compared"))
     print(f"\n{compared:,} pages compared, {wrong} wrong, {missing} missing, in {time.monotonic() - begun:.0f} s", flush=True)
     raise SystemExit(1 if wrong or missing or not compared else 0)
 

@@ -28,6 +28,7 @@ class Device:
             raise SystemExit("torch sees no GPU; --device cpu tries the script without one")
         self.device = torch.device("cuda", torch.cuda.current_device()) if self.on_gpu else torch.device("cpu")
         self.stream = torch.cuda.Stream() if self.on_gpu else None
+        self.name = str(self.device)
 
     def random(self, pages, page_bytes, seed):
         """Pages of random bytes, generated there: equal for equal seeds."""

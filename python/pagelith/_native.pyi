@@ -11,6 +11,7 @@ __all__ = [
     "ClosedError",
     "DamagedError",
     "DeniedError",
+    "Device",
     "Event",
     "FlushReport",
     "ForkedError",
@@ -39,13 +40,32 @@ __all__ = [
 __version__: str
 
 class _Tensor(Protocol):
-    # A tensor in host memory, with contiguous elements.
+    # A tensor with contiguous elements, in host memory or of a bound device.
     def __dlpack__(self) -> object: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
-# Contiguous bytes: an object with a buffer, a tensor, or an address and a length in bytes.
-_Piece = Buffer | _Tensor | tuple[int, int]
-_Memory = _Piece | list[_Piece] | list[tuple[int, int]]
+class _CudaArray(Protocol):
+    # An array of a bound device, with contiguous elements.
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+
+class _CudaStream(Protocol):
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+
+class _TorchStream(Protocol):
+    @property
+    def cuda_stream(self) -> int: ...
+
+class _NpuStream(Protocol):
+    @property
+    def npu_stream(self) -> int: ...
+
+# Contiguous bytes: an object with a buffer, a tensor, or an address and a length in bytes; of a
+# device a tensor, an array, or the device, an address and a length.
+_Piece = Buffer | _Tensor | _CudaArray | tuple[int, int] | tuple[Device, int, int]
+_Memory = _Piece | list[_Piece] | list[tuple[int, int]] | list[tuple[Device, int, int]]
+# The stream of a device for whose work copies wait: its number, or an object that has one.
+_Stream = int | _CudaStream | _TorchStream | _NpuStream
 # The outcome of one object of a batch, or of one page.
 _Outcome = TypeVar("_Outcome")
 # The prefix hash of a page: 32 bytes, or a string, which is hashed.
@@ -264,6 +284,13 @@ class Registration:
     ) -> None: ...
 
 @final
+class Device:
+    @property
+    def name(self) -> str: ...
+    @property
+    def late_copies(self) -> int: ...
+
+@final
 class Pin:
     @property
     def objects(self) -> int: ...
@@ -332,6 +359,7 @@ class Store:
     ) -> Store: ...
     def share(self, fd: int, address: int, length: int) -> None: ...
     def register(self, memory: _Piece) -> Registration: ...
+    def bind_device(self, device: str, *, staging_bytes: int | None = None) -> Device: ...
     def begin_request(self) -> Request: ...
     def put(
         self,
@@ -342,6 +370,7 @@ class Store:
         depth: int = 0,
         timeout: float | None = None,
         wait: float | None = None,
+        stream: _Stream | None = None,
     ) -> list[PutOutcome]: ...
     def put_group(
         self,
@@ -353,6 +382,7 @@ class Store:
         depth: int = 0,
         timeout: float | None = None,
         wait: float | None = None,
+        stream: _Stream | None = None,
     ) -> PutOutcome: ...
     def put_pages(
         self,
@@ -365,6 +395,7 @@ class Store:
         depth: int = 0,
         timeout: float | None = None,
         wait: float | None = None,
+        stream: _Stream | None = None,
     ) -> list[PutOutcome]: ...
     def begin_group(
         self,
@@ -383,6 +414,7 @@ class Store:
         request: Request | None = None,
         depth: int = 0,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> list[GetOutcome]: ...
     def submit_get(
         self,
@@ -393,6 +425,7 @@ class Store:
         request: Request | None = None,
         depth: int = 0,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> Submitted[GetOutcome]: ...
     def submit_put(
         self,
@@ -403,6 +436,7 @@ class Store:
         depth: int = 0,
         timeout: float | None = None,
         wait: float | None = None,
+        stream: _Stream | None = None,
     ) -> Submitted[PutOutcome]: ...
     def submit_put_pages(
         self,
@@ -415,6 +449,7 @@ class Store:
         depth: int = 0,
         timeout: float | None = None,
         wait: float | None = None,
+        stream: _Stream | None = None,
     ) -> Submitted[PutOutcome]: ...
     def exists(
         self,

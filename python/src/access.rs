@@ -6,6 +6,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 use pyo3::prelude::*;
 
 use crate::closing::close_at_exit;
+use crate::device::BoundDevices;
+use crate::device_memory::DeviceArgs;
 use crate::errors::{ClosedError, ForkedError};
 use crate::handle::StoreHandle;
 use crate::opening::OpenReport;
@@ -22,7 +24,14 @@ impl Store {
         let store = Arc::new(RwLock::new(Some(reached)));
         let process = std::process::id();
         close_at_exit(py, &store, process)?;
-        Ok(Store { store, submitted: Queue::default(), process, name, report })
+        Ok(Store {
+            store,
+            devices: BoundDevices::default(),
+            submitted: Queue::default(),
+            process,
+            name,
+            report,
+        })
     }
 
     /// Calls `body` with the store, with the GIL released.
@@ -53,6 +62,11 @@ impl Store {
             store.as_ref().map(|store| work(store, memory))
         };
         Submitted::start(&self.submitted, py, self.process, memory, work, to_python)
+    }
+
+    /// What a call says of devices.
+    pub(super) fn with_devices(&self, stream: Option<usize>) -> DeviceArgs<'_> {
+        DeviceArgs { devices: Some(&self.devices), stream }
     }
 
     pub(super) fn check_process(&self) -> PyResult<()> {

@@ -241,6 +241,10 @@ unsigned_args! {
     depth: u32, page_tokens: u32, layout_version: u32, most: usize, block_pages: usize, group_pages: usize, fd: u32, length: usize,
 }
 
+pub fn staging_bytes(arg: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
+    (!arg.is_none()).then(|| unsigned("staging_bytes", arg)).transpose()
+}
+
 pub fn page_count(arg: &Bound<'_, PyAny>) -> PyResult<usize> {
     unsigned("pages", arg)
 }
@@ -334,7 +338,27 @@ macro_rules! text_args {
     )+};
 }
 
-text_args! { model, tenant, revision, dtype, layout, pool, component, shard, text }
+text_args! { model, tenant, revision, dtype, layout, pool, component, shard, text, device }
+
+/// A stream of a device: its number, or an object that has one; the default stream is 0.
+pub fn stream(arg: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
+    /// CUDA's legacy default stream, as programs number it.
+    const LEGACY: usize = 1;
+    if arg.is_none() {
+        return Ok(None);
+    }
+    if arg.hasattr("__cuda_stream__")? {
+        let (_, stream): (u32, usize) = arg.call_method0("__cuda_stream__")?.extract()?;
+        return Ok(Some(stream));
+    }
+    for name in ["cuda_stream", "npu_stream"] {
+        if arg.hasattr(name)? {
+            return unsigned(name, &arg.getattr(name)?).map(Some);
+        }
+    }
+    let stream: usize = unsigned("stream", arg)?;
+    Ok(Some(if stream == LEGACY { 0 } else { stream }))
+}
 
 fn bool_of(arg_name: &str, arg: &Bound<'_, PyAny>) -> PyResult<bool> {
     arg.extract().map_err(|_| wrong_type(arg_name, "True or False", arg))

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 
 use crate::arguments;
 use crate::call::{PutBatch, put_options, puts};
+use crate::device_memory::DeviceArgs;
 use crate::errors::{UnavailableError, raised};
 use crate::handle::StoreHandle;
 use crate::keys::Key;
@@ -103,7 +104,7 @@ impl Group {
                 }
             })
         };
-        puts(keys, &sources, put)
+        puts(keys, &sources, &DeviceArgs { devices: None, stream: None }, put)
     }
 
     /// The keys of the objects that are still to be put.

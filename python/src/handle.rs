@@ -10,7 +10,8 @@ use pagelith::io::shm::SharedRegion;
 use pagelith::layouts::key::ObjectKey;
 use pagelith::transport::dial::SocketDial;
 use pagelith::{
-    CloseReport, Options, PageGroup, PageStore, PutOutcome, PutSlice, Registration, Result, Store,
+    CloseReport, Device, DeviceHandle, Error, Options, PageGroup, PageStore, PutOutcome, PutSlice,
+    Registration, Result, Store,
 };
 
 /// Longest call to a store process that names no timeout: the default of an embedded store, too.
@@ -61,6 +62,20 @@ impl StoreHandle {
         match &self.kind {
             Kind::Embedded(_) => Ok(()),
             Kind::Attached(client) => client.share(Arc::new(region)),
+        }
+    }
+
+    /// Bind a device. `staging_bytes` is the memory of an attached client for its copies.
+    pub fn bind(&self, device: Device, staging_bytes: Option<usize>) -> Result<DeviceHandle> {
+        match (&self.kind, staging_bytes) {
+            (Kind::Embedded(store), None) => store.bind_device(device),
+            (Kind::Embedded(_), Some(_)) => Err(Error::invalid(
+                "staging_bytes is for attached stores; set staging.bytes of this one",
+            )),
+            (Kind::Attached(client), None) => client.bind_device(device),
+            (Kind::Attached(client), Some(bytes)) => {
+                client.clone().with_device_staging(bytes).bind_device(device)
+            }
         }
     }
 

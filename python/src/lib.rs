@@ -14,6 +14,9 @@ mod access;
 mod arguments;
 mod call;
 mod closing;
+mod cuda_array;
+mod device;
+mod device_memory;
 mod drop_with_gil;
 mod errors;
 mod events;
@@ -62,6 +65,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<call::Request>()?;
     module.add_class::<opening::OpenReport>()?;
     module.add_class::<store::Store>()?;
+    module.add_class::<device::Device>()?;
     module.add_class::<submitted::Submitted>()?;
     module.add_class::<group::Group>()?;
     module.add_class::<pin::Pin>()?;

@@ -93,12 +93,12 @@ pub struct Memory {
 impl Memory {
     /// Source memory: for each object a buffer, a tensor, an (address, length), or a list of those.
     pub fn to_read(arg: &[ArgPieces<'_>]) -> PyResult<Memory> {
-        Memory::of(arg, READ, |n| format!("sources[{n}]"))
+        Memory::of(arg, READ, "sources")
     }
 
     /// Destination memory. No two pieces overlap.
     pub fn to_write(arg: &[ArgPieces<'_>]) -> PyResult<Memory> {
-        let memory = Memory::of(arg, WRITE, |n| format!("destinations[{n}]"))?;
+        let memory = Memory::of(arg, WRITE, "destinations")?;
         let pieces = memory
             .objects
             .iter()
@@ -106,21 +106,14 @@ impl Memory {
             .flat_map(|(n, pieces)| pieces.iter().map(move |piece| (n, piece)));
         // An empty piece between two overlapping ones would hide their overlap.
         let pieces = pieces.filter(|(_, (_, length))| *length > 0);
-        let mut all: Vec<_> =
-            pieces.map(|(n, (at, length))| (at.as_ptr() as usize, *length, n)).collect();
-        all.sort_unstable();
-        match all.windows(2).find(|pair| pair[0].0 + pair[0].1 > pair[1].0) {
-            Some(pair) => Err(InvalidError::new_err(format!(
-                "destinations must not overlap: destinations[{}] and destinations[{}] address={:#x} length={}",
-                pair[0].2, pair[1].2, pair[1].0, pair[1].1
-            ))),
-            None => Ok(memory),
-        }
+        let all = pieces.map(|(n, (at, length))| (at.as_ptr() as usize, *length, n)).collect();
+        check_overlap(all)?;
+        Ok(memory)
     }
 
     /// One writable memory that is no argument of a put or get.
     pub fn one(arg: ArgPieces<'_>) -> PyResult<Memory> {
-        Memory::of(&[arg], WRITE, |_| "memory".to_owned())
+        Memory::of(&[arg], WRITE, "memory")
     }
 
     /// The only piece of the only object.
@@ -161,24 +154,16 @@ impl Memory {
         self.objects.iter().map(|pieces| pieces.iter().map(slice).collect()).collect()
     }
 
-    fn of(
-        arg: &[ArgPieces<'_>],
-        flags: c_int,
-        place: impl Fn(usize) -> String,
-    ) -> PyResult<Memory> {
+    fn of(arg: &[ArgPieces<'_>], flags: c_int, name: &str) -> PyResult<Memory> {
         let objects = Vec::with_capacity(arg.len());
         let mut memory = Memory { objects, _views: Vec::new(), _tensors: Vec::new() };
         for (n, object) in arg.iter().enumerate() {
             let arg = object.as_slice();
             let mut pieces = Vec::with_capacity(arg.len());
             for (part, piece) in arg.iter().enumerate() {
-                let place = || match object {
-                    ArgPieces::One(_) => place(n),
-                    ArgPieces::Several(_) => format!("{}[{part}]", place(n)),
-                };
-                memory
-                    .piece(piece, flags, &mut pieces)
-                    .map_err(|error| prefix_error(piece.py(), &place(), error))?;
+                memory.piece(piece, flags, &mut pieces).map_err(|error| {
+                    prefix_error(piece.py(), &place_of(name, object, n, part), error)
+                })?;
             }
             memory.objects.push(pieces);
         }
@@ -222,5 +207,26 @@ impl Memory {
         pieces.push((at, view.0.len as usize));
         self._views.push(view);
         Ok(())
+    }
+}
+
+/// The place of a piece among the arguments `name` of a call; `memory` is no list.
+pub fn place_of(name: &str, object: &ArgPieces<'_>, n: usize, part: usize) -> String {
+    let of = if name == "memory" { name.to_owned() } else { format!("{name}[{n}]") };
+    match object {
+        ArgPieces::One(_) => of,
+        ArgPieces::Several(_) => format!("{of}[{part}]"),
+    }
+}
+
+/// An error if two destinations overlap, each given by its address, its length, and its object.
+pub fn check_overlap(mut all: Vec<(usize, usize, usize)>) -> PyResult<()> {
+    all.sort_unstable();
+    match all.windows(2).find(|pair| pair[0].0 + pair[0].1 > pair[1].0) {
+        Some(pair) => Err(InvalidError::new_err(format!(
+            "destinations must not overlap: destinations[{}] and destinations[{}] address={:#x} length={}",
+            pair[0].2, pair[1].2, pair[1].0, pair[1].1
+        ))),
+        None => Ok(()),
     }
 }

@@ -11,10 +11,11 @@ use pyo3::types::{PyBytes, PyTuple};
 
 use crate::arguments;
 use crate::call::{
-    ByteRange, GetArgs, PutArgs, Request, group_options, options, put_options, put_pages, puts,
+    ByteRange, GetArgs, PutArgs, PutKind, Request, group_options, options, put_options, puts,
     seconds,
 };
 use crate::closing::{StoreCell, close_on_drop, close_once, is_closed};
+use crate::device::{self, BoundDevices, Device};
 use crate::errors::{InternalError, UnavailableError, raised};
 use crate::events::Event;
 use crate::group::Group;
@@ -38,6 +39,7 @@ use crate::view::View;
 #[pyclass(frozen, module = "pagelith")]
 pub struct Store {
     pub(super) store: Arc<StoreCell>,
+    pub(super) devices: BoundDevices,
     pub(super) submitted: Queue,
     pub(super) process: u32,
     /// Description of the store, for `repr`.
@@ -117,6 +119,25 @@ impl Store {
         Registration::of(this.get(), memory, this.get().process)
     }
 
+    /// Bind a device that the program has initialised (`torch.cuda.init`), by its name, `cuda:N` or
+    /// `npu:N`: puts and gets may then name memory of it, as (device, address, length), a tensor,
+    /// or an object with `__cuda_array_interface__`. They begin after the work that `stream` has
+    /// then, by default CUDA's default stream, and return when the device is done. An attached
+    /// store copies through `staging_bytes` of page-locked memory, 64 MiB by default.
+    #[pyo3(signature = (device, *, staging_bytes=None))]
+    fn bind_device(
+        &self,
+        py: Python<'_>,
+        device: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = arguments::staging_bytes)] staging_bytes: Option<usize>,
+    ) -> PyResult<Device> {
+        let device = device::named(arguments::device(device)?)?;
+        let handle = self.with(py, |store| store.bind(device, staging_bytes))?;
+        let handle = handle.map_err(|error| raised(&error))?;
+        self.devices.add(&handle);
+        Ok(Device::of(handle, self.process))
+    }
+
     /// Begin a request: objects that its calls name count as equally recent.
     fn begin_request(&self, py: Python<'_>) -> PyResult<Request> {
         self.with(py, |store| Request(store.begin_request()))
@@ -124,7 +145,7 @@ impl Store {
 
     /// Put objects individually; one outcome per object. No thread may write to their memory until
     /// the call returns. Waits `wait` seconds for space, by default until `timeout`.
-    #[pyo3(signature = (keys, sources, *, request=None, depth=0, timeout=None, wait=None))]
+    #[pyo3(signature = (keys, sources, *, request=None, depth=0, timeout=None, wait=None, stream=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn put(
         &self,
@@ -135,15 +156,16 @@ impl Store {
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
         #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
+        #[pyo3(from_py_with = arguments::stream)] stream: Option<usize>,
     ) -> PyResult<Vec<PutOutcome>> {
         let options = put_options(request, depth, timeout, wait)?;
-        puts(keys, &sources, |objects| {
-            self.with(py, |store| store.put_batch(&objects.slices(), options))
+        puts(keys, &sources, &self.with_devices(stream), |objects| {
+            self.with(py, |store| objects.put(store, &PutKind::Objects, options))
         })
     }
 
     /// Put the objects of one page as a group: visible together or not at all. Returns one outcome.
-    #[pyo3(signature = (keys, sources, *, base=None, request=None, depth=0, timeout=None, wait=None))]
+    #[pyo3(signature = (keys, sources, *, base=None, request=None, depth=0, timeout=None, wait=None, stream=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn put_group(
         &self,
@@ -155,10 +177,11 @@ impl Store {
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
         #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
+        #[pyo3(from_py_with = arguments::stream)] stream: Option<usize>,
     ) -> PyResult<PutOutcome> {
         let options = put_options(request, depth, timeout, wait)?;
-        let outcomes = puts(keys, &sources, |objects| {
-            self.with(py, |store| store.put_pages(base, &[&objects.slices()], options))
+        let outcomes = puts(keys, &sources, &self.with_devices(stream), |objects| {
+            self.with(py, |store| objects.put(store, &PutKind::Page(base), options))
         })?;
         let none = || InternalError::new_err("put_group returned no outcome");
         outcomes.into_iter().next().ok_or_else(none)
@@ -168,7 +191,7 @@ impl Store {
     /// or not at all. With `base`, a key of any page, they are visible only while that object of
     /// their page is. With `required`, keys of any page, they are parts of groups of those objects:
     /// a page becomes visible with its last part. Returns one outcome per page.
-    #[pyo3(signature = (keys, sources, *, base=None, required=None, request=None, depth=0, timeout=None, wait=None))]
+    #[pyo3(signature = (keys, sources, *, base=None, required=None, request=None, depth=0, timeout=None, wait=None, stream=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn put_pages(
         &self,
@@ -181,11 +204,12 @@ impl Store {
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
         #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
+        #[pyo3(from_py_with = arguments::stream)] stream: Option<usize>,
     ) -> PyResult<Vec<PutOutcome>> {
         let options = put_options(request, depth, timeout, wait)?;
-        let (base, required) = group_options(base, required)?;
-        puts(keys, &sources, |objects| {
-            self.with(py, |store| put_pages(store, &objects, base, required.as_deref(), options))
+        let kind = group_options(base, required)?;
+        puts(keys, &sources, &self.with_devices(stream), |objects| {
+            self.with(py, |store| objects.put(store, &kind, options))
         })
     }
 
@@ -203,7 +227,7 @@ impl Store {
 
     /// Get objects, or byte ranges (from, to) of them, each into its memory, whose content is
     /// undefined unless it is a hit. No thread may read or write the memory until the call returns.
-    #[pyo3(signature = (keys, destinations, *, ranges=None, request=None, depth=0, timeout=None))]
+    #[pyo3(signature = (keys, destinations, *, ranges=None, request=None, depth=0, timeout=None, stream=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn get(
         &self,
@@ -214,9 +238,10 @@ impl Store {
         #[pyo3(from_py_with = arguments::request)] request: Option<pagelith::RequestEpoch>,
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
+        #[pyo3(from_py_with = arguments::stream)] stream: Option<usize>,
     ) -> PyResult<Vec<GetOutcome>> {
         let options = options(request, depth, timeout)?;
-        let mut gets = GetArgs::of(keys, &destinations, ranges)?;
+        let mut gets = GetArgs::of(keys, &destinations, ranges, &self.with_devices(stream))?;
         let mut batch = gets.lend();
         let outcomes = self.with(py, |store| batch.get(store, options))?;
         Ok(outcomes.into_iter().map(GetOutcome).collect())
@@ -225,7 +250,7 @@ impl Store {
     /// Submit a batch of gets to a thread of the store and return at once with its handle. The
     /// memory stays exported until the batch has ended, whether or not the handle is used; no
     /// thread may read or write it until then. `timeout` starts when a thread starts the batch.
-    #[pyo3(signature = (keys, destinations, *, ranges=None, request=None, depth=0, timeout=None))]
+    #[pyo3(signature = (keys, destinations, *, ranges=None, request=None, depth=0, timeout=None, stream=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn submit_get(
         &self,
@@ -236,14 +261,15 @@ impl Store {
         #[pyo3(from_py_with = arguments::request)] request: Option<pagelith::RequestEpoch>,
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
+        #[pyo3(from_py_with = arguments::stream)] stream: Option<usize>,
     ) -> PyResult<Submitted> {
         let options = options(request, depth, timeout)?;
-        let gets = GetArgs::of(keys, &destinations, ranges)?;
+        let gets = GetArgs::of(keys, &destinations, ranges, &self.with_devices(stream))?;
         self.submit(py, gets, move |store, gets| gets.lend().get(store, options), GetOutcome)
     }
 
     /// Submit a batch of puts. No thread may write to its memory until it has ended.
-    #[pyo3(signature = (keys, sources, *, request=None, depth=0, timeout=None, wait=None))]
+    #[pyo3(signature = (keys, sources, *, request=None, depth=0, timeout=None, wait=None, stream=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn submit_put(
         &self,
@@ -254,19 +280,20 @@ impl Store {
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
         #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
+        #[pyo3(from_py_with = arguments::stream)] stream: Option<usize>,
     ) -> PyResult<Submitted> {
         let options = put_options(request, depth, timeout, wait)?;
-        let puts = PutArgs::of(keys, &sources)?;
+        let puts = PutArgs::of(keys, &sources, &self.with_devices(stream))?;
         self.submit(
             py,
             puts,
-            move |store, puts| store.put_batch(&puts.lend().slices(), options),
+            move |store, puts| puts.lend().put(store, &PutKind::Objects, options),
             PutOutcome,
         )
     }
 
     /// Submit a batch of pages, as for `put_pages`.
-    #[pyo3(signature = (keys, sources, *, base=None, required=None, request=None, depth=0, timeout=None, wait=None))]
+    #[pyo3(signature = (keys, sources, *, base=None, required=None, request=None, depth=0, timeout=None, wait=None, stream=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn submit_put_pages(
         &self,
@@ -279,13 +306,13 @@ impl Store {
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
         #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
+        #[pyo3(from_py_with = arguments::stream)] stream: Option<usize>,
     ) -> PyResult<Submitted> {
         let options = put_options(request, depth, timeout, wait)?;
-        let (base, required) = group_options(base, required)?;
-        let puts = PutArgs::of(keys, &sources)?;
-        let put = move |store: &StoreHandle, puts: &mut PutArgs| {
-            put_pages(store, &puts.lend(), base, required.as_deref(), options)
-        };
+        let kind = group_options(base, required)?;
+        let puts = PutArgs::of(keys, &sources, &self.with_devices(stream))?;
+        let put =
+            move |store: &StoreHandle, puts: &mut PutArgs| puts.lend().put(store, &kind, options);
         self.submit(py, puts, put, PutOutcome)
     }
 
@@ -508,6 +535,7 @@ impl Store {
         let timeout = seconds("timeout", timeout)?;
         let closed = py.detach(|| {
             self.submitted.finish();
+            self.devices.end(self.process);
             close_once(&self.store, timeout)
         });
         log::deliver(py)?;
@@ -540,5 +568,6 @@ impl Store {
 impl Drop for Store {
     fn drop(&mut self) {
         close_on_drop(&self.store, &self.submitted, self.process);
+        self.devices.end(self.process);
     }
 }

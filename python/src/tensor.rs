@@ -1,4 +1,4 @@
-//! Host memory of objects that implement DLPack: tensors of other frameworks.
+//! Memory of objects that implement DLPack: tensors of other frameworks.
 //!
 //! The capsule, and with it the tensor, is kept while the memory is used. It is not renamed, as a
 //! consumer that takes ownership would rename it, so the capsule's own destructor releases the
@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use crate::errors::InvalidError;
 
@@ -45,37 +46,84 @@ const HOST: [i32; 3] = [1, 3, 11];
 /// Name of a capsule whose tensor has not been consumed.
 const UNCONSUMED: &CStr = c"dltensor";
 
-/// The bytes of a tensor, and the capsule that keeps them valid.
+/// The bytes of a tensor in host memory, and the capsule that keeps them valid.
 pub struct Exported {
     pub at: NonNull<u8>,
     pub bytes: usize,
     pub keep: Py<PyAny>,
 }
 
-/// Export the tensor of `object`; `None` if it does not implement DLPack.
-pub fn export(object: &Bound<'_, PyAny>) -> PyResult<Option<Exported>> {
+/// The bytes of a tensor on a device, and the capsule that keeps them valid.
+pub struct OnDevice {
+    pub address: usize,
+    pub bytes: usize,
+    pub keep: Py<PyAny>,
+}
+
+/// Kind and number of the device of a tensor; `None` if the object does not implement DLPack.
+pub fn device_of(object: &Bound<'_, PyAny>) -> PyResult<Option<(i32, i32)>> {
     if !object.hasattr("__dlpack__")? || !object.hasattr("__dlpack_device__")? {
         return Ok(None);
     }
-    let (kind, id): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
+    object.call_method0("__dlpack_device__")?.extract().map(Some)
+}
+
+/// Export the tensor of `object`; `None` if it does not implement DLPack.
+pub fn export(object: &Bound<'_, PyAny>) -> PyResult<Option<Exported>> {
+    let Some((kind, id)) = device_of(object)? else { return Ok(None) };
     if !HOST.contains(&kind) {
         let text = format!("tensor is not in host memory device_type={kind} device_id={id}");
         return Err(InvalidError::new_err(text));
     }
     let capsule = object.call_method0("__dlpack__")?;
-    // SAFETY: the capsule is alive and the GIL is held, as `object` proves; for an object that is
+    let (device, at, bytes) = read(&capsule)?;
+    if !HOST.contains(&device.kind) {
+        let text = format!("tensor is not in host memory device_type={}", device.kind);
+        return Err(InvalidError::new_err(text));
+    }
+    let at = match NonNull::new(at as *mut u8) {
+        Some(at) => at,
+        None if bytes == 0 => NonNull::dangling(),
+        None => return Err(PyBufferError::new_err("tensor has no address")),
+    };
+    Ok(Some(Exported { at, bytes, keep: capsule.unbind() }))
+}
+
+/// Export a tensor of a device of this kind. The stream `consumer` is made to wait for the work
+/// that the tensor has.
+pub fn export_of_device(
+    object: &Bound<'_, PyAny>,
+    kind: i32,
+    consumer: Option<usize>,
+) -> PyResult<OnDevice> {
+    let named = PyDict::new(object.py());
+    if let Some(consumer) = consumer {
+        named.set_item("stream", consumer)?;
+    }
+    let capsule = object.call_method("__dlpack__", (), Some(&named))?;
+    let (device, address, bytes) = read(&capsule)?;
+    if device.kind != kind {
+        let text = format!("tensor is not on its device device_type={}", device.kind);
+        return Err(InvalidError::new_err(text));
+    }
+    if address == 0 && bytes > 0 {
+        return Err(PyBufferError::new_err("tensor has no address"));
+    }
+    Ok(OnDevice { address, bytes, keep: capsule.unbind() })
+}
+
+/// Device, address (0 for none) and length in bytes of a capsule's tensor.
+fn read(capsule: &Bound<'_, PyAny>) -> PyResult<(Device, usize, usize)> {
+    // SAFETY: the capsule is alive and the GIL is held, as `capsule` proves; for an object that is
     // no capsule of this name the call returns null and sets an error.
     let tensor = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), UNCONSUMED.as_ptr()) };
     let Some(tensor) = NonNull::new(tensor.cast::<Tensor>()) else {
-        return Err(PyErr::take(object.py()).unwrap_or_else(|| PyBufferError::new_err("no tensor")));
+        let error = PyErr::take(capsule.py());
+        return Err(error.unwrap_or_else(|| PyBufferError::new_err("no tensor")));
     };
     // SAFETY: a capsule of that name holds a `DLManagedTensor`, which begins with its tensor and
     // lives as long as the capsule.
     let tensor = unsafe { tensor.as_ref() };
-    if !HOST.contains(&tensor.device.kind) {
-        let text = format!("tensor is not in host memory device_type={}", tensor.device.kind);
-        return Err(InvalidError::new_err(text));
-    }
     let Some(bytes) = tensor.bytes() else {
         return Err(PyBufferError::new_err(
             "tensor is not contiguous, or its elements are not whole bytes",
@@ -84,12 +132,7 @@ pub fn export(object: &Bound<'_, PyAny>) -> PyResult<Option<Exported>> {
     let at = (tensor.data as usize)
         .checked_add(tensor.byte_offset as usize)
         .filter(|_| !tensor.data.is_null());
-    let at = match at.and_then(|at| NonNull::new(at as *mut u8)) {
-        Some(at) => at,
-        None if bytes == 0 => NonNull::dangling(),
-        None => return Err(PyBufferError::new_err("tensor has no address")),
-    };
-    Ok(Some(Exported { at, bytes, keep: capsule.unbind() }))
+    Ok((tensor.device, at.unwrap_or(0), bytes))
 }
 
 impl Tensor {

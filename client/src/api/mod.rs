@@ -3,6 +3,7 @@
 
 pub mod batch_queue;
 pub mod borrowed;
+pub mod device;
 pub mod error;
 pub mod events;
 pub mod group_info;

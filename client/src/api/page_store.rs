@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use pagelith_io::device::{CallerStream, Device, DeviceHandle, Driver};
 use pagelith_layouts::ids::{Generation, NamespaceId};
 use pagelith_layouts::key::ObjectKey;
 
+use super::device::pieces::{DeviceGet, DeviceGroup};
 use super::error::{Error, ErrorKind, Result};
 use super::events::Events;
 use super::hint::Hint;
@@ -50,6 +52,31 @@ pub trait PageStore: Send + Sync {
     /// Get objects; one outcome for each.
     fn get_batch(&self, gets: &mut [GetSlice<'_, '_>], options: Options)
     -> Vec<Result<GetOutcome>>;
+
+    /// Bind a device, which the engine of this process has initialised.
+    fn bind_device(&self, device: Device) -> Result<DeviceHandle>;
+
+    /// As `bind_device`, with this driver.
+    fn bind_device_of(&self, driver: &Driver, ordinal: u32) -> Result<DeviceHandle>;
+
+    /// Get objects into memory of a device; one outcome for each.
+    fn get_to_device(
+        &self,
+        device: &DeviceHandle,
+        after: Option<&CallerStream>,
+        gets: &[DeviceGet<'_>],
+        options: Options,
+    ) -> Vec<Result<GetOutcome>>;
+
+    /// Put groups out of memory of a device, or parts of groups that consist of `required`.
+    fn put_from_device(
+        &self,
+        device: &DeviceHandle,
+        after: Option<&CallerStream>,
+        groups: &[DeviceGroup<'_>],
+        required: &[ObjectKey],
+        options: Options,
+    ) -> Vec<Result<PutOutcome>>;
 
     /// Whether each object is present.
     fn exists_batch(&self, keys: &[ObjectKey], options: Options) -> Result<Vec<bool>>;

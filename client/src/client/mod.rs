@@ -13,6 +13,8 @@
 
 mod batch;
 mod control;
+mod device_memory;
+mod devices;
 mod events;
 mod exists;
 mod group;
@@ -49,6 +51,7 @@ use pagelith_transport::rdma::registration::RdmaRegistration;
 use pagelith_transport::shown::SharedRegions;
 
 use self::batch::{RemotePutBatch, begin_get};
+use self::device_memory::DeviceMemory;
 use self::events::EventCursor;
 use self::lease_connection::LeaseConnection;
 use self::rdma_memory::RdmaMemory;
@@ -98,6 +101,7 @@ pub struct Client {
     /// As `leases`, for open groups, whose payload may occupy the link for long.
     group_leases: Arc<LeaseConnection>,
     rdma: RdmaMemory,
+    device_memory: Arc<DeviceMemory>,
 }
 
 impl Client {
@@ -139,6 +143,7 @@ impl Client {
             leases,
             group_leases,
             rdma: RdmaMemory::default(),
+            device_memory: Arc::default(),
         })
     }
 
@@ -197,7 +202,8 @@ impl Client {
     #[must_use]
     pub fn with_runtime(self, runtime: Arc<dyn Runtime>) -> Client {
         self.leases.set_runtime(runtime.clone());
-        self.group_leases.set_runtime(runtime);
+        self.group_leases.set_runtime(runtime.clone());
+        self.device_memory.set_runtime(runtime);
         self
     }
 

@@ -197,11 +197,16 @@ impl RemotePut {
         now: Mono,
         failures: &mut LinkFailures,
     ) -> bool {
+        // A link that comes up meanwhile carries no offer before an earlier one.
+        let mut is_waiting = false;
         for _ in 0..self.offers.len() {
             let Some(offer) = self.offers.pop_front() else { break };
             let pending = match offer.state {
+                OfferState::New if is_waiting => Some(offer),
                 OfferState::New => {
                     let pending = self.send(connections, offer, (now, &mut *failures));
+                    let is_new = |offer: &PutOffer| matches!(offer.state, OfferState::New);
+                    is_waiting = pending.as_ref().is_some_and(is_new);
                     // The store copies one offer while this side checksums the next.
                     connections.poll(now);
                     pending

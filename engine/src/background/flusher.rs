@@ -100,6 +100,7 @@ impl Flusher {
     /// Release memory whose hold has expired; false if the store was abandoned.
     fn expire(&self) -> bool {
         let shared = &self.cx.shared;
+        shared.devices.release_late();
         let mut core = shared.lock();
         if !core.jobs.stopped {
             core.expire(shared.now());

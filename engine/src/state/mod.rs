@@ -6,7 +6,6 @@ pub(crate) mod busy_puts;
 pub(crate) mod core;
 pub(crate) mod counters;
 pub(crate) mod damage;
-pub(crate) mod devices;
 pub(crate) mod dram_core;
 pub(crate) mod event_log;
 pub(crate) mod evict;

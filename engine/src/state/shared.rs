@@ -16,6 +16,7 @@ use pagelith_tiers::dram::arena::ArenaMemory;
 use pagelith_tiers::ssd::volume::Volume;
 use pagelith_transport::rdma::host::RdmaHost;
 
+use crate::api::device::bound::Devices;
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::MissCause;
 use crate::api::request::Options;
@@ -26,7 +27,6 @@ use crate::memory::namespaces::NamespaceCounts;
 use crate::rpc::Peers;
 use crate::rpc::removal_fence::RemovalFence;
 use crate::state::core::Core;
-use crate::state::devices::Devices;
 use crate::state::header_cache::HeaderCache;
 use crate::state::hints::Hints;
 use crate::state::jobs::JobResult;
@@ -119,8 +119,6 @@ pub(crate) struct BytesInUse {
     pub reserved: AtomicU64,
     /// In the arena, kept by views of other processes.
     pub viewed: AtomicU64,
-    /// Of staging memory, in use by copies to and from devices.
-    pub device_staging: AtomicU64,
     /// Of client operations in progress, and of outcomes that clients have not read.
     pub served: LoadTotals,
 }

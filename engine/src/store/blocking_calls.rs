@@ -85,6 +85,8 @@ pub(crate) fn put(
         complete(outcomes, groups.len())
     };
     let pause = |left: Duration| {
+        // Their frames may be the room that the put waits for.
+        shared.devices.release_late();
         shared.env.runtime.pause(&shared.signals.progress, seen.get(), left.min(BUSY_STEP));
     };
     borrowed::retry_while_busy(groups, options, || deadline.since(shared.now()), attempt, pause)

@@ -148,6 +148,7 @@ fn stop(store: &RunningStore, deadline: Mono) {
     {
         tracing::error!("close: flusher still runs after the deadline, its files stay open");
     }
+    shared.devices.release_late();
     shared.remote.peers.iter().for_each(|remote| remote.writer_signal.raise());
     if let Some(writer) = take(&store.writer)
         && !writer.join(left())

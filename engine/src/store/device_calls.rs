@@ -1,12 +1,13 @@
 //! The calls of a store with devices. Each delegates to the module that implements it.
 
 use pagelith_io::device::{CallerStream, Device, DeviceHandle, Driver};
+use pagelith_layouts::key::ObjectKey;
 
+use crate::api::device::pieces::{DeviceGet, DeviceGroup};
+use crate::api::device::{get, put};
 use crate::api::error::Result;
 use crate::api::outcome::{GetOutcome, PutOutcome};
 use crate::api::request::Options;
-use crate::store::device_get::{self, DeviceGet};
-use crate::store::device_put::{self, DevicePut};
 use crate::store::devices;
 use crate::store::embedded::Store;
 
@@ -46,22 +47,24 @@ impl Store {
         gets: &[DeviceGet<'_>],
         options: Options,
     ) -> Vec<Result<GetOutcome>> {
-        device_get::get(&self.pool, device, after, gets, options)
+        get::get(self, device, after, gets, options)
     }
 
     /// Put groups, as [`Store::put_groups`], out of memory of a device, after the work that the
-    /// stream `after` has now. Returns when the device is done with the pieces.
+    /// stream `after` has now; or, unless `required` is empty, parts of groups that consist of
+    /// those objects, as [`Store::put_parts`]. Returns when the device is done with the pieces.
     ///
     /// # Errors
-    /// For each group, as [`Store::put_groups`]; `Unavailable` if the device fails, or is not done
-    /// within the timeout: it may then still read the pieces, which it keeps until it is done.
+    /// For each group, as these calls; `Unavailable` if the device fails, or is not done within the
+    /// timeout: it may then still read the pieces, which it keeps until it is done.
     pub fn put_from_device(
         &self,
         device: &DeviceHandle,
         after: Option<&CallerStream>,
-        groups: &[&[DevicePut<'_>]],
+        groups: &[DeviceGroup<'_>],
+        required: &[ObjectKey],
         options: Options,
     ) -> Vec<Result<PutOutcome>> {
-        device_put::put(&self.pool, device, after, groups, options)
+        put::put(self, device, after, (groups, required), options)
     }
 }

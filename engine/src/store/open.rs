@@ -27,6 +27,7 @@ use pagelith_tiers::ssd::volume::{
     FileSystemFull, OpenedVolume, Volume, VolumeError, open_or_create,
 };
 
+use crate::api::device::bound::Devices;
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::background::flusher::Flusher;
 use crate::background::peer_writer::PeerWriter;
@@ -44,7 +45,6 @@ use crate::rpc::{Peer, Peers};
 use crate::state::busy_puts::BusyPuts;
 use crate::state::core::Core;
 use crate::state::damage::Damage;
-use crate::state::devices::Devices;
 use crate::state::dram_core::DramCore;
 use crate::state::event_log::EventLog;
 use crate::state::flush_counts::FlushCounts;

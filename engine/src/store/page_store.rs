@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use pagelith_io::device::{CallerStream, Device, DeviceHandle, Driver};
 use pagelith_layouts::ids::{Generation, NamespaceId};
 use pagelith_layouts::key::ObjectKey;
 
+use crate::api::device::pieces::{DeviceGet, DeviceGroup};
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::events::Events;
 use crate::api::hint::Hint;
@@ -58,6 +60,35 @@ impl PageStore for Store {
         options: Options,
     ) -> Vec<Result<GetOutcome>> {
         self.get_batch(gets, options)
+    }
+
+    fn bind_device(&self, device: Device) -> Result<DeviceHandle> {
+        self.bind_device(device)
+    }
+
+    fn bind_device_of(&self, driver: &Driver, ordinal: u32) -> Result<DeviceHandle> {
+        self.bind_device_of(driver, ordinal)
+    }
+
+    fn get_to_device(
+        &self,
+        device: &DeviceHandle,
+        after: Option<&CallerStream>,
+        gets: &[DeviceGet<'_>],
+        options: Options,
+    ) -> Vec<Result<GetOutcome>> {
+        self.get_to_device(device, after, gets, options)
+    }
+
+    fn put_from_device(
+        &self,
+        device: &DeviceHandle,
+        after: Option<&CallerStream>,
+        groups: &[DeviceGroup<'_>],
+        required: &[ObjectKey],
+        options: Options,
+    ) -> Vec<Result<PutOutcome>> {
+        self.put_from_device(device, after, groups, required, options)
     }
 
     fn exists_batch(&self, keys: &[ObjectKey], options: Options) -> Result<Vec<bool>> {

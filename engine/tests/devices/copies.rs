@@ -2,8 +2,8 @@
 
 use pagelith::config::DramPin;
 use pagelith::{
-    DeviceGet, DevicePut, DeviceRange, DriverKind, ErrorKind, GetOutcome, GetSlice, MissCause,
-    Options, PutOutcome, Tier,
+    DeviceGet, DeviceGroup, DevicePut, DeviceRange, DriverKind, ErrorKind, GetOutcome, GetSlice,
+    MissCause, Options, PutOutcome, PutSlice, Tier,
 };
 
 use crate::fake::DeviceMemory;
@@ -110,7 +110,46 @@ fn wrong_lengths_and_foreign_memory_are_refused_one_by_one() {
     }
     assert!(outcomes[4].as_ref().is_ok_and(GetOutcome::is_hit));
     assert!(memory.bytes() == object(1));
+    let mut outcomes = bench.store.get_to_device(&other, None, &gets, Options::default());
+    let group = [DevicePut { key: key(2), pieces: &foreign }];
+    let groups = [DeviceGroup::new(&group)];
+    let put = bench.store.put_from_device(&other, None, &groups, &[], Options::default()).remove(0);
+    for error in [outcomes.remove(3).expect_err("no handle of it"), put.expect_err("the same")] {
+        assert_eq!(error.kind, ErrorKind::Invalid, "{error}");
+        assert!(error.message.contains("was not bound through this store"), "{error}");
+    }
     drop((memory, right, short, large, foreign, other));
+    bench.end();
+}
+
+/// Reads of a range need staging memory for whole blocks, as well as that of the destination.
+#[test]
+fn range_arrives_or_is_refused_at_once_however_near_half_of_staging() {
+    let home = tempfile::tempdir().expect("a directory");
+    let config = config(&home, pin(DriverKind::Cuda));
+    let store = open(&config);
+    let whole: Vec<u8> = (0..700_000).map(|at| ((at * 7) >> 3) as u8).collect();
+    let object = PutSlice { key: key(1), pieces: &[&whole] };
+    assert_eq!(store.put_batch(&[object], Options::default()), [Ok(PutOutcome::Stored)]);
+    store.close().expect("durable");
+    let bench = Bench::of(home, open(&config), DriverKind::Cuda, "");
+    let most = (512 << 10) - (64 << 10);
+    for (bytes, is_hit) in [(most, true), (most + 1, false), (512 << 10, false)] {
+        let memory = bench.fake.memory(&bench.device, bytes);
+        let (pieces, range) = ([memory.range.clone()], Some(32_767..32_767 + bytes as u64));
+        let get = DeviceGet { key: key(1), range, pieces: &pieces };
+        let got = bench.store.get_to_device(&bench.device, None, &[get], Options::default());
+        match &got[0] {
+            Ok(outcome) => {
+                assert!(is_hit && outcome.is_hit(), "{outcome:?} bytes={bytes}");
+                assert!(memory.bytes() == whole[32_767..][..bytes], "wrong bytes");
+            }
+            Err(error) => {
+                let text = format!("raise staging.bytes bytes={bytes} max={most}");
+                assert!(!is_hit && error.message.contains(&text), "{error}");
+            }
+        }
+    }
     bench.end();
 }
 
@@ -127,9 +166,9 @@ fn groups_put_from_device_are_stored_whole_in_many_orders() {
                 .enumerate()
                 .map(|(n, (_, pieces))| [DevicePut { key: key(n), pieces }])
                 .collect();
-            let groups: Vec<&[DevicePut<'_>]> = puts.iter().map(|group| &group[..]).collect();
+            let groups: Vec<_> = puts.iter().map(|group| DeviceGroup::new(group)).collect();
             let options = Options::default();
-            let outcomes = bench.store.put_from_device(&bench.device, None, &groups, options);
+            let outcomes = bench.store.put_from_device(&bench.device, None, &groups, &[], options);
             for (n, outcome) in outcomes.iter().enumerate() {
                 let expected = if n == 2 { PutOutcome::AlreadyPresent } else { PutOutcome::Stored };
                 assert_eq!(outcome, &Ok(expected), "n={n}");
@@ -157,7 +196,9 @@ fn put_begins_after_work_of_callers_stream() {
         let pieces = [memory.range.clone()];
         let put = [DevicePut { key: key(1), pieces: &pieces }];
         let options = Options::default();
-        let outcome = bench.store.put_from_device(&bench.device, Some(&after), &[&put], options);
+        let group = [DeviceGroup::new(&put)];
+        let outcome =
+            bench.store.put_from_device(&bench.device, Some(&after), &group, &[], options);
         assert_eq!(outcome, [Ok(PutOutcome::Stored)]);
         let mut to = vec![0; 9_000];
         let get = GetSlice { key: key(1), range: None, pieces: &mut [&mut to] };
@@ -185,7 +226,8 @@ fn threads_get_and_put_concurrently() {
                     let outcome = bench.store.put_from_device(
                         &bench.device,
                         None,
-                        &[&put],
+                        &[DeviceGroup::new(&put)],
+                        &[],
                         Options::default(),
                     );
                     assert_eq!(outcome, [Ok(PutOutcome::Stored)]);

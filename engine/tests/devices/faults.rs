@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use pagelith::{
-    DeviceGet, DevicePut, DriverKind, ErrorKind, GetOutcome, GetSlice, Options, PutSlice,
+    DeviceGet, DeviceGroup, DevicePut, DriverKind, ErrorKind, GetOutcome, GetSlice, Options,
+    PutSlice, Size,
 };
 
 use crate::support::{Bench, config, key, object, open, pin, put};
 
+const LONG: Duration = Duration::from_secs(30);
 const SHORT: Options =
     Options { request: None, depth: 0, timeout: Some(Duration::from_millis(50)), wait: None };
 
@@ -111,14 +113,86 @@ fn store_and_handle_dropped_before_late_copy_release_all_once_device_is_done() {
     assert_eq!(left.map(|what| fake.count(what)), [0; 6]);
 }
 
+/// Each call that ends late keeps memory, and all of them together leave room for puts.
+#[test]
+fn late_gets_together_keep_at_most_a_quarter_of_the_arena() {
+    let bench = Bench::new(DriverKind::Cuda, "hang=1");
+    (0..64).for_each(|n| put(&bench.store, n));
+    let memories: Vec<_> = (0..64).map(|n| bench.memory(object(n).len())).collect();
+    for call in 0..8 {
+        let numbers = call * 8..call * 8 + 8;
+        let gets: Vec<_> = numbers
+            .map(|n| DeviceGet { key: key(n), range: None, pieces: &memories[n].1 })
+            .collect();
+        let outcomes = bench.store.get_to_device(&bench.device, None, &gets, SHORT);
+        let is_hit = |outcome: &Result<GetOutcome, _>| outcome.as_ref().is_ok_and(|o| o.is_hit());
+        assert!(!outcomes.iter().any(is_hit), "{outcomes:?}");
+    }
+    // More than half of the arena.
+    for n in 100..148 {
+        let bytes = object(n);
+        let put = PutSlice { key: key(n), pieces: &[&bytes] };
+        let outcome = bench.store.put_batch(&[put], Options::default()).remove(0);
+        assert!(outcome.is_ok(), "{outcome:?} n={n}");
+    }
+    drop(memories);
+    bench.fake.change("hang=0");
+    while bench.device.late_copies() > 0 {
+        bench.fake.step();
+    }
+    bench.end();
+}
+
+/// A get that ends late, and then the device does what it was asked, and no caller asks for it.
+fn end_late_copy(bench: &Bench) {
+    put(&bench.store, 1);
+    let (memory, pieces) = bench.memory(object(1).len());
+    let get = DeviceGet { key: key(1), range: None, pieces: &pieces };
+    assert!(bench.store.get_to_device(&bench.device, None, &[get], SHORT)[0].is_err());
+    bench.fake.change("hang=0");
+    while bench.fake.count("work") > 0 {
+        bench.fake.step();
+    }
+    assert!(memory.bytes() == object(1));
+}
+
+#[test]
+fn late_memory_is_released_by_the_flusher() {
+    let bench = Bench::new(DriverKind::Ascend, "hang=1");
+    end_late_copy(&bench);
+    while bench.fake.count("events") > 0 {
+        std::thread::yield_now();
+    }
+    bench.end();
+}
+
+#[test]
+fn late_memory_of_store_without_flusher_is_released_by_bind_and_close() {
+    for closes in [false, true] {
+        let home = tempfile::tempdir().expect("a directory");
+        let mut config = config(&home, pin(DriverKind::Cuda));
+        (config.ssd.bytes, config.ssd.dirs) = (Size::ZERO, Vec::new());
+        let bench = Bench::of(home, open(&config), DriverKind::Cuda, "hang=1");
+        end_late_copy(&bench);
+        assert_eq!(bench.fake.count("events"), 1, "the end of the late copy");
+        let Bench { fake, store, device, .. } = bench;
+        match closes {
+            true => assert!(store.close_within(LONG).error.is_none()),
+            false => drop(store.bind_device_of(&fake.driver(), 0).expect("bound")),
+        }
+        assert_eq!(fake.count("events"), 0, "closes={closes}");
+        drop(device);
+    }
+}
+
 #[test]
 fn late_put_of_many_groups_begins_no_copies_after_its_deadline() {
     let bench = Bench::new(DriverKind::Cuda, "hang=1");
     let memories: Vec<_> = (0..64).map(|n| bench.memory(object(n).len())).collect();
     let puts: Vec<[DevicePut<'_>; 1]> =
         (0..).zip(&memories).map(|(n, (_, pieces))| [DevicePut { key: key(n), pieces }]).collect();
-    let groups: Vec<&[DevicePut<'_>]> = puts.iter().map(|put| &put[..]).collect();
-    let outcomes = bench.store.put_from_device(&bench.device, None, &groups, SHORT);
+    let groups: Vec<_> = puts.iter().map(|put| DeviceGroup::new(put)).collect();
+    let outcomes = bench.store.put_from_device(&bench.device, None, &groups, &[], SHORT);
     assert!(outcomes.iter().all(Result::is_err), "{outcomes:?}");
     assert_eq!(bench.device.late_copies(), 2, "one round for each half of the memory");
     drop(groups);
@@ -137,7 +211,8 @@ fn late_put_stores_nothing_and_device_memory_is_kept() {
     let (memory, pieces) = bench.memory(object(1).len());
     memory.write(&object(1));
     let puts = [DevicePut { key: key(1), pieces: &pieces }];
-    let outcome = bench.store.put_from_device(&bench.device, None, &[&puts], SHORT).remove(0);
+    let group = [DeviceGroup::new(&puts)];
+    let outcome = bench.store.put_from_device(&bench.device, None, &group, &[], SHORT).remove(0);
     assert_eq!(outcome.expect_err("the device hangs").kind, ErrorKind::Unavailable);
     assert_eq!(bench.store.exists_batch(&[key(1)], Options::default()), [false]);
     // The engine frees the memory: it stays allocated for the copy.

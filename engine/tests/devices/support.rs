@@ -60,6 +60,19 @@ pub fn put(store: &Store, n: usize) {
     store.put_batch(&[put], Options::default())[0].as_ref().expect("stored");
 }
 
+/// Memory of a device for an object, in pieces of uneven lengths.
+pub fn memory_of(
+    fake: &Arc<Fake>,
+    device: &DeviceHandle,
+    bytes: usize,
+) -> (DeviceMemory, Vec<DeviceRange>) {
+    let memory = fake.memory(device, bytes);
+    let cuts = [0, bytes / 3, bytes / 3 + 1, bytes];
+    let piece = |cut: &[usize]| memory.range.slice(cut[0], cut[1] - cut[0]).expect("inside");
+    let pieces = cuts.windows(2).map(piece).collect();
+    (memory, pieces)
+}
+
 /// A store with its memory locked for device 0, which the calling thread initialised.
 pub struct Bench {
     pub home: tempfile::TempDir,
@@ -84,11 +97,7 @@ impl Bench {
 
     /// Memory of the device for an object, in pieces of uneven lengths.
     pub fn memory(&self, bytes: usize) -> (DeviceMemory, Vec<DeviceRange>) {
-        let memory = self.fake.memory(&self.device, bytes);
-        let cuts = [0, bytes / 3, bytes / 3 + 1, bytes];
-        let piece = |cut: &[usize]| memory.range.slice(cut[0], cut[1] - cut[0]).expect("inside");
-        let pieces = cuts.windows(2).map(piece).collect();
-        (memory, pieces)
+        memory_of(&self.fake, &self.device, bytes)
     }
 
     /// Close the store and check that nothing is left at the device.

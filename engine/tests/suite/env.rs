@@ -3,8 +3,10 @@
 
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
+use super::device;
+use super::fake_device::Fake;
 use super::harness::{Store, Transport};
 use pagelith::config::SsdIo;
 use pagelith::io::disk::{Disk, IoBackend};
@@ -37,6 +39,8 @@ pub struct TestEnv {
     pub transport: Transport,
     dirs: usize,
     medium: Medium,
+    /// The driver of the device whose memory gets and puts use.
+    driver: Option<Arc<Fake>>,
 }
 
 impl TestEnv {
@@ -52,12 +56,18 @@ impl TestEnv {
                 Medium::Real(tempfile::tempdir().expect("a directory"))
             }
         };
-        TestEnv { kind, constant, transport, dirs, medium }
+        TestEnv { kind, constant, transport, dirs, medium, driver: None }
     }
 
     /// Another empty environment of this kind.
     pub fn fresh(&self, dirs: usize) -> TestEnv {
-        TestEnv::over(self.transport, self.kind, self.constant, dirs)
+        let fresh = TestEnv::over(self.transport, self.kind, self.constant, dirs);
+        TestEnv { driver: self.driver.clone(), ..fresh }
+    }
+
+    /// Let gets and puts of all stores use memory of a device.
+    pub fn with_device(self) -> TestEnv {
+        TestEnv { driver: Some(device::fake()), ..self }
     }
 
     /// The simulated machine, if this is one.
@@ -133,8 +143,20 @@ impl TestEnv {
     }
 
     pub fn try_open(&self, config: &Config) -> Result<Store, Error> {
+        let store = self.try_open_for_host(config)?;
+        Ok(match &self.driver {
+            Some(driver) => store.over_device(driver.clone()),
+            None => store,
+        })
+    }
+
+    fn try_open_for_host(&self, config: &Config) -> Result<Store, Error> {
         let facts = MachineLimits::of_this_machine().expect("facts");
         let mut config = config.clone();
+        if self.driver.is_some() {
+            // The largest object of a behaviour is copied through half of it.
+            config.staging.bytes = config.staging.bytes.max(Size::mib(8));
+        }
         config.dram.shared = matches!(self.transport, Transport::SharedArena);
         let valid = config.validate(&facts).unwrap_or_else(|e| panic!("{e}"));
         let valid = if self.constant { valid.with_constant_fingerprint() } else { valid };

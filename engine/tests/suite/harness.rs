@@ -31,6 +31,8 @@ use pagelith_sim::clock::SimClock;
 use pagelith_sim::link::SimNet;
 use tempfile::TempDir;
 
+use super::device::BoundDevice;
+use super::fake_device;
 use super::rdma;
 
 /// The transport between a behaviour and its store.
@@ -70,12 +72,17 @@ pub const EMBEDDED_ONLY: &[(&str, &str)] = &[
 /// Staging memory of a server: the least, since each store of a behaviour registers it.
 const STAGING: Size = Size::mib(8);
 
+/// Memory of a client through which it copies to and from a device: that of an embedded store.
+const DEVICE_STAGING: usize = 8 << 20;
+
 /// A store. The calls of [`PageStore`] go over the link, if there is one; the rest (views,
 /// sessions, counters) goes to the store itself.
 pub struct Store {
     client: Option<Client>,
     serving: Option<ServedBy>,
     store: pagelith::Store,
+    /// Gets and puts use its memory.
+    device: Option<BoundDevice>,
 }
 
 /// A group that was begun.
@@ -142,7 +149,7 @@ impl Drop for Listening {
 
 impl Store {
     pub fn embedded(store: pagelith::Store) -> Store {
-        Store { client: None, serving: None, store }
+        Store { client: None, serving: None, store, device: None }
     }
 
     /// Over a socket: TCP, or with shared memory.
@@ -175,9 +182,10 @@ impl Store {
         let dial =
             SocketDial { limits, entropy, rdma, ..SocketDial::new(address, None, offer, clock) };
         let client = Client::over(dial, timeout).expect("attached");
+        let client = client.with_device_staging(DEVICE_STAGING);
         begin_listening(&client);
         let serving = ServedBy::Threads(Listening { serving: Some(serving), hosts, _dir: dir });
-        Store { client: Some(client), serving: Some(serving), store }
+        Store { client: Some(client), serving: Some(serving), store, device: None }
     }
 
     /// Over the simulated link.
@@ -199,9 +207,15 @@ impl Store {
             tasks,
         });
         let client = Client::attach(dial.clone(), Arc::new(clock), timeout).expect("attached");
-        let client = client.with_runtime(own);
+        let client = client.with_runtime(own).with_device_staging(DEVICE_STAGING);
         begin_listening(&client);
-        Store { client: Some(client), serving: Some(ServedBy::Tasks(dial)), store }
+        Store { client: Some(client), serving: Some(ServedBy::Tasks(dial)), store, device: None }
+    }
+
+    /// Let gets and puts use memory of a device.
+    pub fn over_device(mut self, fake: Arc<fake_device::Fake>) -> Store {
+        self.device = Some(BoundDevice::new(fake, self.pages()));
+        self
     }
 
     /// End the connections, and return the store.
@@ -236,6 +250,10 @@ impl Store {
     }
 
     pub fn put_batch(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
+        if let Some(device) = &self.device {
+            let groups: Vec<_> = objects.chunks(1).map(|object| (None, object)).collect();
+            return device.put(self.pages(), &groups, &[], options);
+        }
         let _registered = self.client.as_ref().map(|client| rdma::register_puts(client, objects));
         match &self.client {
             // Over a link no call completes in no time: the timeout stands for not waiting for
@@ -258,6 +276,10 @@ impl Store {
         groups: &[&[PutSlice<'_>]],
         options: Options,
     ) -> Vec<Result<PutOutcome>> {
+        if let Some(device) = &self.device {
+            let groups: Vec<_> = groups.iter().map(|group| (None, *group)).collect();
+            return device.put(self.pages(), &groups, &[], options);
+        }
         let register = |client| -> Vec<_> {
             groups.iter().map(|group| rdma::register_puts(client, group)).collect()
         };
@@ -270,6 +292,10 @@ impl Store {
         groups: &[(ObjectKey, &[PutSlice<'_>])],
         options: Options,
     ) -> Vec<Result<PutOutcome>> {
+        if let Some(device) = &self.device {
+            let groups: Vec<_> = groups.iter().map(|(base, group)| (Some(*base), *group)).collect();
+            return device.put(self.pages(), &groups, &[], options);
+        }
         self.pages().put_attached(groups, options)
     }
 
@@ -279,6 +305,12 @@ impl Store {
         parts: &[&[PutSlice<'_>]],
         options: Options,
     ) -> Vec<Result<PutOutcome>> {
+        if let Some(device) = &self.device
+            && !required.is_empty()
+        {
+            let parts: Vec<_> = parts.iter().map(|part| (None, *part)).collect();
+            return device.put(self.pages(), &parts, required, options);
+        }
         self.pages().put_parts(required, parts, options)
     }
 
@@ -287,6 +319,9 @@ impl Store {
         gets: &mut [GetSlice<'_, '_>],
         options: Options,
     ) -> Vec<Result<GetOutcome>> {
+        if let Some(device) = &self.device {
+            return device.get(self.pages(), gets, options);
+        }
         let _registered = self.client.as_ref().map(|client| rdma::register_gets(client, gets));
         self.pages().get_batch(gets, options)
     }

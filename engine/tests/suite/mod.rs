@@ -11,6 +11,7 @@ pub mod batches_in_flight;
 pub mod damage;
 pub mod damage_after_crash;
 pub mod deadlines;
+pub mod device;
 pub mod env;
 pub mod events;
 pub mod eviction;
@@ -18,6 +19,8 @@ pub mod failing_device;
 pub mod failing_segments;
 #[path = "../../../io/tests/verbs/fake.rs"]
 pub mod fake;
+#[path = "../../../io/tests/devices/fake.rs"]
+pub mod fake_device;
 pub mod first_writer;
 pub mod free_space;
 pub mod gauges;

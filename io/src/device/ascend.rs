@@ -1,10 +1,11 @@
 //! Ascend's Computing Language, from `libascendcl.so`.
 //!
-//! It has no primary context: that of the calling thread is bound, which `aclrtSetDevice` made. It
-//! has no call that takes a thread's context away, so a thread without one keeps the one applied.
+//! A device's default context is bound, which `aclrtSetDevice` made on the calling thread. Each
+//! call of `aclrtSetDevice` keeps the device until one of `aclrtResetDevice`. No call takes a
+//! thread's context away.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::ptr::{NonNull, null, null_mut};
+use std::ptr::{null, null_mut, with_exposed_provenance, with_exposed_provenance_mut};
 
 use super::calls::{Called, Calls, Opaque, check, failed};
 use super::error::{DeviceError, Result};
@@ -18,6 +19,8 @@ function_table! {
     aclrtGetVersion(*mut i32, *mut i32, *mut i32) -> c_int;
     aclrtGetDeviceCount(*mut u32) -> c_int;
     aclrtGetDevice(*mut i32) -> c_int;
+    aclrtSetDevice(i32) -> c_int;
+    aclrtResetDevice(i32) -> c_int;
     aclrtGetCurrentContext(*mut *mut c_void) -> c_int;
     aclrtSetCurrentContext(*mut c_void) -> c_int;
     aclrtHostRegister(*mut c_void, u64, c_uint, *mut *mut c_void) -> c_int;
@@ -76,6 +79,19 @@ impl Ascend {
         check("aclrtGetDeviceCount", code).map(|()| count)
     }
 
+    /// Retain the device, if `current`, the thread's context, is its default one.
+    fn retain(&self, device: i32, current: Opaque) -> Called<bool> {
+        // SAFETY: the call takes a number.
+        check("aclrtSetDevice", unsafe { (self.0.aclrtSetDevice)(device) })?;
+        // It made the default context the thread's.
+        let is_default = self.current().map(|now| now == Some(current));
+        if is_default != Ok(true) {
+            let restored = self.make_current(Some(current));
+            self.unbind(device.cast_unsigned()).and(restored)?;
+        }
+        is_default
+    }
+
     fn create(
         call: &'static str,
         create: unsafe extern "C" fn(*mut *mut c_void) -> c_int,
@@ -130,14 +146,20 @@ impl Calls for Ascend {
             let found = format!("that of device {device}");
             return Err(DeviceError::ContextOther { device: of, call, found });
         }
-        let current = self.current().map_err(|why| failed(self, of, why))?;
         let call = "aclrtGetCurrentContext";
-        current.ok_or(DeviceError::ContextAbsent { device: of, call, code: CONTEXT_NULL })
+        let absent = DeviceError::ContextAbsent { device: of, call, code: CONTEXT_NULL };
+        let current = self.current().map_err(|why| failed(self, of, why))?.ok_or(absent)?;
+        let is_default = self.retain(device, current).map_err(|why| failed(self, of, why))?;
+        if !is_default {
+            let found = "the device's, but not its default one".to_owned();
+            return Err(DeviceError::ContextOther { device: of, call, found });
+        }
+        Ok(current)
     }
 
-    /// The context is the engine's.
-    fn unbind(&self, _ordinal: u32) -> Called<()> {
-        Ok(())
+    fn unbind(&self, ordinal: u32) -> Called<()> {
+        // SAFETY: the device was retained, and is released once.
+        check("aclrtResetDevice", unsafe { (self.0.aclrtResetDevice)(ordinal.cast_signed()) })
     }
 
     fn pci(&self, _ordinal: u32) -> Called<Option<String>> {
@@ -159,18 +181,25 @@ impl Calls for Ascend {
         check("aclrtSetCurrentContext", unsafe { (self.0.aclrtSetCurrentContext)(context.0) })
     }
 
-    unsafe fn lock(&self, base: NonNull<u8>, bytes: usize) -> Called<()> {
+    fn can_leave(&self) -> bool {
+        false
+    }
+
+    unsafe fn lock(&self, base: usize, bytes: usize) -> Called<()> {
         // Copies use the address of the host.
         let mut mapped = null_mut();
         // SAFETY: the range is mapped, by the caller's promise; the call fills the pointer.
         check("aclrtHostRegister", unsafe {
-            (self.0.aclrtHostRegister)(base.as_ptr().cast(), bytes as u64, MAPPED, &mut mapped)
+            let base = with_exposed_provenance_mut(base);
+            (self.0.aclrtHostRegister)(base, bytes as u64, MAPPED, &mut mapped)
         })
     }
 
-    fn unlock(&self, base: NonNull<u8>) -> Called<()> {
+    fn unlock(&self, base: usize) -> Called<()> {
         // SAFETY: the runtime refuses an address that is not registered.
-        check("aclrtHostUnregister", unsafe { (self.0.aclrtHostUnregister)(base.as_ptr().cast()) })
+        check("aclrtHostUnregister", unsafe {
+            (self.0.aclrtHostUnregister)(with_exposed_provenance_mut(base))
+        })
     }
 
     /// Older versions cannot be asked.
@@ -213,19 +242,21 @@ impl Calls for Ascend {
         check("aclrtQueryEventStatus", code).map(|()| status == COMPLETE)
     }
 
-    unsafe fn copy_in(&self, to: u64, from: *const u8, bytes: usize, on: Opaque) -> Called<()> {
+    unsafe fn copy_in(&self, to: u64, from: usize, bytes: usize, on: Opaque) -> Called<()> {
         let to = std::ptr::without_provenance_mut(to as usize);
+        let from = with_exposed_provenance(from);
         // SAFETY: the caller's promise.
         check("aclrtMemcpyAsync", unsafe {
-            (self.0.aclrtMemcpyAsync)(to, bytes, from.cast(), bytes, HOST_TO_DEVICE, on.0)
+            (self.0.aclrtMemcpyAsync)(to, bytes, from, bytes, HOST_TO_DEVICE, on.0)
         })
     }
 
-    unsafe fn copy_out(&self, to: *mut u8, from: u64, bytes: usize, on: Opaque) -> Called<()> {
+    unsafe fn copy_out(&self, to: usize, from: u64, bytes: usize, on: Opaque) -> Called<()> {
         let from = std::ptr::without_provenance(from as usize);
+        let to = with_exposed_provenance_mut(to);
         // SAFETY: the caller's promise.
         check("aclrtMemcpyAsync", unsafe {
-            (self.0.aclrtMemcpyAsync)(to.cast(), bytes, from, bytes, DEVICE_TO_HOST, on.0)
+            (self.0.aclrtMemcpyAsync)(to, bytes, from, bytes, DEVICE_TO_HOST, on.0)
         })
     }
 }

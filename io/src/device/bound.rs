@@ -38,7 +38,7 @@ impl Bound {
     }
 
     /// See [`BoundContext::call`].
-    pub fn call<T>(&self, call: impl FnOnce(&dyn Calls) -> Called<T>) -> Result<T> {
+    pub fn call<T: Send>(&self, call: impl FnOnce(&dyn Calls) -> Called<T> + Send) -> Result<T> {
         self.context.call(call)
     }
 

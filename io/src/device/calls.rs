@@ -2,7 +2,6 @@
 
 use std::ffi::c_void;
 use std::fmt::Debug;
-use std::ptr::NonNull;
 
 use super::error::{DeviceError, Result};
 use super::facts::DeviceFacts;
@@ -42,9 +41,9 @@ pub(super) trait Calls: Send + Sync + Debug {
     /// Initialise the driver and list its devices.
     fn list(&self) -> Called<(String, Vec<DeviceFacts>)>;
 
-    /// Find the device's context, which the engine of this process has made, and keep it.
+    /// Find the device's context, which the engine of this process has made, and retain it.
     fn bind(&self, device: Device) -> Result<Opaque>;
-    /// Release what `bind` keeps.
+    /// Release what `bind` retained.
     fn unbind(&self, ordinal: u32) -> Called<()>;
     /// The PCI address, if the driver tells it.
     fn pci(&self, ordinal: u32) -> Called<Option<String>>;
@@ -53,15 +52,17 @@ pub(super) trait Calls: Send + Sync + Debug {
     fn current(&self) -> Called<Option<Opaque>>;
     /// Make `context` that of the calling thread.
     fn make_current(&self, context: Option<Opaque>) -> Called<()>;
+    /// Whether `make_current` can take a thread's context away.
+    fn can_leave(&self) -> bool;
 
-    /// Lock memory of the host, and let the device access it.
+    /// Lock memory of the host, and let the device access it. Addresses of the host are exposed.
     ///
     /// # Safety
     ///
     /// The range is mapped until `unlock` succeeds, and its owner allows accesses of the device.
-    unsafe fn lock(&self, base: NonNull<u8>, bytes: usize) -> Called<()>;
+    unsafe fn lock(&self, base: usize, bytes: usize) -> Called<()>;
     /// Undo `lock` of a range that begins there.
-    fn unlock(&self, base: NonNull<u8>) -> Called<()>;
+    fn unlock(&self, base: usize) -> Called<()>;
 
     /// Whether all of the range is one allocation of the device, as far as the driver tells.
     fn owns(&self, ordinal: u32, address: u64, bytes: usize) -> Called<bool>;
@@ -103,13 +104,13 @@ pub(super) trait Calls: Send + Sync + Debug {
     ///
     /// Both ranges exist until the copy is done. Nothing writes the source meanwhile, and nothing
     /// else uses the destination.
-    unsafe fn copy_in(&self, to: u64, from: *const u8, bytes: usize, on: Opaque) -> Called<()>;
+    unsafe fn copy_in(&self, to: u64, from: usize, bytes: usize, on: Opaque) -> Called<()>;
     /// Queue a copy from the device to the host.
     ///
     /// # Safety
     ///
     /// As `copy_in`.
-    unsafe fn copy_out(&self, to: *mut u8, from: u64, bytes: usize, on: Opaque) -> Called<()>;
+    unsafe fn copy_out(&self, to: usize, from: u64, bytes: usize, on: Opaque) -> Called<()>;
 }
 
 /// The error of a failed call.

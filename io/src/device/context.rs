@@ -35,13 +35,20 @@ impl BoundContext {
         locality.and_then(|locality| locality.node)
     }
 
-    /// Call the driver in the device's context, and give the thread its own back.
-    pub fn call<T>(&self, call: impl FnOnce(&dyn Calls) -> Called<T>) -> Result<T> {
+    /// Call the driver in the device's context, and give the thread its own back. If the driver
+    /// could not take the context away from a thread that has none, another thread makes the call.
+    pub fn call<T: Send>(&self, call: impl FnOnce(&dyn Calls) -> Called<T> + Send) -> Result<T> {
         let calls = &*self.calls;
         let in_context = || {
             let own = calls.current()?;
             if own == Some(self.context) {
                 return call(calls);
+            }
+            if own.is_none() && !calls.can_leave() {
+                return on_own_thread(|| {
+                    calls.make_current(Some(self.context))?;
+                    call(calls)
+                });
             }
             calls.make_current(Some(self.context))?;
             let result = call(calls);
@@ -53,6 +60,15 @@ impl BoundContext {
         };
         in_context().map_err(|why| failed(calls, self.device, why))
     }
+}
+
+/// Run `call` on a thread that ends with it.
+#[allow(clippy::disallowed_methods, reason = "its thread ends before it returns")]
+fn on_own_thread<T: Send>(call: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| match scope.spawn(call).join() {
+        Ok(result) => result,
+        Err(panic) => std::panic::resume_unwind(panic),
+    })
 }
 
 impl Drop for BoundContext {

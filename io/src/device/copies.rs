@@ -75,15 +75,15 @@ impl Copies {
     /// `CallFailed`.
     pub fn to_device(&mut self, from: Part, to: &DeviceRange) -> Result<()> {
         let address = self.check(&from, to)?;
-        let (base, bytes) = (from.as_ptr().cast_const(), from.len());
+        let (base, bytes) = (from.as_ptr().expose_provenance(), from.len());
         let (bound, work) = self.pending(to);
         work.sources.push(from);
         let stream = work.stream;
         bound.call(|calls| {
-            runs(base.addr(), bytes).try_for_each(|(offset, length)| {
+            runs(base, bytes).try_for_each(|(offset, length)| {
                 // SAFETY: the run is inside of both ranges. The work keeps both; nothing writes
                 // the part while it exists, and the caller gave the range to this copy.
-                unsafe { calls.copy_in(address + offset as u64, base.add(offset), length, stream) }
+                unsafe { calls.copy_in(address + offset as u64, base + offset, length, stream) }
             })
         })
     }
@@ -97,15 +97,15 @@ impl Copies {
             return Err(DeviceError::OutsideMemory { offset: 0, bytes: from.bytes(), memory: 0 });
         }
         let address = self.check(&to, from)?;
-        let (base, bytes) = (to.as_ptr(), to.len());
+        let (base, bytes) = (to.as_ptr().expose_provenance(), to.len());
         let (bound, work) = self.pending(from);
         work.destinations.push(to);
         let stream = work.stream;
         bound.call(|calls| {
-            runs(base.addr(), bytes).try_for_each(|(offset, length)| {
+            runs(base, bytes).try_for_each(|(offset, length)| {
                 // SAFETY: the run is inside of both ranges. The work keeps both; nothing else uses
                 // the part while it exists.
-                unsafe { calls.copy_out(base.add(offset), address + offset as u64, length, stream) }
+                unsafe { calls.copy_out(base + offset, address + offset as u64, length, stream) }
             })
         })
     }

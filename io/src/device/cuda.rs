@@ -4,7 +4,7 @@
 //! newer driver returns codes that an older list does not have.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::ptr::{NonNull, null, null_mut};
+use std::ptr::{null, null_mut, with_exposed_provenance, with_exposed_provenance_mut};
 
 use super::calls::{Called, Calls, Failed, Opaque, check, failed};
 use super::error::{DeviceError, Result};
@@ -246,16 +246,22 @@ impl Calls for Cuda {
         check("cuCtxSetCurrent", unsafe { (self.0.cuCtxSetCurrent)(context) })
     }
 
-    unsafe fn lock(&self, base: NonNull<u8>, bytes: usize) -> Called<()> {
+    fn can_leave(&self) -> bool {
+        true
+    }
+
+    unsafe fn lock(&self, base: usize, bytes: usize) -> Called<()> {
         // SAFETY: the range is mapped, by the caller's promise.
         check("cuMemHostRegister_v2", unsafe {
-            (self.0.cuMemHostRegister_v2)(base.as_ptr().cast(), bytes, PORTABLE)
+            (self.0.cuMemHostRegister_v2)(with_exposed_provenance_mut(base), bytes, PORTABLE)
         })
     }
 
-    fn unlock(&self, base: NonNull<u8>) -> Called<()> {
+    fn unlock(&self, base: usize) -> Called<()> {
         // SAFETY: the driver refuses an address that is not registered.
-        check("cuMemHostUnregister", unsafe { (self.0.cuMemHostUnregister)(base.as_ptr().cast()) })
+        check("cuMemHostUnregister", unsafe {
+            (self.0.cuMemHostUnregister)(with_exposed_provenance_mut(base))
+        })
     }
 
     fn owns(&self, ordinal: u32, address: u64, bytes: usize) -> Called<bool> {
@@ -324,17 +330,17 @@ impl Calls for Cuda {
         }
     }
 
-    unsafe fn copy_in(&self, to: u64, from: *const u8, bytes: usize, on: Opaque) -> Called<()> {
+    unsafe fn copy_in(&self, to: u64, from: usize, bytes: usize, on: Opaque) -> Called<()> {
         // SAFETY: the caller's promise.
         check("cuMemcpyHtoDAsync_v2", unsafe {
-            (self.0.cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes, on.0)
+            (self.0.cuMemcpyHtoDAsync_v2)(to, with_exposed_provenance(from), bytes, on.0)
         })
     }
 
-    unsafe fn copy_out(&self, to: *mut u8, from: u64, bytes: usize, on: Opaque) -> Called<()> {
+    unsafe fn copy_out(&self, to: usize, from: u64, bytes: usize, on: Opaque) -> Called<()> {
         // SAFETY: the caller's promise.
         check("cuMemcpyDtoHAsync_v2", unsafe {
-            (self.0.cuMemcpyDtoHAsync_v2)(to.cast(), from, bytes, on.0)
+            (self.0.cuMemcpyDtoHAsync_v2)(with_exposed_provenance_mut(to), from, bytes, on.0)
         })
     }
 }

@@ -80,7 +80,7 @@ impl Driver {
 
     /// Bind a device whose context exists: that which the engine of this process made for it. Under
     /// CUDA it is the primary context, which PyTorch and the runtime API use. Under Ascend it is
-    /// the context of the calling thread.
+    /// the default one, and must be the calling thread's.
     ///
     /// # Errors
     /// `NoDevice`; `ContextAbsent` before the engine has initialised the device; `ContextOther` if

@@ -74,13 +74,15 @@ pub enum DeviceError {
     },
     /// The driver did not lock a chunk of memory; no other chunk stays locked.
     #[error(
-        "memory cannot be page-locked: {call} failed: {name}; {}, lower dram.bytes or set \
-         dram.pin to off device={device} offset={offset} bytes={bytes} code={code}",
+        "memory cannot be page-locked: {call} failed: {name}; {}, lower {setting}, or set dram.pin \
+         to off device={device} offset={offset} bytes={bytes} code={code}",
         lock_remedy(name)
     )]
     NotLocked {
         /// The device.
         device: Device,
+        /// The setting that decides how much memory it is.
+        setting: String,
         /// The function.
         call: &'static str,
         /// Offset of the chunk.

@@ -52,6 +52,11 @@ impl DeviceHandle {
         range.is_bound_to(&self.0)
     }
 
+    /// Whether it is a clone of `other`.
+    pub fn is_clone_of(&self, other: &DeviceHandle) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Name a stream of the caller, whose work copies can wait for. 0 is the legacy default stream.
     ///
     /// # Safety

@@ -5,7 +5,6 @@
 //! - The memory is released after it is unlocked; if that fails, it is leaked.
 
 use std::fmt;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::chunks::runs;
@@ -21,17 +20,12 @@ const LOG_SHARE: usize = 8;
 /// Locked memory; dropping it unlocks the memory.
 #[must_use = "dropping this unlocks the memory"]
 pub struct LockedMemory {
-    chunks: Vec<NonNull<u8>>,
+    /// First addresses.
+    chunks: Vec<usize>,
     memory: Arc<dyn DeviceMemory>,
     /// Not the binding, whose late copies may own this memory.
     context: Arc<BoundContext>,
 }
-
-// SAFETY: the chunks are addresses of `memory`, which is Send and Sync; they are only passed to the
-// driver.
-unsafe impl Send for LockedMemory {}
-// SAFETY: as above.
-unsafe impl Sync for LockedMemory {}
 
 impl LockedMemory {
     /// Lock all of `memory` for the device. It is made resident first, by several threads and on
@@ -44,18 +38,18 @@ impl LockedMemory {
         setting: &str,
         memory: Arc<dyn DeviceMemory>,
     ) -> Result<LockedMemory> {
-        let (base, bytes) = (memory.base(), memory.bytes());
+        let (base, bytes) = (memory.base().as_ptr().expose_provenance(), memory.bytes());
         let device = handle.device();
         populate(&*memory, handle.node());
         let mut locked =
             LockedMemory { chunks: Vec::new(), memory, context: handle.0.context.clone() };
         let mut logged = 0;
-        for (offset, length) in runs(base.addr().get(), bytes) {
-            let start = NonNull::new(base.as_ptr().wrapping_add(offset)).unwrap_or(base);
+        for (offset, length) in runs(base, bytes) {
+            let start = base + offset;
             // SAFETY: the chunk is inside of the memory, which is kept until it is unlocked, and
             // whose owner allows accesses of devices.
             let done = locked.context.call(|calls| unsafe { calls.lock(start, length) });
-            done.map_err(|error| not_locked(error, offset, bytes))?;
+            done.map_err(|error| not_locked(error, setting, offset, bytes))?;
             locked.chunks.push(start);
             let end = offset + length;
             if end * LOG_SHARE / bytes > logged {
@@ -73,10 +67,11 @@ impl LockedMemory {
 }
 
 /// The error of a chunk that was refused.
-fn not_locked(error: DeviceError, offset: usize, bytes: usize) -> DeviceError {
+fn not_locked(error: DeviceError, setting: &str, offset: usize, bytes: usize) -> DeviceError {
     match error {
         DeviceError::CallFailed { device, call, code, name } => {
-            DeviceError::NotLocked { device, call, offset, bytes, code, name }
+            let setting = setting.to_owned();
+            DeviceError::NotLocked { device, setting, call, offset, bytes, code, name }
         }
         error => error,
     }

@@ -23,6 +23,7 @@ pub struct Fake {
     count: unsafe extern "C" fn(*const c_char) -> u64,
     step: unsafe extern "C" fn(),
     start: unsafe extern "C" fn(u32) -> c_int,
+    stop: unsafe extern "C" fn(u32),
     other_context: unsafe extern "C" fn(u32),
     current: unsafe extern "C" fn() -> usize,
     leave: unsafe extern "C" fn(),
@@ -68,6 +69,7 @@ impl Fake {
                 count: function(handle, c"fake_device_count"),
                 step: function(handle, c"fake_device_step"),
                 start: function(handle, c"fake_device_start"),
+                stop: function(handle, c"fake_device_stop"),
                 other_context: function(handle, c"fake_device_other_context"),
                 current: function(handle, c"fake_device_current"),
                 leave: function(handle, c"fake_device_leave"),
@@ -127,6 +129,12 @@ impl Fake {
     pub fn start(&self, ordinal: u32) {
         // SAFETY: the function takes a number.
         assert_eq!(unsafe { (self.start)(ordinal) }, 0, "device {ordinal}");
+    }
+
+    /// End the engine's use of a device.
+    pub fn stop(&self, ordinal: u32) {
+        // SAFETY: the function takes a number.
+        unsafe { (self.stop)(ordinal) }
     }
 
     /// Give the calling thread a context that is not primary.

@@ -72,14 +72,24 @@ fn worker_thread_without_context_copies_through_handle() {
             scope.spawn(|| {
                 assert_eq!(fake.current(), 0);
                 copies_work(&fake, &handle);
-                match kind {
-                    DriverKind::Cuda => assert_eq!(fake.current(), 0),
-                    // The runtime cannot take it away.
-                    DriverKind::Ascend => assert_eq!(fake.current(), own),
-                }
+                assert_eq!(fake.current(), 0, "{kind} left its context");
             });
         });
         assert_eq!(fake.current(), own);
+    }
+}
+
+#[test]
+fn context_is_kept_after_engine_ends_its_use_until_handle_is_dropped() {
+    for kind in DriverKind::ALL {
+        let (fake, handle) = Fake::bound(kind, "");
+        fake.stop(0);
+        std::thread::scope(|scope| scope.spawn(|| copies_work(&fake, &handle)).join())
+            .unwrap_or_else(|_| panic!("{kind}: the context has gone"));
+        drop(handle);
+        assert_eq!(fake.count("retained"), 0);
+        let error = fake.driver().bind(0).expect_err("the device has ended");
+        assert!(error.to_string().contains("initialise it first"), "{error}");
     }
 }
 
@@ -105,6 +115,13 @@ fn bind_in_another_context_is_refused() {
     assert_eq!(fake.count("retained"), 0);
 
     let fake = Fake::new(DriverKind::Ascend, "devices=2");
+    fake.start(0);
+    fake.enter_other_context(0);
+    let other = fake.current();
+    let error = fake.driver().bind(0).expect_err("not the default context");
+    assert!(error.to_string().contains("but not its default one"), "{error}");
+    assert_eq!((fake.count("retained"), fake.current()), (0, other));
+    fake.leave();
     fake.start(1);
     let error = fake.driver().bind(0).expect_err("the context of device 1");
     let text = error.to_string();

@@ -61,6 +61,16 @@ exported! {
         filled(result, device)
     }
 
+    fn aclrtSetDevice(device: i32) -> c_int {
+        let result = world().retain(device.cast_unsigned()).map(set_current);
+        status(result, code)
+    }
+
+    fn aclrtResetDevice(device: i32) -> c_int {
+        let result = world().release(device.cast_unsigned());
+        status(result, code)
+    }
+
     fn aclrtGetCurrentContext(context: *mut *mut c_void) -> c_int {
         match current() {
             0 => code(Fault::NoContext),

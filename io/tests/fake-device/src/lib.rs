@@ -73,6 +73,11 @@ exported! {
         }
     }
 
+    // End the engine's use of a device.
+    fn fake_device_stop(ordinal: u32) {
+        world().stop(ordinal);
+    }
+
     // Make a context that is not primary, and make it the thread's.
     fn fake_device_other_context(ordinal: u32) {
         let context = world().new_context(ordinal);

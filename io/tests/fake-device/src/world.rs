@@ -2,7 +2,7 @@
 //! one stream by one piece of work, so streams run late, and in no order among each other.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
@@ -76,7 +76,10 @@ pub struct World {
     contexts: BTreeMap<usize, u32>,
     /// The primary context of each device that has one.
     primary: BTreeMap<u32, usize>,
-    retained: u64,
+    /// Devices that the engine keeps.
+    started: BTreeSet<u32>,
+    /// How often each device is retained by others.
+    retained: BTreeMap<u32, u64>,
     allocations: Vec<Allocation>,
     /// Registered ranges of the host.
     registered: BTreeMap<usize, usize>,
@@ -99,7 +102,8 @@ static WORLD: LazyLock<Mutex<World>> = LazyLock::new(|| {
         is_lost: false,
         contexts: BTreeMap::new(),
         primary: BTreeMap::new(),
-        retained: 0,
+        started: BTreeSet::new(),
+        retained: BTreeMap::new(),
         allocations: Vec::new(),
         registered: BTreeMap::new(),
         streams: BTreeMap::new(),
@@ -143,7 +147,7 @@ impl World {
     pub fn count(&self, what: &str) -> u64 {
         let work = self.streams.values().map(|stream| stream.work.len() as u64);
         match what {
-            "retained" => self.retained,
+            "retained" => self.retained.values().sum(),
             "streams" => self.streams.len() as u64,
             "events" => self.events.len() as u64,
             "locked-chunks" => self.registered.len() as u64,
@@ -161,8 +165,28 @@ impl World {
         }
     }
 
-    /// Make a device's primary context, if it has none.
+    /// Make a device's primary context, if it has none, and keep it until `stop`.
     pub fn start(&mut self, ordinal: u32) -> Result<usize> {
+        let context = self.primary_of(ordinal)?;
+        self.started.insert(ordinal);
+        Ok(context)
+    }
+
+    /// The engine needs the device no longer.
+    pub fn stop(&mut self, ordinal: u32) {
+        self.started.remove(&ordinal);
+        self.end_unused(ordinal);
+    }
+
+    /// End the primary context of a device that nothing keeps.
+    fn end_unused(&mut self, ordinal: u32) {
+        let is_retained = self.retained.get(&ordinal).is_some_and(|count| *count > 0);
+        if !is_retained && !self.started.contains(&ordinal) {
+            self.primary.remove(&ordinal).map(|context| self.contexts.remove(&context));
+        }
+    }
+
+    fn primary_of(&mut self, ordinal: u32) -> Result<usize> {
         self.check_device(ordinal)?;
         self.is_initialised = true;
         if let Some(context) = self.primary.get(&ordinal) {
@@ -184,14 +208,16 @@ impl World {
     }
 
     pub fn retain(&mut self, ordinal: u32) -> Result<usize> {
-        let context = self.start(ordinal)?;
-        self.retained += 1;
+        let context = self.primary_of(ordinal)?;
+        *self.retained.entry(ordinal).or_default() += 1;
         Ok(context)
     }
 
     pub fn release(&mut self, ordinal: u32) -> Result<()> {
         self.check_device(ordinal)?;
-        self.retained = self.retained.checked_sub(1).ok_or(Fault::NoContext)?;
+        let count = self.retained.entry(ordinal).or_default();
+        *count = count.checked_sub(1).ok_or(Fault::NoContext)?;
+        self.end_unused(ordinal);
         Ok(())
     }
 

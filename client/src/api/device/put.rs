@@ -9,44 +9,42 @@ use pagelith_io::device::{CallerStream, Copies, DeviceHandle, DeviceRange};
 use pagelith_io::sync::Arc;
 use pagelith_layouts::key::ObjectKey;
 
+use super::bound::{CountedBytes, device_error};
+use super::call::DeviceCall;
+use super::pieces::{DeviceGroup, DevicePut, split, total};
+use super::store::DeviceStore;
 use crate::api::error::{Error, Result};
 use crate::api::outcome::PutOutcome;
 use crate::api::request::{Options, PutSlice};
-use crate::state::session_io;
-use crate::store::blocking_calls;
-use crate::store::devices::{DeviceCall, StagedBytes, device_error, split, total};
-use crate::store::session_pool::SessionPool;
 
-/// An object to be put out of memory of a device.
-#[derive(Clone, Debug)]
-pub struct DevicePut<'a> {
-    /// Its key.
-    pub key: ObjectKey,
-    /// Its bytes, in pieces. Nothing writes them until the device is done.
-    pub pieces: &'a [DeviceRange],
-}
-
-/// See [`crate::Store::put_from_device`].
-pub(crate) fn put(
-    pool: &SessionPool,
+/// Put groups out of memory of a device, or parts of groups that consist of `required`.
+pub fn put(
+    store: &dyn DeviceStore,
     device: &DeviceHandle,
     after: Option<&CallerStream>,
-    groups: &[&[DevicePut<'_>]],
+    (groups, required): (&[DeviceGroup<'_>], &[ObjectKey]),
     options: Options,
 ) -> Vec<Result<PutOutcome>> {
-    let shared = &pool.shared;
-    let deadline = shared.deadline(options.timeout);
-    let request = options.request.unwrap_or_else(|| session_io::begin_request(shared));
-    let options = Options { request: Some(request), ..options };
-    let call = DeviceCall { shared, device, after, deadline };
-    let mut batch = PutRounds { pool, call, groups, options, outcomes: Vec::new() };
+    let deadline = store.deadline(&options);
+    let begun = store.begin(options).and_then(|options| {
+        store.devices().check(device)?;
+        store.staging().map(|staging| (options, staging.capacity() as u64 / 4))
+    });
+    let (options, round_bytes) = match begun {
+        Ok(begun) => begun,
+        Err(error) => return groups.iter().map(|_| Err(error.clone())).collect(),
+    };
+    store.devices().release_late();
+    let call = DeviceCall { store, device, after, deadline };
+    let outcomes = Vec::new();
+    let mut batch = PutRounds { call, groups, required, options, round_bytes, outcomes };
     let (mut next, mut earlier) = (0, None);
     loop {
         // Copies that are late keep their memory, so no others follow them.
         let round = if batch.call.is_late() { None } else { batch.begin(next) };
         match (round, earlier.take()) {
             (None, None) if next < groups.len() => {
-                if !batch.call.wait_for_staging() {
+                if !batch.call.wait_for_memory() {
                     batch.fail(next..groups.len(), &Error::busy("no staging memory in time"));
                     break;
                 }
@@ -63,10 +61,12 @@ pub(crate) fn put(
 }
 
 struct PutRounds<'a> {
-    pool: &'a SessionPool,
     call: DeviceCall<'a>,
-    groups: &'a [&'a [DevicePut<'a>]],
+    groups: &'a [DeviceGroup<'a>],
+    required: &'a [ObjectKey],
     options: Options,
+    /// Bytes that are staged together, unless one group has more.
+    round_bytes: u64,
     /// Of the groups of rounds that ended.
     outcomes: Vec<Result<PutOutcome>>,
 }
@@ -77,7 +77,7 @@ struct Round {
     /// Or why nothing of the round is put.
     copies: Result<Copies>,
     /// The copies have it too, until the device is done.
-    _counted: Arc<Vec<StagedBytes>>,
+    _counted: Arc<Vec<CountedBytes>>,
 }
 
 impl PutRounds<'_> {
@@ -88,24 +88,22 @@ impl PutRounds<'_> {
         let mut next = from;
         let mut refused = None;
         while let Some(group) = self.groups.get(next) {
-            let pieces = || group.iter().flat_map(|object| object.pieces);
-            let length: u64 = group.iter().map(|object| total(object.pieces)).sum();
-            let check = self
-                .call
-                .check_staging(length)
-                .and_then(|()| group.iter().try_for_each(|object| self.call.check(object.pieces)));
-            if let Err(error) = check {
-                refused = Some(error);
+            let pieces = || group.objects.iter().flat_map(|object| object.pieces);
+            let length: u64 = group.objects.iter().map(|object| total(object.pieces)).sum();
+            if bytes > 0 && bytes + length > self.round_bytes {
                 break;
             }
-            if bytes > 0 && bytes + length > self.call.staging_max() / 2 {
-                break;
-            }
-            if length > 0 {
-                let Some((part, of_part)) = self.call.stage(length as usize) else { break };
-                let pieces: Vec<DeviceRange> = pieces().cloned().collect();
-                parts.push((part, pieces));
-                counted.push(of_part);
+            match self.stage(group, length) {
+                Ok(Some(None)) => {}
+                Ok(Some(Some((part, of_part)))) => {
+                    parts.push((part, pieces().cloned().collect()));
+                    counted.push(of_part);
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    refused = Some(error);
+                    break;
+                }
             }
             bytes += length;
             next += 1;
@@ -124,10 +122,20 @@ impl PutRounds<'_> {
         }
     }
 
+    /// Staging memory for a group, which is none for no bytes; `None` if all is in use now.
+    fn stage(&self, group: &DeviceGroup<'_>, length: u64) -> Result<Option<Option<Staged>>> {
+        self.call.check_staging(length, 0)?;
+        group.objects.iter().try_for_each(|object| self.call.check(object.pieces))?;
+        match length {
+            0 => Ok(Some(None)),
+            length => Ok(self.call.stage(length as usize)?.map(Some)),
+        }
+    }
+
     fn copy(
         &self,
         parts: Vec<(Part, Vec<DeviceRange>)>,
-        counted: &Arc<Vec<StagedBytes>>,
+        counted: &Arc<Vec<CountedBytes>>,
     ) -> Result<Copies> {
         let mut copies = self.call.begin()?;
         copies.hold(Box::new(counted.clone()));
@@ -148,36 +156,59 @@ impl PutRounds<'_> {
             Ok(copies.into_parts())
         });
         match copied {
-            Ok(parts) => self.put(groups, &parts),
+            Ok(parts) => {
+                let mut parts = parts.into_iter();
+                let objects = self.groups[groups.clone()].iter().flat_map(|group| group.objects);
+                let joined = objects.map(|object| joined(parts.by_ref().take(object.pieces.len())));
+                let joined: Vec<Vec<Part>> = joined.collect();
+                self.put(groups, &joined);
+            }
             Err(error) => self.fail(groups, &error),
         }
     }
 
-    /// Put groups out of host memory, in which each piece of the device has a part.
-    fn put(&mut self, groups: Range<usize>, parts: &[Part]) {
+    /// Put groups out of host memory, given for each object.
+    fn put(&mut self, groups: Range<usize>, parts: &[Vec<Part>]) {
         let depth = self.options.depth.saturating_add(groups.start as u32);
         let groups = &self.groups[groups];
-        let mut parts = parts.iter();
-        let objects = groups.iter().flat_map(|group| group.iter());
-        let pieces: Vec<Vec<&[u8]>> = objects
-            .map(|object| parts.by_ref().take(object.pieces.len()).map(Part::bytes).collect())
-            .collect();
+        let pieces: Vec<Vec<&[u8]>> =
+            parts.iter().map(|parts| parts.iter().map(Part::bytes).collect()).collect();
         let mut pieces = pieces.iter();
         let slices: Vec<Vec<PutSlice<'_>>> = groups
             .iter()
             .map(|group| {
                 let of =
                     |(object, pieces): (&DevicePut<'_>, _)| PutSlice { key: object.key, pieces };
-                group.iter().zip(pieces.by_ref().map(Vec::as_slice)).map(of).collect()
+                group.objects.iter().zip(pieces.by_ref().map(Vec::as_slice)).map(of).collect()
             })
             .collect();
-        let slices: Vec<_> = slices.iter().map(|group| (None, group.as_slice())).collect();
-        let left = self.call.deadline.since(self.call.shared.now());
-        let options = Options { depth, timeout: Some(left), ..self.options };
-        self.outcomes.extend(blocking_calls::put(self.pool, &slices, options));
+        let bases = groups.iter().map(|group| group.base);
+        let slices: Vec<_> = bases.zip(slices.iter().map(Vec::as_slice)).collect();
+        let options = Options { depth, timeout: Some(self.call.left()), ..self.options };
+        let outcomes = self.call.store.put_borrowed(&slices, self.required, options);
+        self.outcomes.extend(outcomes);
     }
 
     fn fail(&mut self, groups: Range<usize>, error: &Error) {
         self.outcomes.extend(groups.map(|_| Err(error.clone())));
     }
 }
+
+/// The parts of one object, which lie side by side, as one.
+fn joined(parts: impl Iterator<Item = Part>) -> Vec<Part> {
+    let mut all: Vec<Part> = Vec::new();
+    for part in parts {
+        let joined = match all.pop() {
+            Some(before) => before.join(part),
+            None => Ok(part),
+        };
+        match joined {
+            Ok(whole) => all.push(whole),
+            Err((before, part)) => all.extend([before, part]),
+        }
+    }
+    all
+}
+
+/// Staging memory of a group, and what counts it.
+type Staged = (Part, CountedBytes);
