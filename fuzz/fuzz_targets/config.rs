@@ -30,7 +30,7 @@ fuzz_target!(|data: &[u8]| {
         }
     }
     let facts =
-        MachineLimits { memory_bytes: 1 << (20 + choice / 8), memory_source: "fuzz".into() };
+        MachineLimits::new(1 << (20 + choice / 8), "fuzz".into());
     match builder().validate(&facts) {
         Err(refused) => check(&refused),
         Ok(valid) => {

@@ -53,7 +53,7 @@ pub(crate) fn get(
         return vec![Err(error); gets.len()];
     }
     let at = session_io::recency(shared, &options);
-    let options = Options { request: Some(RequestEpoch(at.epoch)), ..options };
+    let options = options.request(RequestEpoch(at.epoch));
     let deadline = shared.deadline(options.timeout);
     let call = DeviceCall { shared, device, after, deadline };
     let outcomes = gets.iter().map(|get| call.check(get.pieces).err().map(Err)).collect();
@@ -235,7 +235,7 @@ impl DeviceBatch<'_> {
     fn read(&self, gets: Vec<Get>, first: usize) -> Result<Vec<CompletedGet>> {
         let depth = self.recency(first).depth;
         let left = self.call.deadline.since(self.call.shared.now());
-        let options = Options { depth, timeout: Some(left), ..self.options };
+        let options = self.options.depth(depth).timeout(left);
         let done = self.pool.with_session(options.timeout, |session| {
             let ticket = session.begin_get(gets, options);
             loop {
@@ -246,9 +246,7 @@ impl DeviceBatch<'_> {
         })?;
         match done {
             CompletedBatch::Get(done) => Ok(done),
-            CompletedBatch::Put(_)
-            | CompletedBatch::Exists(_)
-            | CompletedBatch::ExistsGroups(_) => Ok(Vec::new()),
+            _ => Ok(Vec::new()),
         }
     }
 

@@ -37,7 +37,7 @@ pub(crate) fn put(
     let shared = &pool.shared;
     let deadline = shared.deadline(options.timeout);
     let request = options.request.unwrap_or_else(|| session_io::begin_request(shared));
-    let options = Options { request: Some(request), ..options };
+    let options = options.request(request);
     let call = DeviceCall { shared, device, after, deadline };
     let mut batch = PutRounds { pool, call, groups, options, outcomes: Vec::new() };
     let (mut next, mut earlier) = (0, None);
@@ -173,7 +173,7 @@ impl PutRounds<'_> {
             .collect();
         let slices: Vec<_> = slices.iter().map(|group| (None, group.as_slice())).collect();
         let left = self.call.deadline.since(self.call.shared.now());
-        let options = Options { depth, timeout: Some(left), ..self.options };
+        let options = self.options.depth(depth).timeout(left);
         self.outcomes.extend(blocking_calls::put(self.pool, &slices, options));
     }
 
