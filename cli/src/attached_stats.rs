@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::Args;
 use pagelith::client::Client;
 use pagelith::transport::peer_address::PeerAddress;
-use pagelith::{Options, key_file};
+use pagelith::{ErrorKind, Options, key_file};
 use serde_json::{Map, Value};
 
 use crate::peers;
@@ -45,7 +45,13 @@ impl AttachedStats {
     /// The counters now.
     pub(crate) fn take(&self) -> anyhow::Result<Sample> {
         let options = Options::within(TIMEOUT);
-        let text = self.client.stats(options).context("the store process sent no statistics")?;
+        let text = self.client.stats(options).map_err(|error| {
+            let why = match error.kind {
+                ErrorKind::Denied => "the key has namespaces, and not the right `operate`",
+                _ => "the store process sent no statistics",
+            };
+            anyhow::Error::new(error).context(why)
+        })?;
         let counters = serde_json::from_str(&text);
         let counters = counters.context("the statistics of the store process are not JSON")?;
         Ok(Sample { counters, taken: Instant::now() })
@@ -72,6 +78,8 @@ impl Sample {
 
     /// The sum of a counter over its causes.
     pub(crate) fn sum(&self, name: &str) -> u64 {
-        self.rows(name).filter_map(|(_, count)| count.as_u64()).sum()
+        let counts = self.rows(name).filter_map(|(_, count)| count.as_u64());
+        // The counts are another process's.
+        counts.fold(0, u64::saturating_add)
     }
 }

@@ -39,7 +39,8 @@ fn stats_prints_the_counters_of_a_store_process_over_tcp_and_unix_socket() {
         };
         assert_eq!(line("bytes_put "), stats["bytes_put"].to_string());
         assert_eq!(line("ssd_state "), "off");
-        assert_eq!(line("misses.damaged "), "0");
+        let lookups = stats["exists_absent"]["unknown"].to_string();
+        assert_eq!(line("exists_absent.unknown "), lookups);
     }
 }
 
@@ -90,7 +91,8 @@ struct Top {
 
 impl Top {
     fn start(server: &StoreProcess, (columns, rows): (u16, u16)) -> Top {
-        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)
+            .expect("a terminal");
         grantpt(&master).expect("granted");
         unlockpt(&master).expect("unlocked");
         let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
@@ -120,6 +122,13 @@ impl Top {
     }
 }
 
+impl Drop for Top {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 #[test]
 fn top_refreshes_within_the_terminal_until_a_key_or_a_signal() {
     let server = StoreProcess::at("tcp:127.0.0.1:0");
@@ -135,7 +144,8 @@ fn top_refreshes_within_the_terminal_until_a_key_or_a_signal() {
         top.screen.clear();
         top.shows("\x1b[J");
         let frame = top.screen.clone();
-        let lines: Vec<_> = frame.split("\r\n").map(|line| line.replace("\x1b[K", "")).collect();
+        let lines: Vec<_> =
+            frame.split("\r\n").map(|line| line.replace('\r', "").replace("\x1b[K", "")).collect();
         assert!(lines.iter().any(|line| line.contains("TIER")), "{lines:?}");
         let width =
             |line: &String| line.replace("\x1b[H", "").replace("\x1b[J", "").chars().count();

@@ -126,11 +126,11 @@ impl Frame<'_> {
 
     /// Hit ratio, misses, and what waits or went wrong.
     fn activity(&self) -> Vec<String> {
-        let hits: u64 =
-            ["hits_memory", "hits_ssd", "hits_remote"].map(|n| self.rate(n)).iter().sum();
+        let hits = ["hits_memory", "hits_ssd", "hits_remote"].map(|name| self.rate(name));
+        let hits = hits.into_iter().fold(0, u64::saturating_add);
         let total = |name| self.per_second(self.before.sum(name), self.now.sum(name));
         let misses = total("misses");
-        let ratio = match hits + misses {
+        let ratio = match hits.saturating_add(misses) {
             0 => "-".to_owned(),
             gets => format!("{:.1} %", 100.0 * hits as f64 / gets as f64),
         };
@@ -201,14 +201,17 @@ impl Frame<'_> {
             bytes(put),
             bytes(row["dram_bytes"].as_u64().unwrap_or(0)),
         ];
-        (got + put, namespace_row(&Printable(name).to_string(), cells.each_ref().map(|c| &**c)))
+        (
+            got.saturating_add(put),
+            namespace_row(&Printable(name).to_string(), cells.each_ref().map(|c| &**c)),
+        )
     }
 
     /// The namespaces with limits, and what they use.
     fn limits(&self) -> Vec<String> {
         let line = |(name, row): (&String, &Value)| {
             let of = |column: &str| row[column].as_u64().unwrap_or(0);
-            let refused = of("puts_refused") + of("writes_refused");
+            let refused = of("puts_refused").saturating_add(of("writes_refused"));
             let cells = [
                 bytes(of("dram_bytes")),
                 bytes(of("ssd_bytes")),
