@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pagelith::config::{
-    Config, ConfigFormat, DramPin, DramPolicy, MachineLimits, MemoryPlan, NamespaceLimits,
-    PeerConfig, Promote, RdmaConfig, Size, SsdAdmissionRule, SsdIo, SsdPolicy, WhenFull, fields,
+    Config, ConfigFormat, DramPin, DramPolicy, MachineLimits, NamespaceLimits, PeerConfig, Promote,
+    RdmaConfig, Size, SsdAdmissionRule, SsdIo, SsdPolicy, WhenFull, fields,
 };
 use pagelith::layouts::ids::NamespaceId;
 use pagelith::transport::address::Address;

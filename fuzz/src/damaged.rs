@@ -47,8 +47,8 @@ pub struct DamagedStore {
 
 fn config() -> ValidConfig {
     let mut c = Config::default();
-c.deadline_ms = 2_000;
-c.namespaces_max = 8;
+    c.deadline_ms = 2_000;
+    c.namespaces_max = 8;
     c.dram.bytes = Size::mib(1);
     c.ssd.bytes = Size::mib(6);
     c.ssd.dirs = vec!["sim".into()];

@@ -233,9 +233,7 @@ impl Worker<'_> {
             PutOutcome::AlreadyPresent => {
                 return self.log_writer.write_entry(LogEntry::Present(page, version));
             }
-            other @ (PutOutcome::Refused | PutOutcome::Waiting) => {
-                fail(self.log_writer, &format!("put: {other:?}"))
-            }
+            other => fail(self.log_writer, &format!("put: {other:?}")),
         }
         // A header and padding are written too.
         let written = bytes.iter().map(|b| b.len() as u64 + 4096).sum::<u64>() + 4096;

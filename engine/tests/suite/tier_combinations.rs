@@ -1,7 +1,6 @@
 //! Stores of one tier, and of several directories.
 
 use super::harness::Store;
-use pagelith::config::SsdConfig;
 use pagelith::{Config, ErrorKind, Options, PutOutcome, Size, Tier};
 
 use super::env::TestEnv;
