@@ -143,7 +143,11 @@ impl Frame<'_> {
         let now = |name| count(self.now.number(name));
         let size = |name| bytes(self.now.number(name));
         vec![
-            format!("get hits   {ratio}  misses/s {}  {}", count(misses), join(causes)),
+            join(
+                [format!("get hits   {ratio}  misses/s {}", count(misses))]
+                    .into_iter()
+                    .chain(causes),
+            ),
             format!(
                 "lookups    found/s {}  absent/s {}",
                 count(self.rate("exists_found")),
