@@ -46,6 +46,7 @@ from ._native import (
     View,
     __version__,
 )
+from .stats import LimitStats, NamespaceStats, Stats
 
 __all__ = [
     "BusyError",
@@ -62,7 +63,9 @@ __all__ = [
     "InternalError",
     "InvalidError",
     "Key",
+    "LimitStats",
     "Namespace",
+    "NamespaceStats",
     "NoSpaceError",
     "OpenReport",
     "PagelithError",
@@ -72,6 +75,7 @@ __all__ = [
     "PutOutcome",
     "Registration",
     "Request",
+    "Stats",
     "Store",
     "Submitted",
     "UnavailableError",
