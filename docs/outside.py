@@ -1,37 +1,66 @@
 #!/usr/bin/env python3
-"""Preprocessor of mdBook: the site has the pages of this folder only, so a link to another file of
-the repository becomes its text."""
+"""Preprocessor of mdBook: adds the pages of other folders that readers begin with. A link to any
+other file outside of this folder becomes its text."""
 
 import json
 import posixpath
 import re
 import sys
+from pathlib import Path
 
-LINK = re.compile(r"\[([^\]]*)\]\(([^)\s:]+)\)")
+LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s:]+)\)")
+HERE = Path(__file__).resolve().parent
+# From this folder: the page of the site, its title, and the chapter after which it follows.
+ADDED = {
+    "../README.md": ("start.md", "Get started", "Where to look"),
+    "../python/README.md": ("python.md", "Python", "Operating a store"),
+    "../CONTRIBUTING.md": ("contributing.md", "Contributing", "Architecture"),
+    "../CHANGELOG.md": ("changes.md", "Changes", "Roadmap"),
+}
 
 
-def without_outside_links(page, folder):
-    def text_or_link(match):
-        path = posixpath.normpath(posixpath.join(folder, match.group(2)))
-        return match.group(1) if path.startswith("..") else match.group(0)
+def with_links(page, folder, at):
+    """The page with its links, which are relative to `folder`, relative to the folder `at`."""
 
-    return LINK.sub(text_or_link, page)
+    def link(match):
+        path, mark, heading = match.group(3).partition("#")
+        if not path:
+            return match.group(0)
+        path = posixpath.normpath(posixpath.join(folder, path)).removeprefix(f"../{HERE.name}/")
+        path = ADDED[path][0] if path in ADDED else path
+        if path.startswith(".."):
+            return match.group(2)
+        return f"{match.group(1)}[{match.group(2)}]({posixpath.relpath(path, at or '.')}{mark}{heading})"
+
+    return LINK.sub(link, page)
 
 
-def walk(node):
-    if isinstance(node, list):
-        for item in node:
-            walk(item)
-    elif isinstance(node, dict):
-        if isinstance(node.get("content"), str) and node.get("source_path"):
-            node["content"] = without_outside_links(node["content"], posixpath.dirname(node["source_path"]))
-        for item in node.values():
-            walk(item)
+def walk(items):
+    """Change the links of all chapters."""
+    for item in items:
+        chapter = item.get("Chapter") if isinstance(item, dict) else None
+        if chapter:
+            folder = posixpath.dirname(chapter["source_path"] or "")
+            chapter["content"] = with_links(chapter["content"], folder, folder)
+            walk(chapter["sub_items"])
+
+
+def add(items):
+    """Add the pages after their predecessors."""
+    for source, (path, name, before) in ADDED.items():
+        content = with_links((HERE / source).read_text(), posixpath.dirname(source), "")
+        chapter = {"name": name, "content": content, "number": None, "sub_items": [], "path": path}
+        chapter |= {"source_path": path, "parent_names": []}
+        places = [n for n, item in enumerate(items) if isinstance(item, dict) and item.get("Chapter", {}).get("name") == before]
+        items.insert(places[0] + 1, {"Chapter": chapter})
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["supports"]:
         sys.exit(0)
     _, book = json.load(sys.stdin)
-    walk(book)
+    # Versions of mdBook name the list differently.
+    items = book["items"] if "items" in book else book["sections"]
+    walk(items)
+    add(items)
     json.dump(book, sys.stdout)

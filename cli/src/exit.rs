@@ -1,8 +1,6 @@
 //! Exit statuses, the same for every command: 0 without problems; 1 if the command ran and found a
 //! problem (damage, wrong bytes); 2 if it could not run (bad flags, no store, a device error).
 
-use std::process::ExitCode;
-
 use crate::output::log;
 
 /// The result of a command that ran.
@@ -15,13 +13,13 @@ pub(crate) enum RunStatus {
 }
 
 /// The exit status of a command. Prints an error on stderr.
-pub(crate) fn code(result: anyhow::Result<RunStatus>) -> ExitCode {
+pub(crate) fn status(result: anyhow::Result<RunStatus>) -> u8 {
     match result {
-        Ok(RunStatus::Clean) => ExitCode::SUCCESS,
-        Ok(RunStatus::Problems) => ExitCode::from(1),
+        Ok(RunStatus::Clean) => 0,
+        Ok(RunStatus::Problems) => 1,
         Err(error) => {
             log!("error: {error:#}");
-            ExitCode::from(2)
+            2
         }
     }
 }

@@ -302,7 +302,9 @@ mod response_tests {
         let mut tenant = NamespaceStats::default();
         (tenant.hits, tenant.dram_bytes) = (9, 4096);
         stats.namespaces.insert("others".into(), tenant);
-        let limits = LimitStats { ssd_bytes: 8192, evicted: 3, ..LimitStats::default() };
+        let mut limits = LimitStats::default();
+        limits.ssd_bytes = 8192;
+        limits.evicted = 3;
         stats.limits.insert("a1".into(), limits);
         stats.rdma_links_without.insert("peer".into(), 1);
         stats.rdma_stream_bytes.insert("small".into(), 1);

@@ -26,6 +26,7 @@ use crate::verify::report::{manifest_findings, newer_format};
 /// Exit status: 0; 1 if a part that it read was damaged (`verify` reads everything); 2 if there is
 /// no store.
 #[derive(Args, Debug)]
+#[command(after_help = "Example: pagelith inspect /mnt/nvme/kv")]
 pub(crate) struct InspectArgs {
     /// Directories of the store, in the order of its configuration
     #[arg(required = true, value_name = "DIR")]

@@ -13,6 +13,7 @@ use crate::output::out;
 ///
 /// The server's file has an entry for each client, a client's file only its own.
 #[derive(Args, Debug)]
+#[command(after_help = "Example: pagelith key engine-0 >> /etc/pagelith/keys.toml")]
 pub(crate) struct KeyArgs {
     /// Name of the key: 1 to 31 characters of A-Z a-z 0-9 _ - .
     name: String,

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::termios::tcgetwinsize;
 
 /// Bytes that a writable pipe takes without blocking (PIPE_BUF).
 const READY_BYTES: usize = 4096;
@@ -39,6 +40,12 @@ fn write_line(results: &mut dyn Write, text: Arguments<'_>) -> std::io::Result<(
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
         written => written,
     }
+}
+
+/// Columns of stdout; `None` if it is no terminal, or one that does not report its size.
+pub(crate) fn columns() -> Option<usize> {
+    let size = tcgetwinsize(stdout()).ok()?;
+    (size.ws_col > 0).then_some(size.ws_col.into())
 }
 
 /// See [`log`].

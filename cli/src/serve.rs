@@ -56,6 +56,9 @@ const TRANSFER_RANGE: (Size, Size) = (Size::kib(64), Size::gib(1024));
 /// loopback or a Unix socket. SIGTERM, SIGINT and SIGHUP (unless it was ignored at start, as under
 /// nohup) close the store, within close_timeout_ms, and end the process; SIGQUIT ends it at once.
 #[derive(Args, Debug)]
+#[command(
+    after_help = "Example: pagelith serve --listen unix:/run/pagelith/socket --dir /mnt/nvme/kv --ssd 500GiB"
+)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     store: StoreFlags,
@@ -258,7 +261,7 @@ fn serve(
 /// Flush the store and end the process although client threads are blocked. The kernel blocks a
 /// thread that closes a descriptor of a dead file system, or a socket that lingers.
 fn end_without_clients(store: &Store, serving: &ServeState) -> ! {
-    let options = Options { timeout: Some(store.close_timeout()), ..Options::default() };
+    let options = Options::default().timeout(store.close_timeout());
     let flushed = store.flush(options);
     let links = serving.links();
     log!("the process ends although clients' descriptors are still being closed links={links}");

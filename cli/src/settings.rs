@@ -52,6 +52,7 @@ pub(crate) struct StoreFlags {
 /// Check or show a configuration: file, environment (`PAGELITH_DRAM__BYTES=...`) and flags; later
 /// ones win
 #[derive(Args, Debug)]
+#[command(after_help = "Example: pagelith config check --config /etc/pagelith/store.toml")]
 pub(crate) struct ConfigArgs {
     #[command(subcommand)]
     action: ConfigAction,
@@ -256,6 +257,8 @@ fn names_setting(format: ConfigFormat, text: &str, section: &str, name: &str) ->
     let tree: Option<serde_json::Value> = match format {
         ConfigFormat::Toml => toml::from_str(text).ok(),
         ConfigFormat::Json => serde_json::from_str(text).ok(),
+        // The configuration reports a format that this program does not know.
+        _ => None,
     };
     tree.and_then(|t| t.get(section)?.get(name).map(|_| ())).is_some()
 }

@@ -41,7 +41,7 @@ fn store_process_survives_truncated_client_memory() {
     let fd = file.try_clone().expect("a descriptor").into();
     let region = SharedRegion::mapped(fd, own.as_ptr().addr(), LEN).expect("a region");
     client.share(Arc::new(region)).expect("shared");
-    let options = Options { timeout: Some(Duration::from_secs(2)), ..Options::default() };
+    let options = Options::default().timeout(Duration::from_secs(2));
     let put =
         |page| client.put_batch(&[PutSlice { key: key(page), pieces: &[&own] }], options).remove(0);
     let truncate = |file: &File, len: usize| file.set_len(len as u64).expect("another length");

@@ -29,7 +29,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let kv = objects(model, "kv", &["k", "v"])?;
     let states = objects(model, "mamba", &["temporal", "conv"])?;
     let pages: Vec<PrefixHash> = (1..=5).map(|page| PrefixHash([page; 32])).collect();
-    let options = Options { request: Some(store.begin_request()), ..Options::default() };
+    let options = Options::default().request(store.begin_request());
 
     // Each rank puts its part of a page; the page becomes visible with the last part.
     for page in &pages {

@@ -23,9 +23,10 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
         serving.push(Serving::builder(owner, "tcp:127.0.0.1:0".parse()?).start()?);
     }
     // Names determine which peer owns a page, so every store must use the same ones.
-    let peer = |(serving, name): (&Serving, &str)| PeerConfig {
-        name: name.to_owned(),
-        ..PeerConfig::from(serving.address().clone())
+    let peer = |(serving, name): (&Serving, &str)| {
+        let mut peer = PeerConfig::from(serving.address().clone());
+        peer.name = name.to_owned();
+        peer
     };
     let peers: Vec<PeerConfig> = serving.iter().zip(["a", "b"]).map(peer).collect();
     let with_peers = || {
@@ -46,7 +47,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     writer.close()?;
 
     let reader = with_peers()?;
-    let options = Options { timeout: Some(Duration::from_secs(30)), ..Options::default() };
+    let options = Options::default().timeout(Duration::from_secs(30));
     let mut bytes = [0; 4096];
     for page in 0..PAGES {
         let outcome = reader.get_one(key(page)?, &mut bytes, options)?;

@@ -205,7 +205,7 @@ fn dead_server_is_an_error_and_unresponsive_server_times_out() {
     unavailable(client.exists_prefix(&[key(1)], Options::default()).expect_err("no answer"));
     unavailable(client.remove(&[key(1)], Options::default()).expect_err("no answer"));
     process.set_answering(true);
-    let long = Options { timeout: Some(Duration::from_secs(30)), ..Options::default() };
+    let long = Options::default().timeout(Duration::from_secs(30));
     client.ping(long).expect("it answers again");
     assert!(client.stats(long).expect("answered").contains("\"puts_stored\":"));
     drop(process);

@@ -375,7 +375,7 @@ fn memory_reused_after_a_put_does_not_change_the_stored_bytes() {
         for n in 0..200 {
             // Some have all the time that they need, on a busy machine too.
             let timeout = if n % 50 == 49 { WAIT_MAX } else { Duration::from_micros(n % 50 * 20) };
-            let options = Options { timeout: Some(timeout), ..Options::default() };
+            let options = Options::default().timeout(timeout);
             let ticket = session.submit_put(puts(n, taken(&mut buffers)), options);
             let (outcomes, mut back) = was_put(session.wait(ticket, WAIT_MAX));
             back.iter_mut().for_each(|buffer| buffer.fill(0xc3));
@@ -404,7 +404,7 @@ fn batch_past_its_deadline_is_late_and_others_continue() {
         let first = session.submit_get(gets(0, taken(&mut buffers)), Options::default());
         buffers.extend(was_got(0, session.wait(first, WAIT_MAX)).1);
         process.set_answering(false);
-        let soon = Options { timeout: Some(Duration::from_millis(20)), ..Options::default() };
+        let soon = Options::default().timeout(Duration::from_millis(20));
         // More than it takes for a store to be let alone, were each of them a failure of the link.
         let late: Vec<Ticket> =
             (0..5).map(|n| session.submit_get(gets(n, taken(&mut buffers)), soon)).collect();
@@ -456,7 +456,7 @@ fn connection_full_of_late_batches_recovers() {
             "{way:?}"
         );
         process.set_answering(false);
-        let soon = Options { timeout: Some(Duration::from_micros(100)), ..Options::default() };
+        let soon = Options::default().timeout(Duration::from_micros(100));
         for _ in 0..300 {
             assert!(
                 put(&mut session, 1, soon).iter().all(Result::is_err),

@@ -31,7 +31,9 @@ fn key(page: u64) -> ObjectKey {
 }
 
 fn config() -> pagelith::ValidConfig {
-    let mut config = Config { deadline_ms: 100, close_timeout_ms: 60_000, ..Config::default() };
+    let mut config = Config::default();
+    config.deadline_ms = 100;
+    config.close_timeout_ms = 60_000;
     config.dram.bytes = Size::mib(4);
     config.ssd.bytes = Size::mib(32);
     config.ssd.segment_bytes = Some(Size::mib(1));
@@ -86,7 +88,8 @@ fn close_of_slow_drive_exceeds_call_deadline_and_loses_nothing() {
 #[test]
 fn close_after_the_log_has_wrapped_reports_no_loss() {
     let world = SimWorld::new(5);
-    let mut config = Config { deadline_ms: 1000, ..Config::default() };
+    let mut config = Config::default();
+    config.deadline_ms = 1000;
     config.dram.bytes = Size::mib(8);
     config.ssd.bytes = Size::mib(12);
     config.ssd.segment_bytes = Some(Size::mib(1));

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pagelith::config::{
-    Config, ConfigFormat, DramPin, DramPolicy, MachineLimits, MemoryPlan, NamespaceLimits,
-    PeerConfig, Promote, RdmaConfig, Size, SsdAdmissionRule, SsdIo, SsdPolicy, WhenFull, fields,
+    Config, ConfigFormat, DramPin, DramPolicy, MachineLimits, NamespaceLimits, PeerConfig, Promote,
+    RdmaConfig, Size, SsdAdmissionRule, SsdIo, SsdPolicy, WhenFull, fields,
 };
 use pagelith::layouts::ids::NamespaceId;
 use pagelith::transport::address::Address;
@@ -13,7 +13,7 @@ use pagelith::transport::peer_address::BulkTransport;
 use proptest::prelude::*;
 
 fn facts(memory_bytes: u64) -> MachineLimits {
-    MachineLimits { memory_bytes, memory_source: "test".to_owned() }
+    MachineLimits::new(memory_bytes, "test".to_owned())
 }
 
 #[test]
@@ -304,16 +304,12 @@ fn every_setting_of_a_file_is_applied() {
     );
     assert_eq!((valid.namespaces_max(), valid.namespaces_counted()), (65_536, 12));
     let limits = |id: &str| NamespaceLimits::of(NamespaceId::from_hex(id).unwrap());
-    let first = NamespaceLimits {
-        dram_bytes: Some(Size::from_bytes(1_000_000_000)),
-        idle_days: Some(7),
-        ..limits("00112233445566778899aabbccddeeff")
-    };
-    let second = NamespaceLimits {
-        ssd_bytes: Some(Size::gib(1024)),
-        when_full: WhenFull::EvictOwn,
-        ..limits("ff112233445566778899aabbccddeeff")
-    };
+    let mut first = limits("00112233445566778899aabbccddeeff");
+    first.dram_bytes = Some(Size::from_bytes(1_000_000_000));
+    first.idle_days = Some(7);
+    let mut second = limits("ff112233445566778899aabbccddeeff");
+    second.ssd_bytes = Some(Size::gib(1024));
+    second.when_full = WhenFull::EvictOwn;
     assert_eq!(valid.namespace_limits(), [first, second]);
     assert_eq!((valid.dram_bytes(), valid.arena_bytes()), (3_000_000_000, 2_999_996_416));
     assert_eq!((valid.dram_policy(), valid.promote()), (DramPolicy::Fifo, Promote::Never));
@@ -334,13 +330,18 @@ fn every_setting_of_a_file_is_applied() {
     assert_eq!(valid.probe_pauses(), (Duration::from_millis(250), Duration::from_millis(1250)));
     assert_eq!((valid.quarantine_after(), valid.scrub_bytes_per_s()), (9, 5 << 20));
     let of = |address: &str| PeerConfig::from(address.parse::<Address>().unwrap());
-    let first = PeerConfig { name: "a".to_owned(), weight: 2.5, ..of("tcp:10.0.0.1:7411") };
-    let second = PeerConfig { preferred: true, ..of("unix:/b") };
-    let rdma = PeerConfig { transport: BulkTransport::Rdma, ..of("tcp:c:7411") };
-    let auto = PeerConfig { transport: BulkTransport::Auto, ..of("tcp:d:7411") };
+    let mut first = of("tcp:10.0.0.1:7411");
+    first.name = "a".to_owned();
+    first.weight = 2.5;
+    let mut second = of("unix:/b");
+    second.preferred = true;
+    let mut rdma = of("tcp:c:7411");
+    rdma.transport = BulkTransport::Rdma;
+    let mut auto = of("tcp:d:7411");
+    auto.transport = BulkTransport::Auto;
     assert_eq!(valid.peers(), [first, second, rdma, auto]);
     assert_eq!(valid.local_hostname(), Some("node-7.example"));
-    let RdmaConfig { serve, devices, gpu, gid_index } = valid.rdma();
+    let RdmaConfig { serve, devices, gpu, gid_index, .. } = valid.rdma();
     assert_eq!((*serve, devices.as_deref()), (true, Some("mlx5_0, mlx5_1")));
     assert_eq!((*gpu, *gid_index), (Some(1), Some(3)));
     assert_eq!((valid.peers()[1].name.as_str(), valid.peers()[1].weight), ("unix:/b", 1.0));
@@ -369,19 +370,11 @@ fn every_setting_of_a_file_is_applied() {
 fn defaults_open_and_print_and_read_back() {
     let config = Config::default();
     let valid = config.validate(&facts(1 << 30)).unwrap();
-    assert_eq!(
-        valid.memory_plan(),
-        MemoryPlan {
-            arena: 256 << 20,
-            staging: 64 << 20,
-            index: 65_536 * 40,
-            headers: 0,
-            history: 0,
-            departed: 65_536 * 2,
-            total: (320 << 20) + 65_536 * 42,
-            locked: 0
-        }
-    );
+    let plan = valid.memory_plan();
+    assert_eq!((plan.arena, plan.staging), (256 << 20, 64 << 20));
+    assert_eq!((plan.index, plan.departed), (65_536 * 40, 65_536 * 2));
+    assert_eq!((plan.headers, plan.history, plan.locked), (0, 0, 0));
+    assert_eq!(plan.total, (320 << 20) + 65_536 * 42);
     let printed = "arena=256MiB staging=64MiB index=2560KiB headers=0B history=0B departed=128KiB \
                    total=330368KiB locked=0B";
     assert_eq!(valid.memory_plan().to_string(), printed);

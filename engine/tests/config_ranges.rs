@@ -132,7 +132,7 @@ fn documented_values_open_or_are_refused_by_name() {
 #[test]
 fn sizes_are_used_in_whole_pages() {
     let text = "dram.bytes = \"1GB\"\nstaging.bytes = 2_000_001";
-    let facts = MachineLimits { memory_bytes: 8 << 30, memory_source: "test".into() };
+    let facts = MachineLimits::new(8 << 30, "test".into());
     let valid = Config::builder().file(ConfigFormat::Toml, text).validate(&facts).unwrap();
     assert_eq!((valid.arena_bytes(), valid.staging_bytes()), (999_997_440, 1_998_848));
     let store = Store::open(valid).unwrap();

@@ -222,7 +222,7 @@ const ENV_ROWS: &[(&str, &str, &str, &str)] = &[
 ];
 
 fn facts() -> MachineLimits {
-    MachineLimits { memory_bytes: 1 << 50, memory_source: "test".to_owned() }
+    MachineLimits::new(1 << 50, "test".to_owned())
 }
 
 /// The only problem of `result`.

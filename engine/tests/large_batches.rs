@@ -98,8 +98,7 @@ fn last_member_of_a_group_may_be_got_first() {
         GetSlice { key: key(7, "v"), range: None, pieces: &mut vp },
         GetSlice { key: key(7, "k"), range: None, pieces: &mut kp },
     ];
-    let options =
-        Options { timeout: Some(std::time::Duration::from_secs(20)), ..Options::default() };
+    let options = Options::default().timeout(std::time::Duration::from_secs(20));
     let outcomes = store.get_batch(&mut gets, options);
     assert!(outcomes.iter().all(|o| o.as_ref().is_ok_and(GetOutcome::is_hit)), "{outcomes:?}");
     assert!(k2[1..] == k[..] && v2[1..] == v[..]);

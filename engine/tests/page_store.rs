@@ -70,7 +70,7 @@ fn code_written_once_runs_over_every_store() {
         // Events of a store process count from the first call.
         store.take_events(64, plain).expect("events");
         let page = [key(1, "k"), key(1, "v")];
-        let options = Options { request: Some(store.begin_request()), ..plain };
+        let options = plain.request(store.begin_request());
         let stored = store.put_page(&[(page[0], b"keys"), (page[1], b"values")], options);
         assert_eq!(stored, Ok(PutOutcome::Stored));
         assert_eq!(store.put_one(key(2, "k"), b"x", options), Ok(PutOutcome::Stored));

@@ -201,7 +201,11 @@ fn refused(library: &Arc<Library>, config: &RdmaConfig) -> Error {
 #[test]
 fn devices_that_cannot_be_used_are_refused_by_name() {
     let (_dir, library, control) = library(&["port=down", "gids=fe80::1/2", ""]);
-    let device = |list: &str| RdmaConfig { devices: Some(list.into()), ..RdmaConfig::default() };
+    let device = |list: &str| {
+        let mut rdma = RdmaConfig::default();
+        rdma.devices = Some(list.into());
+        rdma
+    };
     let cases = [
         (device("mlx5_9"), ErrorKind::Invalid, "device=mlx5_9 found=fake1,fake2,fake3"),
         (device("fake1"), ErrorKind::Unavailable, "wanted=device fake1 candidates=fake1/1 down"),
@@ -211,13 +215,21 @@ fn devices_that_cannot_be_used_are_refused_by_name() {
             "device=fake2 port=1 wanted=best gids=0: fe80::1",
         ),
         (
-            RdmaConfig { gid_index: Some(9), ..device("fake3") },
+            {
+                let mut rdma = device("fake3");
+                rdma.gid_index = Some(9);
+                rdma
+            },
             ErrorKind::Unavailable,
             "device=fake3 port=1 wanted=index 9 gids=",
         ),
         (device("fake1,fake3"), ErrorKind::Invalid, "the process has no GPU"),
         (
-            RdmaConfig { gpu: Some(1000), ..device("fake1,fake3") },
+            {
+                let mut rdma = device("fake1,fake3");
+                rdma.gpu = Some(1000);
+                rdma
+            },
             ErrorKind::Invalid,
             "the process's GPU is not visible",
         ),
@@ -228,7 +240,8 @@ fn devices_that_cannot_be_used_are_refused_by_name() {
         assert_eq!(error.kind, kind, "{error}");
     }
     assert!((1..=3).all(|device| control.objects(device) == 0));
-    let forced = RdmaConfig { gid_index: Some(1), ..device("fake3") };
+    let mut forced = device("fake3");
+    forced.gid_index = Some(1);
     let host = pagelith::rdma::open_host_of(&library, &forced).expect("a device");
     assert_eq!(host.rails()[0].attachment().expect("a GID").gid.index, 1);
 }

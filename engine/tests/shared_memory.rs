@@ -267,7 +267,7 @@ fn first_object_of_a_batch_without_room_is_put() {
     {
         let pieces = slices.map(|slice| [slice]);
         let put = |i: usize| PutSlice { key: key(page + i as u64), pieces: &pieces[i] };
-        let options = Options { wait: Some(Duration::ZERO), ..Options::default() };
+        let options = Options::default().wait(Duration::ZERO);
         let outcomes = client.put_batch(&[put(0), put(1)], options);
         assert_eq!(outcomes[0], Ok(PutOutcome::Stored), "both={both} {outcomes:?}");
         assert_eq!(outcomes[1].is_ok(), both, "{outcomes:?}");
@@ -339,7 +339,7 @@ fn put_from_changed_or_truncated_memory_fails() {
     let other = fd.try_clone().expect("a descriptor");
     let region = SharedRegion::mapped(other, own.as_ptr() as usize, own.len()).expect("in memory");
     let (client, seen) = process.client(vec![Arc::new(region)]);
-    let short = Options { timeout: Some(Duration::from_secs(2)), ..Options::default() };
+    let short = Options::default().timeout(Duration::from_secs(2));
     let try_put = |page| {
         let put = PutSlice { key: key(page), pieces: &[&own] };
         client.put_batch(&[put], short).remove(0)

@@ -29,8 +29,7 @@ fuzz_target!(|data: &[u8]| {
             assert_eq!(again, config);
         }
     }
-    let facts =
-        MachineLimits { memory_bytes: 1 << (20 + choice / 8), memory_source: "fuzz".into() };
+    let facts = MachineLimits::new(1 << (20 + choice / 8), "fuzz".into());
     match builder().validate(&facts) {
         Err(refused) => check(&refused),
         Ok(valid) => {

@@ -46,7 +46,9 @@ pub struct DamagedStore {
 }
 
 fn config() -> ValidConfig {
-    let mut c = Config { deadline_ms: 2_000, namespaces_max: 8, ..Config::default() };
+    let mut c = Config::default();
+    c.deadline_ms = 2_000;
+    c.namespaces_max = 8;
     c.dram.bytes = Size::mib(1);
     c.ssd.bytes = Size::mib(6);
     c.ssd.dirs = vec!["sim".into()];
@@ -55,7 +57,7 @@ fn config() -> ValidConfig {
     c.staging.bytes = Size::mib(1);
     c.staging.chunk_bytes = Size::kib(64);
     c.index.max_objects = Some(256);
-    let facts = MachineLimits { memory_bytes: 1 << 40, memory_source: "fuzz".into() };
+    let facts = MachineLimits::new(1 << 40, "fuzz".into());
     c.validate(&facts).expect("a valid configuration")
 }
 

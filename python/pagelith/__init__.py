@@ -47,6 +47,7 @@ from ._native import (
     View,
     __version__,
 )
+from .stats import LimitStats, NamespaceStats, Stats
 
 __all__ = [
     "BusyError",
@@ -64,7 +65,9 @@ __all__ = [
     "InternalError",
     "InvalidError",
     "Key",
+    "LimitStats",
     "Namespace",
+    "NamespaceStats",
     "NoSpaceError",
     "OpenReport",
     "PagelithError",
@@ -74,6 +77,7 @@ __all__ = [
     "PutOutcome",
     "Registration",
     "Request",
+    "Stats",
     "Store",
     "Submitted",
     "UnavailableError",

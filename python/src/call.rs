@@ -33,7 +33,7 @@ pub fn options(
     timeout: Option<f64>,
 ) -> PyResult<Options> {
     let timeout = seconds("timeout", timeout)?;
-    Ok(Options { request, depth, timeout, ..Options::default() })
+    Ok(Options::default().request(request).depth(depth).timeout(timeout))
 }
 
 /// Options of a put.
@@ -43,7 +43,7 @@ pub fn put_options(
     timeout: Option<f64>,
     wait: Option<f64>,
 ) -> PyResult<Options> {
-    Ok(Options { wait: seconds("wait", wait)?, ..options(request, depth, timeout)? })
+    Ok(options(request, depth, timeout)?.wait(seconds("wait", wait)?))
 }
 
 /// A duration in seconds that [`crate::arguments`] has already checked.

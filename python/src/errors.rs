@@ -90,7 +90,8 @@ pub fn raised(error: &Error) -> PyErr {
         ErrorKind::Incompatible => IncompatibleError::new_err(message),
         ErrorKind::Closed => ClosedError::new_err(message),
         ErrorKind::Denied => DeniedError::new_err(message),
-        ErrorKind::Internal => InternalError::new_err(message),
+        // A kind that this module does not know is a bug of its own.
+        _ => InternalError::new_err(message),
     }
 }
 

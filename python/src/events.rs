@@ -21,6 +21,7 @@ impl Event {
             StoreEvent::Removed { .. } => "removed",
             StoreEvent::Cleared { .. } => "cleared",
             StoreEvent::Forgot { .. } => "forgot",
+            _ => "other",
         }
     }
 
@@ -33,9 +34,9 @@ impl Event {
             | StoreEvent::Forgot { tier } => Some(match tier {
                 Tier::Memory => "dram",
                 Tier::Ssd => "ssd",
-                Tier::Remote => "remote",
+                _ => "remote",
             }),
-            StoreEvent::Cleared { .. } => None,
+            _ => None,
         }
     }
 
@@ -44,7 +45,7 @@ impl Event {
     fn key(&self) -> Option<Key> {
         match &self.0 {
             StoreEvent::Stored { key, .. } | StoreEvent::Removed { key, .. } => Some(Key(*key)),
-            StoreEvent::Cleared { .. } | StoreEvent::Forgot { .. } => None,
+            _ => None,
         }
     }
 
@@ -56,7 +57,7 @@ impl Event {
                 Some(Namespace(key.namespace()))
             }
             StoreEvent::Cleared { namespace } => Some(Namespace(*namespace)),
-            StoreEvent::Forgot { .. } => None,
+            _ => None,
         }
     }
 
@@ -86,7 +87,7 @@ impl Event {
                 )
             }
             StoreEvent::Cleared { namespace } => format!("Event(cleared, namespace={namespace})"),
-            StoreEvent::Forgot { .. } => {
+            _ => {
                 format!("Event(forgot, {})", self.tier().unwrap_or_default())
             }
         }

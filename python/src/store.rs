@@ -35,7 +35,34 @@ use crate::submitted::{Queue, Submitted};
 use crate::view::View;
 
 /// A store: embedded in this process with memory and, if configured, SSD; or that of a store
-/// process that this process is attached to. Any thread may call it.
+/// process that this process is attached to. Any thread may call it, and other threads run during a
+/// call.
+///
+///     with pagelith.Store({"dram": {"bytes": "1GiB"}}) as store:
+///         space = pagelith.Namespace("my-model", dtype="bf16", page_tokens=64)
+///         keys = [pagelith.Key(space, f"page {n}") for n in range(32)]
+///         assert all(store.put(keys, [bytes(65536) for _ in keys]))
+///         into = [bytearray(65536) for _ in keys]
+///         assert all(store.get(keys, into))
+///
+/// Arguments that calls share:
+///
+/// - `keys`: n keys. `sources` and `destinations`: n memories, one for each key. A memory is an
+///   object with a contiguous buffer, a tensor in host memory, an (address, length in bytes), or
+///   a list of those for an object in pieces. An object has 1 to `opened.object_bytes_max` bytes.
+/// - `request`: see `begin_request`. `depth`: pages before the first key in its prompt, which
+///   rank it when pages are evicted.
+/// - `timeout`: longest duration in seconds, 30 by default (`deadline_ms`).
+///
+/// `Store(...)` takes a dictionary of settings, or a settings file (.toml, .json); variables
+/// PAGELITH_... override them. It raises InvalidError with all problems of the settings,
+/// DeniedError if another process has the store open, and IncompatibleError if it was created with
+/// other sizes.
+///
+/// Results are in the order of `keys`. An error of one object is in its outcome. A call raises
+/// TypeError, BufferError or InvalidError for an argument that is wrong, ClosedError after `close`,
+/// ForkedError in a forked child, and UnavailableError if a device failed or a store process does
+/// not answer.
 #[pyclass(frozen, module = "pagelith")]
 pub struct Store {
     pub(super) store: Arc<StoreCell>,
@@ -55,7 +82,9 @@ pub fn is_forked(process: u32) -> bool {
 #[pymethods]
 impl Store {
     /// Open a store with a dictionary of settings, or a settings file (.toml, .json); variables
-    /// PAGELITH_... override them. `subdirectory` selects directories within `ssd.dirs`.
+    /// PAGELITH_... override them. `subdirectory` selects directories within `ssd.dirs`. Raises
+    /// InvalidError with all problems of the settings, DeniedError if another process has the store
+    /// open, IncompatibleError if it was created with other sizes, and NoSpaceError.
     #[new]
     #[pyo3(signature = (config=None, *, subdirectory=None))]
     fn new(
@@ -73,7 +102,7 @@ impl Store {
         self.report.as_ref()
     }
 
-    /// The capacity (`ssd.bytes`) of the store in a directory; `None` without a store.
+    /// The capacity in bytes (`ssd.bytes`) of the store in a directory; `None` without a store.
     #[staticmethod]
     fn bytes_in(#[pyo3(from_py_with = arguments::directory)] directory: PathBuf) -> Option<u64> {
         opening::bytes_in(&directory)
@@ -84,6 +113,10 @@ impl Store {
     /// transport "rdma": registered memory is moved by RDMA, and a store without it is an error;
     /// with the transport "auto" it is used where both ends have it. With `may_be_down` it need not
     /// be running yet: calls fail with UnavailableError until it is up.
+    ///
+    /// Raises UnavailableError if it does not answer, and DeniedError if it refuses the key.
+    ///
+    ///     store = pagelith.Store.attach("unix:/run/pagelith/socket")
     #[staticmethod]
     #[pyo3(signature = (address, *, key=None, may_be_down=false, transport=None))]
     fn attach(
@@ -138,13 +171,19 @@ impl Store {
         Ok(Device::of(handle, self.process))
     }
 
-    /// Begin a request: objects that its calls name count as equally recent.
+    /// Begin a request, for the argument `request`: objects that its calls name count as equally
+    /// recent. One request is one prompt.
     fn begin_request(&self, py: Python<'_>) -> PyResult<Request> {
         self.with(py, |store| Request(store.begin_request()))
     }
 
-    /// Put objects individually; one outcome per object. No thread may write to their memory until
-    /// the call returns. Waits `wait` seconds for space, by default until `timeout`.
+    /// Put objects individually; returns n outcomes. A key that is stored keeps its bytes: its
+    /// outcome is `present`. No thread may write to the memory until the call returns. A full store
+    /// is waited for `wait` seconds, by default until `timeout`; then the outcome has a BusyError.
+    ///
+    ///     for key, outcome in zip(keys, store.put(keys, pages)):
+    ///         if not outcome:
+    ///             print(key, outcome.state, outcome.error)
     #[pyo3(signature = (keys, sources, *, request=None, depth=0, timeout=None, wait=None, stream=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn put(
@@ -165,6 +204,9 @@ impl Store {
     }
 
     /// Put the objects of one page as a group: visible together or not at all. Returns one outcome.
+    /// With `base`, they are visible only while that object of their page is.
+    ///
+    ///     store.put_group([kv, draft], [kv_bytes, draft_bytes])
     #[pyo3(signature = (keys, sources, *, base=None, request=None, depth=0, timeout=None, wait=None, stream=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn put_group(
@@ -191,6 +233,9 @@ impl Store {
     /// or not at all. With `base`, a key of any page, they are visible only while that object of
     /// their page is. With `required`, keys of any page, they are parts of groups of those objects:
     /// a page becomes visible with its last part. Returns one outcome per page.
+    ///
+    ///     keys = [key for page in pages for key in (kv.on_page(page), draft.on_page(page))]
+    ///     outcomes = store.put_pages(keys, memories)  # len(pages) outcomes
     #[pyo3(signature = (keys, sources, *, base=None, required=None, request=None, depth=0, timeout=None, wait=None, stream=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn put_pages(
@@ -213,7 +258,13 @@ impl Store {
         })
     }
 
-    /// Begin a group that is put in several calls, or join it.
+    /// Begin a group of these objects of one page, which is put in several calls, or join it. It is
+    /// dropped if it is not committed within `groups.deadline_ms`.
+    ///
+    ///     group = store.begin_group([kv, draft])
+    ///     group.put([kv], [kv_bytes])
+    ///     group.put([draft], [draft_bytes])
+    ///     assert group.commit()
     #[pyo3(signature = (required, *, request=None, depth=0, timeout=None))]
     fn begin_group(
         this: &Bound<'_, Store>,
@@ -225,8 +276,12 @@ impl Store {
         Group::begin(this, keys(required), options(request, depth, timeout)?)
     }
 
-    /// Get objects, or byte ranges (from, to) of them, each into its memory, whose content is
-    /// undefined unless it is a hit. No thread may read or write the memory until the call returns.
+    /// Get objects, or byte ranges (from, to) of them, each into its memory, which must have
+    /// exactly the length of the object or range. Returns n outcomes. The content of the memory is
+    /// undefined unless it is a hit. No thread may read or write it until the call returns.
+    ///
+    ///     for outcome in store.get(keys, memories, ranges=[(0, 4096)] * len(keys)):
+    ///         print(outcome.tier, outcome.bytes, outcome.cause, outcome.error)
     #[pyo3(signature = (keys, destinations, *, ranges=None, request=None, depth=0, timeout=None, stream=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn get(
@@ -250,6 +305,8 @@ impl Store {
     /// Submit a batch of gets to a thread of the store and return at once with its handle. The
     /// memory stays exported until the batch has ended, whether or not the handle is used; no
     /// thread may read or write it until then. `timeout` starts when a thread starts the batch.
+    ///
+    ///     outcomes = await store.submit_get(keys, memories)
     #[pyo3(signature = (keys, destinations, *, ranges=None, request=None, depth=0, timeout=None, stream=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn submit_get(
@@ -268,7 +325,10 @@ impl Store {
         self.submit(py, gets, move |store, gets| gets.lend().get(store, options), GetOutcome)
     }
 
-    /// Submit a batch of puts. No thread may write to its memory until it has ended.
+    /// Submit a batch of puts, as for `put`. No thread may write to its memory until it has ended.
+    ///
+    ///     batch = store.submit_put(keys, pages)
+    ///     outcomes = batch.result(timeout=5)  # or: await batch
     #[pyo3(signature = (keys, sources, *, request=None, depth=0, timeout=None, wait=None, stream=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn submit_put(
@@ -292,7 +352,8 @@ impl Store {
         )
     }
 
-    /// Submit a batch of pages, as for `put_pages`.
+    /// Submit a batch of pages, as for `put_pages`. No thread may write to its memory until it has
+    /// ended.
     #[pyo3(signature = (keys, sources, *, base=None, required=None, request=None, depth=0, timeout=None, wait=None, stream=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn submit_put_pages(
@@ -316,7 +377,7 @@ impl Store {
         self.submit(py, puts, put, PutOutcome)
     }
 
-    /// Whether each object is stored.
+    /// Whether each object is stored; n booleans. A peer is asked for those that are not here.
     #[pyo3(signature = (keys, *, request=None, depth=0, timeout=None))]
     fn exists(
         &self,
@@ -330,7 +391,9 @@ impl Store {
         self.with(py, |store| store.exists_batch(&keys, options))?.map_err(|error| raised(&error))
     }
 
-    /// The number of leading `keys` that are stored.
+    /// The number of leading `keys` that are stored, 0 to n.
+    ///
+    ///     hit_pages = store.exists_prefix([kv.on_page(page) for page in prompt])
     #[pyo3(signature = (keys, *, request=None, depth=0, timeout=None))]
     fn exists_prefix(
         &self,
@@ -344,7 +407,13 @@ impl Store {
         self.with(py, |store| store.exists_prefix(&keys, options))?.map_err(|error| raised(&error))
     }
 
-    /// The longest prefix of `pages` that can be restored from several pools.
+    /// The longest prefix of `pages` that can be restored from several pools. `anchor` has the
+    /// objects of the first pool, as keys of any page; `pools` says for each further pool which
+    /// prefix lengths it allows.
+    ///
+    ///     kv, state = pagelith.Key(space, pages[0]), pagelith.Key(space, pages[0], pool="mamba")
+    ///     found = store.exists_groups(pages, [kv], [pagelith.PoolQuery.trailing_pages([state])])
+    ///     print(found.usable_pages)
     #[pyo3(signature = (pages, anchor, pools=None, *, request=None, depth=0, timeout=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn exists_groups(
@@ -366,7 +435,8 @@ impl Store {
         found.map(PagesFound::from).map_err(|error| raised(&error))
     }
 
-    /// Remove objects durably, with their groups. Returns how many were stored.
+    /// Remove objects durably, with their groups. Returns how many were stored. Raises
+    /// UnavailableError while a peer cannot be reached, and DeniedError without that right.
     #[pyo3(signature = (keys, *, timeout=None))]
     fn remove(
         &self,
@@ -378,7 +448,8 @@ impl Store {
         self.with(py, |store| store.remove(&keys, options))?.map_err(|error| raised(&error))
     }
 
-    /// Make all objects of a namespace invisible for ever. Returns its new generation.
+    /// Make all objects of a namespace invisible for ever. Returns its new generation. Raises as
+    /// `remove`.
     #[pyo3(signature = (namespace, *, timeout=None))]
     fn clear(
         &self,
@@ -391,7 +462,10 @@ impl Store {
         cleared.map(|generation| generation.0).map_err(|error| raised(&error))
     }
 
-    /// Make every object put so far durable.
+    /// Make every object put so far durable: it survives `kill -9` and power loss. In a store
+    /// process, those of all clients. Returns what became durable since the last report. Raises
+    /// UnavailableError if the device fails, or once if the store process was restarted and may
+    /// have lost puts of this client.
     #[pyo3(signature = (*, timeout=None))]
     fn flush(
         &self,
@@ -404,7 +478,11 @@ impl Store {
         report.map(FlushReport::from).map_err(|error| raised(&error))
     }
 
-    /// Protect objects from eviction and reclaim until the pin is released.
+    /// Protect objects from eviction and reclaim until the pin is released. Those that are not
+    /// stored are left out. Raises BusyError if too much is pinned.
+    ///
+    ///     with store.pin(keys) as pin:
+    ///         print(pin.objects)
     #[pyo3(signature = (keys, *, timeout=None))]
     fn pin(
         &self,
@@ -418,7 +496,8 @@ impl Store {
         pin.map(|pin| Pin::of(pin, self.process)).map_err(|error| raised(&error))
     }
 
-    /// Protect objects from eviction and reclaim for some seconds. Returns how many are stored.
+    /// Protect objects from eviction and reclaim for `seconds`. Returns how many are stored. Raises
+    /// BusyError if too much is leased.
     #[pyo3(signature = (keys, seconds, *, timeout=None))]
     fn lease(
         &self,
@@ -437,6 +516,11 @@ impl Store {
 
     /// Views of objects in DRAM, without a copy; `None` for others. An object stays while its view,
     /// or memory of it, exists; in a store process, until the last view of the call is dropped.
+    /// Returns n views. A store process is viewed over its Unix socket only.
+    ///
+    ///     for view in store.view(keys):
+    ///         if view is not None:
+    ///             print(view.nbytes, bytes(view.memory[:16]))
     #[pyo3(signature = (keys, *, timeout=None))]
     fn view(
         &self,
@@ -496,7 +580,11 @@ impl Store {
         followed.map_err(|error| raised(&error))
     }
 
-    /// Counters, by name; docs/operations.md describes each of them.
+    /// Counters and gauges by name, since the open; docs/operations.md describes each of them.
+    /// Those that are counted by cause are dictionaries, those of namespaces dictionaries of rows.
+    /// Raises DeniedError if the key has namespaces and lacks the right `operate`.
+    ///
+    ///     print(store.stats()["hits_memory"], store.stats()["misses"].get("absent", 0))
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let stats = self
             .with(py, |store| store.stats(pagelith::Options::default()))?
@@ -508,6 +596,8 @@ impl Store {
     /// events dropped since they were not taken in time. Recorded only if the setting `events.max`,
     /// the number kept, is not 0. For a store process, events count from the first call, which
     /// returns none; a restart of the process counts as one dropped event.
+    ///
+    ///     events, lost = store.take_events()
     #[pyo3(signature = (most=65536, *, timeout=None))]
     fn take_events(
         &self,

@@ -162,7 +162,7 @@ fn server_of(
     let mut config = pagelith::Config::default();
     config.dram.bytes = pagelith::Size::mib(4);
     config.index.max_objects = Some(1024);
-    let facts = MachineLimits { memory_bytes: 1 << 40, memory_source: "simulated".into() };
+    let facts = MachineLimits::new(1 << 40, "simulated".into());
     let config = config.validate(&facts).expect("a valid configuration");
     let store = Store::open_in_with_peers(config, env, Vec::new()).expect("opens");
     let object = PutSlice { key: key(1), pieces: &[&[7; LEN]] };

@@ -156,7 +156,7 @@ fn segment_with_read_in_flight_is_not_overwritten() {
     let mut session = store.session().expect("a session");
     let memory = AlignedBuf::new(length(&key(0, "k"))).expect("memory");
     let get = Get { key: key(0, "k"), range: None, destination: Destination::owned(memory) };
-    let options = Options { timeout: Some(2 * READ_TIME), ..Options::default() };
+    let options = Options::default().timeout(2 * READ_TIME);
     world.disk.set_latency(READ_TIME);
     let ticket = session.submit_get(vec![get], options);
     assert!(session.poll().is_none(), "the read is in flight");

@@ -154,7 +154,7 @@ fn get(store: &Store, buffers: &mut [AlignedBuf], timeout: Duration) -> (Duratio
         .zip(&mut pieces)
         .map(|(key, pieces)| GetSlice { key: *key, range: None, pieces })
         .collect();
-    let options = Options { timeout: Some(timeout), ..Options::default() };
+    let options = Options::default().timeout(timeout);
     let begun = Instant::now();
     let outcomes = store.get_batch(&mut gets, options);
     let took = begun.elapsed();

@@ -37,6 +37,9 @@ use crate::temp_dir::TempDir;
 /// byte. It is in the state of a running store: it has cached as many headers as fit in
 /// `ssd.headers_bytes`.
 #[derive(Args, Debug)]
+#[command(
+    after_help = "Example: pagelith bench --tier ssd --op get --object-bytes 64KiB --data 4GiB --dir /mnt/nvme/kv"
+)]
 pub(crate) struct BenchArgs {
     /// Tier to measure
     #[arg(long, value_enum)]

@@ -2,6 +2,11 @@
 
 use serde::Serialize;
 
+/// Columns of the longest state.
+const STATE_COLUMNS: usize = 7;
+/// Least columns of a text, however narrow the terminal.
+const LEAST_ROOM: usize = 30;
+
 /// The outcome of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -56,26 +61,37 @@ impl Check {
     }
 }
 
-/// One line for each check, in columns, and its remedy below.
-pub(super) fn text(checks: &[Check]) -> String {
+/// One line for each check, in columns, and its remedy below. With `columns` of a terminal, longer
+/// lines continue below their text.
+pub(super) fn text(checks: &[Check], columns: Option<usize>) -> String {
     let width = checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
+    let indent = STATE_COLUMNS + width + 4;
+    let room = columns.map_or(usize::MAX, |columns| columns.saturating_sub(indent).max(LEAST_ROOM));
     let mut lines = Vec::new();
     for Check { name, state, found, remedy } in checks {
-        lines.push(format!("{:<7}  {name:<width$}  {found}", state.name()));
-        if let Some(remedy) = remedy {
-            lines.push(format!("{:<7}  {:<width$}  remedy: {remedy}", "", ""));
-        }
+        let head = format!("{:<STATE_COLUMNS$}  {name:<width$}  ", state.name());
+        let remedy = remedy.iter().map(|remedy| format!("remedy: {remedy}"));
+        let texts = std::iter::once(found.clone()).chain(remedy);
+        let mut parts = texts.flat_map(|text| wrapped(&text, room));
+        lines.push(head + &parts.next().unwrap_or_default());
+        lines.extend(parts.map(|part| format!("{:indent$}{part}", "")));
     }
     lines.join("\n")
 }
 
-/// A number of bytes in a binary unit with one decimal.
-pub(super) fn size(bytes: u64) -> String {
-    let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
-    match units.iter().find(|(_, shift)| bytes >> shift > 0) {
-        Some((unit, shift)) => format!("{:.1}{unit}", bytes as f64 / (1u64 << shift) as f64),
-        None => format!("{bytes}B"),
+/// A text in lines of at most `room` characters, except for words that are longer.
+fn wrapped(text: &str, room: usize) -> Vec<String> {
+    let (mut lines, mut line) = (Vec::new(), String::new());
+    for word in text.split(' ') {
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > room {
+            lines.push(std::mem::take(&mut line));
+        } else if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
     }
+    lines.push(line);
+    lines
 }
 
 #[cfg(test)]
@@ -87,7 +103,17 @@ mod tests {
         let checks = [Check::ok("cpus", "4"), Check::problem("direct-io", "none", "mount it")];
         let right = "ok       cpus       4\n\
                      problem  direct-io  none\n                    remedy: mount it";
-        assert_eq!(text(&checks), right);
+        assert_eq!(text(&checks, None), right);
+    }
+
+    #[test]
+    fn text_for_a_terminal_continues_below_itself() {
+        let long = "memory is locked and counted, so raise its limit";
+        let text = text(&[Check::note("memlock", "8MiB", long)], Some(50));
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[0], "note     memlock  8MiB");
+        assert_eq!(lines[1], format!("{:18}remedy: memory is locked and", ""));
+        assert_eq!(lines[2], format!("{:18}counted, so raise its limit", ""));
     }
 
     #[test]
@@ -97,11 +123,5 @@ mod tests {
         assert!(
             serde_json::to_string(&Check::ok("a", "b")).unwrap().ends_with(r#""remedy":null}"#)
         );
-    }
-
-    #[test]
-    fn size_has_largest_unit_that_is_not_below_one() {
-        let texts = [0, 1023, 1024, 3 << 19, 64 << 30, u64::MAX].map(size);
-        assert_eq!(texts, ["0B", "1023B", "1.0KiB", "1.5MiB", "64.0GiB", "16777216.0TiB"]);
     }
 }

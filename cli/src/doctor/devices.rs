@@ -5,7 +5,8 @@ use std::path::Path;
 use pagelith::io::device::{Device, DeviceError, DeviceFacts, Driver, DriverKind};
 use pagelith::io::verbs::Locality;
 
-use super::check::{Check, size};
+use super::check::Check;
+use crate::quantity::bytes as size;
 
 const SYSFS: &str = "/sys";
 /// Files that show a part of GPUDirect, and its name.

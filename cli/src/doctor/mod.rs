@@ -14,14 +14,17 @@ use clap::{Args, Subcommand};
 
 use self::check::{Check, State};
 use crate::exit::RunStatus;
-use crate::output::out;
+use crate::output::{columns, out};
 
 /// Check this machine for a store, and print a remedy for each missing part.
 ///
 /// Each check is `ok`, a `note` (a store runs, with less), or a `problem`. Exit status: 0 without a
 /// problem, 1 with one.
 #[derive(Args, Debug)]
-#[command(args_conflicts_with_subcommands = true)]
+#[command(
+    after_help = "Example: pagelith doctor --dir /mnt/nvme/kv",
+    args_conflicts_with_subcommands = true
+)]
 pub(crate) struct DoctorArgs {
     #[command(subcommand)]
     part: Option<Part>,
@@ -45,6 +48,7 @@ enum Part {
 /// no byte may arrive afterwards. Exit status: 0 without a problem, 1 with one or without a usable
 /// port.
 #[derive(Args, Debug)]
+#[command(after_help = "Example: pagelith doctor rdma")]
 struct RdmaArgs {
     /// Print a JSON list of checks
     #[arg(long)]
@@ -67,7 +71,7 @@ fn print(checks: &[Check], json: bool) -> anyhow::Result<RunStatus> {
     if json {
         out!("{}", serde_json::to_string_pretty(checks)?)?;
     } else {
-        out!("{}", check::text(checks))?;
+        out!("{}", check::text(checks, columns()))?;
     }
     let has_problems = checks.iter().any(|check| check.state == State::Problem);
     Ok(if has_problems { RunStatus::Problems } else { RunStatus::Clean })

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use pagelith::io::verbs::{Device, GidWish, Library, Locality, Port, ScoredGid, VerbsError};
 
-use super::check::{Check, State, size};
+use super::check::{Check, State};
+use crate::quantity::bytes as size;
 
 const LIBRARY: &str = "rdma-library";
 const DEVICES: &str = "rdma-devices";

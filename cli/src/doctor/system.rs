@@ -8,7 +8,8 @@ use pagelith::io::probe::try_io_uring;
 use rustix::fs::statvfs;
 use rustix::system::uname;
 
-use super::check::{Check, size};
+use super::check::Check;
+use crate::quantity::bytes as size;
 
 /// Huge pages of shared memory and the alignment of direct I/O are reported since this version.
 const KERNEL_MIN: (u32, u32) = (6, 1);

@@ -119,7 +119,7 @@ impl RequestRunner<'_> {
         options: Options,
     ) -> anyhow::Result<OpenGroup<'a>> {
         let required: Vec<ObjectKey> = unit.keys().collect();
-        let options = Options { depth: depth_of(Some(unit.page)), ..options };
+        let options = options.depth(depth_of(Some(unit.page)));
         let mut busy_since = None;
         loop {
             let (group, took) = self.meter.call(|| store.begin_group(&required, options));
@@ -159,7 +159,7 @@ impl RequestRunner<'_> {
                 match outcome {
                     Ok(PutOutcome::Waiting) => self.tally.put(pool, bytes as u64),
                     // Another client has put the object.
-                    Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent | PutOutcome::Refused) => {}
+                    Ok(_) => {}
                     Err(error) if error.kind == ErrorKind::Busy => {
                         busy.push(filled);
                         continue;
@@ -187,7 +187,7 @@ impl RequestRunner<'_> {
         for (filled, pieces) in wanted.iter().zip(&pieces) {
             objects.push(PutSlice { key: filled.key, pieces });
         }
-        let options = Options { timeout: Some(BUSY_PAUSE), ..Options::default() };
+        let options = Options::default().timeout(BUSY_PAUSE);
         let (outcomes, took) = self.meter.call(|| group.put(&objects, options));
         self.tally.put_time += took;
         wanted.into_iter().zip(outcomes).collect()
@@ -200,7 +200,7 @@ impl RequestRunner<'_> {
         page: &OpenGroup<'_>,
         options: Options,
     ) -> anyhow::Result<PutOutcome> {
-        let options = Options { depth: depth_of(Some(page.unit.page)), ..options };
+        let options = options.depth(depth_of(Some(page.unit.page)));
         let mut busy_since = None;
         loop {
             let (done, took) = self.meter.call(|| {

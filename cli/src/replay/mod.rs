@@ -53,6 +53,7 @@ const OBJECT_BYTES_DEFAULT: Size = Size::kib(32);
 /// Without --trace, a built-in chat workload is generated from the seed. Exit status: 0; 1 if the
 /// store returned a wrong byte or a part of a group; 2 if the replay could not be run.
 #[derive(Args, Debug)]
+#[command(after_help = "Example: pagelith replay --dir /mnt/nvme/kv --ssd 4GiB --dram 1GiB")]
 pub(crate) struct ReplayArgs {
     /// Trace of JSON lines with timestamp, input_length, output_length and hash_ids; may be gzipped
     #[arg(long, value_name = "FILE")]

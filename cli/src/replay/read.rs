@@ -132,7 +132,7 @@ impl RequestRunner<'_> {
             let destination = Destination::owned(self.buffers.take(object.bytes)?);
             gets.push(Get { key, range: None, destination });
         }
-        let options = Options { depth: depth_of(units.first().map(|unit| unit.page)), ..options };
+        let options = options.depth(depth_of(units.first().map(|unit| unit.page)));
         let (done, took) = self.meter.call(|| target.get(gets, options));
         self.tally.get_time += took;
         self.tally.get_batches.add(took);

@@ -207,7 +207,7 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// Plots of the hit ratio over time, one for each tier. Empty if there are fewer than two windows.
+/// Plots of the hit ratio over time, one for each tier with hits. Empty if there are fewer than two windows.
 pub(crate) fn plot(series: &Series) -> String {
     if series.windows().len() < 2 {
         return String::new();
@@ -218,9 +218,10 @@ pub(crate) fn plot(series: &Series) -> String {
         "ssd" => w.ssd,
         _ => w.remote,
     };
-    let has_peers = series.windows().iter().any(|w| w.remote > 0);
-    for name in ["memory", "ssd", "peers"].into_iter().filter(|name| *name != "peers" || has_peers)
-    {
+    // A tier without a hit, perhaps without a device, has no plot.
+    let has_hits = |name: &&str| series.windows().iter().any(|w| hits(w, name) > 0);
+    let tiers = ["ssd", "peers"].into_iter().filter(has_hits);
+    for name in std::iter::once("memory").chain(tiers) {
         let share = |w: &Window| ratio(hits(w, name) as f64, w.pages as f64) as f32;
         let x = |i: usize| (i as u64 * series.width()) as f32;
         let points: Vec<(f32, f32)> =

@@ -73,7 +73,7 @@ impl<'a> RequestRunner<'a> {
     pub(crate) fn request(&mut self, target: &mut OpenTarget, ids: &[u64]) -> anyhow::Result<()> {
         let hashes: Vec<PrefixHash> = ids.iter().map(|id| Pages::hash(*id)).collect();
         let request = target.pages().begin_request();
-        let options = Options { request: Some(request), ..Options::default() };
+        let options = Options::default().request(request);
         let mut state = RequestState {
             causes: vec![None; ids.len()],
             hits: 0,

@@ -79,7 +79,7 @@ impl RequestRunner<'_> {
                 PutOutcome::Stored => groups.attached += 1,
                 PutOutcome::Waiting => groups.attached_waiting += 1,
                 PutOutcome::AlreadyPresent => groups.already_present += 1,
-                PutOutcome::Refused => groups.refused += 1,
+                _ => groups.refused += 1,
             }
         }
         Ok(())
@@ -123,7 +123,7 @@ impl RequestRunner<'_> {
         options: Options,
         outcomes: &mut [Option<PutOutcome>],
     ) -> anyhow::Result<Vec<PendingPut<'u>>> {
-        let options = Options { depth: depth_of(wanted.first().map(|w| w.unit.page)), ..options };
+        let options = options.depth(depth_of(wanted.first().map(|w| w.unit.page)));
         let mut units = Vec::with_capacity(wanted.len());
         let mut groups = Vec::with_capacity(wanted.len());
         for PendingPut { at, unit, group } in wanted {
@@ -178,15 +178,15 @@ impl RequestRunner<'_> {
                 groups.committed += 1;
                 "absent"
             }
-            PutOutcome::Refused => {
-                groups.refused += 1;
-                "absent"
-            }
             PutOutcome::Waiting => "absent",
             PutOutcome::AlreadyPresent => {
                 groups.already_present += 1;
                 // Present, but after a missing page.
                 "stranded"
+            }
+            _ => {
+                groups.refused += 1;
+                "absent"
             }
         };
         self.tally.miss(cause.unwrap_or(default_cause));

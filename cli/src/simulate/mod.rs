@@ -43,6 +43,9 @@ const STATE_BLOCKS_MAX: usize = 1 << 16;
 /// reclaimed (fifo, recency), and what is written (through, worth, second-touch). `default` has the
 /// store's defaults, `clairvoyant` knows the future, and `all` stands for all of them.
 #[derive(Args, Debug)]
+#[command(
+    after_help = "Example: pagelith simulate --trace conversation.jsonl --ssd 10%,25% --policy all"
+)]
 pub(crate) struct SimulateArgs {
     /// Traces of JSON lines with timestamp, input_length, output_length and hash_ids; may be
     /// gzipped

@@ -25,6 +25,7 @@ use crate::output::out;
 /// flush covered it is reported as a torn tail and is not wrong; neither are remains of a segment's
 /// earlier incarnations.
 #[derive(Args, Debug)]
+#[command(after_help = "Example: pagelith verify /mnt/nvme/kv")]
 pub(crate) struct VerifyArgs {
     /// Directories of the store, in the order of its configuration
     #[arg(required = true, value_name = "DIR")]

@@ -96,7 +96,8 @@ impl FilledStore {
     }
 
     pub fn config(&self) -> Config {
-        let mut config = Config { namespaces_max: NAMESPACES_MAX, ..Config::default() };
+        let mut config = Config::default();
+        config.namespaces_max = NAMESPACES_MAX;
         config.dram.bytes = Size::mib(2);
         config.ssd.bytes = Size::mib((CAPACITY_BYTES >> 20) as u32);
         config.ssd.dirs.clone_from(&self.dirs);
@@ -111,7 +112,7 @@ impl FilledStore {
     }
 
     pub fn try_open(&self) -> pagelith::Result<Store> {
-        let facts = MachineLimits { memory_bytes: 8 << 30, memory_source: "test".into() };
+        let facts = MachineLimits::new(8 << 30, "test".into());
         Store::open(self.config().validate(&facts).unwrap())
     }
 

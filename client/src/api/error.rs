@@ -7,6 +7,7 @@ use pagelith_layouts::error::FormatError;
 
 /// The kind of an error, by which the caller acts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum ErrorKind {
     /// The request itself is wrong, and will fail again. Fix the call or the configuration.
     Invalid,
@@ -33,6 +34,7 @@ pub enum ErrorKind {
 
 /// An error: its kind, and a message that names field, file, offset or key.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Error {
     /// The kind.
     pub kind: ErrorKind,

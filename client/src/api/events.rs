@@ -9,6 +9,7 @@ use crate::api::outcome::Tier;
 /// A change to an object. For an object that is attached to a base it reports where the object is
 /// stored; the object is visible only together with its base.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Event {
     /// It was added to this tier by a put, a promotion, or a write to SSD. It was not there before.
     Stored {

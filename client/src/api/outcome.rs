@@ -11,6 +11,7 @@ use crate::api::request::{Destination, Source};
 
 /// Where an object's bytes came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Tier {
     /// The arena.
     Memory,
@@ -22,6 +23,7 @@ pub enum Tier {
 
 /// Why a get missed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum MissCause {
     /// No entry: never put, or evicted, removed, cleared, or lost before it was durable.
     Absent,
@@ -41,7 +43,7 @@ pub enum MissCause {
 
 impl MissCause {
     /// All causes, for tables.
-    pub const ALL: [MissCause; 6] = [
+    pub const ALL: &'static [MissCause] = &[
         MissCause::Absent,
         MissCause::Damaged,
         MissCause::Unreadable,
@@ -90,6 +92,7 @@ impl GetOutcome {
 
 /// Outcome of a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PutOutcome {
     /// Stored: `get` hits until eviction, removal, clear or detected damage.
     Stored,
@@ -111,6 +114,7 @@ pub struct Ticket(#[doc(hidden)] pub u64);
 /// A finished get: its outcome, and the caller's memory. `Err` stands for an invalid request
 /// (`Invalid`), for `Busy`, and for a closed store.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct CompletedGet {
     /// The outcome.
     pub outcome: Result<GetOutcome>,
@@ -125,6 +129,16 @@ pub struct CompletedGet {
 }
 
 impl CompletedGet {
+    #[doc(hidden)]
+    pub fn of(
+        outcome: Result<GetOutcome>,
+        destination: Destination,
+        length: u64,
+        meta: Option<Box<ObjectMeta>>,
+    ) -> CompletedGet {
+        CompletedGet { outcome, destination, length, meta }
+    }
+
     /// The checksums of the object's blocks, and its group; empty unless requested.
     #[doc(hidden)]
     pub fn metadata(&self) -> (&[Checksum], GroupInfo) {
@@ -144,6 +158,7 @@ pub struct ObjectMeta {
 
 /// A finished put: its outcome, and the caller's memory.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct CompletedPut {
     /// The outcome. All objects of a group have the same one, except that an object that was stored
     /// alone and now belongs to the group is `AlreadyPresent` while the others are `Stored`.
@@ -152,8 +167,16 @@ pub struct CompletedPut {
     pub source: Source,
 }
 
+impl CompletedPut {
+    #[doc(hidden)]
+    pub fn of(outcome: Result<PutOutcome>, source: Source) -> CompletedPut {
+        CompletedPut { outcome, source }
+    }
+}
+
 /// A finished batch, in the order of submission (groups flattened).
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum CompletedBatch {
     /// Of `submit_put`.
     Put(Vec<CompletedPut>),
@@ -167,6 +190,7 @@ pub enum CompletedBatch {
 
 /// Result of closing a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CloseReport {
     /// Counts since the last flush.
     pub flushed: FlushReport,
@@ -180,6 +204,7 @@ pub struct CloseReport {
 
 /// Result of a flush.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FlushReport {
     /// Objects made durable since the last report.
     pub durable_objects: u64,
@@ -192,4 +217,35 @@ pub struct FlushReport {
     /// tier took no writes. Those still in memory are served until they are evicted. 0 without an
     /// SSD tier.
     pub lost_objects: u64,
+}
+
+impl CloseReport {
+    #[doc(hidden)]
+    pub fn of(
+        flushed: FlushReport,
+        (unsaved_objects, unsaved_bytes): (u64, u64),
+        error: Option<Error>,
+    ) -> CloseReport {
+        CloseReport { flushed, unsaved_objects, unsaved_bytes, error }
+    }
+}
+
+impl FlushReport {
+    /// Of objects that became durable.
+    #[doc(hidden)]
+    pub fn durable(objects: u64, bytes: u64) -> FlushReport {
+        FlushReport { durable_objects: objects, durable_bytes: bytes, ..FlushReport::default() }
+    }
+
+    /// Of objects that SSD refused.
+    #[doc(hidden)]
+    pub fn refused(objects: u64) -> FlushReport {
+        FlushReport { refused_objects: objects, ..FlushReport::default() }
+    }
+
+    /// Of objects that were lost.
+    #[doc(hidden)]
+    pub fn lost(objects: u64) -> FlushReport {
+        FlushReport { lost_objects: objects, ..FlushReport::default() }
+    }
 }

@@ -14,8 +14,9 @@ use pagelith_layouts::key::ObjectKey;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RequestEpoch(#[doc(hidden)] pub u64);
 
-/// Options of a batch.
+/// Options of a batch: `Options::default().timeout(Duration::from_secs(1))`.
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub struct Options {
     /// The request to which the batch belongs; by default each batch is its own request.
     pub request: Option<RequestEpoch>,
@@ -26,6 +27,33 @@ pub struct Options {
     /// Longest wait of a put for room in a full arena before it returns `Busy`; by default until
     /// the timeout.
     pub wait: Option<Duration>,
+}
+
+impl Options {
+    /// Those of a call that may take so long.
+    pub const fn within(timeout: Duration) -> Options {
+        Options { request: None, depth: 0, timeout: Some(timeout), wait: None }
+    }
+
+    /// With another request.
+    pub fn request(self, request: impl Into<Option<RequestEpoch>>) -> Options {
+        Options { request: request.into(), ..self }
+    }
+
+    /// With another chain depth.
+    pub fn depth(self, depth: u32) -> Options {
+        Options { depth, ..self }
+    }
+
+    /// With another longest duration; `None` is the configured one.
+    pub fn timeout(self, timeout: impl Into<Option<Duration>>) -> Options {
+        Options { timeout: timeout.into(), ..self }
+    }
+
+    /// With another longest wait for room; `None` is until the timeout.
+    pub fn wait(self, wait: impl Into<Option<Duration>>) -> Options {
+        Options { wait: wait.into(), ..self }
+    }
 }
 
 /// Bytes to be stored, in one or several pieces; their sum is the object's length, 1 byte to 128

@@ -1,5 +1,4 @@
-//! Converts outcomes of the wire protocol into types of the API. The server of the engine has the
-//! reverse.
+//! Converts outcomes of the wire protocol into types of the API; [`super::encode`] has the reverse.
 
 use pagelith_layouts::wire::outcome::{
     CauseTag, DecodedOutcome, ErrorTag, Failure, Flushed, ItemOutcome, TierTag, WireEvent,

@@ -15,6 +15,7 @@ mod capacity;
 pub mod client;
 pub mod connections;
 mod decode;
+pub mod encode;
 pub mod exists;
 mod owners;
 pub mod pool;

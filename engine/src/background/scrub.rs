@@ -27,6 +27,7 @@ const BETWEEN: Duration = Duration::from_secs(60);
 
 /// Options of a scrub.
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub struct ScrubOptions {
     /// Bytes read per second, on average over the pass; 0 reads as fast as the device allows, one
     /// read at a time.
@@ -34,6 +35,18 @@ pub struct ScrubOptions {
     /// Longest duration of the pass, which then ends with a partial report. Each read has the
     /// configured `deadline_ms`.
     pub timeout: Option<Duration>,
+}
+
+impl ScrubOptions {
+    /// With another rate.
+    pub fn bytes_per_s(self, bytes_per_s: u64) -> ScrubOptions {
+        ScrubOptions { bytes_per_s, ..self }
+    }
+
+    /// With another longest duration.
+    pub fn timeout(self, timeout: impl Into<Option<Duration>>) -> ScrubOptions {
+        ScrubOptions { timeout: timeout.into(), ..self }
+    }
 }
 
 /// Limits reads to a rate.

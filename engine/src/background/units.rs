@@ -203,7 +203,7 @@ impl Units {
         let Some(PendingUnit::Frame(held)) = self.remove(id) else { return };
         let (namespace, refused_objects) = (held.data.namespace, held.data.members.len() as u64);
         if core.dram.frames.get_live(held.frame).is_some() {
-            core.flushes.add(namespace, &FlushReport { refused_objects, ..FlushReport::default() });
+            core.flushes.add(namespace, &FlushReport::refused(refused_objects));
             if let Some(tenant) = core.tenants.get_mut(namespace) {
                 tenant.writes_refused += refused_objects;
             }
@@ -217,9 +217,7 @@ impl Units {
         for (id, _) in units {
             if let Some(w) = self.unsynced.remove(id).filter(|w| w.from.is_empty()) {
                 core.note_synced(&w);
-                let (durable_objects, durable_bytes) = (w.members.len() as u64, w.bytes);
-                let durable =
-                    FlushReport { durable_objects, durable_bytes, ..FlushReport::default() };
+                let durable = FlushReport::durable(w.members.len() as u64, w.bytes);
                 w.namespace.iter().for_each(|namespace| core.flushes.add(*namespace, &durable));
             }
         }

@@ -4,6 +4,7 @@ use std::fmt;
 
 /// A problem with one setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Problem {
     /// The path of the setting, such as `ssd.segment_bytes`; for an unknown setting the path or the
     /// environment variable as written; `(file)` for text that is not TOML or JSON.
@@ -23,6 +24,7 @@ impl fmt::Display for Problem {
 /// The caller's remedy is always the same: correct the listed settings and open again. Nothing was
 /// created.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ConfigError {
     /// All problems, in the order file, environment, code, relations between settings.
     pub problems: Vec<Problem>,

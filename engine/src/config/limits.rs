@@ -19,6 +19,7 @@ const KEYS: [&str; 5] = ["namespace", "dram_bytes", "ssd_bytes", "when_full", "i
 
 /// The limits of one namespace.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct NamespaceLimits {
     /// Its identifier, 32 hexadecimal digits, as `pagelith inspect` prints it. No default.
     #[serde(serialize_with = "as_text")]

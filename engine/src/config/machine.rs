@@ -107,7 +107,7 @@ mod tests {
     }
 
     fn limits(memory_bytes: u64) -> MachineLimits {
-        MachineLimits { memory_bytes, memory_source: "test".into() }
+        MachineLimits::new(memory_bytes, "test".into())
     }
 
     fn fields(checked: Result<(), ConfigError>) -> Vec<String> {

@@ -20,7 +20,7 @@
 //! ```
 //! use pagelith::config::{Config, ConfigFormat, MachineLimits, Size};
 //!
-//! let facts = MachineLimits { memory_bytes: 8 << 30, memory_source: "machine".into() };
+//! let facts = MachineLimits::new(8 << 30, "machine".into());
 //! let valid = Config::builder()
 //!     .file(ConfigFormat::Toml, "[dram]\nbytes = \"1GiB\"\npolicy = \"lru\"")
 //!     .env([("PAGELITH_DRAM__BYTES", "2GiB")])
@@ -75,6 +75,7 @@ pub(crate) const SEGMENT_MAX: u32 = (1 << 18) - 1;
 ///
 /// Each setting's documentation gives its default, its range, and reasons to change it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Config {
     /// Longest wait, in milliseconds, of a call without its own timeout. Default 30 000; 1 to 3 600
     /// 000. Lower it where a late hit is worse than a miss. Opening the store waits for the drive
@@ -118,6 +119,7 @@ pub struct Config {
 
 /// Settings of hints.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct HintsConfig {
     /// The least share of a namespace's hints that a session has ended, so that such hints are
     /// followed: those after which the session's pages were not requested again. Default 0.95; 0
@@ -128,6 +130,7 @@ pub struct HintsConfig {
 
 /// Settings of namespaces.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct NamespacesConfig {
     /// Namespaces that have counts of their own in the statistics: the first in which objects are
     /// put or found since the open. Default 0: none are counted; at most 512. All others are
@@ -141,6 +144,7 @@ pub struct NamespacesConfig {
 
 /// Settings of the DRAM tier.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct DramConfig {
     /// Bytes of the arena, used in whole pages of 4096. Default 256 MiB; 0, or 64 KiB to 8 TiB;
     /// with an SSD tier at least one segment. Give it as much as the host can spare: a DRAM hit is
@@ -180,6 +184,7 @@ pub struct DramConfig {
 
 /// Settings of the SSD tier.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct SsdConfig {
     /// Bytes of all files of the store together. Default 0: no SSD tier; at most 64 TiB, and at
     /// least four segments (or one a directory, if that is more) plus two manifests and two
@@ -259,6 +264,7 @@ pub struct SsdConfig {
 
 /// Settings of the remote tier: peers' stores, asked after DRAM and SSD.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct RemoteConfig {
     /// Store processes that hold pages for this store. A page that is absent locally is requested
     /// from the peer that owns it, and each put is offered to that peer. Default none; at most 64.
@@ -279,6 +285,7 @@ pub struct RemoteConfig {
 /// Settings of RDMA. Memory that devices may access is registered with all of them, and locked: its
 /// bytes, once for each device, count against the locked-memory limit (`ulimit -l`).
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct RdmaConfig {
     /// Whether clients of this store may use RDMA. Default false; `pagelith serve --rdma` sets it.
     /// The arena and the staging memory are then registered when the store is opened, which fails
@@ -300,6 +307,7 @@ pub struct RdmaConfig {
 
 /// Settings of the staging memory.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct StagingConfig {
     /// Bytes of aligned memory for staged reads, used in whole pages of 4096. Default 64 MiB; 64
     /// KiB to 1 TiB, and `bytes` x `ratio` at least one chunk + 8192. Raise it if batches with
@@ -316,6 +324,7 @@ pub struct StagingConfig {
 
 /// Settings of groups.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct GroupsConfig {
     /// Lifetime of an incomplete group, in milliseconds; then it is dropped and counted. Default 30
     /// 000, as Mooncake discards unfinished puts; 1 to 3 600 000. Lower it if groups that never
@@ -325,6 +334,7 @@ pub struct GroupsConfig {
 
 /// Settings of events.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct EventsConfig {
     /// Most events (objects stored and removed) that are kept until they are read; beyond it the
     /// oldest are dropped and counted. Each takes some 150 bytes of memory once recorded. Default
@@ -335,6 +345,7 @@ pub struct EventsConfig {
 
 /// Settings of the index.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct IndexConfig {
     /// Most objects that the store knows, an attached one counting twice; 40 bytes of memory each,
     /// allocated at open. Default (`dram.bytes` + `ssd.bytes`) / 16 KiB, within 65 536 to 16 777
@@ -345,6 +356,7 @@ pub struct IndexConfig {
 
 /// Settings of reads.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct ReadConfig {
     /// Most reads in flight per session. Default 128; 1 to 1024. Raise it for drives that need more
     /// to reach their bandwidth with small objects.
@@ -360,6 +372,7 @@ pub struct ReadConfig {
 
 /// Settings of memory as a whole.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct MemoryConfig {
     /// Memory of the machine or cgroup left to everything else. Default 256 MiB; at most 64 TiB.
     /// Arena, staging, index and headers together may take the available memory less this. Raise it
@@ -369,6 +382,7 @@ pub struct MemoryConfig {
 
 /// Settings of log events.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct LogConfig {
     /// Log an event for each batch, with the objects and bytes from each tier. Default false. Turn
     /// it on to see where hits come from.

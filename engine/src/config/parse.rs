@@ -22,6 +22,7 @@ const TEXT_BYTES_MAX: usize = 1 << 20;
 
 /// The format of a configuration file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ConfigFormat {
     /// TOML.
     Toml,

@@ -18,6 +18,7 @@ const KEYS: [&str; 5] = ["address", "transport", "name", "weight", "preferred"];
 
 /// A store process that holds pages for this store: a string with its address, or a table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct PeerConfig {
     /// Its address: `tcp:HOST:PORT`, `unix:PATH`, or `rdma:HOST:PORT` for `tcp:HOST:PORT` with the
     /// transport `rdma`. No default. A host name is resolved for every connection.

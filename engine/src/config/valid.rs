@@ -17,6 +17,7 @@ use super::{Config, RdmaConfig};
 
 /// The limits of the machine that validation needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct MachineLimits {
     /// Memory that this process may use, in bytes: the machine's, or its cgroup's limit if that is
     /// less.
@@ -26,6 +27,11 @@ pub struct MachineLimits {
 }
 
 impl MachineLimits {
+    /// Other limits than the machine's: memory in bytes, and the source of that number.
+    pub fn new(memory_bytes: u64, memory_source: String) -> MachineLimits {
+        MachineLimits { memory_bytes, memory_source }
+    }
+
     /// The limits of this machine, and of the control group of this process.
     pub fn of_this_machine() -> Result<MachineLimits, crate::api::error::Error> {
         let facts = pagelith_io::memory_facts::MemoryFacts::read()?;
@@ -49,6 +55,7 @@ pub struct ValidConfig {
 
 /// The memory that a store allocates, in bytes; logged at open and never exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct MemoryPlan {
     /// The DRAM arena, or the write buffer without a DRAM tier.
     pub arena: u64,

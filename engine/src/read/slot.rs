@@ -423,7 +423,7 @@ impl Slot {
             Settled::Miss(cause) => (Ok(GetOutcome::Miss(cause)), 0, None),
             Settled::Failed(error) => (Err(error), 0, None),
         };
-        CompletedGet { outcome, destination, length, meta }
+        CompletedGet::of(outcome, destination, length, meta)
     }
 }
 

@@ -14,7 +14,7 @@ pub(crate) fn log_gets(slots: &[Slot]) {
             Some(Settled::Hit(hit)) => match hit.tier() {
                 Tier::Memory => memory += 1,
                 Tier::Ssd => ssd += 1,
-                Tier::Remote => remote += 1,
+                _ => remote += 1,
             },
             Some(Settled::Miss(cause)) => *miss.entry(cause.to_string()).or_default() += 1,
             Some(Settled::Failed(_)) | None => failed += 1,

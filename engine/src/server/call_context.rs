@@ -63,7 +63,7 @@ impl Server {
         // A client may shorten the store's own deadline, but not extend it.
         let shared = self.ctx.shared();
         let timeout = timeout.map(|t| t.min(shared.config.deadline()));
-        let options = Options { request: Some(request), depth: terms.depth, timeout, wait: None };
+        let options = Options::default().request(request).depth(terms.depth).timeout(timeout);
         CallContext { options, deadline: shared.deadline(timeout), origin }
     }
 }

@@ -126,7 +126,7 @@ fn cancelled_flush_leaves_its_report_to_the_next() {
     for lost_objects in [7, 0] {
         env.flush(0, false);
         env.complete_a_flush();
-        let report = FlushReport { lost_objects, ..FlushReport::default() };
+        let report = FlushReport::lost(lost_objects);
         assert_eq!(env.reply(0), Ok(ControlReply::Flushed(report)));
     }
 }

@@ -1,13 +1,13 @@
 //! Commits of groups that a client began.
 
 use pagelith_layouts::ids::OpId;
-use pagelith_layouts::wire::outcome::GroupState;
 use pagelith_layouts::wire::request::Verb;
 
 use super::op_outcome::OpOutcome;
 use super::{CallContext, ServerCtx};
 use crate::api::error::Result;
 use crate::api::outcome::{CompletedPut, PutOutcome};
+use crate::rpc::encode::group_state;
 use crate::state::shared::Shared;
 use crate::write::open_group::JoinedGroup;
 
@@ -37,10 +37,7 @@ impl CommitOp {
     /// The outcome, if complete.
     pub fn advance(&mut self) -> Option<OpOutcome> {
         let state = match self.outcome.take()? {
-            Ok(PutOutcome::Stored) => GroupState::Stored,
-            Ok(PutOutcome::AlreadyPresent) => GroupState::AlreadyPresent,
-            Ok(PutOutcome::Waiting) => GroupState::Waiting,
-            Ok(PutOutcome::Refused) => GroupState::Refused,
+            Ok(outcome) => group_state(outcome),
             Err(error) => return Some(OpOutcome::failed(Verb::Commit, error)),
         };
         Some(OpOutcome::number(Verb::Commit, state as u64))

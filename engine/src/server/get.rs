@@ -359,7 +359,7 @@ impl GetOp {
     fn options(&self, ctx: &ServerCtx, at: usize) -> Options {
         let left = self.call.deadline.since(ctx.shared().now());
         let depth = self.call.options.depth.saturating_add(at as u32);
-        Options { timeout: Some(left), depth, ..self.call.options }
+        self.call.options.timeout(left).depth(depth)
     }
 
     /// Requests objects that are longer than a chunk and not local from the peers, one at a time,

@@ -4,14 +4,14 @@ use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums, key_hash};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::outcome::{
-    BaseRef, CauseTag, ErrorTag, EventItem, Failure, Flushed, Item, ItemOutcome as WireVerdict,
-    OutcomeToSend, TierTag, ViewItem, WireEvent, encode,
+    BaseRef, EventItem, Item, ItemOutcome as WireVerdict, OutcomeToSend, ViewItem, encode,
 };
 use pagelith_layouts::wire::request::Verb;
 
-use crate::api::error::{Error, ErrorKind};
+use crate::api::error::Error;
 use crate::api::events::{Event, EventBatch};
 use crate::api::outcome::{FlushReport, MissCause, PutOutcome, Tier};
+use crate::rpc::encode::{cause_tag, failure, flushed, put_verdict, tier_tag, wire_event};
 
 /// The result of one item.
 #[derive(Debug)]
@@ -110,62 +110,8 @@ fn item<'a>(key: &ObjectKey, verdict: &'a ItemVerdict) -> Item<'a> {
             base: base.as_deref().copied(),
         },
         ItemVerdict::Miss(cause) => WireVerdict::Miss(cause_tag(*cause)),
-        ItemVerdict::Put(PutOutcome::Stored) => WireVerdict::Stored,
-        ItemVerdict::Put(PutOutcome::AlreadyPresent) => WireVerdict::AlreadyPresent,
-        ItemVerdict::Put(PutOutcome::Waiting) => WireVerdict::Waiting,
-        ItemVerdict::Put(PutOutcome::Refused) => WireVerdict::Refused,
+        ItemVerdict::Put(outcome) => put_verdict(*outcome),
         ItemVerdict::Failed(error) => WireVerdict::Failed(failure(error)),
     };
     Item { key_hash: key_hash(key), verdict }
-}
-
-fn wire_event(event: &Event) -> WireEvent {
-    match event {
-        Event::Stored { tier, key, new } => WireEvent::Stored(tier_tag(*tier), *key, *new),
-        Event::Removed { tier, key, gone } => WireEvent::Removed(tier_tag(*tier), *key, *gone),
-        Event::Cleared { namespace } => WireEvent::Cleared(*namespace),
-        Event::Forgot { tier } => WireEvent::Forgot(tier_tag(*tier)),
-    }
-}
-
-fn flushed(report: &FlushReport) -> Flushed {
-    let FlushReport { durable_objects, durable_bytes, refused_objects, lost_objects } = *report;
-    Flushed { durable_objects, durable_bytes, refused_objects, lost_objects }
-}
-
-fn failure(error: &Error) -> Failure<'_> {
-    Failure { error: error_tag(error.kind), errno: error.errno.unwrap_or(0), text: &error.message }
-}
-
-fn tier_tag(tier: Tier) -> TierTag {
-    match tier {
-        Tier::Memory => TierTag::Memory,
-        Tier::Ssd => TierTag::Ssd,
-        Tier::Remote => TierTag::Remote,
-    }
-}
-
-fn cause_tag(cause: MissCause) -> CauseTag {
-    match cause {
-        // The object is present, and the client should act as if it were not.
-        MissCause::Absent | MissCause::Slow => CauseTag::Absent,
-        MissCause::Damaged => CauseTag::Damaged,
-        MissCause::Unreadable => CauseTag::Unreadable,
-        MissCause::Gone => CauseTag::Gone,
-        MissCause::Late => CauseTag::Late,
-    }
-}
-
-fn error_tag(kind: ErrorKind) -> ErrorTag {
-    match kind {
-        ErrorKind::Invalid => ErrorTag::Invalid,
-        ErrorKind::Busy => ErrorTag::Busy,
-        ErrorKind::NoSpace => ErrorTag::NoSpace,
-        ErrorKind::Unavailable => ErrorTag::Unavailable,
-        ErrorKind::Damaged => ErrorTag::Damaged,
-        ErrorKind::Incompatible => ErrorTag::Incompatible,
-        ErrorKind::Closed => ErrorTag::Closed,
-        ErrorKind::Denied => ErrorTag::Denied,
-        ErrorKind::Internal => ErrorTag::Internal,
-    }
 }

@@ -334,7 +334,7 @@ impl PutOp {
     fn options(&self, shared: &Shared, at: usize) -> Options {
         let left = self.call.deadline.since(shared.now());
         let depth = self.call.options.depth.saturating_add(at as u32);
-        Options { timeout: Some(left), depth, ..self.call.options }
+        self.call.options.timeout(left).depth(depth)
     }
 
     /// Numbers of the objects of these groups.

@@ -151,7 +151,7 @@ fn clear_after_reopen_leaves_rows_for_known_namespaces() {
 #[test]
 fn flush_reports_only_losses_in_the_namespaces_of_the_tenant() {
     let store = store(None);
-    let lost = |objects| FlushReport { lost_objects: objects, ..FlushReport::default() };
+    let lost = FlushReport::lost;
     let (mut a, mut b) = (Tenant::in_namespace(&store, id(1)), Tenant::in_namespace(&store, id(2)));
     let mut all = Tenant::of(&store, Rights::all());
     for (namespace, objects) in [(id(1), 3), (id(2), 5), (id(3), 7)] {

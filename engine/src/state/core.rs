@@ -398,8 +398,7 @@ impl Core {
 
     /// Count objects of a namespace that were put and cannot be made durable.
     pub fn count_lost(&mut self, namespace: NamespaceId, objects: usize) {
-        let lost = FlushReport { lost_objects: objects as u64, ..FlushReport::default() };
-        self.flushes.add(namespace, &lost);
+        self.flushes.add(namespace, &FlushReport::lost(objects as u64));
     }
 
     /// Queue a job for the flusher, and return the id of its result. All visible frames are queued

@@ -130,20 +130,20 @@ fn parts(client: &str) -> (&str, &str) {
 }
 
 fn add(to: &mut FlushReport, more: &FlushReport) {
-    let FlushReport { durable_objects, durable_bytes, refused_objects, lost_objects } = *more;
-    to.durable_objects += durable_objects;
-    to.durable_bytes += durable_bytes;
-    to.refused_objects += refused_objects;
-    to.lost_objects += lost_objects;
+    to.durable_objects += more.durable_objects;
+    to.durable_bytes += more.durable_bytes;
+    to.refused_objects += more.refused_objects;
+    to.lost_objects += more.lost_objects;
 }
 
 fn since(now: &FlushReport, then: &FlushReport) -> FlushReport {
-    FlushReport {
-        durable_objects: now.durable_objects.saturating_sub(then.durable_objects),
-        durable_bytes: now.durable_bytes.saturating_sub(then.durable_bytes),
-        refused_objects: now.refused_objects.saturating_sub(then.refused_objects),
-        lost_objects: now.lost_objects.saturating_sub(then.lost_objects),
-    }
+    let mut grown = *now;
+    let fall = |count: &mut u64, by: u64| *count = count.saturating_sub(by);
+    fall(&mut grown.durable_objects, then.durable_objects);
+    fall(&mut grown.durable_bytes, then.durable_bytes);
+    fall(&mut grown.refused_objects, then.refused_objects);
+    fall(&mut grown.lost_objects, then.lost_objects);
+    grown
 }
 
 #[cfg(test)]
@@ -154,7 +154,7 @@ mod tests {
     const B: NamespaceId = NamespaceId([2; 16]);
 
     fn lost(objects: u64) -> FlushReport {
-        FlushReport { lost_objects: objects, ..FlushReport::default() }
+        FlushReport::lost(objects)
     }
 
     #[test]

@@ -208,7 +208,6 @@ impl Core {
     pub fn count_refused(&mut self, frame: FrameRef) {
         let Some(f) = self.dram.frames.get_ref(frame).filter(|f| f.refused) else { return };
         let (namespace, refused_objects) = (f.data.namespace, f.data.members.len() as u64);
-        let refused = FlushReport { refused_objects, ..FlushReport::default() };
-        self.flushes.add(namespace, &refused);
+        self.flushes.add(namespace, &FlushReport::refused(refused_objects));
     }
 }

@@ -98,6 +98,7 @@ pub struct NamespaceStats {
 
 /// What a namespace with limits uses, and what its limits have caused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct LimitStats {
     /// Bytes of the arena in use for its objects now.
     pub dram_bytes: u64,

@@ -33,9 +33,7 @@ pub(crate) fn get(
             };
             match done {
                 CompletedBatch::Get(done) => done.into_iter().map(|d| d.outcome).collect(),
-                CompletedBatch::Put(_)
-                | CompletedBatch::Exists(_)
-                | CompletedBatch::ExistsGroups(_) => Vec::new(),
+                _ => Vec::new(),
             }
         })
     });
@@ -54,8 +52,7 @@ pub(crate) fn exists(pool: &SessionPool, keys: &[ObjectKey], options: Options) -
     });
     match found {
         Ok(CompletedBatch::Exists(found)) => found,
-        Ok(CompletedBatch::Get(_) | CompletedBatch::Put(_) | CompletedBatch::ExistsGroups(_))
-        | Err(_) => vec![false; keys.len()],
+        Ok(_) | Err(_) => vec![false; keys.len()],
     }
 }
 

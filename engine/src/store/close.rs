@@ -8,7 +8,7 @@ use pagelith_io::runtime::Join;
 use pagelith_io::sync::{Arc, Mutex, PoisonError};
 
 use crate::api::error::{Error, ErrorKind, Result};
-use crate::api::outcome::CloseReport;
+use crate::api::outcome::{CloseReport, FlushReport};
 use crate::state::health::TierState;
 use crate::state::jobs::Job;
 use crate::state::shared::{BUSY_STEP, Shared};
@@ -44,7 +44,7 @@ impl RunningStore {
     pub fn close(&self, timeout: Duration) -> CloseReport {
         if self.is_closing.swap(true, Ordering::AcqRel) {
             let error = Error::new(ErrorKind::Closed, "store is closed");
-            return CloseReport { error: Some(error), ..CloseReport::default() };
+            return CloseReport::of(FlushReport::default(), (0, 0), Some(error));
         }
         close(self, timeout)
     }
@@ -77,7 +77,8 @@ fn close(store: &RunningStore, timeout: Duration) -> CloseReport {
         shared.signals.flusher.raise();
         asked.map_or(Ok(()), |id| await_answer_or_failure(&shared, id, deadline))
     });
-    let (unsaved_objects, unsaved_bytes) = shared.lock().unsaved();
+    let unsaved = shared.lock().unsaved();
+    let (unsaved_objects, unsaved_bytes) = unsaved;
     // Do not wait for a failed tier: operations that it has not completed by now may never
     // complete.
     stop(store, if closed.is_ok() { deadline } else { shared.now() });
@@ -92,7 +93,7 @@ fn close(store: &RunningStore, timeout: Duration) -> CloseReport {
             "closed, and not everything is durable"
         );
     }
-    CloseReport { flushed, unsaved_objects, unsaved_bytes, error }
+    CloseReport::of(flushed, unsaved, error)
 }
 
 /// Wait until the flusher answers request `id`, or until the tier fails.

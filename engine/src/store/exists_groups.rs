@@ -22,7 +22,7 @@ pub(crate) fn exists_groups(
     pool.shared.check_open()?;
     let deadline = pool.shared.deadline(options.timeout);
     let request = options.request.unwrap_or_else(|| session_io::begin_request(&pool.shared));
-    let options = Options { request: Some(request), ..options };
+    let options = options.request(request);
     crate::api::hits::exists_groups_by(&mut LocalAndPeerLookup { pool, options, deadline }, query)
 }
 
@@ -41,6 +41,6 @@ impl KeyLookup for LocalAndPeerLookup<'_> {
         // Each lookup has the time that remains.
         let timeout = Some(self.deadline.since(self.pool.shared.now()));
         let keys: Vec<ObjectKey> = keys.collect();
-        Ok(blocking_calls::exists(self.pool, &keys, Options { timeout, ..self.options }))
+        Ok(blocking_calls::exists(self.pool, &keys, self.options.timeout(timeout)))
     }
 }

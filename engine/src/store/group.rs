@@ -89,7 +89,7 @@ impl Group {
         let room = shared.arena_wait_deadline(&options);
         // Each attempt has the remaining time.
         let left = || Some(deadline.since(shared.now()));
-        shared.retry_while_busy(room, || self.commit_once(Options { timeout: left(), ..options }))
+        shared.retry_while_busy(room, || self.commit_once(options.timeout(left())))
     }
 
     fn commit_once(&self, options: Options) -> Result<PutOutcome> {

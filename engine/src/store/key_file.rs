@@ -155,7 +155,9 @@ fn read(path: &Path) -> Result<Vec<(Key, Rights)>> {
             }
             _ => ErrorKind::Unavailable,
         };
-        Error { errno: error.raw_os_error(), ..Error::new(kind, format!("{error} file={file}")) }
+        let mut refused = Error::new(kind, format!("{error} file={file}"));
+        refused.errno = error.raw_os_error();
+        refused
     })?;
     let line = |at: usize| text[..at].matches('\n').count() + 1;
     // The parser's own message may quote the file.

@@ -72,6 +72,7 @@ const OPEN_WAIT_MIN: Duration = Duration::from_secs(30);
 
 /// Result of opening a store.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct OpenReport {
     /// Whether the store was created by this open.
     pub made: bool,
@@ -118,7 +119,7 @@ pub(crate) fn real_env(
     stop: &Arc<std::sync::atomic::AtomicBool>,
 ) -> Result<Env> {
     // An unknown amount of memory sets no limit: the configuration was validated by the caller.
-    let unlimited = |_| MachineLimits { memory_bytes: u64::MAX, memory_source: String::new() };
+    let unlimited = |_| MachineLimits::new(u64::MAX, String::new());
     let facts = MachineLimits::of_this_machine().unwrap_or_else(unlimited);
     config.check_machine(&facts).map_err(|e| Error::invalid(e.to_string()))?;
     for dir in config.dirs_in_memory() {

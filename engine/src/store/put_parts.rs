@@ -25,7 +25,12 @@ pub(crate) fn put(
     let put = |(depth, part): (u32, &&[PutSlice<'_>])| {
         // Each part has the remaining time.
         let (timeout, wait) = (Some(deadline.since(shared.now())), Some(room.since(shared.now())));
-        put_one(pool, required, part, Options { request, depth, timeout, wait })
+        put_one(
+            pool,
+            required,
+            part,
+            Options::default().request(request).depth(depth).timeout(timeout).wait(wait),
+        )
     };
     depths.zip(parts).map(put).collect()
 }

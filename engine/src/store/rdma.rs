@@ -211,10 +211,7 @@ pub fn register(
     access: RemoteAccess,
 ) -> Result<Arc<RdmaRegion>> {
     let bytes = memory.bytes();
-    let region = host.register(memory, access).map_err(|why| {
-        let error = rdma_error(&why);
-        Error { message: format!("{setting}: {}", error.message), ..error }
-    })?;
+    let region = host.register(memory, access).map_err(|why| rdma_error(&why).context(setting))?;
     tracing::info!(setting, bytes, rails = ?host.rails(), "memory registered for RDMA");
     Ok(region)
 }

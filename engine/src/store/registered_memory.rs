@@ -47,9 +47,9 @@ pub(crate) fn register(shared: &Shared, base: *const u8, len: usize) -> Result<R
 
 /// Errors other than `Busy` and `Denied` are caused by the memory itself.
 fn registration_error(fault: IoFault) -> Error {
-    let error = Error::from(fault);
-    match error.kind {
-        ErrorKind::Busy | ErrorKind::Denied => error,
-        _ => Error { kind: ErrorKind::Invalid, ..error },
+    let mut error = Error::from(fault);
+    if !matches!(error.kind, ErrorKind::Busy | ErrorKind::Denied) {
+        error.kind = ErrorKind::Invalid;
     }
+    error
 }

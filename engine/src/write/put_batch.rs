@@ -318,7 +318,7 @@ impl PutBatch {
                     core.close_group(*id);
                 }
             }
-            Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent | PutOutcome::Refused) => {
+            Ok(_) => {
                 core.close_group(*id);
             }
         }
@@ -473,7 +473,7 @@ fn collect_results(group: BatchGroup, all: &mut Vec<CompletedPut>) {
             Ok(PutOutcome::Stored) if is_adopted(&adopts, i) => Ok(PutOutcome::AlreadyPresent),
             other => other.clone(),
         };
-        CompletedPut { outcome, source }
+        CompletedPut::of(outcome, source)
     };
     match group.source {
         GroupSource::Caller(objects) => {

@@ -10,8 +10,7 @@ use pagelith::{
 use crate::support::{Bench, config, key, object, open, pin, put};
 
 const LONG: Duration = Duration::from_secs(30);
-const SHORT: Options =
-    Options { request: None, depth: 0, timeout: Some(Duration::from_millis(50)), wait: None };
+const SHORT: Options = Options::within(Duration::from_millis(50));
 
 /// The device hangs beyond the deadline: nothing that it uses is given back or overwritten, and the
 /// late copy lands in memory that is still there.
@@ -51,7 +50,7 @@ fn staging_memory_of_late_get_is_kept_until_device_is_done() {
     let bench = Bench::of(home, open(&config), DriverKind::Cuda, "hang=1");
     let (memory, pieces) = bench.memory(object(1).len());
     let get = DeviceGet { key: key(1), range: None, pieces: &pieces };
-    let options = Options { timeout: Some(Duration::from_millis(500)), ..SHORT };
+    let options = SHORT.timeout(Duration::from_millis(500));
     let outcome = bench.store.get_to_device(&bench.device, None, &[get], options).remove(0);
     assert_eq!(outcome.expect_err("the device hangs").kind, ErrorKind::Unavailable);
     assert_eq!(bench.device.late_copies(), 1);

@@ -50,7 +50,7 @@ const ARROWS: &[(&str, &str, &[&str])] = &[
     // A peer for queue pairs that shares no code with them, and their tests against it.
     ("pagelith-rdma-peer", "sim/rdma-peer", &["pagelith-io"]),
     // The wheel, the same.
-    ("pagelith-python", "python", &["pagelith"]),
+    ("pagelith-python", "python", &["pagelith", "pagelith-cli"]),
     // Tests only.
     ("pagelith-rdma-store", "python/tests/rdma-store", &["pagelith"]),
     ("pagelith-concurrency", "sim/concurrency", &[]),

@@ -53,7 +53,8 @@ impl Plan {
     /// The store's configuration.
     pub fn config(&self) -> Config {
         // A stall fails the test soon, but not on a busy machine.
-        let mut config = Config { deadline_ms: 15_000, ..Config::default() };
+        let mut config = Config::default();
+        config.deadline_ms = 15_000;
         config.dram.bytes = Size::mib(8);
         config.staging.bytes = Size::mib(4);
         config.staging.chunk_bytes = Size::kib(256);
@@ -232,9 +233,7 @@ impl Worker<'_> {
             PutOutcome::AlreadyPresent => {
                 return self.log_writer.write_entry(LogEntry::Present(page, version));
             }
-            other @ (PutOutcome::Refused | PutOutcome::Waiting) => {
-                fail(self.log_writer, &format!("put: {other:?}"))
-            }
+            other => fail(self.log_writer, &format!("put: {other:?}")),
         }
         // A header and padding are written too.
         let written = bytes.iter().map(|b| b.len() as u64 + 4096).sum::<u64>() + 4096;

@@ -9,7 +9,11 @@ use pagelith::transport::auth::{Key, KeyRing};
 use super::*;
 
 fn peer(name: &str, process: &Process) -> PeerConfig {
-    PeerConfig { name: name.to_owned(), ..PeerConfig::from(process.address.clone()) }
+    {
+        let mut peer = PeerConfig::from(process.address.clone());
+        peer.name = name.to_owned();
+        peer
+    }
 }
 
 fn front(peers: Vec<PeerConfig>) -> Store {
@@ -34,7 +38,8 @@ fn shares(store: &Store, pages: &[ObjectKey], at: [&Process; 2]) -> [usize; 2] {
 fn configured_peers_share_pages_by_name_and_weight() {
     let (one, two) = (Process::new(&memory()), Process::new(&memory()));
     let pages: Vec<ObjectKey> = (1..=100).map(|page| key(page, "k")).collect();
-    let heavy = PeerConfig { weight: 9.0, ..peer("b", &two) };
+    let mut heavy = peer("b", &two);
+    heavy.weight = 9.0;
     let store = front(vec![peer("a", &one), heavy.clone()]);
     let [light, most] = shares(&store, &pages, [&one, &two]);
     assert!(light + most == 100 && (80..=97).contains(&most), "{light} {most}");
@@ -42,7 +47,11 @@ fn configured_peers_share_pages_by_name_and_weight() {
     let other = front(vec![heavy.clone(), peer("a", &one)]);
     assert_eq!(get(&other, &pages), all(Tier::Remote, 100));
     // With other names it does not, since the names determine the owners.
-    let stranger = front(vec![peer("b", &one), PeerConfig { name: "a".to_owned(), ..heavy }]);
+    let stranger = front(vec![peer("b", &one), {
+        let mut peer = heavy;
+        peer.name = "a".to_owned();
+        peer
+    }]);
     let found =
         stranger.exists_batch(&pages, Options::default()).into_iter().filter(|here| *here).count();
     assert!(found < 100, "{found}");
@@ -52,7 +61,11 @@ fn configured_peers_share_pages_by_name_and_weight() {
 fn preferred_peer_gets_all_pages() {
     let (one, two) = (Process::new(&memory()), Process::new(&memory()));
     let pages: Vec<ObjectKey> = (200..240).map(|page| key(page, "k")).collect();
-    let store = front(vec![peer("a", &one), PeerConfig { preferred: true, ..peer("b", &two) }]);
+    let store = front(vec![peer("a", &one), {
+        let mut peer = peer("b", &two);
+        peer.preferred = true;
+        peer
+    }]);
     assert_eq!(shares(&store, &pages, [&one, &two]), [0, 40]);
 }
 

@@ -321,7 +321,7 @@ fn removal_reaches_a_peer_after_earlier_offers() {
     let store = store.expect("opened");
     put(&store, &[key(1, "k")]);
     until("it is offered", || silent.offered.load(Ordering::Relaxed));
-    let patient = Options { timeout: Some(WAIT_MAX), ..Options::default() };
+    let patient = Options::default().timeout(WAIT_MAX);
     assert!(store.remove(&[key(1, "k")], patient).is_ok());
     assert_eq!(*asked.lock().expect("a log"), [(0, Verb::Put), (0, Verb::Remove)]);
 }

@@ -34,7 +34,11 @@ fn present_count(store: &Store, group: &[Object]) -> usize {
 }
 
 fn in_world(world: &TestEnv, config: Config) -> Config {
-    Config { ssd: pagelith::config::SsdConfig { dirs: world.paths(), ..config.ssd }, ..config }
+    {
+        let mut config = config;
+        config.ssd.dirs = world.paths();
+        config
+    }
 }
 
 /// The configurations of a behaviour, each with its own world. With a constant fingerprint the
@@ -195,13 +199,8 @@ pub fn attached_group_is_evicted_from_memory_with_its_base(world: &TestEnv) {
 
 pub fn attached_group_is_reclaimed_with_its_base(world: &TestEnv) {
     for (world, config) in worlds(world) {
-        let config = Config {
-            ssd: pagelith::config::SsdConfig {
-                policy: pagelith::config::SsdPolicy::Recency,
-                ..config.ssd
-            },
-            ..config
-        };
+        let mut config = config;
+        config.ssd.policy = pagelith::config::SsdPolicy::Recency;
         let mut store = world.open(&config);
         let pages = 60;
         for n in 0..pages {

@@ -50,8 +50,7 @@ pub fn put_without_wait_is_answered_at_once(world: &TestEnv) {
     let pieces: Vec<[&[u8]; 1]> = data.iter().map(|d| [&d[..]]).collect();
     let puts: Vec<_> =
         (0u64..).zip(&pieces).map(|(n, pieces)| PutSlice { key: key(n), pieces }).collect();
-    let outcomes =
-        store.put_batch(&puts, Options { wait: Some(Duration::ZERO), ..Options::default() });
+    let outcomes = store.put_batch(&puts, Options::default().wait(Duration::ZERO));
     let stored = outcomes.iter().filter(|outcome| **outcome == Ok(PutOutcome::Stored)).count();
     if world.is_embedded() {
         let busy = store.stats().puts_busy;

@@ -9,8 +9,7 @@ use super::env::TestEnv;
 use super::helpers::*;
 
 const LEN: usize = 50_000;
-const SOON: Options =
-    Options { request: None, depth: 0, timeout: Some(Duration::from_millis(30)), wait: None };
+const SOON: Options = Options::within(Duration::from_millis(30));
 
 pub fn put_into_a_pinned_arena_ends_busy(world: &TestEnv) {
     let store = world.open(&world.memory_config(Size::kib(256)));

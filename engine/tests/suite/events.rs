@@ -24,7 +24,7 @@ impl Known {
         match tier {
             Tier::Memory => &mut self.memory,
             Tier::Ssd => &mut self.ssd,
-            Tier::Remote => panic!("there is no peer"),
+            other => panic!("no event is of {other:?}"),
         }
     }
 
@@ -52,6 +52,7 @@ impl Known {
                 assert_eq!(*tier, Tier::Ssd);
                 self.forgot = true;
             }
+            other => panic!("unknown event {other:?}"),
         }
     }
 

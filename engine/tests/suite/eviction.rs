@@ -42,7 +42,7 @@ pub fn least_recently_used_page_is_evicted_first(world: &TestEnv) {
     for n in 0..4u32 {
         let mut to = vec![0; LEN];
         let get = pagelith::GetSlice { key: key(n.into()), range: None, pieces: &mut [&mut to] };
-        let options = Options { request: Some(request), depth: n, ..Options::default() };
+        let options = Options::default().request(request).depth(n);
         assert!(store.get_batch(&mut [get], options)[0].as_ref().is_ok_and(|o| o.is_hit()));
     }
     put_chain(&store, 100..106);

@@ -290,7 +290,7 @@ pub fn lost_tombstone_write_is_detected(world: &TestEnv) {
     // The write is acknowledged; before the read-back its place is overwritten.
     let at = find(world, key(4));
     sim.disk.hold(FaultOp::Sync, Some("segments"));
-    let soon = Options { timeout: Some(Duration::from_millis(20)), ..Options::default() };
+    let soon = Options::default().timeout(Duration::from_millis(20));
     store.remove(&[key(1)], soon).expect_err("its sync hangs");
     let waiting = store.remove(&[key(2)], soon);
     assert_eq!(waiting.map_err(|e| e.kind), Err(ErrorKind::Unavailable));

@@ -155,7 +155,7 @@ pub fn retried_put_counts_as_one_busy_put(world: &TestEnv) {
         store_page(&store, n, 250_000);
         pins.push(store.pin(&[key(n)]));
     }
-    let time = Options { timeout: Some(Duration::from_millis(300)), ..Options::default() };
+    let time = Options::default().timeout(Duration::from_millis(300));
     for (n, count) in [(10, 1), (11, 2)] {
         let outcome = put_with(&store, key(n), &bytes(n, 250_000), time);
         assert_eq!(outcome.map_err(|e| e.kind), Err(ErrorKind::Busy));

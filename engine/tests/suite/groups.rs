@@ -105,10 +105,8 @@ pub fn invalid_groups_are_refused(world: &TestEnv) {
 pub fn group_put_adopts_standalone_objects(world: &TestEnv) {
     for config in [world.config(), world.cold_config()] {
         let world = world.fresh(1);
-        let config = pagelith::Config {
-            ssd: pagelith::config::SsdConfig { dirs: world.paths(), ..config.ssd },
-            ..config
-        };
+        let mut config = config;
+        config.ssd.dirs = world.paths();
         let store = world.open(&config);
         let page = group(1, 3);
         assert_eq!(put_group(&store, &page[1..2]), Ok(PutOutcome::Stored));

@@ -95,7 +95,7 @@ impl Group {
     pub fn put(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
         // As of `Store::put_batch`.
         let options = match options.timeout == Some(Duration::ZERO) && self.is_remote {
-            true => Options { timeout: None, wait: Some(Duration::ZERO), ..options },
+            true => options.timeout(None).wait(Duration::ZERO),
             false => options,
         };
         self.group.put(objects, options)
@@ -263,7 +263,7 @@ impl Store {
                     let source = Source::shared(put.pieces.concat().into());
                     PutGroup::new(vec![Put { key: put.key, source }])
                 };
-                let options = Options { timeout: None, ..options };
+                let options = options.timeout(None);
                 let done = client.put(objects.iter().map(put).collect(), options);
                 done.into_iter().map(|done| done.outcome).collect()
             }

@@ -15,8 +15,7 @@ use pagelith::{
 
 use super::env::TestEnv;
 
-pub const NOW: Options =
-    Options { request: None, depth: 0, timeout: Some(std::time::Duration::ZERO), wait: None };
+pub const NOW: Options = Options::within(std::time::Duration::ZERO);
 
 pub fn namespace(name: &str) -> NamespaceId {
     Namespace { model: name.into(), ..Namespace::default() }.id()

@@ -66,7 +66,11 @@ pub fn begun_group_is_visible_only_after_commit(world: &TestEnv) {
 
 /// `config`, in the directories of `world`.
 fn in_world(world: &TestEnv, config: Config) -> Config {
-    Config { ssd: pagelith::config::SsdConfig { dirs: world.paths(), ..config.ssd }, ..config }
+    {
+        let mut config = config;
+        config.ssd.dirs = world.paths();
+        config
+    }
 }
 
 pub fn group_is_put_by_several_threads(world: &TestEnv) {

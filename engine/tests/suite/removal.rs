@@ -94,10 +94,8 @@ pub fn removal_of_a_member_removes_its_group(world: &TestEnv) {
     let config = world.config();
     for stage in ["in memory", "on ssd", "after reopen"] {
         let world = world.fresh(1);
-        let config = pagelith::Config {
-            ssd: pagelith::config::SsdConfig { dirs: world.paths(), ..config.ssd.clone() },
-            ..config.clone()
-        };
+        let mut config = config.clone();
+        config.ssd.dirs = world.paths();
         let mut store = world.open(&config);
         let (page, other) = (group(1, 5), group(2, 5));
         assert_eq!(put_group(&store, &page), Ok(PutOutcome::Stored));

@@ -41,10 +41,8 @@ pub fn objects_of_every_size_are_got_from_memory_and_ssd(world: &TestEnv) {
     let store = world.crash(store, &config);
     check(&store, Tier::Ssd);
     store.close().expect("closed");
-    let cold = pagelith::Config {
-        dram: pagelith::config::DramConfig { bytes: Size::ZERO, ..config.dram },
-        ..config
-    };
+    let mut cold = config;
+    cold.dram.bytes = Size::ZERO;
     check(&world.open(&cold), Tier::Ssd);
 }
 

@@ -150,13 +150,13 @@ pub fn scrub_obeys_its_rate_and_timeout(world: &TestEnv) {
     let store = world.open(&config);
     let all = scrub(&store).bytes;
     let began = sim.clock.now();
-    let slow = ScrubOptions { bytes_per_s: 1 << 20, timeout: None };
+    let slow = ScrubOptions::default().bytes_per_s(1 << 20);
     assert_eq!(store.scrub(slow).map(|r| r.bytes), Ok(all));
     let took = sim.clock.now().since(began).as_secs_f64();
     let least = (all as f64 - 300_000.0) / f64::from(1 << 20);
     assert!((least..least + 1.0).contains(&took), "took={took} least={least}");
     let began = sim.clock.now();
-    let short = ScrubOptions { timeout: Some(Duration::from_millis(500)), ..slow };
+    let short = slow.timeout(Duration::from_millis(500));
     let part = store.scrub(short).expect("a partial report").bytes;
     assert!(part > 0 && part < all, "{part} of {all}");
     assert!(sim.clock.now().since(began) < Duration::from_millis(600));

@@ -15,19 +15,12 @@ pub fn flush_reports_what_it_made_durable(world: &TestEnv) {
     store_pages(&store, 0..10, LEN);
     assert_eq!(put_group(&store, &group(50, 4)), Ok(PutOutcome::Stored));
     let of_group: usize = group(50, 4).iter().map(|o| o.1.len()).sum();
-    let expected = FlushReport {
-        durable_objects: 14,
-        durable_bytes: (10 * LEN + of_group) as u64,
-        refused_objects: 0,
-        lost_objects: 0,
-    };
+    let expected = FlushReport::durable(14, (10 * LEN + of_group) as u64);
     assert_eq!(flush(&store), expected);
     assert_eq!(flush(&store), FlushReport::default(), "it is reported once");
     store_page(&store, 20, LEN);
     assert_eq!(put(&store, key(20), &bytes(1, LEN)), Ok(PutOutcome::AlreadyPresent));
-    let expected =
-        FlushReport { durable_objects: 1, durable_bytes: LEN as u64, ..FlushReport::default() };
-    assert_eq!(store.close(), Ok(expected));
+    assert_eq!(store.close(), Ok(FlushReport::durable(1, LEN as u64)));
 }
 
 pub fn hits_and_misses_add_up_to_gets(world: &TestEnv) {

@@ -73,11 +73,12 @@ pub fn counts_of_each_namespace_add_up(world: &TestEnv) {
 
 /// Limit namespace `a` to so many objects in DRAM, and so many bytes of the log.
 fn limit(config: &mut Config, dram_objects: Option<u64>, ssd: Option<u64>, when_full: WhenFull) {
-    config.namespaces.limits = vec![NamespaceLimits {
-        dram_bytes: dram_objects.map(|objects| Size::from_bytes(objects * PADDED)),
-        ssd_bytes: ssd.map(Size::from_bytes),
-        when_full,
-        ..NamespaceLimits::of(namespace("a"))
+    config.namespaces.limits = vec![{
+        let mut limits = NamespaceLimits::of(namespace("a"));
+        limits.dram_bytes = dram_objects.map(|objects| Size::from_bytes(objects * PADDED));
+        limits.ssd_bytes = ssd.map(Size::from_bytes);
+        limits.when_full = when_full;
+        limits
     }];
 }
 
@@ -106,7 +107,9 @@ pub fn put_beyond_a_limit_of_memory_is_refused(world: &TestEnv) {
     assert_eq!(put_one(&store, "a", 7), PutOutcome::AlreadyPresent);
     (0..60).for_each(|n| store_of(&store, "b", n));
     assert_eq!(present(&store, "a", 0..9), Vec::from_iter(0..8));
-    let full = LimitStats { dram_bytes: 8 * PADDED, puts_refused: 1, ..LimitStats::default() };
+    let mut full = LimitStats::default();
+    full.dram_bytes = 8 * PADDED;
+    full.puts_refused = 1;
     assert_eq!(limit_stats(&store), full);
     assert_eq!(store.stats().puts_refused, 1);
     assert_eq!(store.remove(&[key_of("a", 3)], Options::default()), Ok(1));
@@ -292,9 +295,10 @@ pub fn idle_pages_are_not_written_again_by_reclaim(world: &TestEnv) {
         let sim = world.sim().unwrap_or(sim);
         let mut config = world.cold_config();
         config.ssd.policy = SsdPolicy::Recency;
-        config.namespaces.limits = vec![NamespaceLimits {
-            idle_days: Some(idle_days),
-            ..NamespaceLimits::of(namespace("a"))
+        config.namespaces.limits = vec![{
+            let mut limits = NamespaceLimits::of(namespace("a"));
+            limits.idle_days = Some(idle_days);
+            limits
         }];
         let store = world.open(&config);
         // One page of each namespace is requested after the others of its segment.

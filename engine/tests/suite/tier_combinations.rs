@@ -1,7 +1,6 @@
 //! Stores of one tier, and of several directories.
 
 use super::harness::Store;
-use pagelith::config::SsdConfig;
 use pagelith::{Config, ErrorKind, Options, PutOutcome, Size, Tier};
 
 use super::env::TestEnv;
@@ -97,7 +96,8 @@ fn filled(world: &TestEnv, dirs: usize) -> (TestEnv, Config) {
 /// their pages.
 fn refused_with(world: &TestEnv, config: &Config, order: &[usize]) -> pagelith::Error {
     let dirs = order.iter().map(|i| config.ssd.dirs[*i].clone()).collect();
-    let wrong = Config { ssd: SsdConfig { dirs, ..config.ssd.clone() }, ..config.clone() };
+    let mut wrong = config.clone();
+    wrong.ssd.dirs = dirs;
     let error = world.try_open(&wrong).expect_err("refused");
     let store = world.open(config);
     pages_are_present(&store, 200..260);
@@ -167,7 +167,8 @@ pub fn directory_of_another_store_is_refused(world: &TestEnv) {
     let other = theirs.paths()[1].clone();
     let mut dirs = config.ssd.dirs.clone();
     dirs[1] = other.clone();
-    let wrong = Config { ssd: SsdConfig { dirs, ..config.ssd.clone() }, ..config.clone() };
+    let mut wrong = config.clone();
+    wrong.ssd.dirs = dirs;
     let error = mine.try_open(&wrong).expect_err("refused");
     assert_eq!(error.kind, ErrorKind::Incompatible, "{error}");
     assert!(error.message.contains(&*other.to_string_lossy()), "{error}");

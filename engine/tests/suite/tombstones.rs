@@ -15,10 +15,8 @@ const LAP: usize = 14 << 20;
 /// segment is reclaimed, possibly before theirs.
 fn removed_then_poured(world: &TestEnv, config: &Config, laps: f64) {
     let world = world.fresh(1);
-    let config = Config {
-        ssd: pagelith::config::SsdConfig { dirs: world.paths(), ..config.ssd.clone() },
-        ..config.clone()
-    };
+    let mut config = config.clone();
+    config.ssd.dirs = world.paths();
     let store = world.open(&config);
     let hot: Vec<ObjectKey> = (0..18).map(key).collect();
     store_pages(&store, 0..9, LEN);

@@ -152,7 +152,7 @@ impl StoreRun {
     }
 
     fn options(&self) -> Options {
-        Options { timeout: Some(self.timeout), ..Options::default() }
+        Options::default().timeout(self.timeout)
     }
 
     /// Makes a call and measures its duration.

@@ -42,7 +42,7 @@ impl EventMirror {
                 let known = tiers.memory || tiers.ssd == Some(true);
                 let was = match tier {
                     Tier::Memory => std::mem::replace(&mut tiers.memory, true),
-                    Tier::Ssd | Tier::Remote => tiers.ssd.replace(true) == Some(true),
+                    _ => tiers.ssd.replace(true) == Some(true),
                 };
                 !(was || *new && known)
             }
@@ -50,7 +50,7 @@ impl EventMirror {
                 let tiers = self.tiers_of(key);
                 let was = match tier {
                     Tier::Memory => std::mem::replace(&mut tiers.memory, false),
-                    Tier::Ssd | Tier::Remote => tiers.ssd.replace(false) != Some(false),
+                    _ => tiers.ssd.replace(false) != Some(false),
                 };
                 let ObjectTiers { memory, ssd } = *tiers;
                 if *gone {
@@ -76,6 +76,7 @@ impl EventMirror {
                 on_ssd.for_each(|tiers| tiers.ssd = None);
                 *tier == Tier::Ssd
             }
+            _ => false,
         }
     }
 }

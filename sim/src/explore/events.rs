@@ -13,6 +13,7 @@ fn event_text(event: &Event) -> String {
         Event::Removed { tier, key, gone } => format!("removed {tier:?} {key} gone={gone}"),
         Event::Cleared { namespace } => format!("cleared {namespace}"),
         Event::Forgot { tier } => format!("forgot {tier:?}"),
+        other => format!("{other:?}"),
     }
 }
 

@@ -15,7 +15,7 @@ const PINS_MAX: usize = 10;
 
 impl Run<'_> {
     fn with_timeout(timeout: Option<Duration>) -> Options {
-        Options { timeout, ..Options::default() }
+        Options::default().timeout(timeout)
     }
 
     /// Removes up to three objects; `timeout` of the call.
@@ -184,9 +184,8 @@ impl Run<'_> {
         self.drain_half_the_time();
         let timeout = self.rng.one_in(6).then(|| Duration::from_millis(self.rng.below(5)));
         let start = self.oracle.tick();
-        let outcome = self.timed("flush", timeout, |store| {
-            store.flush(Options { timeout, ..Options::default() })
-        });
+        let outcome =
+            self.timed("flush", timeout, |store| store.flush(Options::default().timeout(timeout)));
         self.trace(|| format!("  flush {outcome:?}"));
         match outcome {
             Some(Ok(report)) => {
@@ -206,7 +205,7 @@ impl Run<'_> {
         let rate = [0, 1 << 20, 64 << 20][self.rng.below(3) as usize];
         let timeout = Duration::from_millis(1 + self.rng.below(200));
         let begun = self.world.clock.now();
-        let outcome = store.scrub(ScrubOptions { bytes_per_s: rate, timeout: Some(timeout) });
+        let outcome = store.scrub(ScrubOptions::default().bytes_per_s(rate).timeout(timeout));
         let took = self.world.clock.now().since(begun);
         self.take_strikes();
         self.trace(|| format!("  scrub {outcome:?}"));

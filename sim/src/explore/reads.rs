@@ -125,7 +125,7 @@ impl Run<'_> {
         self.reads_ahead = true;
         let timeout = self.rng.one_in(4).then(|| Duration::from_millis(self.rng.below(5)));
         let keys: Vec<_> = oids.iter().map(|oid| key(*oid)).collect();
-        let taken = store.prefetch(&keys, Options { timeout, ..self.options() });
+        let taken = store.prefetch(&keys, self.options().timeout(timeout));
         self.trace(|| format!("  prefetch {taken} of {}", keys.len()));
         self.fold_hash(taken as u64);
         if taken > keys.len() {
@@ -160,7 +160,7 @@ impl Run<'_> {
             0 => self.store.as_ref().map(|s| s.begin_request()),
             _ => None,
         };
-        Options { request, depth: self.rng.below(8) as u32, ..Options::default() }
+        Options::default().request(request).depth(self.rng.below(8) as u32)
     }
 
     fn submit_gets(&mut self, gets: Vec<PendingGet>, page: bool) {

@@ -128,8 +128,10 @@ impl Setup {
     /// The configuration.
     pub fn config(&self) -> ValidConfig {
         let (deadline_ms, close_timeout_ms) = (self.deadline_ms, self.deadline_ms);
-        let mut c =
-            Config { deadline_ms, close_timeout_ms, namespaces_max: 8, ..Config::default() };
+        let mut c = Config::default();
+        c.deadline_ms = deadline_ms;
+        c.close_timeout_ms = close_timeout_ms;
+        c.namespaces_max = 8;
         c.groups.deadline_ms = self.group_ms;
         // With equal fingerprints an event may name another object of its group.
         c.events.max = if self.constant { 0 } else { EVENTS_MAX };
@@ -153,19 +155,17 @@ impl Setup {
         c.ssd.probe_max_ms = 4 * self.probe_ms;
         c.ssd.scrub_bytes_per_s = Size::kib(self.scrub_kib);
         if self.is_limited() {
-            let limits = NamespaceLimits {
-                dram_bytes: Some(c.dram.bytes),
-                ssd_bytes: Some(Size::mib(2)),
-                when_full: WhenFull::EvictOwn,
-                ..NamespaceLimits::of(objects::namespace(0))
-            };
+            let mut limits = NamespaceLimits::of(objects::namespace(0));
+            limits.dram_bytes = Some(c.dram.bytes);
+            limits.ssd_bytes = Some(Size::mib(2));
+            limits.when_full = WhenFull::EvictOwn;
             c.namespaces.limits = vec![limits];
         }
         c.staging.bytes = Size::kib(self.staging_kib);
         c.staging.chunk_bytes = Size::kib(64);
         c.index.max_objects = Some(self.objects);
         c.read.depth = self.read_depth;
-        let facts = MachineLimits { memory_bytes: 1 << 40, memory_source: "simulated".into() };
+        let facts = MachineLimits::new(1 << 40, "simulated".into());
         let valid = c.validate(&facts).expect("a valid configuration");
         if self.constant { valid.with_constant_fingerprint() } else { valid }
     }

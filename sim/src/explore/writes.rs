@@ -114,7 +114,7 @@ impl Run<'_> {
         let groups = puts.iter().map(group).collect();
         puts.iter().for_each(|put| self.begun(put, longer));
         let depth = self.rng.below(8) as u32;
-        let options = Options { depth, ..Options::default() };
+        let options = Options::default().depth(depth);
         let ticket = self.sessions[session].submit_put(groups, options);
         self.track_batch(session, ticket, start, begun, BatchWork::Put(puts));
     }
@@ -242,7 +242,7 @@ impl Run<'_> {
             })
             .collect();
         let timeout = self.rng.one_in(4).then(|| Duration::from_millis(self.rng.below(50)));
-        let options = Options { timeout, ..Options::default() };
+        let options = Options::default().timeout(timeout);
         let groups: Vec<&[PutSlice<'_>]> = slices.iter().map(Vec::as_slice).collect();
         puts.iter().for_each(|put| self.note_pages(put.members.clone()));
         let outcomes =

@@ -64,7 +64,7 @@ const QUESTIONS_FREE: u64 = 100;
 impl SimClient {
     pub(super) fn options(&mut self) -> Options {
         let micros = [400, 1_000, 3_000, 20_000, 300_000][self.rng.below(5) as usize];
-        Options { timeout: Some(Duration::from_micros(micros)), ..Options::default() }
+        Options::default().timeout(Duration::from_micros(micros))
     }
 
     fn end_call(&self, begun: Begun, options: Options, what: &str) {
@@ -280,10 +280,9 @@ impl SimClient {
             74..86 => self.exists(),
             86..97 => self.remove(),
             97 => self.clear(),
-            98 => drop(self.handle.pages().flush(Options {
-                timeout: Some(Duration::from_millis(100)),
-                ..Options::default()
-            })),
+            98 => drop(
+                self.handle.pages().flush(Options::default().timeout(Duration::from_millis(100))),
+            ),
             // Pauses, so that peers that were given up or are idle are contacted again.
             _ => return Step::Idle(Duration::from_millis(1 + self.rng.below(1500))),
         }

@@ -490,10 +490,11 @@ impl Dialing for ReadyDial {
 
 /// The configuration of a store with peers: only a little DRAM, so that it requests much from them.
 pub fn front(dram_kib: u32) -> pagelith::ValidConfig {
-    let mut config =
-        pagelith::Config { deadline_ms: 2000, namespaces_max: 8, ..Default::default() };
+    let mut config = pagelith::Config::default();
+    config.deadline_ms = 2000;
+    config.namespaces_max = 8;
     config.dram.bytes = pagelith::Size::kib(dram_kib);
     config.index.max_objects = Some(1024);
-    let facts = MachineLimits { memory_bytes: 1 << 40, memory_source: "simulated".into() };
+    let facts = MachineLimits::new(1 << 40, "simulated".into());
     config.validate(&facts).expect("a valid configuration")
 }

@@ -65,7 +65,9 @@ pub fn config() -> ValidConfig {
 /// The same with an SSD tier of `ssd_mib` MiB, in which `quarantine_after` failures quarantine a
 /// segment.
 pub fn config_of(ssd_mib: u32, quarantine_after: u32) -> ValidConfig {
-    let mut c = Config { deadline_ms: 2_000, namespaces_max: 8, ..Config::default() };
+    let mut c = Config::default();
+    c.deadline_ms = 2_000;
+    c.namespaces_max = 8;
     c.dram.bytes = Size::ZERO;
     c.dram.promote = Promote::Never;
     c.ssd.bytes = Size::mib(ssd_mib);
@@ -78,7 +80,7 @@ pub fn config_of(ssd_mib: u32, quarantine_after: u32) -> ValidConfig {
     c.staging.bytes = Size::mib(1);
     c.staging.chunk_bytes = Size::kib(64);
     c.index.max_objects = Some(256);
-    let facts = MachineLimits { memory_bytes: 1 << 40, memory_source: "test".into() };
+    let facts = MachineLimits::new(1 << 40, "test".into());
     c.validate(&facts).expect("a valid configuration")
 }
 

@@ -19,7 +19,9 @@ pub const GROUP_DEADLINE_MS: u64 = 3_600_000;
 
 /// The configuration of a shape.
 pub fn config(shape: Shape) -> ValidConfig {
-    let mut c = Config { deadline_ms: 2_000, namespaces_max: 8, ..Config::default() };
+    let mut c = Config::default();
+    c.deadline_ms = 2_000;
+    c.namespaces_max = 8;
     c.groups.deadline_ms = GROUP_DEADLINE_MS;
     c.dram.bytes = if shape.cold { Size::ZERO } else { Size::mib(2) };
     c.dram.promote = if shape.promote { Promote::Always } else { Promote::Never };
@@ -36,7 +38,7 @@ pub fn config(shape: Shape) -> ValidConfig {
     c.staging.bytes = Size::mib(1);
     c.staging.chunk_bytes = Size::kib(64);
     c.index.max_objects = Some(512);
-    let facts = MachineLimits { memory_bytes: 1 << 40, memory_source: "test".into() };
+    let facts = MachineLimits::new(1 << 40, "test".into());
     let valid = c.validate(&facts).expect("a valid configuration");
     if shape.constant { valid.with_constant_fingerprint() } else { valid }
 }

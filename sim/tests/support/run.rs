@@ -139,8 +139,7 @@ impl<'a> Run<'a> {
                 self.opened.clear(ns);
                 self.event(ModelEvent::ClearBegun(ns));
                 let Some(store) = &self.store else { return };
-                let hasty =
-                    Options { timeout: Some(std::time::Duration::ZERO), ..Options::default() };
+                let hasty = Options::default().timeout(std::time::Duration::ZERO);
                 let outcome = store.clear(ns, hasty);
                 self.event(ModelEvent::ClearEnded(ns, outcome.is_ok()));
             }

@@ -16,12 +16,9 @@ fn read(chunk: &Range<u64>) -> CompletedGet {
     let bytes = chunk.end - chunk.start;
     let part = AlignedBuf::new(bytes as usize).expect("memory").into_part();
     let checksums = Checksums::from_elem(Checksum::default(), (LENGTH / BLOCK) as usize);
-    CompletedGet {
-        outcome: Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes }),
-        destination: Destination([part].into()),
-        length: LENGTH,
-        meta: Some(Box::new(ObjectMeta { checksums, group: GroupInfo::default() })),
-    }
+    let meta = Box::new(ObjectMeta { checksums, group: GroupInfo::default() });
+    let outcome = Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes });
+    CompletedGet::of(outcome, Destination([part].into()), LENGTH, Some(meta))
 }
 
 #[test]

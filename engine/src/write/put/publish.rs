@@ -297,7 +297,7 @@ pub(crate) fn count_refused(
         refused_objects += 1;
     }
     core.counters.puts_refused += refused_objects;
-    core.flushes.add(namespace, &FlushReport { refused_objects, ..FlushReport::default() });
+    core.flushes.add(namespace, &FlushReport::refused(refused_objects));
     if let Some(tenant) = core.tenants.get_mut(namespace).filter(|_| by_limit) {
         tenant.puts_refused += refused_objects;
     }

@@ -22,7 +22,7 @@ use pagelith_sim::entropy::SimEntropy;
 use super::every_order;
 
 /// No time passes and no call waits: without room a call returns `Busy`.
-const NOW: Options = Options { request: None, depth: 0, timeout: Some(Duration::ZERO), wait: None };
+const NOW: Options = Options::within(Duration::ZERO);
 /// One fits into the arena of 64 KiB, two do not.
 const LARGE: usize = 40 << 10;
 const SMALL: usize = 100;
@@ -52,7 +52,7 @@ fn open() -> Arc<Store> {
     c.namespaces_max = 4;
     c.index.max_objects = Some(8);
     c.memory.reserve = Size::ZERO;
-    let facts = MachineLimits { memory_bytes: 1 << 30, memory_source: "test".into() };
+    let facts = MachineLimits::new(1 << 30, "test".into());
     let env = Env {
         disk: None,
         clock: Arc::new(SimClock::new()),

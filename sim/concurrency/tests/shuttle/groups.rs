@@ -13,12 +13,7 @@ use super::helpers::{Scenario, bytes_of, get_pair, is_allowed, part, put_pair, r
 const LEN: usize = 8 << 10;
 
 /// Long enough for another thread to finish, if it keeps running.
-const SOON: Options = Options {
-    request: None,
-    depth: 0,
-    timeout: Some(std::time::Duration::from_millis(40)),
-    wait: None,
-};
+const SOON: Options = Options::within(std::time::Duration::from_millis(40));
 
 fn scenario() -> Arc<Scenario> {
     Scenario::new(&World::new(), &memory(Size::kib(128)), LEN)

@@ -155,7 +155,7 @@ pub fn hit_value(outcome: Result<GetOutcome>, to: &[u8]) -> Option<u64> {
 pub fn is_allowed(outcome: &Result<PutOutcome>) -> bool {
     match outcome {
         Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent) => true,
-        Ok(PutOutcome::Waiting | PutOutcome::Refused) => false,
+        Ok(_) => false,
         Err(error) => error.kind == ErrorKind::Busy,
     }
 }
