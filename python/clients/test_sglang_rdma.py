@@ -15,6 +15,8 @@ import unittest
 import sglang_drive as drive
 from sglang_scenarios import NAMED, PAGES, SCENARIOS, Case
 
+# Room for the pages of all scenarios.
+ARENA_MIB = 256
 LIBRARIES = {"RDMA_STORE", "FAKE_VERBS"}
 
 
@@ -48,7 +50,7 @@ class Moved(Case):
         super().setUp()
         serve = ctypes.CDLL(os.environ["RDMA_STORE"]).rdma_store_serve
         serve.restype = ctypes.c_uint16
-        port = serve()
+        port = serve(ARENA_MIB)
         self.assertGreater(port, 0)
         self.extra = {**NAMED, "attach": f"rdma:127.0.0.1:{port}"}
 
