@@ -9,9 +9,9 @@ use pagelith::{Config, MachineLimits, Size, Store};
 
 const STAGING: Size = Size::mib(16);
 
-/// Open a store with an arena of `arena_mib` MiB and no SSD, and serve it over RDMA, with the devices
-/// of the process's verbs library, at a port of 127.0.0.1 until the process ends. Returns the port;
-/// 0 after an error, which it prints.
+/// Open a store with an arena of `arena_mib` MiB and no SSD, and serve it over RDMA, with the
+/// devices of the process's verbs library, at a port of 127.0.0.1 until the process ends. Returns
+/// the port; 0 after an error, which it prints.
 #[unsafe(no_mangle)]
 pub extern "C" fn rdma_store_serve(arena_mib: u32) -> u16 {
     serve(arena_mib).unwrap_or_else(|error| {
