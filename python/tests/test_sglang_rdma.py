@@ -11,6 +11,7 @@ import sys
 import tempfile
 import unittest
 
+ARENA_MIB = 32
 # Tests that set up a store of their own in this process, so they attach to none.
 EMBEDDED = {"test_page_is_not_stored_if_full_store_refused_sidecar"}
 
@@ -42,7 +43,7 @@ def run():
 
         def setUp(self):
             super().setUp()
-            port = serve()
+            port = serve(ARENA_MIB)
             self.assertGreater(port, 0)
             self.address = f"tcp:127.0.0.1:{port}"
 

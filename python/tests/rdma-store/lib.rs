@@ -7,22 +7,22 @@ use pagelith::server::Serving;
 use pagelith::transport::address::{Address, Endpoint};
 use pagelith::{Config, MachineLimits, Size, Store};
 
-const ARENA_MIB: u32 = 32;
 const STAGING: Size = Size::mib(16);
 
-/// Open a store in DRAM and serve it over RDMA, with the devices of the process's verbs library, at
-/// a port of 127.0.0.1 until the process ends. Returns the port; 0 after an error, which it prints.
+/// Open a store with an arena of `arena_mib` MiB and no SSD, and serve it over RDMA, with the
+/// devices of the process's verbs library, at a port of 127.0.0.1 until the process ends. Returns
+/// the port; 0 after an error, which it prints.
 #[unsafe(no_mangle)]
-pub extern "C" fn rdma_store_serve() -> u16 {
-    serve().unwrap_or_else(|error| {
+pub extern "C" fn rdma_store_serve(arena_mib: u32) -> u16 {
+    serve(arena_mib).unwrap_or_else(|error| {
         eprintln!("no store over RDMA: {error}");
         0
     })
 }
 
-fn serve() -> Result<u16, Box<dyn Error>> {
+fn serve(arena_mib: u32) -> Result<u16, Box<dyn Error>> {
     let mut config = Config::default();
-    config.dram.bytes = Size::mib(ARENA_MIB);
+    config.dram.bytes = Size::mib(arena_mib);
     config.rdma.serve = true;
     let store = Store::open(config.validate(&MachineLimits::of_this_machine()?)?)?;
     store.rdma().ok_or("the store has no devices")?;
