@@ -7,6 +7,7 @@ pub mod absence;
 pub mod admission;
 pub mod attached;
 pub mod backpressure;
+pub mod bases;
 pub mod batches_in_flight;
 pub mod damage;
 pub mod damage_after_crash;
@@ -224,6 +225,9 @@ macro_rules! for_all_behaviours {
             gauges::gauges_return_to_rest,
             gauges::retried_put_counts_as_one_busy_put,
             damage::damage_in_a_payload_is_a_miss,
+            bases::state_written_before_its_base_is_refused_with_it,
+            bases::state_of_a_base_that_a_limit_refused_is_not_written,
+            bases::state_of_a_refused_base_that_left_memory_is_refused,
             damage::damage_in_a_header_is_a_miss,
             damage::damaged_footer_loses_no_object,
             damage::damaged_segment_head_loses_no_object,
