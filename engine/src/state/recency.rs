@@ -33,11 +33,11 @@ impl FoundObject {
         core.record_request(self.fingerprint, same_frame, Recency { depth: self.depth, ..at });
     }
 
-    /// Let it leave DRAM first, under the lock.
+    /// Let this state leave DRAM first, under the lock.
     pub fn demote_in(&self, core: &mut Core) {
         let in_frame = |e: Entry| e.frame == Some(self.frame);
         if core.index.find(self.fingerprint).any(in_frame) {
-            core.demote_frame(FrameId(self.frame));
+            core.demote_state(FrameId(self.frame));
         }
     }
 }

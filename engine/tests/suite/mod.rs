@@ -140,6 +140,7 @@ macro_rules! for_all_behaviours {
             hits::superseded_state_does_not_count_as_used,
             hits::superseded_state_leaves_first,
             hits::state_with_two_continuations_is_not_superseded,
+            hits::superseded_state_in_one_group_with_its_page_stays,
             hits::query_counts_each_key_once,
             hits::session_answers_queries_at_once,
             hits::empty_and_invalid_queries_are_answered,

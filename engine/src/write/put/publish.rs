@@ -238,7 +238,7 @@ fn supersede(shared: &Shared, core: &mut Core, state: &[FrameMember], generation
     for member in state {
         let before = shared.fingerprint(&member.key.on_page(page), generation);
         let frame = core.index.find(before).find(|e| e.attached).and_then(|e| e.frame);
-        frame.into_iter().for_each(|frame| core.demote_frame(FrameId(frame)));
+        frame.into_iter().for_each(|frame| core.demote_state(FrameId(frame)));
     }
 }
 
