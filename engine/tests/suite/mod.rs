@@ -130,6 +130,7 @@ macro_rules! for_all_behaviours {
             hints::pages_of_ended_session_leave_first_until_requested,
             hints::caller_whose_hints_are_wrong_is_not_followed,
             hints::hint_is_wrong_if_what_left_is_put_again,
+            hints::hint_is_wrong_if_any_object_of_its_last_page_is_requested,
             hints::demoted_page_leaves_memory_and_stays_on_ssd,
             hints::retained_pages_stay_and_take_at_most_a_quarter,
             hints::hint_for_several_namespaces_is_refused,
