@@ -203,17 +203,27 @@ fn gets_during_a_close_hit_or_fail_as_closed() {
     let open = || Store::builder().dram("8MiB").ssd(dir.path(), "64MiB").open().expect("a store");
     let store = open();
     store.put_one(key(1, "k"), &[1; 4096], Options::default()).expect("stored");
+    // The close begins once each thread has got the object, and while it gets it again.
+    let running = std::sync::Barrier::new(3);
     std::thread::scope(|scope| {
         for store in [store.clone(), store.clone()] {
+            let running = &running;
             scope.spawn(move || {
-                loop {
+                for n in 0.. {
                     match store.get_one(key(1, "k"), &mut [0; 4096], Options::default()) {
                         Ok(outcome) => assert!(outcome.is_hit(), "{outcome:?}"),
-                        Err(error) => return assert_eq!(error.kind, ErrorKind::Closed, "{error}"),
+                        Err(error) => {
+                            assert!(n > 0, "the store is open {error}");
+                            return assert_eq!(error.kind, ErrorKind::Closed, "{error}");
+                        }
+                    }
+                    if n == 0 {
+                        running.wait();
                     }
                 }
             });
         }
+        running.wait();
         store.close().expect("closed");
     });
     // No session of those calls holds a file of the store.

@@ -42,7 +42,8 @@ pub trait Runtime: Send + Sync {
 
 /// A running task.
 pub trait Join: Send + Sync {
-    /// Wait until the task is done, at most `timeout`; true if it is.
+    /// Wait until the task is done, at most `timeout`; true if it is. A task on a thread of its own
+    /// that joins itself, as a callback may, does not wait: true.
     fn join(&self, timeout: Duration) -> bool;
 }
 

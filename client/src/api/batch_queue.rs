@@ -17,7 +17,7 @@ use pagelith_io::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pagelith_io::system::Threads;
 
 use super::error::Result;
-use super::outcome::{CompletedBatch, Ticket};
+use super::outcome::{CompletedBatch, GetOutcome, MissCause, Ticket};
 use super::page_store::{PageSession, PageStore};
 use super::request::{Get, Options, PutGroup};
 
@@ -31,7 +31,8 @@ const WAIT_STEP: Duration = Duration::from_secs(1);
 /// descriptor is readable ([`AsFd`]), or by awaiting [`BatchQueue::completion`]. The timeout of a
 /// batch starts when a thread starts the batch.
 ///
-/// Dropping it drops the batches that have not started, and waits for the others.
+/// Dropping it drops the batches that have not started, and waits for the others. A waker may drop
+/// it.
 pub struct BatchQueue {
     shared: Arc<Shared>,
     threads: Vec<Box<dyn Join>>,
@@ -81,7 +82,7 @@ impl BatchQueue {
         for (number, session) in sessions.into_iter().enumerate() {
             shared.lock().runners += 1;
             let running = RunningBatch { shared: shared.clone(), ticket: None };
-            let runner = Runner { session, running };
+            let runner = Runner { session, running, left_reads: false };
             let name = format!("pagelith-batch{number}");
             batches.threads.push(Threads.spawn(&name, Box::new(runner), shared.wake.clone())?);
         }
@@ -205,6 +206,9 @@ struct Runner {
     /// Dropped first: after that no read uses the memory of its batch.
     session: Box<dyn PageSession>,
     running: RunningBatch,
+    /// The last batch was late: reads that it left may be in flight, and their ends are processed
+    /// by polls only. Until then their segments cannot be reused.
+    left_reads: bool,
 }
 
 /// The batch in progress of a thread. After a panic it ends without a result.
@@ -220,7 +224,14 @@ impl Task for Runner {
         let is_closed = queue.is_closed;
         drop(queue);
         let Some((ticket, batch)) = next else {
-            return if is_closed { Step::Done } else { Step::Idle(Duration::MAX) };
+            if is_closed {
+                return Step::Done;
+            }
+            let most = if self.left_reads { WAIT_STEP } else { Duration::MAX };
+            if self.left_reads {
+                self.session.poll();
+            }
+            return Step::Idle(most);
         };
         self.running.ticket = Some(ticket);
         let own = match batch {
@@ -233,8 +244,20 @@ impl Task for Runner {
             }
         };
         self.running.ticket = None;
+        self.left_reads = is_late(&done);
         self.running.shared.finish(ticket, Some(done));
         Step::Again
+    }
+}
+
+/// Whether a batch may have left reads to the device at its deadline.
+fn is_late(done: &CompletedBatch) -> bool {
+    match done {
+        CompletedBatch::Get(gets) => {
+            gets.iter().any(|get| get.outcome == Ok(GetOutcome::Miss(MissCause::Late)))
+        }
+        CompletedBatch::Put(puts) => puts.iter().any(|put| put.outcome.is_err()),
+        CompletedBatch::Exists(_) | CompletedBatch::ExistsGroups(_) => false,
     }
 }
 

@@ -210,8 +210,8 @@ pub struct FlushReport {
     pub durable_objects: u64,
     /// Their bytes.
     pub durable_bytes: u64,
-    /// Objects whose put was refused since the last report, and objects that were kept off SSD and
-    /// left memory before a flush wrote them.
+    /// Objects whose put was refused since the last report, objects that were kept off SSD and left
+    /// memory before a flush wrote them, and objects attached to a base that is not on SSD.
     pub refused_objects: u64,
     /// Objects that were acknowledged and could not be made durable: the device failed, or the SSD
     /// tier took no writes. Those still in memory are served until they are evicted. 0 without an

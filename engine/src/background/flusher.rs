@@ -270,7 +270,11 @@ impl Flusher {
             }
         };
         match purpose {
-            SyncPurpose::Flush(id) => cx.shared.lock().jobs.complete(id, result("flush")),
+            SyncPurpose::Flush(id) => {
+                let mut core = cx.shared.lock();
+                cx.units.decide_attached(&mut core);
+                core.jobs.complete(id, result("flush"));
+            }
             SyncPurpose::Tombstones(id) if ok => self.readback.read_back(cx, id),
             SyncPurpose::Tombstones(id) => {
                 self.readback.forget(id);
@@ -361,7 +365,10 @@ impl Flusher {
             cx.closing = Closing::Checkpointing(job);
             return true;
         }
-        cx.shared.lock().jobs.complete(job, JobResult::Done);
+        let mut core = cx.shared.lock();
+        cx.units.decide_attached(&mut core);
+        core.jobs.complete(job, JobResult::Done);
+        drop(core);
         cx.closing = Closing::Done;
         cx.shared.signals.progress.raise();
         true

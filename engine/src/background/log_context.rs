@@ -168,8 +168,9 @@ impl LogContext {
         self.shared.read_view.tick.store(core.now_tick(), Ordering::Relaxed);
     }
 
-    /// Whether a frame's record exceeds what its namespace may use of the log. A namespace that
-    /// evicts its own objects has a segment more, since the oldest leave after the append.
+    /// Whether a frame's record exceeds what its namespace may use of the log, or would use some of
+    /// it without effect: its base is not on SSD and will not be. A namespace that evicts its own
+    /// objects has a segment more, since the oldest leave after the append.
     pub fn exceeds_limit(&mut self, unit: &Unit) -> bool {
         let shared = self.shared.clone();
         if shared.config.namespace_limits().is_empty() || unit.kind != RecordKind::Data {
@@ -179,7 +180,9 @@ impl LogContext {
         self.note_appended(&mut core);
         let Some(tenant) = core.tenants.get_mut(unit.namespace) else { return false };
         let spare = if tenant.evicts_own() { self.volume.geometry.segment_bytes } else { 0 };
-        tenant.ssd_max().is_some_and(|max| tenant.ssd_bytes + unit.record_bytes() > max + spare)
+        let Some(max) = tenant.ssd_max() else { return false };
+        let exceeds = tenant.ssd_bytes + unit.record_bytes() > max + spare;
+        exceeds || self.units.lacks_base(&core, unit.id)
     }
 
     /// Whether the core has not accounted for a unit yet.

@@ -16,7 +16,7 @@ use pagelith_tiers::ssd::recover::RecoverySink;
 
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::memory::departed::Departure;
-use crate::memory::index::{Entry, SsdLocation, name_of};
+use crate::memory::index::{Entry, SsdLocation, TICK_MODULUS, name_of, newest_tick};
 use crate::state::core::Core;
 
 /// An object that recovery found.
@@ -186,7 +186,7 @@ impl RecoveryCollector {
             );
             return Err(Error::new(ErrorKind::Incompatible, message));
         }
-        let newest = self.objects.iter().filter_map(|o| o.tick).max().unwrap_or(0);
+        let newest = self.newest_tick();
         let mut without_room = HashSet::new();
         for o in &self.objects {
             let entry = Entry {
@@ -236,9 +236,15 @@ impl RecoveryCollector {
         Ok(())
     }
 
+    /// The first tick after those of the checkpoint, and a wrap more: ticks from before the last
+    /// wrap are older than those after it.
+    pub fn first_tick(&self) -> u64 {
+        u64::from(TICK_MODULUS) + u64::from(self.newest_tick()) + 1
+    }
+
     /// The newest tick in the checkpoint.
-    pub fn newest_tick(&self) -> u64 {
-        self.objects.iter().filter_map(|o| o.tick).max().map_or(0, u64::from)
+    fn newest_tick(&self) -> u32 {
+        newest_tick(self.objects.iter().filter_map(|o| o.tick))
     }
 }
 

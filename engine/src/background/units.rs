@@ -1,7 +1,9 @@
 //! Units in the log: those whose write has not ended, and those that no sync has covered.
 //!
-//! Invariant: a unit is in `pending` until its write ends, and then in `unsynced` until a sync
-//! covers it, if the index has its members.
+//! Invariants:
+//! - A unit is in `pending` until its write ends, and then in `unsynced` until a sync covers it, if
+//!   the index has its members.
+//! - A unit of attached objects is then in `undecided` until its base is durable or will not be.
 
 use std::sync::Arc;
 
@@ -11,13 +13,14 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::{self, GroupKind, RecordKind};
 use pagelith_tiers::dram::arena::ArenaMemory;
 use pagelith_tiers::ssd::append::{RecordLocation, RecordMember, Unit};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::error::{Error, ErrorKind};
 use crate::api::outcome::FlushReport;
 use crate::memory::departed::Departure;
-use crate::memory::frames::Frame;
+use crate::memory::frames::{Frame, FrameData};
 use crate::memory::index::{Entry, SsdLocation};
+use crate::state::base_place::BasePlace;
 use crate::state::core::Core;
 use crate::state::frame_access::FrameGuard;
 use crate::state::jobs::JobResult;
@@ -34,11 +37,20 @@ pub(crate) enum PendingUnit {
     Tombstones(Option<u64>),
 }
 
+/// Attached objects that a sync has covered, before their base was durable.
+struct UndecidedUnit {
+    unit: UnsyncedUnit,
+    base: u64,
+}
+
 /// The units in the log that are not durable.
 #[derive(Default)]
 pub(crate) struct Units {
     pending: FxHashMap<u64, PendingUnit>,
     unsynced: FxHashMap<u64, UnsyncedUnit>,
+    /// Segment and first sector of the records of `unsynced`, without those that reclaim moves.
+    unsynced_records: FxHashSet<(u32, u16)>,
+    undecided: Vec<UndecidedUnit>,
     last_id: u64,
 }
 
@@ -78,6 +90,13 @@ impl Units {
     pub fn is_dead(&self, core: &Core, id: u64) -> bool {
         let Some(PendingUnit::Frame(guard)) = self.pending.get(&id) else { return false };
         core.dram.frames.get(guard.frame.id).is_none_or(Frame::is_dead)
+    }
+
+    /// Whether a unit is attached to a base that is not on SSD and will not be.
+    pub fn lacks_base(&self, core: &Core, id: u64) -> bool {
+        let Some(PendingUnit::Frame(guard)) = self.pending.get(&id) else { return false };
+        let base = base_of(core, &guard.data);
+        base.is_some_and(|base| core.base_place(base) == BasePlace::Nowhere)
     }
 
     /// The record of a frame.
@@ -148,6 +167,7 @@ impl Units {
             match frame_written(core, &guard, &location) {
                 Some(written) => {
                     core.note_written(&written);
+                    self.unsynced_records.extend(written.record());
                     self.unsynced.insert(id, written);
                 }
                 None => {
@@ -167,7 +187,8 @@ impl Units {
         from: Vec<SsdLocation>,
         bytes: u64,
     ) {
-        self.unsynced.insert(id, UnsyncedUnit { namespace: None, members, bytes, from });
+        self.unsynced
+            .insert(id, UnsyncedUnit { namespace: None, members, bytes, base: None, from });
     }
 
     /// A unit was not written. A live frame returns to the front of the queue, unless `give_up`.
@@ -201,11 +222,11 @@ impl Units {
     /// A frame is not written, because of a limit of its namespace: it stays in DRAM only.
     pub fn refuse_write(&mut self, core: &mut Core, id: u64) {
         let Some(PendingUnit::Frame(held)) = self.remove(id) else { return };
-        let (namespace, refused_objects) = (held.data.namespace, held.data.members.len() as u64);
+        let (namespace, objects) = (held.data.namespace, held.data.members.len());
         if core.dram.frames.get_live(held.frame).is_some() {
-            core.flushes.add(namespace, &FlushReport::refused(refused_objects));
+            core.flushes.add(namespace, &refused(objects));
             if let Some(tenant) = core.tenants.get_mut(namespace) {
-                tenant.writes_refused += refused_objects;
+                tenant.writes_refused += objects as u64;
             }
         }
         core.release_frame(held.frame);
@@ -215,12 +236,41 @@ impl Units {
     /// A sync covers these units.
     pub fn count_durable(&mut self, core: &mut Core, units: &[(u64, RecordLocation)]) {
         for (id, _) in units {
-            if let Some(w) = self.unsynced.remove(id).filter(|w| w.from.is_empty()) {
-                core.note_synced(&w);
-                let durable = FlushReport::durable(w.members.len() as u64, w.bytes);
-                w.namespace.iter().for_each(|namespace| core.flushes.add(*namespace, &durable));
+            let Some(w) = self.unsynced.remove(id).filter(|w| w.from.is_empty()) else { continue };
+            core.note_synced(&w);
+            w.record().into_iter().for_each(|record| _ = self.unsynced_records.remove(&record));
+            match w.base {
+                Some(base) => self.undecided.push(UndecidedUnit { unit: w, base }),
+                None => count_durable(core, &w),
             }
         }
+        self.decide_attached(core);
+    }
+
+    /// Count the attached objects that a sync has covered: as durable if their base is, and as
+    /// refused if it is not on SSD and will not be. Without it a restart hides them.
+    pub fn decide_attached(&mut self, core: &mut Core) {
+        let records = &self.unsynced_records;
+        self.undecided.retain(|UndecidedUnit { unit, base }| {
+            let on_ssd = |fingerprint| core.index.find(fingerprint).any(|e| e.ssd.is_some());
+            if !unit.members.first().is_some_and(|(fingerprint, _)| on_ssd(*fingerprint)) {
+                return false; // Removed or reclaimed meanwhile.
+            }
+            match core.base_place(*base) {
+                BasePlace::Undecided => return true,
+                BasePlace::Ssd(at) if records.contains(&(at.segment, at.record_block)) => {
+                    return true;
+                }
+                BasePlace::Ssd(_) => count_durable(core, unit),
+                BasePlace::Nowhere => {
+                    let objects = refused(unit.members.len());
+                    unit.namespace.iter().for_each(|namespace| {
+                        core.flushes.add(*namespace, &objects);
+                    });
+                }
+            }
+            false
+        });
     }
 
     /// A sync failed: writes that it should have covered may be lost although reads still see them,
@@ -231,6 +281,7 @@ impl Units {
             let Some(w) = self.unsynced.remove(id) else { continue };
             if w.from.is_empty() {
                 core.note_synced(&w);
+                w.record().into_iter().for_each(|record| _ = self.unsynced_records.remove(&record));
                 let lost = w
                     .members
                     .into_iter()
@@ -258,6 +309,7 @@ fn frame_written(
     let blocks = data.members.iter().map(|m| m.checksums.len() as u64).sum();
     let mut offset = record::header_bytes(data.members.len() as u64, blocks);
     let dead = core.dram.frames.get(guard.frame.id).is_none_or(Frame::is_dead);
+    let base = base_of(core, data);
     let unread =
         |s: &SsdCore| !s.health.reads() || s.health.is_quarantined(location.identity.segment);
     if !dead && core.ssd.as_ref().is_some_and(unread) {
@@ -285,5 +337,20 @@ fn frame_written(
     counts.into_iter().for_each(|counts| counts.count_written(bytes));
     core.release_frame(guard.frame);
     core.make_evictable(guard.frame);
-    Some(UnsyncedUnit { namespace: Some(data.namespace), members, bytes, from: Vec::new() })
+    Some(UnsyncedUnit { namespace: Some(data.namespace), members, bytes, base, from: Vec::new() })
+}
+
+/// Name of the base that a frame is attached to; `None` also if it was dropped.
+fn base_of(core: &Core, data: &FrameData) -> Option<u64> {
+    let first = data.members.first().filter(|_| data.is_attached())?;
+    core.index.link(first.fingerprint)
+}
+
+fn count_durable(core: &mut Core, unit: &UnsyncedUnit) {
+    let durable = FlushReport::durable(unit.members.len() as u64, unit.bytes);
+    unit.namespace.iter().for_each(|namespace| core.flushes.add(*namespace, &durable));
+}
+
+fn refused(objects: usize) -> FlushReport {
+    FlushReport::refused(objects as u64)
 }

@@ -49,7 +49,11 @@ impl NamespaceCounts {
     }
 
     pub fn count_hit(&self, bytes: u64) {
-        self.hits.fetch_add(1, Relaxed);
+        self.count_hits(1, bytes);
+    }
+
+    pub fn count_hits(&self, objects: u64, bytes: u64) {
+        self.hits.fetch_add(objects, Relaxed);
         self.bytes_got.fetch_add(bytes, Relaxed);
     }
 

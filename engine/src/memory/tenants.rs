@@ -191,11 +191,19 @@ impl Tenants {
         all.into_iter().for_each(|order| self.set_part((row, order), 0));
     }
 
-    /// All but `remaining` bytes of a tenant's part of the segment of this order were dropped.
-    pub fn trimmed(&mut self, namespace: NamespaceId, order: SegmentOrder, remaining: u64) {
-        if let Some(row) = self.rows.get(&namespace).copied() {
-            self.set_part((row, order), remaining);
-        }
+    /// Of a tenant's part of the segment of this order, `seen` bytes of records were examined, and
+    /// all but `kept` dropped. Returns what remains: a damaged header hides its record.
+    pub fn trimmed(
+        &mut self,
+        namespace: NamespaceId,
+        order: SegmentOrder,
+        (seen, kept): (u64, u64),
+    ) -> u64 {
+        let Some(row) = self.rows.get(&namespace).copied() else { return 0 };
+        let before = self.parts.get(&(row, order)).map_or(0, |(_, bytes)| *bytes);
+        let remaining = before.saturating_sub(seen) + kept.min(before);
+        self.set_part((row, order), remaining);
+        remaining
     }
 
     /// The oldest part that `is_sealed` of a tenant which uses more of the log than it may, and
@@ -265,8 +273,9 @@ mod tests {
         assert_eq!(bytes(&tenants), [30, 3]);
         tenants.segment_freed(SegmentOrder(1));
         assert_eq!(bytes(&tenants), [20, 2]);
-        tenants.trimmed(id(1), SegmentOrder(2), 4);
+        assert_eq!(tenants.trimmed(id(1), SegmentOrder(2), (8, 2)), 4, "2 bytes were not seen");
         assert_eq!(bytes(&tenants), [14, 2]);
+        assert_eq!(tenants.trimmed(id(1), SegmentOrder(2), (9, 4)), 4, "more than counted");
         tenants.cleared(id(2));
         assert_eq!(bytes(&tenants), [14, 0]);
         tenants.segment_freed(SegmentOrder(2));

@@ -7,12 +7,15 @@
 use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
 
+use crate::api::outcome::MissCause;
 use crate::memory::departed::Departure;
+use crate::memory::namespaces::NamespaceCounts;
 use crate::memory::visibility::VisibilityFilter;
 use crate::state::absence::{Absence, AbsenceCounts};
 use crate::state::pending_groups::PendingGroups;
 use crate::state::read_view::Snapshot;
 use crate::state::shared::Shared;
+use crate::state::stats::Counters;
 
 /// Finds the causes of absences.
 pub(crate) struct AbsenceFinder<'a> {
@@ -98,4 +101,15 @@ pub(crate) fn count<'a>(
     let finder = AbsenceFinder::new(shared, &snapshot, None);
     absent.clone().for_each(|(_, fingerprint)| finder.prefetch(fingerprint));
     absent.for_each(|(key, fingerprint)| finder.count(key, fingerprint, counts));
+}
+
+/// Count an absent object of a client's get, of which no batch counts it.
+pub(crate) fn count_one(shared: &Shared, key: &ObjectKey) {
+    let fingerprint = shared.fingerprint(key, shared.lock().generation(key.namespace()));
+    let mut counters = Counters::default();
+    counters.miss(MissCause::Absent);
+    count(shared, std::iter::once((key, fingerprint)), &mut counters.absent);
+    shared.reads.counters.add(0, &counters);
+    let counts = shared.read_view.namespaces.counts(key.namespace());
+    counts.into_iter().for_each(NamespaceCounts::count_miss);
 }

@@ -92,7 +92,7 @@ fn lookup_locked<R>(
     let mut lookup = IndexLookup::new(finder, at);
     let answer = query(&mut lookup);
     let IndexLookup { requested, superseded, found, absent, .. } = lookup;
-    requested.iter().for_each(|requested| requested.record_in(core, at));
+    recency::record_locked(shared, core, &requested, at);
     superseded.iter().for_each(|object| object.demote_in(core));
     (answer, found, absent)
 }

@@ -14,6 +14,7 @@ mod damaged_arena_test;
 mod deadline;
 mod finish;
 mod header;
+mod part;
 mod planning;
 mod probe;
 mod recompute;
@@ -31,6 +32,7 @@ use rustc_hash::FxHashMap;
 
 pub(crate) use self::finish::Finished;
 pub(crate) use self::header::{Header, HeaderBytes};
+pub(crate) use self::part::GetPart;
 pub(crate) use self::probe::ProbedObject;
 use crate::api::outcome::{MissCause, Ticket};
 use crate::api::request::Get;
@@ -64,7 +66,7 @@ pub(crate) struct GetBatch {
     deadline: Mono,
     late: bool,
     at: Recency,
-    /// A local miss is final: peers are not asked.
+    /// Peers are not asked; see [`GetPart`].
     local_only: bool,
     /// Loads that are slower than recomputing are to be misses.
     recompute: Recompute,
@@ -94,11 +96,6 @@ impl GetBatch {
         let slot = |(key, (reservation, part))| Slot::prefetch(key, reservation, part);
         let slots = objects.into_iter().map(slot).collect();
         Self::begin_slots(io, slots, at, deadline, Recompute::Never)
-    }
-
-    /// The same batch, without requests to peers.
-    pub fn local_only(self) -> GetBatch {
-        GetBatch { local_only: true, ..self }
     }
 
     fn begin_slots(

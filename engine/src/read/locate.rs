@@ -31,7 +31,7 @@ use crate::read::slot::{Slot, SsdObject, record_members};
 use crate::state::core::Core;
 use crate::state::frame_access::{FrameGuard, FrameReadGuard};
 use crate::state::read_view::{LOCK_FREE_TRIES, Snapshot};
-use crate::state::recency::{FoundObject, record};
+use crate::state::recency::{FoundObject, record, record_locked};
 use crate::state::session_io::release_segment;
 use crate::state::shared::Shared;
 
@@ -82,7 +82,7 @@ pub(crate) fn locate<'a>(
     attempt.locate_all(slots, which, at);
     let LocateAttempt { located, requested, dropped_frames, .. } = attempt;
     dropped_frames.into_iter().for_each(|frame| core.free_if_unread(frame));
-    requested.iter().for_each(|requested| requested.record_in(&mut core, at));
+    record_locked(shared, &mut core, &requested, at);
     located
 }
 
@@ -289,6 +289,7 @@ pub(crate) fn guard_in_memory(
     }
     let (frame, member) = core.find_memory(key, fingerprint, generation)?;
     core.dram.frames.get(frame.id).filter(|f| fits(f.data.members[member].extent.bytes))?;
+    shared.hints.requested(std::iter::once(fingerprint));
     core.record_request(fingerprint, |e| e.frame == Some(frame.id.0), at);
     Some((FrameGuard::new(core, frame)?, member))
 }

@@ -97,7 +97,7 @@ fn promote_record(shared: &Shared, slots: &mut [Slot], which: &[usize], at: Rece
     });
     let core = &mut *core;
     let lengths = data.members.iter().map(|m| m.extent.bytes);
-    let fits = core.quota_room(data.namespace, lengths, false) == QuotaRoom::Fits;
+    let fits = core.quota_room(data.namespace, lengths, false, None) == QuotaRoom::Fits;
     let insert = |core: &mut Core| {
         let at = Recency { depth, ..at };
         core.dram.frames.insert(data.clone(), FrameState::Evictable, at, &mut core.tenants)
@@ -145,7 +145,7 @@ fn copy_to_arena(shared: &Shared, slots: &[Slot], which: &[usize]) -> Members {
     let lengths = sizes.iter().filter_map(|size| size.length);
     let namespace = slots[which[0]].key.namespace();
     let mut reservation = Reservation::with_capacity(sizes.len());
-    if core.quota_room(namespace, lengths, false) != QuotaRoom::Fits {
+    if core.quota_room(namespace, lengths, false, None) != QuotaRoom::Fits {
         return Members::new();
     }
     if !crate::state::group_memory::reserve_group(&mut core, &sizes, &mut reservation) {

@@ -7,10 +7,15 @@ use pagelith_io::clock::Mono;
 pub(crate) enum Recompute {
     /// Its caller needs the bytes.
     Never,
-    /// It may, and that is not decided yet.
-    Undecided,
+    /// It may, and that is not decided yet. Later batches of its request load this many bytes of
+    /// its pages.
+    Undecided { more: u64 },
+    /// The request is loaded.
+    Load,
     /// Its objects are loaded; when that began, and when the last read ended.
     Loading(Mono, Mono),
+    /// Of the request, what is on SSD is to be recomputed.
+    Slow,
 }
 
 impl Recompute {
@@ -18,6 +23,15 @@ impl Recompute {
     pub fn read_ended(&mut self, now: Mono) {
         if let Recompute::Loading(_, last) = self {
             *last = now;
+        }
+    }
+
+    /// For the next batch of the same request: it is decided once.
+    pub fn of_next_batch(self) -> Recompute {
+        match self {
+            Recompute::Load | Recompute::Loading(..) => Recompute::Load,
+            Recompute::Undecided { .. } => Recompute::Undecided { more: 0 },
+            Recompute::Never | Recompute::Slow => self,
         }
     }
 }

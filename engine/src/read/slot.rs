@@ -52,6 +52,8 @@ pub(crate) struct Slot {
     pub fingerprint: u128,
     /// It was found in DRAM, and had no place on SSD.
     pub only_in_memory: bool,
+    /// It continues an object, and counts with its first part.
+    pub is_continued: bool,
     pub attempts: Attempts,
     progress: Progress,
 }
@@ -219,6 +221,7 @@ impl Slot {
             depth_offset: 0,
             fingerprint: 0,
             only_in_memory: false,
+            is_continued: false,
             attempts: Attempts::default(),
             progress: Progress::Lookup,
         }

@@ -5,213 +5,38 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use pagelith_io::clock::Mono;
-use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, Checksums, checksum};
 use pagelith_layouts::ids::OpId;
-use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::greeting::Feature;
 use pagelith_layouts::wire::outcome::BaseRef;
 use pagelith_layouts::wire::request::{GetItem, Verb};
 use pagelith_transport::link::{Link, Push};
 use rustc_hash::FxHashMap;
 
+use self::requested_object::{ObjectState, RequestedObject, SentObject};
 use super::in_flight_sends;
 use super::in_flight_sends::{PushRequest, PushResult};
 use super::op_outcome::{ItemVerdict, OpOutcome};
 use super::{CHUNK_BYTES, CallContext, ServerCtx};
-use crate::api::error::Error;
-use crate::api::group_info::{BaseGroupInfo, GroupInfo};
 use crate::api::outcome::{CompletedGet, GetOutcome, MissCause, Ticket, Tier};
 use crate::api::request::{Destination, Get, Options};
+use crate::read::absence;
+use crate::read::get::GetPart;
+use crate::read::recompute::Recompute;
 use crate::state::group_info;
 use crate::state::put_spec::PutOrigin;
 use crate::state::shared::Shared;
 
 #[cfg(test)]
 mod chunk_order_test;
+#[cfg(test)]
+mod parts_test;
+mod requested_object;
 
-const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Bytes of server state per requested object, without its checksums.
 pub(crate) const REQUESTED_OBJECT_BYTES: usize = size_of::<RequestedObject>();
 /// Maximum number of objects looked up under one acquisition of the core lock, which bounds how
 /// long other threads wait for it.
 const LOOKUPS_MAX: usize = 32;
-
-/// A requested object.
-struct RequestedObject {
-    key: ObjectKey,
-    /// The requested byte range; the wire has no empty one.
-    range: Range<u64>,
-    /// Whether the range must be the whole object.
-    whole: bool,
-    /// Whether the bytes may be passed by reference.
-    allow_ref: bool,
-    state: ObjectState,
-}
-
-/// The state of a requested object.
-enum ObjectState {
-    /// Not looked up in DRAM yet.
-    Requested,
-    /// Not in DRAM, and no chunk of it was read yet.
-    Reading,
-    /// Not local: the whole range is requested from the peers at once.
-    Remote,
-    /// A part of it was read, and not all of it was sent.
-    Sending(SendingObject),
-    /// All of it was sent.
-    Sent(SentObject),
-    /// Not a hit. Chunks that are read later are not used.
-    NoHit(ItemVerdict),
-}
-
-/// An object that is being sent.
-struct SendingObject {
-    /// Bytes of the range that are not sent yet.
-    unsent_bytes: u64,
-    /// Checksums of all blocks of the object, from the first chunk that was read: all chunks must
-    /// be of the same object. Empty for an object of a peer, which is one chunk.
-    object_sums: Checksums,
-    sent: SentObject,
-}
-
-/// The facts of a sent object that the outcome reports.
-struct SentObject {
-    tier: Tier,
-    /// Group members and base that the object was put with.
-    group_info: GroupInfo,
-    /// Checksums of the blocks that overlap the range, each over the bytes that are sent.
-    sums: Checksums,
-}
-
-impl RequestedObject {
-    fn new(item: &GetItem) -> RequestedObject {
-        RequestedObject {
-            key: item.key,
-            range: item.byte_range(),
-            whole: item.range().is_none(),
-            allow_ref: !item.is_sent(),
-            state: ObjectState::Requested,
-        }
-    }
-
-    /// Length of the range.
-    fn length(&self) -> u64 {
-        self.range.end - self.range.start
-    }
-
-    /// Number of blocks that overlap the range.
-    fn blocks(&self) -> usize {
-        (self.range.end.div_ceil(BLOCK) - self.range.start / BLOCK) as usize
-    }
-
-    /// The push request for this object, item `at` of operation `op`.
-    fn push_request(&self, op: OpId, at: usize) -> PushRequest {
-        let (key, range, whole) = (self.key, self.range.clone(), self.whole);
-        PushRequest {
-            op,
-            item: at as u32,
-            key,
-            range,
-            whole,
-            position: at as u32,
-            allow_ref: self.allow_ref,
-        }
-    }
-
-    /// The base, if this is a hit on an attached object.
-    fn attached(&self) -> Option<&BaseGroupInfo> {
-        match &self.state {
-            ObjectState::Sent(sent) => sent.group_info.attached.as_ref(),
-            ObjectState::Requested
-            | ObjectState::Reading
-            | ObjectState::Remote
-            | ObjectState::Sending(_)
-            | ObjectState::NoHit(_) => None,
-        }
-    }
-
-    /// The chunk that begins at `from`. Chunks end at block boundaries, so that each block is in
-    /// one chunk.
-    fn chunk(&self, from: u64) -> Range<u64> {
-        let end = (from / BLOCK * BLOCK).saturating_add(CHUNK_BYTES).min(self.range.end);
-        from..end
-    }
-
-    /// The error for a destination whose length differs from the object's.
-    fn length_mismatch(&self, have: u64) -> Error {
-        let (key, given) = (&self.key, self.range.end);
-        let detail = format!(
-            "destination length differs from the object's key={key} object={have} given={given}"
-        );
-        Error::invalid(detail)
-    }
-
-    /// Adds a chunk that was read completely to `before`, which has the earlier chunks. `Err` if
-    /// the object is no hit.
-    fn accept_chunk(
-        &self,
-        before: Option<SendingObject>,
-        chunk: &Range<u64>,
-        tier: Tier,
-        done: &CompletedGet,
-        bytes: &[u8],
-    ) -> Result<SendingObject, ItemVerdict> {
-        let (checksums, group_info) = done.metadata();
-        let (first, blocks) = (self.range.start / BLOCK, self.blocks());
-        let begin = |object_sums, sums| SendingObject {
-            unsent_bytes: self.length(),
-            object_sums,
-            sent: SentObject { tier, group_info: GroupInfo::default(), sums },
-        };
-        if tier == Tier::Remote {
-            // The reply of the peer is all that is known of the object. For a whole object the peer
-            // has checked the length.
-            if checksums.len() != blocks {
-                return Err(ItemVerdict::Miss(MissCause::Gone));
-            }
-            let mut sending = begin(Checksums::new(), checksums.into());
-            sending.sent.group_info = group_info;
-            return Ok(sending);
-        }
-        if self.whole && done.length != self.range.end {
-            return Err(ItemVerdict::Failed(self.length_mismatch(done.length)));
-        }
-        let none = || begin(checksums.into(), Checksums::from_elem(Checksum::default(), blocks));
-        let mut sending = before.unwrap_or_else(none);
-        if sending.object_sums[..] != *checksums {
-            // The object was removed and put again between two chunks: bytes of two objects must
-            // not be mixed.
-            return Err(ItemVerdict::Miss(MissCause::Gone));
-        }
-        for block in chunk.start / BLOCK..chunk.end.div_ceil(BLOCK) {
-            let all = block * BLOCK..((block + 1) * BLOCK).min(done.length);
-            let sent = all.start.max(chunk.start)..all.end.min(chunk.end);
-            let sum = match sent == all {
-                true => checksums.get(block as usize).copied().unwrap_or_default(),
-                false => checksum(
-                    &bytes[(sent.start - chunk.start) as usize..(sent.end - chunk.start) as usize],
-                ),
-            };
-            sending.sent.sums[(block - first) as usize] = sum;
-        }
-        (sending.sent.tier, sending.sent.group_info) = (tier, group_info);
-        Ok(sending)
-    }
-
-    /// Counts bytes that were sent.
-    fn count_sent(&mut self, bytes: u64) {
-        self.state = match std::mem::replace(&mut self.state, ObjectState::Reading) {
-            ObjectState::Sending(sending) if sending.unsent_bytes == bytes => {
-                ObjectState::Sent(sending.sent)
-            }
-            ObjectState::Sending(sending) => ObjectState::Sending(SendingObject {
-                unsent_bytes: sending.unsent_bytes - bytes,
-                ..sending
-            }),
-            other => other,
-        };
-    }
-}
 
 /// A get in progress.
 pub(crate) struct GetOp {
@@ -230,6 +55,8 @@ pub(crate) struct GetOp {
     /// requested one by one could be of two objects.
     has_peers: bool,
     remote_queue: VecDeque<usize>,
+    /// Whether what is on SSD is loaded: decided by the first batch that finds any.
+    recompute: Recompute,
 }
 
 impl GetOp {
@@ -239,7 +66,22 @@ impl GetOp {
         let next = (0..objects.len()).collect();
         let (reading, unsent) = (FxHashMap::default(), BTreeMap::new());
         let (has_peers, remote_queue) = (false, VecDeque::new());
-        GetOp { call, objects, next, next_offset, reading, unsent, has_peers, remote_queue }
+        // Another store does not know what its caller would recompute.
+        let recompute = match call.origin {
+            PutOrigin::Put => Recompute::Undecided { more: 0 },
+            PutOrigin::Offered(_) | PutOrigin::Fetched => Recompute::Never,
+        };
+        GetOp {
+            call,
+            objects,
+            next,
+            next_offset,
+            reading,
+            unsent,
+            has_peers,
+            remote_queue,
+            recompute,
+        }
     }
 
     /// Reads and sends as much as possible; returns the outcome once everything is sent.
@@ -312,7 +154,7 @@ impl GetOp {
                 break;
             }
             let object = &self.objects[at];
-            let chunk = object.chunk(self.next_offset);
+            let chunk = object.chunk(self.next_offset, CHUNK_BYTES);
             if let ObjectState::Reading | ObjectState::Sending(_) = object.state {
                 let len = (chunk.end - chunk.start) as usize;
                 let Some(part) = ctx.staging.try_part(len) else { break };
@@ -347,12 +189,24 @@ impl GetOp {
         local_only: bool,
     ) {
         let options = self.options(ctx, chunks[0].0);
-        let ticket = match local_only {
-            true => ctx.session.submit_get_local(gets, options),
-            false => ctx.session.submit_get(gets, options),
+        let continued =
+            chunks.iter().map(|(at, chunk)| chunk.start > self.objects[*at].range.start).collect();
+        let recompute = match self.recompute {
+            Recompute::Undecided { .. } => {
+                Recompute::Undecided { more: self.rest_of_last(&chunks) }
+            }
+            decided => decided,
         };
+        let part = GetPart { gets, continued, local_only, recompute };
+        let (ticket, decided) = ctx.session.submit_get_part(part, options);
+        self.recompute = decided;
         self.reading.insert(ticket, chunks);
         ctx.batches.insert(ticket, id);
+    }
+
+    /// Bytes after these chunks of the object of the last: its page needs them too.
+    fn rest_of_last(&self, chunks: &[(usize, Range<u64>)]) -> u64 {
+        chunks.last().map_or(0, |(at, chunk)| self.objects[*at].range.end - chunk.end)
     }
 
     /// Options of a batch whose first object is `at`.
@@ -371,6 +225,7 @@ impl GetOp {
             let wanted = object.range.clone();
             let len = object.length() as usize;
             if len > ctx.staging.capacity() {
+                absence::count_one(ctx.shared(), &object.key);
                 object.state = ObjectState::NoHit(ItemVerdict::Miss(MissCause::Absent));
                 self.remote_queue.pop_front();
                 continue;
@@ -405,7 +260,7 @@ impl GetOp {
         let ahead =
             self.objects.iter().enumerate().skip(at).filter(|(_, object)| is_requested(object));
         let requests: Vec<PushRequest> =
-            ahead.take(most).map(|(at, object)| object.push_request(id, at)).collect();
+            ahead.take(most).map(|(at, object)| push_request(object, id, at)).collect();
         let results = in_flight_sends::push_from_dram(ctx, link, &requests, &self.call.options);
         for (request, result) in requests.iter().zip(results) {
             self.objects[request.item as usize].state = match result {
@@ -436,7 +291,10 @@ impl GetOp {
                     continue;
                 }
             };
-            let is_miss = done.outcome.as_ref().is_ok_and(|outcome| !outcome.is_hit());
+            // Peers would have to load it too.
+            let is_miss = done.outcome.as_ref().is_ok_and(|outcome| {
+                !outcome.is_hit() && *outcome != GetOutcome::Miss(MissCause::Slow)
+            });
             if is_part && is_miss && self.has_peers && before.is_none() {
                 object.state = ObjectState::Remote;
                 self.remote_queue.push_back(at);
@@ -491,5 +349,18 @@ impl GetOp {
             }
         }
         self.unsent = later;
+    }
+}
+
+/// The push request for an object, item `at` of operation `op`.
+fn push_request(object: &RequestedObject, op: OpId, at: usize) -> PushRequest {
+    PushRequest {
+        op,
+        item: at as u32,
+        key: object.key,
+        range: object.range.clone(),
+        whole: object.whole,
+        position: at as u32,
+        allow_ref: object.allow_ref,
     }
 }

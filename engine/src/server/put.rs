@@ -38,7 +38,6 @@ use crate::memory::visibility::VisibilityFilter;
 use crate::read::exists;
 use crate::state::group_memory::no_room;
 use crate::state::put_spec::{ObjectSize, PutKind, PutOrigin};
-use crate::state::quota::QuotaRoom;
 use crate::state::read_view::CoreGuard;
 use crate::state::reserve;
 use crate::state::reserve::ReserveResult;
@@ -360,36 +359,34 @@ impl PutOp {
     /// Settles groups that need no bytes: those that are present and those that are invalid
     /// whatever their bytes are.
     fn settle_without_bytes(&mut self, shared: &Shared, run: &mut Vec<usize>) {
+        let mut checked =
+            run.iter().map(|at| self.check(shared, *at)).collect::<Vec<_>>().into_iter();
         let mut core = shared.lock();
         // The put into an open group itself detects objects that the group already has.
         let checks_presence = self.open_group.is_none() && !shared.config.constant_fingerprint();
-        let known = |at: &usize| match checks_presence
-            && self.is_present(shared, &mut core, &self.groups[*at])
-        {
-            true => Some(PutOutcome::AlreadyPresent),
-            false => {
-                let group = &self.groups[*at];
-                let is_refused = self.exceeds_limit(shared, &mut core, group)
-                    || self.lacks_base(shared, &mut core, group);
-                is_refused.then_some(PutOutcome::Refused)
+        let known = |at: &usize| {
+            let (group, valid) = (&self.groups[*at], checked.next());
+            if checks_presence && self.is_present(shared, &mut core, group) {
+                return Some(Ok(PutOutcome::AlreadyPresent));
             }
+            if let Some(Err(error)) = valid {
+                return Some(Err(error));
+            }
+            let is_refused = self.exceeds_limit(shared, &mut core, group)
+                || self.lacks_base(shared, &mut core, group);
+            is_refused.then_some(Ok(PutOutcome::Refused))
         };
-        let known: Vec<Option<PutOutcome>> = run.iter().map(known).collect();
+        let mut known = run.iter().map(known).collect::<Vec<_>>().into_iter();
         drop(core);
-        let mut known = known.into_iter();
         run.retain(|at| {
-            if let Some(outcome) = known.next().flatten() {
-                self.settle(*at, || ItemVerdict::Put(outcome));
-            } else if let Err(error) = self.check(shared, *at) {
-                self.settle(*at, || ItemVerdict::Failed(error.clone()));
-            } else {
-                return true;
-            }
+            let Some(outcome) = known.next().flatten() else { return true };
+            self.settle(*at, || item_verdict(outcome.clone()));
             false
         });
     }
 
     /// Whether the group exceeds a limit of its namespace, and is counted as refused for it.
+    /// Nothing is evicted for it before its bytes are here.
     fn exceeds_limit(
         &self,
         shared: &Shared,
@@ -400,9 +397,9 @@ impl PutOp {
         // An object of an open group counts when the group is committed.
         let has_limits = !core.tenants.is_empty() && self.open_group.is_none();
         let Some(first) = objects.first().filter(|_| has_limits) else { return false };
-        let (namespace, is_written) = (first.key.namespace(), core.ssd.is_some());
+        let namespace = first.key.namespace();
         let lengths = objects.iter().map(|object| object.length);
-        let exceeds = core.quota_room(namespace, lengths, is_written) == QuotaRoom::Exceeded;
+        let exceeds = core.exceeds_quota(namespace, lengths, core.ssd.is_some());
         if exceeds {
             let generation = core.generation(namespace);
             let keys = objects.iter().map(|o| shared.fingerprint(&o.key, generation));

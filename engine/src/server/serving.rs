@@ -271,3 +271,51 @@ impl Task for ServedLink {
         Step::Again
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// A thread that ends in time or not, with the time that it was given.
+    struct Thread {
+        ends: bool,
+        given: Arc<Mutex<Vec<Duration>>>,
+    }
+
+    impl Join for Thread {
+        fn join(&self, timeout: Duration) -> bool {
+            self.given.lock().expect("no panic").push(timeout);
+            self.ends
+        }
+    }
+
+    /// The result of the end, with `tasks` tasks that did not come to theirs.
+    fn end(ends: bool, tasks: usize) -> (Result<()>, Vec<Duration>) {
+        let (given, state) = (Arc::default(), ServingState::default());
+        state.tasks.store(tasks, Ordering::Release);
+        let acceptor = Box::new(Thread { ends, given: Arc::clone(&given) });
+        let address = "tcp:127.0.0.1:1".parse().expect("an address");
+        let serving = Serving { address, state: Arc::new(state), acceptor };
+        let ended = serving.end();
+        let given = given.lock().expect("no panic").clone();
+        (ended, given)
+    }
+
+    #[test]
+    fn end_waits_once_for_threads_that_hang_and_reports_them() {
+        let (ended, given) = end(false, 1);
+        assert_eq!(ended.map_err(|error| error.kind), Err(ErrorKind::Unavailable));
+        assert_eq!(given, [END_MAX], "the drop waits no more");
+    }
+
+    #[test]
+    fn end_reports_threads_that_have_panicked() {
+        let (ended, _) = end(true, 2);
+        let error = ended.expect_err("reported");
+        assert_eq!(error.kind, ErrorKind::Internal);
+        assert!(error.message.ends_with("threads=2"), "{error}");
+        assert_eq!(end(true, 0).0, Ok(()));
+    }
+}

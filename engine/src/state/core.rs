@@ -1,6 +1,7 @@
 //! State protected by the core's lock: index, frames, segments, generations, pins. Plain data,
 //! changed in short critical sections: no I/O, copy or hash of payload happens under the lock.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -365,17 +366,18 @@ impl Core {
         true
     }
 
-    /// Queue every frame that is only in DRAM for SSD, but for refused ones, and return their
-    /// number. It scans all frames, and is called after the tier was enabled again.
+    /// Queue every frame that is only in DRAM for SSD, but for refused ones, the last first, and
+    /// return their number. It scans all frames, and is called after the tier was enabled again.
     pub fn requeue_unsaved(&mut self) -> usize {
         let unsaved = |(id, f): (FrameId, &Frame)| {
             let only_in_memory = |e: &Entry| e.frame == Some(id.0) && e.ssd.is_none();
             let unsaved = |fingerprint| self.index.find(fingerprint).any(|e| only_in_memory(&e));
             let is_unsaved = f.data.members.iter().any(|m| unsaved(m.fingerprint));
-            (is_unsaved && !f.refused).then_some(id)
+            (is_unsaved && !f.refused).then_some((f.serial, id))
         };
-        let ids: Vec<FrameId> = self.dram.frames.iter().filter_map(unsaved).collect();
-        ids.into_iter().filter(|id| self.requeue_frame(*id)).count()
+        let mut frames: Vec<_> = self.dram.frames.iter().filter_map(unsaved).collect();
+        frames.sort_unstable_by_key(|(serial, _)| Reverse(*serial));
+        frames.into_iter().filter(|(_, id)| self.requeue_frame(*id)).count()
     }
 
     /// Drop expired leases and groups, which hold memory. Without an SSD tier no background task

@@ -32,8 +32,14 @@ impl Superseded {
         states: &[bool],
         usable: usize,
     ) -> Vec<usize> {
+        let Some(last) = pages.last() else { return Vec::new() };
+        let hash = |page: &PrefixHash| page_hash(&state.on_page(*page)).0;
+        // Before the lock is taken: those of the pages with states and of the page after them, and
+        // of the last.
+        let leading: Vec<u64> = pages.iter().take(states.len() + 1).map(hash).collect();
+        let last = hash(last);
         self.lock().look_up(&StateLookup {
-            hash: &|page| page_hash(&state.on_page(pages[page])).0,
+            hash: &|page| leading.get(page).copied().unwrap_or(last),
             name: &|page| pages[page],
             pages: pages.len(),
             states,
@@ -77,6 +83,21 @@ impl Core {
             segment.recency_sum = segment.recency_sum.saturating_sub(before) + after;
         }
         true
+    }
+
+    /// The frame of a state that is superseded leaves DRAM first, if it has only objects of the
+    /// state's pool: others of the page are still of use.
+    pub fn demote_state(&mut self, id: FrameId) {
+        let Some(f) = self.dram.frames.get(id) else { return };
+        let is_state_alone = f.single_object().is_some() || {
+            let mut keys = f.data.members.iter().map(|member| &member.key);
+            keys.next().is_some_and(|first| {
+                keys.all(|key| (key.role(), key.pool()) == (first.role(), first.pool()))
+            })
+        };
+        if is_state_alone {
+            self.demote_frame(id);
+        }
     }
 
     /// A frame leaves DRAM first, until its next request.

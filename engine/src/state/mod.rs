@@ -2,6 +2,7 @@
 //! that threads read without the lock.
 
 pub(crate) mod absence;
+pub(crate) mod base_place;
 pub(crate) mod busy_puts;
 pub(crate) mod core;
 pub(crate) mod counters;

@@ -5,11 +5,16 @@ use pagelith_layouts::align::align_up;
 use pagelith_layouts::checksum::BLOCK_BYTES;
 use pagelith_layouts::ids::{NamespaceId, SegmentId};
 use pagelith_layouts::record;
+use pagelith_tiers::policy::FrameId;
 use pagelith_tiers::ssd::segments::SegmentState;
 
 use crate::api::error::Error;
 use crate::memory::tenants::{QueuedFrame, Tenant};
 use crate::state::core::Core;
+
+/// Most frames of a namespace that one put passes over because they were requested, and because
+/// they cannot be evicted: the core lock is held meanwhile.
+const PASSES_MAX: usize = 1024;
 
 /// Whether a group is within the limits of its namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,31 +34,49 @@ pub(crate) fn no_own_room(namespace: NamespaceId) -> Error {
     ))
 }
 
+/// Bytes of the arena for objects of these lengths.
+fn padded(lengths: impl Iterator<Item = u64>) -> u64 {
+    lengths.map(align_up).sum()
+}
+
 impl Core {
+    /// Whether a group with objects of these lengths exceeds the limits of its namespace, whatever
+    /// is evicted for it; `is_written` if it would go into the log too.
+    pub fn exceeds_quota(
+        &self,
+        namespace: NamespaceId,
+        lengths: impl Iterator<Item = u64> + Clone,
+        is_written: bool,
+    ) -> bool {
+        let Some(tenant) = self.tenants.get(namespace) else { return false };
+        let evicts = tenant.evicts_own();
+        let record = || record::record_bytes(lengths.clone(), BLOCK_BYTES);
+        let ssd_max = tenant.ssd_max().filter(|_| is_written && !evicts);
+        if ssd_max.is_some_and(|max| tenant.ssd_bytes + record() > max) {
+            return true;
+        }
+        let used = if evicts { 0 } else { tenant.dram_bytes };
+        tenant.dram_max().is_some_and(|max| used + padded(lengths) > max)
+    }
+
     /// Whether a group with objects of these lengths may be inserted into DRAM, and if `is_written`
-    /// into the log. Frames of the namespace are evicted for it if its limits say so.
+    /// into the log. Frames of the namespace are evicted for it if its limits say so, but for that
+    /// of its `base`.
     pub fn quota_room(
         &mut self,
         namespace: NamespaceId,
         lengths: impl Iterator<Item = u64> + Clone,
         is_written: bool,
+        base: Option<FrameId>,
     ) -> QuotaRoom {
-        let Some(tenant) = self.tenants.get_mut(namespace) else { return QuotaRoom::Fits };
-        if let Some(max) = tenant.ssd_max().filter(|_| is_written && !tenant.evicts_own()) {
-            let bytes = record::record_bytes(lengths.clone(), BLOCK_BYTES);
-            if tenant.ssd_bytes + bytes > max {
-                return QuotaRoom::Exceeded;
-            }
-        }
-        let Some(max) = tenant.dram_max() else { return QuotaRoom::Fits };
-        let bytes: u64 = lengths.map(align_up).sum();
-        if tenant.dram_bytes + bytes <= max {
+        let Some(max) = self.tenants.get(namespace).map(Tenant::dram_max) else {
             return QuotaRoom::Fits;
-        }
-        if bytes > max || !tenant.evicts_own() {
+        };
+        if self.exceeds_quota(namespace, lengths.clone(), is_written) {
             return QuotaRoom::Exceeded;
         }
-        match self.evict_own(namespace, max - bytes) {
+        let Some(max) = max else { return QuotaRoom::Fits };
+        match self.evict_own(namespace, max - padded(lengths), base) {
             true => QuotaRoom::Fits,
             false => QuotaRoom::Busy,
         }
@@ -79,25 +102,30 @@ impl Core {
     }
 
     /// Evict frames of a namespace until it uses at most `bytes` of the arena: those inserted
-    /// first, but for frames that were requested since they were last passed over. False if no
-    /// other frame may be evicted now.
-    fn evict_own(&mut self, namespace: NamespaceId, bytes: u64) -> bool {
-        // Each frame is passed over at most once because it was requested, and then examined again.
-        let mut tries = self.tenants.get_mut(namespace).map_or(0, |t| 2 * t.queue_len());
+    /// first, but for `kept`, and for frames that were requested since they were last passed over.
+    /// False if no other frame may be evicted now, of those that were examined.
+    fn evict_own(&mut self, namespace: NamespaceId, bytes: u64, kept: Option<FrameId>) -> bool {
+        let Some(tenant) = self.tenants.get(namespace) else { return true };
+        // A frame that was requested is passed over, and may then turn out to be unevictable.
+        let unevictable_max = PASSES_MAX.min(2 * tenant.queue_len());
+        let (mut requested, mut unevictable) = (0, 0);
         loop {
             let Some(tenant) = self.tenants.get_mut(namespace) else { return true };
             if tenant.dram_bytes <= bytes {
                 return true;
             }
-            if tries == 0 {
+            if unevictable >= unevictable_max {
                 return false;
             }
-            tries -= 1;
             let Some(frame) = tenant.pop_frame() else { return false };
             let Some(objects) = self.live_objects(&frame) else { continue };
             let last = self.dram.frames.last_requests().get(frame.id);
             let epoch = last.map_or(frame.epoch, |at| at.epoch);
-            if epoch > frame.epoch || !self.is_evictable(frame.id) {
+            let stays = Some(frame.id) == kept || !self.is_evictable(frame.id);
+            let is_passed_over = epoch > frame.epoch && requested < PASSES_MAX;
+            if stays || is_passed_over {
+                unevictable += usize::from(stays);
+                requested += usize::from(!stays);
                 if let Some(tenant) = self.tenants.get_mut(namespace) {
                     tenant.push_frame(QueuedFrame { epoch, ..frame });
                 }

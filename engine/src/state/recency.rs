@@ -28,16 +28,16 @@ impl FoundObject {
     }
 
     /// Record the request under the lock.
-    pub fn record_in(&self, core: &mut Core, at: Recency) {
+    fn record_in(&self, core: &mut Core, at: Recency) {
         let same_frame = |e: &Entry| e.frame.unwrap_or(NO_FRAME) == self.frame;
         core.record_request(self.fingerprint, same_frame, Recency { depth: self.depth, ..at });
     }
 
-    /// Let it leave DRAM first, under the lock.
+    /// Let this state leave DRAM first, under the lock.
     pub fn demote_in(&self, core: &mut Core) {
         let in_frame = |e: Entry| e.frame == Some(self.frame);
         if core.index.find(self.fingerprint).any(in_frame) {
-            core.demote_frame(FrameId(self.frame));
+            core.demote_state(FrameId(self.frame));
         }
     }
 }
@@ -46,6 +46,12 @@ impl FoundObject {
 pub(crate) fn prefetch(shared: &Shared, found: &[FoundObject]) {
     let in_memory = found.iter().filter(|object| object.frame != NO_FRAME);
     shared.read_view.last_requests.prefetch(in_memory.map(|object| object.frame));
+}
+
+/// Record requests under the lock.
+pub(crate) fn record_locked(shared: &Shared, core: &mut Core, found: &[FoundObject], at: Recency) {
+    shared.hints.requested(found.iter().map(|object| object.fingerprint));
+    found.iter().for_each(|object| object.record_in(core, at));
 }
 
 /// Record requests without the lock. The lock is taken only for objects whose tick in the index is

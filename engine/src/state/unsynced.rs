@@ -13,8 +13,17 @@ pub(crate) struct UnsyncedUnit {
     pub namespace: Option<NamespaceId>,
     pub members: Vec<(u128, SsdLocation)>,
     pub bytes: u64,
+    /// Name of the base that the objects are attached to.
+    pub base: Option<u64>,
     /// Old location of each reinserted member; empty for a put.
     pub from: Vec<SsdLocation>,
+}
+
+impl UnsyncedUnit {
+    /// Segment and first sector of its record, if the index has any of its objects.
+    pub fn record(&self) -> Option<(u32, u16)> {
+        self.members.first().map(|(_, at)| (at.segment, at.record_block))
+    }
 }
 
 impl Core {

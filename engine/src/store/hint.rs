@@ -1,14 +1,14 @@
 //! Hints of callers about the future use of objects.
 
 use pagelith_layouts::key::ObjectKey;
-use pagelith_tiers::policy::{FrameId, WATCHED_PAGES};
+use pagelith_tiers::policy::{FrameId, WATCHED_OBJECTS, WATCHED_PAGES};
 
 use crate::api::error::Result;
 use crate::api::hint::{Hint, Priority, check_namespace};
 use crate::memory::pins::ClientName;
 use crate::memory::visibility::VisibilityFilter;
 use crate::read::pin;
-use crate::state::hints::page_of;
+use crate::state::hints::watched_hash;
 use crate::state::shared::Shared;
 
 /// Objects that are demoted under one acquisition of the lock.
@@ -35,7 +35,7 @@ pub(crate) fn hint_of(
     match hint {
         Hint::Retain(duration) => pin::retain(shared, client, keys, duration),
         Hint::ExpectedBack(duration) => {
-            let (last, now) = (last_pages(shared, keys), shared.now());
+            let (last, now) = (last_objects(shared, keys), shared.now());
             let until = now.after(duration);
             match shared.hints.expected_back(first.namespace(), &last, until, now) {
                 true => pin::lease_for_client(shared, client, keys.iter().copied(), duration),
@@ -46,7 +46,7 @@ pub(crate) fn hint_of(
         Hint::Priority(Priority::Low) => Ok(demote(shared, keys, Tiers::Dram)),
         Hint::Demote if shared.ssd.volume.is_some() => Ok(demote(shared, keys, Tiers::Dram)),
         Hint::Demote | Hint::SessionEnded => {
-            let last = last_pages(shared, keys);
+            let last = last_objects(shared, keys);
             let is_followed = shared.hints.session_ended(first.namespace(), &last);
             Ok(if is_followed { demote(shared, keys, Tiers::All) } else { 0 })
         }
@@ -60,9 +60,9 @@ enum Tiers {
     All,
 }
 
-/// The objects that are watched: one of each of the last pages. The first page of a prompt is not,
-/// if there are others, because other sessions may begin alike.
-fn last_pages(shared: &Shared, keys: &[ObjectKey]) -> Vec<u64> {
+/// The objects that are watched: the last of each of the last pages. The first page of a prompt is
+/// not, if there are others, because other sessions may begin alike.
+fn last_objects(shared: &Shared, keys: &[ObjectKey]) -> Vec<u64> {
     let mut last: Vec<&ObjectKey> = Vec::new();
     let head = &keys[0];
     for key in keys.iter().rev() {
@@ -74,8 +74,14 @@ fn last_pages(shared: &Shared, keys: &[ObjectKey]) -> Vec<u64> {
         }
         last.push(key);
     }
+    let of_page = |page: &ObjectKey| {
+        let page = *page;
+        let objects = keys.iter().rev().filter(move |key| key.same_page(&page));
+        objects.take(WATCHED_OBJECTS / WATCHED_PAGES)
+    };
     let generation = shared.lock().generation(head.namespace());
-    last.iter().rev().map(|key| page_of(shared.fingerprint(key, generation))).collect()
+    let watched = last.iter().rev().flat_map(|page| of_page(page));
+    watched.map(|key| watched_hash(shared.fingerprint(key, generation))).collect()
 }
 
 fn prefer(shared: &Shared, keys: &[ObjectKey]) -> usize {

@@ -37,11 +37,11 @@ pub(crate) fn count(
         }
         let (incarnation, order) = (segment.incarnation, segment.order);
         let identity = SegmentIdentity { store: volume.store, segment: id, incarnation };
-        let entries = match footer_entries(volume, serial, identity) {
+        let entries = match footer_entries(volume, serial, identity, segment.data_end) {
             Ok(entries) => entries,
             Err(fault) if serial.is_late() => return Err(Error::from(fault).context("recover")),
             Err(fault) => {
-                tracing::warn!(segment = id.0, %fault, "footer cannot be read, its records do not count for namespaces.limits");
+                tracing::warn!(segment = id.0, %fault, "segment cannot be read, its records do not count for namespaces.limits");
                 continue;
             }
         };

@@ -413,7 +413,7 @@ fn recover_into(
         segments: volume.geometry.segment_count,
     };
     // Objects that leave first get a tick that much older.
-    let first_tick = if opened.made { TICKS_OF_LEAVING } else { collector.newest_tick() + 1 };
+    let first_tick = if opened.made { TICKS_OF_LEAVING } else { collector.first_tick() };
     core.sequence = recovered.next_sequence;
     core.ssd = Some(SsdCore {
         segments: recovered.segments.clone(),

@@ -19,7 +19,7 @@ use crate::api::error::{Error, Result};
 use crate::api::hits::PagesQuery;
 use crate::api::outcome::{CompletedBatch, Ticket};
 use crate::api::request::{Get, Options, PutGroup};
-use crate::read::get::{Finished, GetBatch, ProbedObject};
+use crate::read::get::{Finished, GetBatch, GetPart, ProbedObject};
 use crate::read::recompute::Recompute;
 use crate::rpc::connections::PeerConnections;
 use crate::rpc::exists::RemoteExists;
@@ -118,17 +118,21 @@ impl Session {
         ticket
     }
 
-    /// As [`Session::submit_get`], without requests to peers.
-    pub(crate) fn submit_get_local(&mut self, gets: Vec<Get>, options: Options) -> Ticket {
+    /// As [`Session::submit_get`], for part of a client's request. Returns also what was decided
+    /// for its other parts.
+    pub(crate) fn submit_get_part(
+        &mut self,
+        part: GetPart,
+        options: Options,
+    ) -> (Ticket, Recompute) {
         let ticket = self.ticket();
         let at = recency(&self.io.shared, &options);
         let deadline = self.io.shared.deadline(options.timeout);
-        let batch = GetBatch::begin(&mut self.io, gets, at, deadline, Recompute::Undecided);
-        let batch = batch.local_only();
+        let (batch, decided) = GetBatch::begin_part(&mut self.io, part, at, deadline);
         self.batches.push((ticket, Batch::Get(Box::new(batch))));
         self.drive();
         self.start();
-        ticket
+        (ticket, decided)
     }
 
     /// As [`Session::submit_get`], for callers that wait at once: the reads are submitted by the
@@ -137,7 +141,8 @@ impl Session {
         let ticket = self.ticket();
         let at = recency(&self.io.shared, &options);
         let deadline = self.io.shared.deadline(options.timeout);
-        let batch = GetBatch::begin(&mut self.io, gets, at, deadline, Recompute::Undecided);
+        let undecided = Recompute::Undecided { more: 0 };
+        let batch = GetBatch::begin(&mut self.io, gets, at, deadline, undecided);
         self.batches.push((ticket, Batch::Get(Box::new(batch))));
         ticket
     }

@@ -19,7 +19,7 @@ fn checkpoint(n: u64) -> Vec<Object> {
         .collect()
 }
 
-fn attach(store: &Store, base: ObjectKey, objects: &[Object]) -> Result<PutOutcome> {
+pub fn attach(store: &Store, base: ObjectKey, objects: &[Object]) -> Result<PutOutcome> {
     let pieces: Vec<[&[u8]; 1]> = objects.iter().map(|(_, b)| [&b[..]]).collect();
     let slices: Vec<_> = objects
         .iter()

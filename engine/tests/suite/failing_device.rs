@@ -69,6 +69,28 @@ pub fn failed_sync_makes_tier_read_only_until_a_probe_succeeds(world: &TestEnv) 
     }
 }
 
+pub fn pages_put_while_read_only_are_written_the_last_first(world: &TestEnv) {
+    let Some(sim) = world.sim() else { return };
+    if !world.tells_keys_apart() {
+        return; // Each page would be read before it is put.
+    }
+    let config = world.config();
+    let store = world.open(&config);
+    // Their frame numbers are used again, in another order.
+    store_pages(&store, 0..5, LEN);
+    let keys = [3, 0, 4, 1, 2].map(key);
+    keys.iter().for_each(|key| assert_eq!(store.remove(&[*key], Options::default()), Ok(1)));
+    store_page(&store, 9, LEN);
+    fail(sim, FaultOp::Sync, 1..2);
+    unavailable(try_flush(&store));
+    store_pages(&store, 10..15, LEN);
+    wait(sim, 1200);
+    assert_eq!(state(&store), ("on".into(), 2));
+    try_flush(&store).expect("flushed");
+    let records = [14, 13, 12, 11, 10].map(|n| find(world, key(n)).record);
+    assert!(records.is_sorted(), "{records:?}");
+}
+
 pub fn removed_file_makes_tier_read_only_for_good(world: &TestEnv) {
     let Some(sim) = world.sim() else { return };
     let config = world.config();

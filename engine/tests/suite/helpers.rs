@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::harness::Store;
 use pagelith::io::buffer::AlignedBuf;
-use pagelith::layouts::ids::{NamespaceId, PrefixHash};
+use pagelith::layouts::ids::{NamespaceId, PrefixHash, Sequence};
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::namespace::Namespace;
 use pagelith::layouts::record::Record;
@@ -244,10 +244,18 @@ pub struct Found {
     pub record_bytes: u64,
 }
 
-/// Find an object's youngest record.
+/// Find an object's youngest record, the first of several copies.
 pub fn find(world: &TestEnv, key: ObjectKey) -> Found {
+    let all = find_all(world, key);
+    let youngest = all.iter().map(|(sequence, _)| *sequence).max();
+    let first = all.into_iter().find(|(sequence, _)| Some(*sequence) == youngest);
+    first.expect("a record of the key").1
+}
+
+/// Find all records of an object, with their sequence numbers.
+pub fn find_all(world: &TestEnv, key: ObjectKey) -> Vec<(Sequence, Found)> {
     let file = world.read(0, "segments");
-    let mut youngest = None;
+    let mut all = Vec::new();
     for at in (0..file.len()).step_by(4096) {
         if !file[at..].starts_with(b"PL") {
             continue;
@@ -256,10 +264,7 @@ pub fn find(world: &TestEnv, key: ObjectKey) -> Found {
         let Some(member) = record.find(&key).filter(|m| m.length > 0) else { continue };
         let (at, sequence) = (at as u64, record.facts().sequence);
         let payload = at + member.payload_offset;
-        let found = Found { record: at, payload, record_bytes: record.record_bytes() };
-        if youngest.is_none_or(|(seen, _)| seen < sequence) {
-            youngest = Some((sequence, found));
-        }
+        all.push((sequence, Found { record: at, payload, record_bytes: record.record_bytes() }));
     }
-    youngest.expect("a record of the key").1
+    all
 }

@@ -94,6 +94,27 @@ pub fn hint_is_wrong_if_what_left_is_put_again(world: &TestEnv) {
     }
 }
 
+pub fn hint_is_wrong_if_any_object_of_its_last_page_is_requested(world: &TestEnv) {
+    if !world.tells_keys_apart() {
+        return; // All objects would be one.
+    }
+    let store = world.open(&world.memory_config(Size::kib(8 * 64)));
+    let object = |n, part| key_in(namespace("m"), n, part);
+    let session = |n| [object(n, "k"), object(n, "v")];
+    for key in [1, 2].map(session).concat() {
+        put(&store, key, &bytes(1, LEN)).expect("stored");
+    }
+    for n in [1, 2] {
+        assert_eq!(store.hint(&session(n), Hint::SessionEnded), Ok(2), "n={n}");
+    }
+    assert_eq!(present(&store, &[object(1, "k")]), [true]);
+    assert_eq!(store.stats().hints_ended_wrong, 1);
+    hit(&store, object(2, "k"), &bytes(1, LEN));
+    assert_eq!(store.stats().hints_ended_wrong, 2);
+    assert_eq!(present(&store, &session(1)), [true, true]);
+    assert_eq!(store.stats().hints_ended_wrong, 2, "each hint counts once");
+}
+
 pub fn demoted_page_leaves_memory_and_stays_on_ssd(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // All objects would be one.

@@ -207,6 +207,28 @@ pub fn superseded_state_leaves_first(world: &TestEnv) {
     assert_eq!(present(&evicted), before, "only the state left");
 }
 
+pub fn superseded_state_in_one_group_with_its_page_stays(world: &TestEnv) {
+    if !world.tells_keys_apart() || !world.is_embedded() {
+        return;
+    }
+    let store = world.open(&world.memory_config(Size::kib(8 * 64)));
+    let mamba = objects(Role::Target, "mamba", &["temporal"])[0];
+    let state = |n: u64| mamba.on_page(page(n));
+    for n in 0..2 {
+        let both = [key(n), state(n)].map(|key| (key, bytes(1, OBJECT_LEN)));
+        assert_eq!(put_group(&store, &both), Ok(PutOutcome::Stored), "page={n}");
+    }
+    [key(2), key(10), key(11), key(12)].into_iter().for_each(|key| put_one(&store, key));
+    let kv = [key(0)];
+    let pools = [PoolQuery { objects: &[mamba], policy: MAMBA }];
+    let found = ask(&store, &PagesQuery { pages: &pages(0..3), anchor: &kv, pools: &pools });
+    assert_eq!(found.stops, [1, 2]);
+    put_one(&store, key(20));
+    let keys = [key(0), state(0), key(1), state(1), key(10)];
+    let present = store.exists_batch(&keys, Options::default());
+    assert_eq!(present, [true, true, true, true, false]);
+}
+
 pub fn state_with_two_continuations_is_not_superseded(world: &TestEnv) {
     if !world.tells_keys_apart() || !world.is_embedded() {
         return;

@@ -7,6 +7,7 @@ pub mod absence;
 pub mod admission;
 pub mod attached;
 pub mod backpressure;
+pub mod bases;
 pub mod batches_in_flight;
 pub mod damage;
 pub mod damage_after_crash;
@@ -132,6 +133,7 @@ macro_rules! for_all_behaviours {
             hints::pages_of_ended_session_leave_first_until_requested,
             hints::caller_whose_hints_are_wrong_is_not_followed,
             hints::hint_is_wrong_if_what_left_is_put_again,
+            hints::hint_is_wrong_if_any_object_of_its_last_page_is_requested,
             hints::demoted_page_leaves_memory_and_stays_on_ssd,
             hints::retained_pages_stay_and_take_at_most_a_quarter,
             hints::pages_retained_before_their_put_stay_and_take_at_most_a_quarter,
@@ -147,6 +149,7 @@ macro_rules! for_all_behaviours {
             hits::only_usable_pages_count_as_used,
             hits::superseded_state_does_not_count_as_used,
             hits::superseded_state_leaves_first,
+            hits::superseded_state_in_one_group_with_its_page_stays,
             hits::state_with_two_continuations_is_not_superseded,
             hits::query_counts_each_key_once,
             hits::session_answers_queries_at_once,
@@ -176,6 +179,7 @@ macro_rules! for_all_behaviours {
             reclaim::log_laps_keep_the_youngest_pages,
             reclaim::recency_policy_keeps_used_pages_within_its_budget,
             reclaim::reclaim_keeps_the_heads_of_a_request,
+            reclaim::survivors_are_appended_the_most_recent_last,
             reclaim::fifo_policy_rewrites_nothing,
             reclaim::files_never_exceed_the_cap,
             events::events_report_where_every_object_is,
@@ -222,11 +226,17 @@ macro_rules! for_all_behaviours {
             tenants::counts_of_each_namespace_add_up,
             tenants::put_beyond_a_limit_of_memory_is_refused,
             tenants::namespace_that_evicts_its_own_displaces_no_other_from_memory,
+            tenants::put_that_is_attached_or_invalid_evicts_no_base_of_its_own,
+            tenants::one_put_passes_over_a_bounded_number_of_requested_pages,
             tenants::limit_of_memory_holds_for_promoted_pages,
             tenants::put_beyond_a_limit_of_the_log_is_refused_also_after_a_reopen,
+            tenants::limit_of_the_log_counts_a_segment_whose_footer_is_damaged,
             tenants::limit_of_the_log_is_exact_for_puts_without_flush,
             tenants::namespace_that_evicts_its_own_displaces_no_other_from_the_log,
             tenants::idle_pages_are_not_written_again_by_reclaim,
+            bases::state_written_before_its_base_is_refused_with_it,
+            bases::state_of_a_base_that_a_limit_refused_is_not_written,
+            bases::state_of_a_refused_base_that_left_memory_is_refused,
             stats::flush_reports_what_it_made_durable,
             stats::hits_and_misses_add_up_to_gets,
             stats::put_counters_add_up,
@@ -253,6 +263,7 @@ macro_rules! for_all_behaviours {
             damage_after_crash::failed_checkpoint_of_damage_is_retried_by_the_next_flush,
             damage_after_crash::damage_found_while_read_only_is_kept_until_the_tier_is_on,
             failing_device::failed_sync_makes_tier_read_only_until_a_probe_succeeds,
+            failing_device::pages_put_while_read_only_are_written_the_last_first,
             failing_device::removed_file_makes_tier_read_only_for_good,
             failing_device::second_failed_sync_turns_tier_off_until_a_probe_succeeds,
             failing_device::third_round_of_failing_writes_makes_tier_read_only,

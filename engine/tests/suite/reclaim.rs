@@ -111,6 +111,46 @@ pub fn reclaim_keeps_the_heads_of_a_request(world: &TestEnv) {
     }
 }
 
+pub fn survivors_are_appended_the_most_recent_last(world: &TestEnv) {
+    // Elsewhere a write may begin a new segment between two survivors.
+    if world.sim().is_none() || !world.tells_keys_apart() {
+        return;
+    }
+    let mut config = world.cold_config();
+    config.ssd.policy = SsdPolicy::Recency;
+    let store = world.open(&config);
+    store_pages(&store, 0..20, LEN);
+    flush(&store);
+    // Some of one segment, in the order of their requests.
+    const HOT: [u64; 4] = [8, 2, 11, 5];
+    let before = HOT.map(|n| find(world, key(n)).record);
+    let copies = || -> Vec<u64> {
+        let copy = |(n, before): (u64, u64)| {
+            let all = find_all(world, key(n)).into_iter().map(|(_, found)| found.record);
+            all.filter(|record| *record != before).last()
+        };
+        HOT.into_iter().zip(before).filter_map(copy).collect()
+    };
+    let (mut next, mut moved, mut after) = (1000, 0, Vec::new());
+    while after.len() < HOT.len() {
+        for n in HOT {
+            store.exists_batch(&[key(n)], Options::default());
+            store_page(&store, next, LEN);
+            // Written, so that the next request is at a later tick.
+            flush(&store);
+            next += 1;
+        }
+        assert!(next < 4000, "they were not moved");
+        if std::mem::replace(&mut moved, store.stats().bytes_reinserted) != moved {
+            after = copies();
+        }
+    }
+    assert!(after.iter().all(|at| at / SEGMENT == after[0] / SEGMENT), "{after:?}");
+    // Any of them may be the first, because reclaim may begin between two requests.
+    let falls = (0..HOT.len()).filter(|n| after[*n] > after[(n + 1) % HOT.len()]).count();
+    assert_eq!(falls, 1, "{after:?}");
+}
+
 pub fn fifo_policy_rewrites_nothing(world: &TestEnv) {
     if world.constant {
         return; // Each get would read hundreds of records.

@@ -5,8 +5,11 @@ use std::time::Duration;
 
 use pagelith::config::{NamespaceLimits, SsdPolicy, WhenFull};
 use pagelith::layouts::key::ObjectKey;
-use pagelith::{Config, LimitStats, NamespaceStats, Options, PutOutcome, Size};
+use pagelith::{
+    Config, ErrorKind, LimitStats, NamespaceStats, Options, PutOutcome, PutSlice, Size,
+};
 
+use super::attached::attach;
 use super::env::TestEnv;
 use super::harness::Store;
 use super::helpers::*;
@@ -145,6 +148,47 @@ pub fn namespace_that_evicts_its_own_displaces_no_other_from_memory(world: &Test
     assert_eq!(present(&store, "a", 0..216), here, "a refused put evicts nothing");
 }
 
+pub fn put_that_is_attached_or_invalid_evicts_no_base_of_its_own(world: &TestEnv) {
+    if !world.tells_keys_apart() {
+        return; // A base is any object.
+    }
+    let mut config = world.memory_config(Size::mib(4));
+    limit(&mut config, Some(4), None, WhenFull::EvictOwn);
+    let store = world.open(&config);
+    (0..4).for_each(|n| store_of(&store, "a", n));
+    // Objects of two pages are no group.
+    let data = bytes(9, LEN);
+    let pieces = [&data[..]];
+    let two = [10, 11].map(|n| PutSlice { key: key_of("a", n), pieces: &pieces });
+    let outcome = store.put_groups(&[&two], Options::default()).remove(0);
+    assert_eq!(outcome.expect_err("invalid").kind, ErrorKind::Invalid);
+    assert_eq!(limit_stats(&store).dram_bytes, 4 * PADDED);
+    let state = [(key_in(namespace("a"), 0, "state"), bytes(7, LEN))];
+    assert_eq!(attach(&store, key_of("a", 0), &state), Ok(PutOutcome::Stored));
+    assert!(is_present(&store, state[0].0, &state[0].1));
+    assert_eq!(present(&store, "a", 0..4), [0, 2, 3], "the oldest but the base left");
+}
+
+pub fn one_put_passes_over_a_bounded_number_of_requested_pages(world: &TestEnv) {
+    if !world.tells_keys_apart() || !world.is_embedded() {
+        return; // One server does what the store does.
+    }
+    const PAGES: u64 = 1100;
+    let mut config = world.memory_config(Size::mib(8));
+    limit(&mut config, None, None, WhenFull::EvictOwn);
+    config.namespaces.limits[0].dram_bytes = Some(Size::from_bytes(PAGES * 4096));
+    let store = world.open(&config);
+    let keys: Vec<_> = (0..=PAGES).map(|n| key_of("a", n)).collect();
+    let here = || store.exists_batch(&keys, Options::default());
+    let put_one = |n: usize| assert_eq!(put(&store, keys[n], b"page"), Ok(PutOutcome::Stored));
+    (0..PAGES as usize).for_each(put_one);
+    assert_eq!(here().iter().filter(|here| **here).count() as u64, PAGES);
+    put_one(PAGES as usize);
+    let left: Vec<_> =
+        here().iter().enumerate().filter(|(_, here)| !**here).map(|(n, _)| n).collect();
+    assert_eq!(left, [1024], "the first that was not passed over");
+}
+
 pub fn limit_of_memory_holds_for_promoted_pages(world: &TestEnv) {
     if !world.tells_keys_apart() {
         return; // Objects of two namespaces would be compared on SSD.
@@ -193,6 +237,22 @@ pub fn put_beyond_a_limit_of_the_log_is_refused_also_after_a_reopen(world: &Test
     flush(&store);
     store = world.reopen(store, &config);
     assert_eq!(limit_stats(&store).ssd_bytes, RECORD);
+}
+
+pub fn limit_of_the_log_counts_a_segment_whose_footer_is_damaged(world: &TestEnv) {
+    if !world.tells_keys_apart() {
+        return; // Objects of two namespaces would be compared on SSD.
+    }
+    let mut config = world.config();
+    limit(&mut config, None, Some(4 * SEGMENT), WhenFull::Refuse);
+    let store = world.open(&config);
+    (0..40).for_each(|n| store_of(&store, "a", n));
+    flush(&store);
+    store.close().expect("closed");
+    let segment = find(world, key_of("a", 0)).record / SEGMENT * SEGMENT;
+    world.flip(0, "segments", segment + SEGMENT - 40);
+    let store = world.open(&config);
+    assert_eq!(limit_stats(&store).ssd_bytes, 40 * RECORD);
 }
 
 pub fn limit_of_the_log_is_exact_for_puts_without_flush(world: &TestEnv) {

@@ -1,7 +1,7 @@
-//! Expectations that pages will be requested again by a given time, and how many of them were
+//! Expectations that objects will be requested again by a given time, and how many of them were
 //! wrong.
 //!
-//! Each source of expectations is a row. An expectation is decided once one of its pages is
+//! Each source of expectations is a row. An expectation is decided once one of its objects is
 //! requested (right) or its time has passed (wrong). A row is trusted while few of the last
 //! [`WINDOW`] that were decided are wrong. Expectations are measured whether or not they are
 //! followed, so a row that is not trusted can regain trust.
@@ -10,7 +10,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use pagelith_io::clock::Mono;
 
-use super::predictions::{WATCHED_PAGES, WINDOW, is_trusted};
+use super::predictions::{WATCHED_OBJECTS, WINDOW, is_trusted};
 
 /// Expectations of all rows that are not decided, and those of one row. Beyond it further ones are
 /// not followed, so that no caller is trusted for what is never measured.
@@ -21,7 +21,7 @@ const ROW_UNDECIDED_MAX: usize = UNDECIDED_MAX / 4;
 struct Expectation {
     row: usize,
     until: Mono,
-    pages: [Option<u64>; WATCHED_PAGES],
+    objects: [Option<u64>; WATCHED_OBJECTS],
 }
 
 #[derive(Debug, Default)]
@@ -43,12 +43,12 @@ impl Row {
     }
 }
 
-/// Expectations of several rows. Memory is at most some 4 MB in all.
+/// Expectations of several rows. Memory is at most some 10 MB in all.
 #[derive(Debug)]
 pub struct Expectations {
     rows: Vec<Row>,
     undecided: HashMap<u64, Expectation>,
-    /// Number of the expectation that watches a page.
+    /// Number of the expectation that watches an object.
     watched: HashMap<u64, u64>,
     /// By the time at which they are wrong.
     due: BTreeSet<(Mono, u64)>,
@@ -72,12 +72,12 @@ impl Expectations {
         }
     }
 
-    /// A row expects that one of these pages, of which the last ones are watched, is requested
-    /// before `until`. Returns whether it is followed. Pages that are watched already stay so with
-    /// their earlier time. Pages are given by hashes that scatter.
-    pub fn expect(&mut self, row: usize, pages: &[u64], until: Mono, now: Mono) -> bool {
+    /// A row expects that one of these objects, of which the last ones are watched, is requested
+    /// before `until`. Returns whether it is followed. Objects that are watched already stay so with
+    /// their earlier time. Objects are given by hashes that scatter.
+    pub fn expect(&mut self, row: usize, objects: &[u64], until: Mono, now: Mono) -> bool {
         self.decide_due(now);
-        let Some(last) = pages.last() else { return false };
+        let Some(last) = objects.last() else { return false };
         if !self.watched.contains_key(last) {
             let Some(row_of) = self.rows.get_mut(row) else { return false };
             if self.undecided.len() >= UNDECIDED_MAX || row_of.undecided >= ROW_UNDECIDED_MAX {
@@ -86,26 +86,31 @@ impl Expectations {
             row_of.undecided += 1;
             let number = self.next;
             self.next += 1;
-            let mut last = pages.iter().rev().copied();
-            let pages = [(); WATCHED_PAGES].map(|()| last.next());
-            self.undecided.insert(number, Expectation { row, until, pages });
+            let mut last = objects.iter().rev().copied();
+            let objects = [(); WATCHED_OBJECTS].map(|()| last.next());
+            self.undecided.insert(number, Expectation { row, until, objects });
             self.due.insert((until, number));
-            pages.into_iter().flatten().for_each(|page| {
-                self.watched.entry(page).or_insert(number);
+            objects.into_iter().flatten().for_each(|object| {
+                self.watched.entry(object).or_insert(number);
             });
         }
         self.trusts(row)
     }
 
-    /// Whether requests of this page decide something.
-    pub fn watches(&self, page: u64) -> bool {
-        self.watched.contains_key(&page)
+    /// All watched objects.
+    pub fn watched(&self) -> impl Iterator<Item = u64> {
+        self.watched.keys().copied()
     }
 
-    /// A page is requested.
-    pub fn request(&mut self, page: u64, now: Mono) {
+    /// Whether requests of this object decide something.
+    pub fn watches(&self, object: u64) -> bool {
+        self.watched.contains_key(&object)
+    }
+
+    /// An object is requested.
+    pub fn request(&mut self, object: u64, now: Mono) {
         self.decide_due(now);
-        if let Some(number) = self.watched.get(&page).copied() {
+        if let Some(number) = self.watched.get(&object).copied() {
             self.decide(number, false);
         }
     }
@@ -121,9 +126,9 @@ impl Expectations {
     fn decide(&mut self, number: u64, is_wrong: bool) {
         let Some(expectation) = self.undecided.remove(&number) else { return };
         self.due.remove(&(expectation.until, number));
-        for page in expectation.pages.into_iter().flatten() {
-            if self.watched.get(&page) == Some(&number) {
-                self.watched.remove(&page);
+        for object in expectation.objects.into_iter().flatten() {
+            if self.watched.get(&object) == Some(&number) {
+                self.watched.remove(&object);
             }
         }
         self.wrong += u64::from(is_wrong);
@@ -148,7 +153,7 @@ mod tests {
 
     const NOW: Mono = Mono(1000);
 
-    /// One row that expects `count` pages from `from` on by 1 ns later, of which each `wrong`-th is
+    /// One row that expects `count` objects from `from` on by 1 ns later, of which each `wrong`-th is
     /// not requested.
     fn expect(of: &mut Expectations, from: u64, count: u64, wrong: u64) -> bool {
         let mut is_followed = false;

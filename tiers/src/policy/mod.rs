@@ -44,7 +44,7 @@ pub use frame::{FrameId, FramePolicy, Recency};
 pub use last_requests::LastRequests;
 pub use lowest_mean_recency::LowestMeanRecency;
 pub use lru::Lru;
-pub use predictions::{Predictions, WATCHED_PAGES};
+pub use predictions::{Predictions, WATCHED_OBJECTS, WATCHED_PAGES};
 pub use s3fifo::S3Fifo;
 pub use segment::{
     ExtentFacts, REINSERT_RATIO_MAX, SegmentFacts, SegmentPolicy, free_segments_min,

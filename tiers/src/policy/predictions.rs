@@ -1,8 +1,9 @@
 //! Predictions that pages will not be requested again, and how many of them were wrong.
 //!
 //! Each source of predictions is a row. A row has the last [`WINDOW`] of its predictions; one is
-//! wrong once a page of it is requested. A row is trusted while few of these are wrong. Predictions
-//! are measured whether or not they are followed, so a row that is not trusted can regain trust.
+//! wrong once a watched object of it is requested. A row is trusted while few of these are wrong.
+//! Predictions are measured whether or not they are followed, so a row that is not trusted can
+//! regain trust.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -13,12 +14,14 @@ pub(super) const WINDOW: usize = 1024;
 const PREDICTIONS_MIN: usize = 32;
 /// Pages of a prediction that is assumed for sampling: a prompt has some.
 const PAGES_ASSUMED: u64 = 16;
-/// Pages of a prediction that are watched.
+/// Pages of a prompt that a caller of [`Predictions::predict`] should have watched.
 pub const WATCHED_PAGES: usize = 2;
+/// Objects of a prediction that are watched: some of each of these pages.
+pub const WATCHED_OBJECTS: usize = 8;
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Prediction {
-    pages: [Option<u64>; WATCHED_PAGES],
+    objects: Vec<u64>,
     is_wrong: bool,
 }
 
@@ -30,11 +33,11 @@ struct Row {
     wrong: usize,
 }
 
-/// Predictions of several rows. Memory is at most some 100 KB for each row.
+/// Predictions of several rows. Memory is at most some 400 KB for each row.
 #[derive(Debug)]
 pub struct Predictions {
     rows: Vec<Row>,
-    /// Row and number of the prediction that watches a page.
+    /// Row and number of the prediction that watches an object.
     watched: HashMap<u64, (usize, u64)>,
     trust: f64,
     /// One of so many predictions is measured.
@@ -51,42 +54,49 @@ impl Predictions {
         Predictions { rows, watched: HashMap::new(), trust, sample }
     }
 
-    /// A row predicts that these pages, of which the last ones are watched, will not be requested.
-    /// Returns whether the row is trusted. Pages are given by hashes that scatter.
-    pub fn predict(&mut self, row: usize, pages: &[u64]) -> bool {
-        let Some(last) = pages.last() else { return false };
+    /// A row predicts that these objects will not be requested. The last [`WATCHED_OBJECTS`] are
+    /// watched. Returns whether the row is trusted. Objects are given by hashes that scatter.
+    pub fn predict(&mut self, row: usize, objects: &[u64]) -> bool {
+        let Some(last) = objects.last() else { return false };
         let is_sampled = (last.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % self.sample == 0;
         if is_sampled && !self.watched.contains_key(last) {
-            self.watch(row, pages);
+            self.watch(row, objects);
         }
         self.trusts(row)
     }
 
-    fn watch(&mut self, row: usize, pages: &[u64]) {
+    fn watch(&mut self, row: usize, objects: &[u64]) {
         let Some(Row { window, first, wrong }) = self.rows.get_mut(row) else { return };
         if window.len() == WINDOW
             && let Some(oldest) = window.pop_front()
         {
-            for page in oldest.pages.into_iter().flatten() {
-                if self.watched.get(&page) == Some(&(row, *first)) {
-                    self.watched.remove(&page);
+            for object in &oldest.objects {
+                if self.watched.get(object) == Some(&(row, *first)) {
+                    self.watched.remove(object);
                 }
             }
             *wrong -= usize::from(oldest.is_wrong);
             *first += 1;
         }
         let number = *first + window.len() as u64;
-        let mut last = pages.iter().rev().copied();
-        let pages = [(); WATCHED_PAGES].map(|()| last.next());
-        window.push_back(Prediction { pages, is_wrong: false });
-        for page in pages.into_iter().flatten() {
-            self.watched.insert(page, (row, number));
-        }
+        let objects = objects[objects.len().saturating_sub(WATCHED_OBJECTS)..].to_vec();
+        objects.iter().for_each(|object| _ = self.watched.insert(*object, (row, number)));
+        window.push_back(Prediction { objects, is_wrong: false });
     }
 
-    /// A page is requested. Returns whether a prediction was right until now.
-    pub fn request(&mut self, page: u64) -> bool {
-        let Some((row, number)) = self.watched.get(&page).copied() else { return false };
+    /// Whether an object is watched.
+    pub fn watches(&self, object: u64) -> bool {
+        self.watched.contains_key(&object)
+    }
+
+    /// All watched objects.
+    pub fn watched(&self) -> impl Iterator<Item = u64> {
+        self.watched.keys().copied()
+    }
+
+    /// An object is requested. Returns whether a prediction was right until now.
+    pub fn request(&mut self, object: u64) -> bool {
+        let Some((row, number)) = self.watched.get(&object).copied() else { return false };
         let Some(row) = self.rows.get_mut(row) else { return false };
         let at = number.saturating_sub(row.first) as usize;
         let Some(prediction) = row.window.get_mut(at).filter(|p| !p.is_wrong) else { return false };
@@ -160,12 +170,14 @@ mod tests {
     }
 
     #[test]
-    fn last_two_pages_of_a_prediction_are_watched() {
+    fn last_objects_of_a_prediction_are_watched() {
         let mut predictions = Predictions::new(1, 0.95, 1000);
-        predictions.predict(0, &[1, 2, 3].map(hash));
-        assert!(!predictions.request(hash(1)));
-        assert!(predictions.request(hash(2)));
-        assert!(!predictions.request(hash(3)), "the prediction is wrong already");
+        let last = WATCHED_OBJECTS as u64;
+        predictions.predict(0, &Vec::from_iter((0..=last).map(hash)));
+        assert!(!predictions.request(hash(0)) && !predictions.watches(hash(0)));
+        assert_eq!(predictions.watched().count(), WATCHED_OBJECTS);
+        assert!(predictions.request(hash(1)));
+        assert!(!predictions.request(hash(last)), "the prediction is wrong already");
     }
 
     #[test]

@@ -5,20 +5,32 @@ use pagelith_layouts::error::FormatError;
 use pagelith_layouts::footer::{self, FooterEntry, FooterFacts};
 use pagelith_layouts::segment::SegmentIdentity;
 
+use super::segment_walk::HeaderWalk;
 use super::serial_queue::SerialQueue;
 use super::volume::Volume;
 
 /// A segment's footer, as returned by [`footer::decode`].
 pub(super) type Footer = (FooterFacts, Vec<FooterEntry>);
 
-/// The entries of a segment's footer, none if it has no valid one. Fails if the device does.
+/// The entries of a segment's footer; without a valid one, of its record headers before `data_end`.
+/// Fails if the device does.
 pub fn footer_entries(
     volume: &Volume,
     serial: &mut SerialQueue,
     identity: SegmentIdentity,
+    data_end: u64,
 ) -> Result<Vec<FooterEntry>, IoFault> {
-    let footer = read_footer(volume, serial, identity)?;
-    Ok(footer.map(|(_, entries)| entries).unwrap_or_default())
+    if let Ok((_, entries)) = read_footer(volume, serial, identity)? {
+        return Ok(entries);
+    }
+    let end = if data_end > 0 { data_end } else { volume.geometry.segment_bytes };
+    let (mut walk, mut entries) = (HeaderWalk::new(identity, end), Vec::new());
+    while let Some((at, bytes)) = walk.next_read() {
+        let (file, offset) = volume.file_offset(identity.segment, at);
+        let read = serial.read(file, offset, bytes as usize)?;
+        walk.feed(&read, &mut |record| entries.extend(footer::entries_of(record)));
+    }
+    Ok(entries)
 }
 
 /// Read a segment's footer. The outer error is a device fault, the inner one means that there is no

@@ -3,15 +3,19 @@ use std::task::Wake;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::super::outcome::CompletedGet;
+use super::super::request::Destination;
 use super::*;
 
 const LONG: Duration = Duration::from_secs(30);
 
-/// Reports each submitted batch to the test, and ends it when the test says so.
+/// Reports each submitted batch and each poll to the test, and ends a batch when the test says so.
 struct ScriptedSession {
     submitted: Sender<()>,
     /// Whether the batch ends, or the session panics.
     orders: Receiver<bool>,
+    /// The outcomes of each batch.
+    outcomes: Vec<GetOutcome>,
 }
 
 impl PageSession for ScriptedSession {
@@ -25,12 +29,20 @@ impl PageSession for ScriptedSession {
     }
 
     fn poll(&mut self) -> Option<(Ticket, CompletedBatch)> {
-        unreachable!("the queue waits")
+        // A later poll may find that the test has ended.
+        let _ = self.submitted.send(());
+        None
     }
 
     fn wait(&mut self, _: Ticket, _: Duration) -> Option<CompletedBatch> {
         assert!(self.orders.recv().expect("an order"), "planted");
-        Some(CompletedBatch::Get(Vec::new()))
+        let done = |outcome: &GetOutcome| CompletedGet {
+            outcome: Ok(*outcome),
+            destination: Destination(Vec::new()),
+            length: 0,
+            meta: None,
+        };
+        Some(CompletedBatch::Get(self.outcomes.iter().map(done).collect()))
     }
 
     fn wait_any(&mut self, _: Duration) -> Option<(Ticket, CompletedBatch)> {
@@ -40,8 +52,13 @@ impl PageSession for ScriptedSession {
 
 /// A queue of one thread, its orders and its reports.
 fn scripted() -> (BatchQueue, Sender<bool>, Receiver<()>) {
+    scripted_with(Vec::new())
+}
+
+/// The same; each batch has these outcomes.
+fn scripted_with(outcomes: Vec<GetOutcome>) -> (BatchQueue, Sender<bool>, Receiver<()>) {
     let ((submitted, reports), (order, orders)) = (channel(), channel());
-    let session = Box::new(ScriptedSession { submitted, orders });
+    let session = Box::new(ScriptedSession { submitted, orders, outcomes });
     (BatchQueue::with_sessions(vec![session]).expect("a queue"), order, reports)
 }
 
@@ -155,4 +172,54 @@ fn all_tasks_that_await_a_batch_are_woken() {
         woken.wait(seen, LONG);
         assert_ne!(woken.value(), seen, "a task was not woken");
     }
+}
+
+#[test]
+fn session_is_polled_after_a_late_batch_and_not_after_others() {
+    for is_late in [false, true] {
+        let outcome = if is_late {
+            GetOutcome::Miss(MissCause::Late)
+        } else {
+            GetOutcome::Miss(MissCause::Absent)
+        };
+        let (batches, order, reports) = scripted_with(vec![outcome]);
+        let ticket = get(&batches);
+        reports.recv_timeout(LONG).expect("the batch has started");
+        order.send(true).expect("the queue runs");
+        assert!(block_on(batches.completion(ticket)).is_some());
+        if is_late {
+            reports.recv_timeout(LONG).expect("the session is polled");
+        }
+        drop(batches);
+        assert!(is_late || reports.recv().is_err(), "polled without a reason");
+    }
+}
+
+/// Drops its queue when it is woken.
+struct DropOnWake {
+    queue: std::sync::Mutex<Option<BatchQueue>>,
+    dropped: Signal,
+}
+
+impl Wake for DropOnWake {
+    fn wake(self: std::sync::Arc<Self>) {
+        drop(self.queue.lock().expect("no panic").take());
+        self.dropped.raise();
+    }
+}
+
+#[test]
+fn waker_may_drop_the_queue() {
+    let (batches, order, reports) = scripted();
+    let (running, waiting) = (get(&batches), get(&batches));
+    let (mut running, waiting) = (batches.completion(running), batches.completion(waiting));
+    reports.recv_timeout(LONG).expect("the first batch has started");
+    let dropped = Signal::default();
+    let queue = std::sync::Mutex::new(Some(batches));
+    let waker = Waker::from(std::sync::Arc::new(DropOnWake { queue, dropped: dropped.clone() }));
+    assert!(Pin::new(&mut running).poll(&mut Context::from_waker(&waker)).is_pending());
+    order.send(true).expect("the queue runs");
+    dropped.wait(0, LONG);
+    assert_ne!(dropped.value(), 0, "the drop waits for its own thread");
+    assert!(block_on(running).is_some() && block_on(waiting).is_none());
 }

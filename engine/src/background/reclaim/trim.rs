@@ -30,13 +30,27 @@ impl Reclaimer {
         let shared = cx.shared.clone();
         let mut core = shared.lock();
         let kept = drop_records(&shared, &mut core, (segment, namespace), entries);
+        let seen = bytes_of(namespace, core.generation(namespace), entries);
         let order = core.ssd.as_ref().map(|ssd| ssd.segments.get(segment).order);
-        order.into_iter().for_each(|order| core.tenants.trimmed(namespace, order, kept));
+        let remaining =
+            order.map_or(0, |order| core.tenants.trimmed(namespace, order, (seen, kept)));
         drop(core);
-        tracing::debug!(segment = segment.0, %namespace, kept, "trim");
+        tracing::debug!(segment = segment.0, %namespace, remaining, "trim");
         // Pinned records stay; a later trim tries them again, since pins end.
-        self.defer_for(cx, if kept > 0 { RETRY_AFTER } else { Duration::ZERO }, false);
+        self.defer_for(cx, if remaining > 0 { RETRY_AFTER } else { Duration::ZERO }, false);
     }
+}
+
+/// Bytes of a namespace's records of a generation.
+fn bytes_of(namespace: NamespaceId, generation: Generation, entries: &[FooterEntry]) -> u64 {
+    let of_namespace = entries.iter().filter(|e| {
+        e.kind == RecordKind::Data as u8
+            && e.key.namespace() == namespace
+            && e.generation == generation.0
+    });
+    let records: BTreeMap<u32, u64> =
+        of_namespace.map(|e| (e.record_block, u64::from(e.record_blocks) * ALIGN)).collect();
+    records.into_values().sum()
 }
 
 /// Drop the objects of a namespace from a segment, but for records with a pinned object; returns

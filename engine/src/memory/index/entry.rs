@@ -132,6 +132,26 @@ pub fn tick_age(now: u32, tick: u32) -> u32 {
     now.wrapping_sub(tick) & TICK_MASK
 }
 
+/// The newest of the ticks of a store, 0 without any. The counter wraps, so it is not the largest:
+/// the ticks of a store are close together, and the longest stretch without any follows the newest.
+pub fn newest_tick(ticks: impl Iterator<Item = u32>) -> u32 {
+    let mut seen = vec![false; TICK_MODULUS as usize];
+    ticks.for_each(|tick| seen[(tick & TICK_MASK) as usize] = true);
+    let is_seen = |tick: &u32| seen[*tick as usize];
+    let Some(first) = (0..TICK_MODULUS).find(is_seen) else { return 0 };
+    let (mut newest, mut longest, mut last) = (first, 0, first);
+    let next = (first + 1..TICK_MODULUS).filter(is_seen).chain(std::iter::once(first));
+    for tick in next {
+        let gap = if tick == first { TICK_MODULUS - last + first } else { tick - last };
+        // The gap to the first tick after the wrap comes last, and is chosen if others are as long.
+        if gap >= longest {
+            (newest, longest) = (last, gap);
+        }
+        last = tick;
+    }
+    newest
+}
+
 /// The fingerprint as stored: zero marks an empty slot, so a fingerprint of zero is stored as 1.
 pub(crate) fn stored(fingerprint: u128) -> u128 {
     fingerprint.max(1)
@@ -325,6 +345,16 @@ mod tests {
         assert_eq!(tick_age(TICK_MODULUS + 3, TICK_MODULUS - 2), 5, "now may exceed the modulus");
         assert_eq!(tick_age(0, u32::MAX), 1, "the tick may exceed the modulus");
         assert_eq!(tick_age(4, 5), TICK_MODULUS - 1, "a tick ahead of now counts as the oldest");
+    }
+
+    #[test]
+    fn newest_tick_is_found_across_wrap() {
+        let newest = |ticks: &[u32]| newest_tick(ticks.iter().copied());
+        let last = TICK_MODULUS - 1;
+        assert_eq!((newest(&[]), newest(&[7]), newest(&[last])), (0, 7, last));
+        assert_eq!((newest(&[10, 20, 15]), newest(&[0, last])), (20, 0));
+        assert_eq!(newest(&[last - 4000, last, 3, 700, last - 1]), 700);
+        assert_eq!(newest(&[65_536, 70_000, 400_000]), 400_000, "before the first wrap");
     }
 
     #[test]

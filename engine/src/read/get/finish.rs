@@ -41,23 +41,27 @@ impl GetBatch {
                 // A prefetched object counts neither as a hit nor as a miss.
                 Some(Settled::Miss(MissCause::Damaged)) if is_prefetch => counters.damaged += 1,
                 _ if is_prefetch => {}
-                Some(Settled::Hit(hit)) => count_hit(&mut counters, hit),
+                Some(Settled::Hit(hit)) => count_hit(&mut counters, hit, slot.is_continued),
                 // Peers are asked first; they decide whether it is a miss.
                 Some(Settled::Miss(_)) if !missed.is_empty() => {}
-                Some(Settled::Miss(cause)) => counters.miss(*cause),
+                Some(Settled::Miss(cause)) if self.is_final(slot, *cause) => counters.miss(*cause),
+                Some(Settled::Miss(MissCause::Damaged)) => counters.damaged += 1,
+                Some(Settled::Miss(_)) => {}
                 Some(Settled::Failed(_)) | None => {}
             }
         }
         if counters.misses.iter().any(|n| *n > 0) {
-            let is_absent =
-                |slot: &&Slot| matches!(slot.settled(), Some(Settled::Miss(MissCause::Absent)));
+            let is_absent = |slot: &&Slot| {
+                let is_miss = matches!(slot.settled(), Some(Settled::Miss(MissCause::Absent)));
+                is_miss && self.is_final(slot, MissCause::Absent)
+            };
             let absent = self.slots.iter().filter(is_absent);
             let absent = absent.map(|slot| (&slot.key, slot.fingerprint));
             absence::count(&io.shared, absent, &mut counters.absent);
         }
         io.shared.reads.counters.add(io.counter_stripe, &counters);
         if !is_prefetch {
-            count_by_namespace(&io.shared, &self.slots, missed.is_empty());
+            self.count_by_namespace(&io.shared, missed.is_empty());
         }
         if io.shared.config.batch_summary() {
             crate::read::summary::log_gets(&self.slots);
@@ -90,41 +94,53 @@ impl GetBatch {
         };
         self.slots.iter().enumerate().filter_map(missed).collect()
     }
-}
 
-/// Count hits and, if they are final, misses.
-fn count_by_namespace(shared: &Shared, slots: &[Slot], is_final: bool) {
-    let namespaces = &shared.read_view.namespaces;
-    if !namespaces.is_counting() {
-        return;
+    /// Whether a miss counts here: not that of a later part of an object, nor if peers are asked
+    /// for the whole object.
+    fn is_final(&self, slot: &Slot, cause: MissCause) -> bool {
+        !slot.is_continued && (!self.local_only || cause == MissCause::Slow)
     }
-    for slot in slots {
-        let namespace = slot.key.namespace();
-        match slot.settled() {
-            Some(Settled::Hit(hit)) => {
-                if !namespaces.has(namespace) {
-                    shared.lock().namespaces.add(namespace);
+
+    /// Count hits and, unless peers are asked, misses.
+    fn count_by_namespace(&self, shared: &Shared, peers_are_not_asked: bool) {
+        let namespaces = &shared.read_view.namespaces;
+        if !namespaces.is_counting() {
+            return;
+        }
+        for slot in &self.slots {
+            let namespace = slot.key.namespace();
+            match slot.settled() {
+                Some(Settled::Hit(hit)) => {
+                    if !namespaces.has(namespace) {
+                        shared.lock().namespaces.add(namespace);
+                    }
+                    let objects = u64::from(!slot.is_continued);
+                    let counts = namespaces.counts(namespace);
+                    counts.into_iter().for_each(|counts| counts.count_hits(objects, hit.bytes));
                 }
-                let counts = namespaces.counts(namespace);
-                counts.into_iter().for_each(|counts| counts.count_hit(hit.bytes));
+                Some(Settled::Miss(cause))
+                    if self.is_final(slot, *cause)
+                        && (peers_are_not_asked || *cause == MissCause::Slow) =>
+                {
+                    namespaces.counts(namespace).into_iter().for_each(NamespaceCounts::count_miss);
+                }
+                Some(Settled::Miss(_) | Settled::Failed(_)) | None => {}
             }
-            Some(Settled::Miss(_)) if is_final => {
-                namespaces.counts(namespace).into_iter().for_each(NamespaceCounts::count_miss);
-            }
-            Some(Settled::Miss(_) | Settled::Failed(_)) | None => {}
         }
     }
 }
 
-fn count_hit(counters: &mut Counters, hit: &Hit) {
+/// Count a hit; the bytes only if it `is_continued`.
+fn count_hit(counters: &mut Counters, hit: &Hit, is_continued: bool) {
+    let objects = u64::from(!is_continued);
     match &hit.source {
         HitSource::Memory { verified } => {
-            counters.hits_memory += 1;
+            counters.hits_memory += objects;
             counters.bytes_memory += hit.bytes;
-            counters.hits_unverified += u64::from(!verified);
+            counters.hits_unverified += if *verified { 0 } else { objects };
         }
         HitSource::Ssd { staged_bytes, .. } => {
-            counters.hits_ssd += 1;
+            counters.hits_ssd += objects;
             counters.bytes_ssd += hit.bytes;
             counters.staged_bytes += staged_bytes;
         }

@@ -8,29 +8,42 @@ use crate::read::slot::{HitSource, Settled};
 use crate::state::session_io::SessionIo;
 
 impl GetBatch {
-    /// Decide once for these objects, which are on SSD: if recent loads say that loading them takes
-    /// longer than recomputing their pages, settle them as misses and return true.
+    /// Decide once for the request of these objects, which are on SSD: if recent loads say that
+    /// loading them takes longer than recomputing their pages, settle them as misses and return
+    /// true.
     pub(super) fn settle_if_slow(&mut self, io: &mut SessionIo, from_ssd: &[usize]) -> bool {
         let Some(page_seconds) = io.shared.config.page_recompute_seconds() else { return false };
-        if self.recompute != Recompute::Undecided || from_ssd.is_empty() {
+        if from_ssd.is_empty() {
             return false;
         }
         let now = io.shared.now();
-        self.recompute = Recompute::Loading(now, now);
-        let (mut depths, mut last) = (PageDepths::default(), 0);
-        let mut bytes = 0;
-        for &i in from_ssd {
+        let is_slow = match self.recompute {
+            Recompute::Never | Recompute::Loading(..) => return false,
+            Recompute::Slow => true,
+            Recompute::Load => false,
+            Recompute::Undecided { more } => {
+                let (bytes, pages) = self.size_of(from_ssd);
+                let load = io.shared.reads.loads.seconds(bytes + more, now);
+                load.is_some_and(|seconds| seconds > pages * page_seconds)
+            }
+        };
+        if !is_slow {
+            self.recompute = Recompute::Loading(now, now);
+            return false;
+        }
+        self.recompute = Recompute::Slow;
+        from_ssd.iter().for_each(|&i| self.settle(io, i, Settled::Miss(MissCause::Slow)));
+        true
+    }
+
+    /// Bytes of these objects, and the number of pages from the first to the last.
+    fn size_of(&self, objects: &[usize]) -> (u64, f64) {
+        let (mut depths, mut last, mut bytes) = (PageDepths::default(), 0, 0);
+        for &i in objects {
             last = depths.depth_of(&self.slots[i].key);
             bytes += self.slots[i].destination_bytes();
         }
-        let pages = f64::from(last) + 1.0;
-        let load = io.shared.reads.loads.seconds(bytes, now);
-        if load.is_none_or(|seconds| seconds <= pages * page_seconds) {
-            return false;
-        }
-        self.recompute = Recompute::Never;
-        from_ssd.iter().for_each(|&i| self.settle(io, i, Settled::Miss(MissCause::Slow)));
-        true
+        (bytes, f64::from(last) + 1.0)
     }
 
     /// Note how long the load of the objects on SSD took.

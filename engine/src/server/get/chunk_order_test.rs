@@ -1,8 +1,10 @@
 //! Chunks of an object are read in any order, and sent in their own.
 
 use pagelith_io::buffer::AlignedBuf;
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, Checksums};
 
 use super::*;
+use crate::api::group_info::GroupInfo;
 use crate::api::outcome::ObjectMeta;
 use crate::server::tests::{Pair, TIMEOUT, key};
 use pagelith_transport::rights::Rights;
@@ -15,7 +17,8 @@ const ID: OpId = OpId(1);
 fn read(chunk: &Range<u64>) -> CompletedGet {
     let bytes = chunk.end - chunk.start;
     let part = AlignedBuf::new(bytes as usize).expect("memory").into_part();
-    let checksums = Checksums::from_elem(Checksum::default(), (LENGTH / BLOCK) as usize);
+    let checksums =
+        Checksums::from_elem(Checksum::default(), (LENGTH / BLOCK_BYTES as u64) as usize);
     let meta = Box::new(ObjectMeta { checksums, group: GroupInfo::default() });
     let outcome = Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes });
     CompletedGet::of(outcome, Destination([part].into()), LENGTH, Some(meta))

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::GroupKind;
+use pagelith_tiers::policy::FrameId;
 
 use super::AdmittedGroup;
 use crate::api::error::{Error, Result};
@@ -159,7 +160,7 @@ pub(crate) fn admit(
     }
     let reservation = Reservation::with_capacity(sizes.len());
     let mut admission =
-        reserve_memory(shared, core, (generation, fingerprints), &sizes, reservation);
+        reserve_memory(shared, core, (generation, fingerprints), (kind, &sizes), reservation);
     if let AdmitOutcome::Admitted(admitted) = &mut admission {
         if found.iter().any(Option::is_some) {
             admitted.existing = found.iter().map(|f| f.as_ref().map(|f| f.location)).collect();
@@ -175,12 +176,16 @@ pub(crate) fn reserve_memory(
     shared: &Shared,
     core: &mut Core,
     (generation, fingerprints): (Generation, Vec<u128>),
-    group: &[ObjectSize],
+    (kind, group): (PutKind<'_>, &[ObjectSize]),
     mut reservation: Reservation,
 ) -> AdmitOutcome {
     let (namespace, lengths) =
         (group[0].key.namespace(), group.iter().filter_map(|object| object.length));
-    match core.quota_room(namespace, lengths.clone(), core.ssd.is_some()) {
+    let base = match kind {
+        PutKind::Attached(base) => frame_of(shared, core, base),
+        PutKind::Single | PutKind::Base => None,
+    };
+    match core.quota_room(namespace, lengths.clone(), core.ssd.is_some(), base) {
         QuotaRoom::Fits => {}
         QuotaRoom::Exceeded => return AdmitOutcome::OverQuota,
         QuotaRoom::Busy => return AdmitOutcome::NoMemory(quota::no_own_room(namespace)),
@@ -204,6 +209,17 @@ pub(crate) fn reserve_memory(
         open_group,
         origin,
     })
+}
+
+/// The frame of a base, which a put of what is attached to it must not evict. `None` also if no
+/// namespace has limits.
+pub(super) fn frame_of(shared: &Shared, core: &Core, base: &ObjectKey) -> Option<FrameId> {
+    if core.tenants.is_empty() {
+        return None;
+    }
+    let generation = core.generation(base.namespace());
+    let found = core.find_memory(base, shared.fingerprint(base, generation), generation);
+    found.map(|(frame, _)| frame.id)
 }
 
 /// Whether one object is present. `probed` is `None` before headers were requested, and

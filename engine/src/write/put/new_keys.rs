@@ -85,7 +85,7 @@ impl NewKeys {
             shared,
             core,
             (self.generation, self.fingerprints),
-            group,
+            (kind, group),
             self.reservation,
         ))
     }

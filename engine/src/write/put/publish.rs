@@ -10,7 +10,7 @@ use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::policy::{FrameId, Recency};
 
 use super::copy::ConfirmedGroup;
-use super::{Published, ReturnedGroup, into_members};
+use super::{Published, ReturnedGroup, admit, into_members};
 use crate::api::error::Error;
 use crate::api::outcome::{FlushReport, PutOutcome, Tier};
 use crate::memory::departed::Departure;
@@ -90,7 +90,7 @@ pub(crate) fn publish(
         core.counters.puts_refused += if fetched { 0 } else { objects };
         return Ok(Published::without_frames(PutOutcome::Refused));
     }
-    match check_quota(shared, core, &data.members, origin) {
+    match check_quota(shared, core, &data.members, origin, None) {
         Ok(None) => {}
         Ok(Some(refused)) => return Ok(refused),
         Err(error) => return Err(ReturnedGroup::new(error, data)),
@@ -192,7 +192,7 @@ fn attach(
     let AttachedGroup { base, generation, at, members, .. } = attached;
     let objects = members.len() as u64;
     let name = name_of(shared.fingerprint(&base, generation));
-    match check_quota(shared, core, &members, origin) {
+    match check_quota(shared, core, &members, origin, Some(&base)) {
         Ok(None) => {}
         Ok(Some(refused)) => return Ok(refused),
         Err(error) => return Err(ReturnedGroup { error, members: members.into_vec() }),
@@ -243,7 +243,7 @@ fn supersede(shared: &Shared, core: &mut Core, state: &[FrameMember], generation
     for member in state {
         let before = shared.fingerprint(&member.key.on_page(page), generation);
         let frame = core.index.find(before).find(|e| e.attached).and_then(|e| e.frame);
-        frame.into_iter().for_each(|frame| core.demote_frame(FrameId(frame)));
+        frame.into_iter().for_each(|frame| core.demote_state(FrameId(frame)));
     }
 }
 
@@ -311,10 +311,13 @@ fn check_quota(
     core: &mut Core,
     members: &[FrameMember],
     origin: PutOrigin,
+    base: Option<&ObjectKey>,
 ) -> Result<Option<Published>, Error> {
     let Some(first) = members.first() else { return Ok(None) };
     let (namespace, is_written) = (first.key.namespace(), core.ssd.is_some());
-    match core.quota_room(namespace, members.iter().map(|m| m.extent.bytes), is_written) {
+    let base = base.and_then(|base| admit::frame_of(shared, core, base));
+    let lengths = members.iter().map(|m| m.extent.bytes);
+    match core.quota_room(namespace, lengths, is_written, base) {
         QuotaRoom::Fits => Ok(None),
         QuotaRoom::Busy => {
             if origin != PutOrigin::Fetched {

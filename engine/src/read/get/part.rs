@@ -1,0 +1,37 @@
+//! A batch that is part of a client's request: its other objects, or other chunks of the same
+//! object, are in other batches.
+
+use pagelith_io::clock::Mono;
+use pagelith_tiers::policy::Recency;
+
+use super::GetBatch;
+use crate::api::request::Get;
+use crate::read::recompute::Recompute;
+use crate::read::slot::Slot;
+use crate::state::session_io::SessionIo;
+
+/// Part of a request of a client.
+pub(crate) struct GetPart {
+    pub gets: Vec<Get>,
+    /// Which gets continue the object of an earlier one, with which it counts.
+    pub continued: Vec<bool>,
+    /// Peers are not asked: the caller asks them for whole objects.
+    pub local_only: bool,
+    pub recompute: Recompute,
+}
+
+impl GetBatch {
+    /// As [`GetBatch::begin`]. Returns also what was decided for the other batches of the request.
+    pub fn begin_part(
+        io: &mut SessionIo,
+        part: GetPart,
+        at: Recency,
+        deadline: Mono,
+    ) -> (GetBatch, Recompute) {
+        let mut slots: Vec<_> = part.gets.into_iter().map(Slot::new).collect();
+        slots.iter_mut().zip(part.continued).for_each(|(slot, is)| slot.is_continued = is);
+        let batch = Self::begin_slots(io, slots, at, deadline, part.recompute);
+        let decided = batch.recompute.of_next_batch();
+        (GetBatch { local_only: part.local_only, ..batch }, decided)
+    }
+}

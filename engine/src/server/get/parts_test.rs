@@ -1,0 +1,102 @@
+//! Long objects are read in several batches: they count once, and whether they are loaded is
+//! decided once.
+#![allow(clippy::disallowed_methods, reason = "a test sets up real files")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pagelith_io::clock::Clock;
+use pagelith_io::system::SystemClock;
+use pagelith_layouts::wire::request::RequestOptions;
+use pagelith_transport::rights::Rights;
+
+use crate::Size;
+use crate::api::outcome::{GetOutcome, MissCause, Tier};
+use crate::api::request::{Options, PutSlice};
+use crate::config::{Config, MachineLimits, Promote};
+use crate::rpc::call::{ItemRequest, Response};
+use crate::server::tests::{Pair, TIMEOUT, key, object, parts};
+use crate::store::embedded::Store;
+
+/// More than the staging memory of the server.
+const LONG: usize = 20 << 20;
+
+/// A store without a DRAM tier that has object 1, on SSD. Its client recomputes a page in a second.
+fn pair(dir: &std::path::Path) -> Pair {
+    let mut config = Config::default();
+    (config.dram.bytes, config.dram.promote) = (Size::ZERO, Promote::Never);
+    (config.ssd.bytes, config.ssd.segment_bytes) = (Size::mib(256), Some(Size::mib(32)));
+    config.ssd.dirs = vec![dir.to_owned()];
+    config.index.max_objects = Some(1000);
+    (config.read.prefill_tokens_per_s, config.read.page_tokens) = (1, 1);
+    let facts = MachineLimits::of_this_machine().expect("facts");
+    let store = Store::open(config.validate(&facts).expect("valid")).expect("opened");
+    let put = PutSlice { key: key(1, "k"), pieces: &[&object(1, LONG)] };
+    store.put_batch(&[put], Options::default()).remove(0).expect("put");
+    store.flush(Options::default()).expect("flushed");
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let address = "tcp:127.0.0.1:0".parse().expect("an address");
+    let (server, caller) = Pair::connect(&store, &clock, address, Rights::all(), &[]);
+    Pair { store, server, caller, clock }
+}
+
+/// From now on each byte seems to take a second.
+fn loads_are_slow(pair: &Pair) {
+    let shared = &pair.store.shared;
+    shared.reads.loads.note(1 << 30, Duration::from_secs(1 << 30), shared.now());
+}
+
+fn ask(pair: &mut Pair, page: u8, from_store: bool) {
+    let wanted =
+        ItemRequest { key: key(page, "k"), range: None, parts: parts(&[LONG]), by_value: false };
+    let options = RequestOptions { from_store, ..RequestOptions::default() };
+    let deadline = pair.clock.now().after(TIMEOUT);
+    pair.caller.get(1, vec![wanted], options, deadline).expect("link capacity");
+}
+
+fn outcome(pair: &mut Pair) -> GetOutcome {
+    let Response::Get(mut got) = pair.reply() else { panic!("unexpected reply") };
+    got.remove(0).outcome.expect("an outcome")
+}
+
+const HIT: GetOutcome = GetOutcome::Hit { tier: Tier::Ssd, bytes: LONG as u64 };
+
+#[test]
+fn long_object_counts_once() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut pair = pair(dir.path());
+    ask(&mut pair, 1, false);
+    assert_eq!(outcome(&mut pair), HIT);
+    let stats = pair.store.stats();
+    assert_eq!((stats.hits_ssd, stats.bytes_ssd), (1, LONG as u64));
+    ask(&mut pair, 2, false);
+    assert_eq!(outcome(&mut pair), GetOutcome::Miss(MissCause::Absent));
+    let stats = pair.store.stats();
+    assert_eq!(stats.misses.get("absent"), Some(&1), "{stats:?}");
+    assert_eq!(stats.absent.values().sum::<u64>(), 1, "{stats:?}");
+}
+
+#[test]
+fn load_that_has_begun_is_not_given_up_as_slow() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut pair = pair(dir.path());
+    ask(&mut pair, 1, false);
+    while pair.server.ctx.batches.is_empty() {
+        pair.server.poll();
+    }
+    loads_are_slow(&pair);
+    assert_eq!(outcome(&mut pair), HIT);
+    ask(&mut pair, 1, false);
+    assert_eq!(outcome(&mut pair), GetOutcome::Miss(MissCause::Absent), "now it is slow");
+    let stats = pair.store.stats();
+    assert_eq!((stats.misses.get("slow"), stats.misses.get("absent")), (Some(&1), None));
+}
+
+#[test]
+fn request_of_another_store_is_loaded_though_loads_are_slow() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut pair = pair(dir.path());
+    loads_are_slow(&pair);
+    ask(&mut pair, 1, true);
+    assert_eq!(outcome(&mut pair), HIT);
+}
