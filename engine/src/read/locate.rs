@@ -289,7 +289,7 @@ pub(crate) fn guard_in_memory(
     }
     let (frame, member) = core.find_memory(key, fingerprint, generation)?;
     core.dram.frames.get(frame.id).filter(|f| fits(f.data.members[member].extent.bytes))?;
-    shared.hints.requested(std::iter::once(fingerprint));
+    shared.hints.requested(std::iter::once(fingerprint), || shared.now());
     core.record_request(fingerprint, |e| e.frame == Some(frame.id.0), at);
     Some((FrameGuard::new(core, frame)?, member))
 }

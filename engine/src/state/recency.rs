@@ -50,7 +50,7 @@ pub(crate) fn prefetch(shared: &Shared, found: &[FoundObject]) {
 
 /// Record requests under the lock.
 pub(crate) fn record_locked(shared: &Shared, core: &mut Core, found: &[FoundObject], at: Recency) {
-    shared.hints.requested(found.iter().map(|object| object.fingerprint));
+    shared.hints.requested(found.iter().map(|object| object.fingerprint), || shared.now());
     found.iter().for_each(|object| object.record_in(core, at));
 }
 

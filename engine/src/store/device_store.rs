@@ -60,7 +60,7 @@ impl DeviceStore for Store {
     fn begin(&self, options: Options) -> Result<Options> {
         self.shared.check_open()?;
         let request = options.request.unwrap_or_else(|| session_io::begin_request(&self.shared));
-        Ok(Options { request: Some(request), ..options })
+        Ok(options.request(request))
     }
 
     fn in_place(
@@ -107,9 +107,7 @@ impl DeviceStore for Store {
         })?;
         match done {
             CompletedBatch::Get(done) => Ok(done),
-            CompletedBatch::Put(_)
-            | CompletedBatch::Exists(_)
-            | CompletedBatch::ExistsGroups(_) => Ok(Vec::new()),
+            _ => Ok(Vec::new()),
         }
     }
 

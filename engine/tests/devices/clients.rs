@@ -114,7 +114,7 @@ fn memory_of_late_calls_of_a_client_is_kept_until_device_is_done() {
     put(&served.store, 1);
     let (memory, pieces) = memory_of(&fake, &handle, object(1).len());
     let gets = [DeviceGet { key: key(1), range: None, pieces: &pieces }];
-    let options = Options { timeout: Some(Duration::from_millis(200)), ..Options::default() };
+    let options = Options::default().timeout(Duration::from_millis(200));
     fake.change("hang=1");
     let got = served.client.get_to_device(&handle, None, &gets, options).remove(0);
     let error = got.expect_err("the device hangs");
