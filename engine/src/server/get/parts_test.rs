@@ -46,12 +46,11 @@ fn loads_are_slow(pair: &Pair) {
     shared.reads.loads.note(1 << 30, Duration::from_secs(1 << 30), shared.now());
 }
 
-fn ask(pair: &mut Pair, page: u8, from_store: bool) {
+fn ask(pair: &mut Pair, page: u8) {
     let wanted =
         ItemRequest { key: key(page, "k"), range: None, parts: parts(&[LONG]), by_value: false };
-    let options = RequestOptions { from_store, ..RequestOptions::default() };
     let deadline = pair.clock.now().after(TIMEOUT);
-    pair.caller.get(1, vec![wanted], options, deadline).expect("link capacity");
+    pair.caller.get(1, vec![wanted], RequestOptions::default(), deadline).expect("link capacity");
 }
 
 fn outcome(pair: &mut Pair) -> GetOutcome {
@@ -65,11 +64,11 @@ const HIT: GetOutcome = GetOutcome::Hit { tier: Tier::Ssd, bytes: LONG as u64 };
 fn long_object_counts_once() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut pair = pair(dir.path());
-    ask(&mut pair, 1, false);
+    ask(&mut pair, 1);
     assert_eq!(outcome(&mut pair), HIT);
     let stats = pair.store.stats();
     assert_eq!((stats.hits_ssd, stats.bytes_ssd), (1, LONG as u64));
-    ask(&mut pair, 2, false);
+    ask(&mut pair, 2);
     assert_eq!(outcome(&mut pair), GetOutcome::Miss(MissCause::Absent));
     let stats = pair.store.stats();
     assert_eq!(stats.misses.get("absent"), Some(&1), "{stats:?}");
@@ -80,13 +79,13 @@ fn long_object_counts_once() {
 fn load_that_has_begun_is_not_given_up_as_slow() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut pair = pair(dir.path());
-    ask(&mut pair, 1, false);
+    ask(&mut pair, 1);
     while pair.server.ctx.batches.is_empty() {
         pair.server.poll();
     }
     loads_are_slow(&pair);
     assert_eq!(outcome(&mut pair), HIT);
-    ask(&mut pair, 1, false);
+    ask(&mut pair, 1);
     assert_eq!(outcome(&mut pair), GetOutcome::Miss(MissCause::Absent), "now it is slow");
     let stats = pair.store.stats();
     assert_eq!((stats.misses.get("slow"), stats.misses.get("absent")), (Some(&1), None));
@@ -96,7 +95,8 @@ fn load_that_has_begun_is_not_given_up_as_slow() {
 fn request_of_another_store_is_loaded_though_loads_are_slow() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut pair = pair(dir.path());
+    pair.caller = pair.caller.for_store();
     loads_are_slow(&pair);
-    ask(&mut pair, 1, true);
+    ask(&mut pair, 1);
     assert_eq!(outcome(&mut pair), HIT);
 }
