@@ -556,8 +556,9 @@ impl Store {
         taken.map_err(|error| raised(&error))
     }
 
-    /// A hint about the future use of objects of one namespace, given from the head of their prompt;
-    /// it changes what leaves first, never what a get returns. Returns how many objects follow it.
+    /// A hint about the future use of objects of one namespace, given from the head of their
+    /// prompt; it changes what leaves first, never what a get returns. Returns how many objects
+    /// follow it.
     ///
     ///     store.hint(keys, "retain", 600)
     ///

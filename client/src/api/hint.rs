@@ -19,8 +19,8 @@ pub enum Hint {
     Demote,
     /// The objects stay for this duration, like leased ones. Those that are absent stay from their
     /// put on, until the same time. What is retained for this process, or for one client, takes at
-    /// most a quarter of the arena's bytes and of the index's objects; beyond it the hint is refused
-    /// as `Busy`, and what is put later is not retained.
+    /// most a quarter of the arena's bytes and of the index's objects; beyond it the hint is
+    /// refused as `Busy`, and what is put later is not retained.
     Retain(Duration),
     /// The session that used these objects, given from the head of its prompt, goes on within this
     /// duration: the present objects stay until then, within the bounds of [`Hint::Retain`]. It is

@@ -33,8 +33,8 @@ use crate::write::open_group::JoinedGroup;
 pub(crate) const PINNED_MAX: usize = 65_536;
 /// All clients together may view 1/`VIEWED_SHARE` of the arena, or one page if that is more.
 pub(crate) const VIEWED_SHARE: u64 = 4;
-/// Maximum duration of a client's lease or hint. A lease, unlike a pin, outlives its connection, and a
-/// client cannot release it before its time.
+/// Maximum duration of a client's lease or hint. A lease, unlike a pin, outlives its connection,
+/// and a client cannot release it before its time.
 pub(crate) const LEASE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// Maximum number of objects in the open groups of a connection: a quarter of the maximum for all
 /// connections.

@@ -47,10 +47,10 @@ structure! {
         /// The kernel's errno of a failure; zero if none.
         errno: i32,
         /// Number of keys that are present (exists prefix, pin, lease, used), follow the hint
-        /// (hint), are being read (prefetch) or were present (remove, unpin); generation after a clear; state of a group
-        /// after a commit (3, 4 or 5, as of an item); 1 if the hold was in force (release);
-        /// position of the next event, never zero (events); number of keys of bases (items); else
-        /// zero.
+        /// (hint), are being read (prefetch) or were present (remove, unpin); generation after a
+        /// clear; state of a group after a commit (3, 4 or 5, as of an item); 1 if the hold was in
+        /// force (release); position of the next event, never zero (events); number of keys of
+        /// bases (items); else zero.
         number: u64,
         /// Number of events that were dropped before these; else zero.
         lost: u64,

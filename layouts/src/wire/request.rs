@@ -14,8 +14,8 @@ use crate::record::OBJECT_BYTES_MAX;
 
 structure! {
     /// Start of a request's body. It is followed by `item_count` keys (exists, prefix, remove, pin,
-    /// lease, begin, prefetch, view, used, hint), get items or put items; then `group_count` keys of
-    /// bases (attached puts only) or `required_count` keys (parts only); then `checksum_count`
+    /// lease, begin, prefetch, view, used, hint), get items or put items; then `group_count` keys
+    /// of bases (attached puts only) or `required_count` keys (parts only); then `checksum_count`
     /// checksums of 16 bytes.
     pub struct RequestHead = 64 {
         /// Verb: 1 exists, 2 exists prefix, 3 get, 4 put, 5 put attached, 6 remove, 7 clear, 8

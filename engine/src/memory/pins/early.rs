@@ -1,11 +1,11 @@
 //! Leases of objects that are not stored yet: each begins when its object is.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use pagelith_io::clock::Mono;
 use pagelith_layouts::ids::NamespaceId;
 
-use super::ClientName;
 use crate::api::error::{Error, Result};
 
 /// Objects in all, and those of one client. An object takes some 100 bytes.
@@ -15,7 +15,8 @@ pub(crate) const CLIENT_OBJECTS_MAX: usize = OBJECTS_MAX / 4;
 /// A lease that begins when its object is stored.
 #[derive(Clone, Debug)]
 pub(crate) struct EarlyLease {
-    pub client: ClientName,
+    /// Name of its client.
+    pub client: Arc<str>,
     pub until: Mono,
     namespace: NamespaceId,
 }
@@ -25,7 +26,7 @@ pub(crate) struct EarlyLease {
 #[derive(Debug, Default)]
 pub(crate) struct EarlyLeases {
     leases: HashMap<u128, EarlyLease>,
-    of_clients: HashMap<ClientName, usize>,
+    of_clients: HashMap<Arc<str>, usize>,
 }
 
 impl EarlyLeases {
@@ -36,7 +37,7 @@ impl EarlyLeases {
     /// Add leases of objects of one namespace, of all or of none. `Busy` if they are too many.
     pub fn add(
         &mut self,
-        client: &ClientName,
+        client: &Arc<str>,
         namespace: NamespaceId,
         fingerprints: &[u128],
         until: Mono,
@@ -89,7 +90,7 @@ impl EarlyLeases {
         }
     }
 
-    fn released(&mut self, client: &ClientName) {
+    fn released(&mut self, client: &Arc<str>) {
         if let Some(count) = self.of_clients.get_mut(client) {
             *count -= 1;
             if *count == 0 {
@@ -107,9 +108,9 @@ mod tests {
 
     #[test]
     fn lease_is_taken_once_and_not_after_its_time() {
-        let (mut early, client) = (EarlyLeases::default(), ClientName::from("a"));
+        let (mut early, client) = (EarlyLeases::default(), Arc::<str>::from("a"));
         early.add(&client, NAMESPACE, &[1, 2], Mono(10)).expect("few");
-        early.add(&ClientName::from("b"), NAMESPACE, &[2], Mono(20)).expect("few");
+        early.add(&Arc::<str>::from("b"), NAMESPACE, &[2], Mono(20)).expect("few");
         assert!(early.take(1, Mono(9)).is_some() && early.take(1, Mono(9)).is_none());
         let lease = early.take(2, Mono(15)).expect("the longer time");
         assert_eq!((&*lease.client, lease.until), ("a", Mono(20)));
@@ -120,7 +121,7 @@ mod tests {
 
     #[test]
     fn leases_end_with_their_time_or_namespace() {
-        let (mut early, client) = (EarlyLeases::default(), ClientName::from("a"));
+        let (mut early, client) = (EarlyLeases::default(), Arc::<str>::from("a"));
         for (fingerprint, namespace, until) in [(1, 1, 10), (2, 1, 20), (3, 2, 20)] {
             let namespace = NamespaceId([namespace; 16]);
             early.add(&client, namespace, &[fingerprint], Mono(until)).expect("few");
@@ -137,14 +138,14 @@ mod tests {
         let most = CLIENT_OBJECTS_MAX as u128;
         let objects = |from: u128, count: u128| (from..from + count).collect::<Vec<_>>();
         for client in 0..4 {
-            let name = ClientName::from(client.to_string());
+            let name = Arc::<str>::from(client.to_string());
             let from = client * most;
             early.add(&name, NAMESPACE, &objects(from, most), Mono(10)).expect("a quarter");
             let refused = early.add(&name, NAMESPACE, &objects(from, most + 1), Mono(10));
             assert!(refused.is_err(), "one more");
             early.add(&name, NAMESPACE, &objects(from, most), Mono(10)).expect("the same again");
         }
-        let fifth = ClientName::from("fifth");
+        let fifth = Arc::<str>::from("fifth");
         assert!(early.add(&fifth, NAMESPACE, &objects(4 * most, 1), Mono(10)).is_err(), "all");
         early.expire(Mono(10));
         early.add(&fifth, NAMESPACE, &objects(4 * most, 1), Mono(20)).expect("room");
