@@ -207,6 +207,9 @@ fn test_program(text: &str) -> Result<(String, PathBuf), String> {
 fn fails(command: &mut Command, limit: Duration) -> std::io::Result<(bool, String)> {
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    // Read while it runs: a process whose output does not fit into the pipe would not end.
+    let out = child.stdout.take();
+    let reader = std::thread::spawn(move || out.map(std::io::read_to_string).transpose());
     let began = Instant::now();
     let failed = loop {
         match child.try_wait()? {
@@ -222,10 +225,9 @@ fn fails(command: &mut Command, limit: Duration) -> std::io::Result<(bool, Strin
             None => std::thread::sleep(Duration::from_millis(20)),
         }
     };
-    let mut output = String::new();
-    if let Some(mut out) = child.stdout.take() {
-        std::io::Read::read_to_string(&mut out, &mut output)?;
-    }
+    let read =
+        reader.join().map_err(|_| std::io::Error::other("the reader of the output failed"))?;
+    let output = read?.unwrap_or_default();
     let last =
         output.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("no output").to_owned();
     Ok((failed, last))
@@ -349,4 +351,17 @@ pub fn mutants(args: &MutantsArgs) -> ExitCode {
     let skipped = skipped.into_inner();
     println!("planted={} skipped={skipped} missed={wrong:?}", chosen.len() - 1);
     if wrong.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn process_with_long_output_ends_and_its_last_line_is_reported() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "seq 100000; echo last; exit 1"]);
+        let result = fails(&mut command, Duration::from_secs(60)).expect("ended");
+        assert_eq!(result, (true, "last".to_owned()));
+    }
 }
