@@ -669,7 +669,7 @@ class Store:
         depth: int = 0,
         timeout: float | None = None,
     ) -> list[bool]:
-        """Whether each object is stored; n booleans. A peer is asked for those that are not here."""
+        """Whether each object is stored; n booleans. Peers are asked about the others."""
     def exists_prefix(
         self,
         keys: Sequence[Key],
