@@ -354,7 +354,7 @@ class PagesFound:
         """Pages of the anchor before the first one that is absent."""
     @property
     def pool_pages(self) -> list[int]:
-        """For each pool of the query, the longest length up to `anchor_pages` that it allows by itself."""
+        """For each pool of the query, the longest length up to `anchor_pages` that it allows."""
     @property
     def stops(self) -> list[int]:
         """Every stop from 1 on, ascending."""
