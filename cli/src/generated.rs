@@ -3,12 +3,11 @@
 use std::path::PathBuf;
 
 use anyhow::Context;
-use clap::Args;
+use clap::{Args, Command};
 use clap_complete::Shell;
 
 use crate::exit::RunStatus;
 use crate::output::out;
-use crate::program;
 
 /// Print the completions of the command line for a shell.
 #[derive(Args, Debug)]
@@ -27,15 +26,18 @@ pub(crate) struct ManArgs {
     dir: PathBuf,
 }
 
-pub(crate) fn completions(args: &CompletionsArgs) -> anyhow::Result<RunStatus> {
+pub(crate) fn completions(
+    args: &CompletionsArgs,
+    mut program: Command,
+) -> anyhow::Result<RunStatus> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut program(), "pagelith", &mut script);
+    clap_complete::generate(args.shell, &mut program, "pagelith", &mut script);
     out!("{}", String::from_utf8(script)?.trim_end())?;
     Ok(RunStatus::Clean)
 }
 
-pub(crate) fn man(args: &ManArgs) -> anyhow::Result<RunStatus> {
-    clap_mangen::generate_to(program(), &args.dir)
+pub(crate) fn man(args: &ManArgs, program: Command) -> anyhow::Result<RunStatus> {
+    clap_mangen::generate_to(program, &args.dir)
         .with_context(|| format!("cannot write the manual pages dir={}", args.dir.display()))?;
     Ok(RunStatus::Clean)
 }

@@ -126,8 +126,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Doctor(args) => doctor::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Verify(args) => verify::run(&args),
-        Command::Completions(args) => generated::completions(&args),
-        Command::Man(args) => generated::man(&args),
+        Command::Completions(args) => generated::completions(&args, program()),
+        Command::Man(args) => generated::man(&args, program()),
     })
 }
 

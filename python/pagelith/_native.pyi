@@ -376,7 +376,7 @@ class PagesFound:
         """Pages of the anchor before the first one that is absent."""
     @property
     def pool_pages(self) -> list[int]:
-        """For each pool of the query, the longest length up to `anchor_pages` that it allows by itself."""
+        """For each pool of the query, the longest length up to `anchor_pages` that it allows."""
     @property
     def stops(self) -> list[int]:
         """Every stop from 1 on, ascending."""
@@ -712,7 +712,7 @@ class Store:
         depth: int = 0,
         timeout: float | None = None,
     ) -> list[bool]:
-        """Whether each object is stored; n booleans. A peer is asked for those that are not here."""
+        """Whether each object is stored; n booleans. Peers are asked about the others."""
     def exists_prefix(
         self,
         keys: Sequence[Key],

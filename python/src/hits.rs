@@ -100,7 +100,7 @@ pub struct PagesFound {
     usable_pages: usize,
     /// Pages of the anchor before the first one that is absent.
     anchor_pages: usize,
-    /// For each pool of the query, the longest length up to `anchor_pages` that it allows by itself.
+    /// For each pool of the query, the longest length up to `anchor_pages` that it allows.
     pool_pages: Vec<usize>,
     /// Every stop from 1 on, ascending.
     stops: Vec<usize>,

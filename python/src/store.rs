@@ -377,7 +377,7 @@ impl Store {
         self.submit(py, puts, put, PutOutcome)
     }
 
-    /// Whether each object is stored; n booleans. A peer is asked for those that are not here.
+    /// Whether each object is stored; n booleans. Peers are asked about the others.
     #[pyo3(signature = (keys, *, request=None, depth=0, timeout=None))]
     fn exists(
         &self,

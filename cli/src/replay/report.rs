@@ -207,7 +207,8 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// Plots of the hit ratio over time, one for each tier with hits. Empty if there are fewer than two windows.
+/// Plots of the hit ratio over time, one for each tier with hits. Empty if there are fewer than two
+/// windows.
 pub(crate) fn plot(series: &Series) -> String {
     if series.windows().len() < 2 {
         return String::new();

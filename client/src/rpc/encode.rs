@@ -1,5 +1,5 @@
-//! Converts types of the API into those of the wire protocol, for servers; [`super::decode`] has the
-//! reverse. Here and not in the engine, so that the compiler finds a variant that is forgotten.
+//! Converts types of the API into those of the wire protocol, for servers; [`super::decode`] has
+//! the reverse. Here and not in the engine, so that the compiler finds a variant that is forgotten.
 
 use pagelith_layouts::wire::outcome::{
     CauseTag, ErrorTag, Failure, Flushed, GroupState, ItemOutcome, TierTag, WireEvent,
