@@ -52,7 +52,7 @@ pub(crate) enum Closing {
 struct AppendedUnit {
     segment: SegmentId,
     bytes: u64,
-    /// Of data only.
+    /// `None` for tombstones.
     data: Option<(Sequence, NamespaceId, Generation)>,
 }
 
@@ -297,7 +297,8 @@ impl LogContext {
         tracing::error!(
             reason,
             state = state.name(),
-            "ssd tier failed, it is tested until it works; check the drive"
+            "ssd tier stopped, it is tested until it works; check the drive, or raise ssd.bytes if \
+             no segment is free"
         );
         reason.clone_into(&mut self.reason);
         self.stopped = true;

@@ -203,7 +203,8 @@ impl PutOp {
         let all_done = self.groups.iter().all(|group| is_done(&group.state));
         all_done.then(|| {
             let late = |key: &ObjectKey| {
-                ItemVerdict::Failed(Error::busy(format!("deadline exceeded key={key}")))
+                let detail = "the put was not complete by its deadline; retry, or allow more time";
+                ItemVerdict::Failed(Error::busy(format!("{detail} key={key}")))
             };
             let verdict = |o: IncomingObject| (o.key, o.verdict.unwrap_or_else(|| late(&o.key)));
             OpOutcome::items(self.verb, self.objects.drain(..).map(verdict).collect())

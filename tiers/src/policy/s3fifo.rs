@@ -53,7 +53,7 @@ struct Entry {
     epoch: u64,
     depth: u32,
     units: u32,
-    /// Of the page's fingerprint.
+    /// By which the ghost queue knows the frame's first object ([`hash_of`]).
     hash: u32,
     queue: Queue,
 }
@@ -239,7 +239,7 @@ impl FramePolicy for S3Fifo {
     }
 }
 
-/// A hash of a page's fingerprint, all bits of which scatter.
+/// A hash of a fingerprint; all of its bits scatter.
 fn hash_of(fingerprint: u128) -> u32 {
     let folded = (fingerprint >> 64) as u64 ^ fingerprint as u64;
     (folded.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
