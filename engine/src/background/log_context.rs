@@ -73,7 +73,7 @@ pub(crate) struct LogContext {
     pub closing: Closing,
     /// Why the tier last stopped.
     pub reason: String,
-    /// The tier stopped, and the queued jobs were not refused yet.
+    /// The tier stopped, and the queued jobs have not failed yet.
     pub stopped: bool,
 }
 

@@ -40,7 +40,7 @@ pub use page_hash::PageHash;
 
 /// Units of time in which as many bytes are requested as the SSD has.
 const UNITS_PER_CAPACITY: u64 = 512;
-/// Requests of which the turn and a refusal are remembered: more than run at the same time.
+/// Requests of which the chat turn and a refusal are remembered: more than run at the same time.
 const REQUESTS: usize = 256;
 /// Laps of the log within which a page that is requested again counts as reused.
 const REUSE_LAPS: f64 = 2.0;
