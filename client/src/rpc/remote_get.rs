@@ -64,7 +64,7 @@ pub enum GetTarget {
     Store,
 }
 
-/// The peer that is asked for an object. With a preferred peer that is the first choice for all
+/// The peer from which an object is requested. A preferred peer is the first choice for all
 /// objects; the second is the owner, for those that the preferred peer does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Round {
