@@ -117,11 +117,11 @@ pub(crate) struct BytesInUse {
     /// In the arena, reserved for payload over links and for prefetches: see
     /// [`crate::state::reserve`].
     pub reserved: AtomicU64,
-    /// Bytes of the arena that views of other processes keep.
+    /// In the arena, kept by views of other processes.
     pub viewed: AtomicU64,
-    /// Bytes of staging memory that copies to and from devices use.
+    /// Of staging memory, in use by copies to and from devices.
     pub device_staging: AtomicU64,
-    /// Bytes of client operations in progress, and of outcomes that clients have not read.
+    /// Of client operations in progress, and of outcomes that clients have not read.
     pub served: LoadTotals,
 }
 

@@ -67,14 +67,14 @@ struct PutRounds<'a> {
     call: DeviceCall<'a>,
     groups: &'a [&'a [DevicePut<'a>]],
     options: Options,
-    /// The outcomes of the groups that were put or have failed.
+    /// Of the groups of rounds that ended.
     outcomes: Vec<Result<PutOutcome>>,
 }
 
 /// Groups whose bytes are copied to staging memory together.
 struct Round {
     groups: Range<usize>,
-    /// Or why none of the groups is put.
+    /// Or why nothing of the round is put.
     copies: Result<Copies>,
     /// The copies have it too, until the device is done.
     _counted: Arc<Vec<StagedBytes>>,
@@ -112,7 +112,7 @@ impl PutRounds<'_> {
         }
         match (next > from, refused) {
             (false, None) => None,
-            // A group that is rejected is a batch of its own.
+            // A group that is refused is a round of its own.
             (false, Some(error)) => {
                 Some(Round { groups: from..from + 1, copies: Err(error), _counted: Arc::default() })
             }
@@ -140,7 +140,7 @@ impl PutRounds<'_> {
         Ok(copies)
     }
 
-    /// Wait for the copies of a batch, and put its groups.
+    /// Wait for the copies of a round, and put its groups.
     fn end(&mut self, round: Round) {
         let Round { groups, copies, _counted } = round;
         let copied = copies.and_then(|mut copies| {

@@ -115,7 +115,7 @@ pub(crate) fn publish(
         ssd.queue.push_frames(frames.iter().copied());
     }
     count_put(core, origin, data.namespace, (objects, bytes));
-    // A hint was wrong if objects that it let leave are put again.
+    // Pages of an ended session that left come back as puts.
     shared.hints.requested(data.members.iter().map(|m| m.fingerprint));
     if core.pending_groups.has_attached() {
         let keys: Vec<_> = data.members.iter().map(|m| m.key).collect();
@@ -226,13 +226,13 @@ fn attach(
         debug_assert!(linked.is_ok(), "{linked:?}");
     }
     count_put(core, origin, base.namespace(), (objects, bytes));
-    // As for other groups: a hint was wrong if a state that it let leave is put again.
+    // As for other groups: states of an ended session come back too.
     shared.hints.requested(data.members.iter().map(|m| m.fingerprint));
     supersede(shared, core, &data.members, generation);
     Ok(Published { outcome: PutOutcome::Stored, frames })
 }
 
-/// If these objects are a state that supersedes another one, let the other one leave DRAM first.
+/// If these objects are a state that supersedes another, that leaves DRAM first.
 fn supersede(shared: &Shared, core: &mut Core, state: &[FrameMember], generation: Generation) {
     let Some(page) = state.first().and_then(|m| shared.superseded.put(&m.key)) else { return };
     for member in state {

@@ -10,20 +10,20 @@ use crate::record::OBJECT_BYTES_MAX;
 /// A decoded outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecodedOutcome<'a> {
-    /// For get and put, one outcome per item.
+    /// Of get and put: one outcome per item.
     Items(Items<'a>),
-    /// For exists and missing, one bit per item.
+    /// Of exists and missing: one bit per item.
     Bits(Bits<'a>),
-    /// For exists prefix, remove, clear, ping, pin, unpin, lease, begin, commit, abort, prefetch,
+    /// Of exists prefix, remove, clear, ping, pin, unpin, lease, begin, commit, abort, prefetch,
     /// hold, release and used.
     Number(u64),
-    /// For flush.
+    /// Of flush.
     Flushed(Flushed),
-    /// For stats, a JSON object.
+    /// Of stats: a JSON object.
     Text(&'a str),
-    /// For events.
+    /// Of events.
     Events(EventList<'a>),
-    /// For view, one per object.
+    /// Of view: one per object.
     Views(List<'a, ViewItem>),
     /// The operation failed as a whole, without effect on any item.
     Failed(Failure<'a>),
