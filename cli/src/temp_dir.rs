@@ -69,7 +69,7 @@ fn make(path: &Path) -> io::Result<OwnedFd> {
     if path.exists() {
         return Err(io::ErrorKind::AlreadyExists.into());
     }
-    // Under a name that `remove_stale` does not match.
+    // `remove_stale` does not match this name.
     let unlocked =
         path.with_file_name(format!("new-{}", path.file_name().unwrap_or_default().display()));
     std::fs::create_dir(&unlocked)?;

@@ -58,7 +58,7 @@ fn with_limits(
     available: u64,
     limits: impl Iterator<Item = (u64, String)>,
 ) -> MemoryFacts {
-    // Of equal values the first: a limit equal to the machine's memory is no limit.
+    // The first of equal values is taken: a limit equal to the machine's memory is no limit.
     let (limit, source) =
         limits.fold((total, "MemTotal".to_owned()), |a, b| if b.0 < a.0 { b } else { a });
     MemoryFacts { total, available: available.min(limit), limit, source }

@@ -71,7 +71,7 @@ fn text_of(file: File, bytes_max: u64) -> std::io::Result<String> {
 pub fn read_secret(path: &Path) -> std::io::Result<String> {
     let denied = |text| Err(Error::new(ErrorKind::PermissionDenied, text));
     let file = open(path)?;
-    // Of the open file: the path may refer to another one by now.
+    // The open file is examined: the path may refer to another one by now.
     let stat = fstat(&file)?;
     let user = geteuid().as_raw();
     if stat.st_uid != user && stat.st_uid != 0 {

@@ -81,7 +81,7 @@ pub(crate) struct ReplayCounters {
     pub(crate) get_time: Duration,
     /// Time in put calls.
     pub(crate) put_time: Duration,
-    /// By number of the pool.
+    /// Counts of the pools, by number.
     pub(crate) pools: Vec<PoolCounts>,
     pub(crate) groups: GroupCounts,
     pub(crate) stops: StopCounts,

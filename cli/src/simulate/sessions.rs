@@ -10,7 +10,7 @@ use crate::rng::SplitMix64;
 
 /// Last blocks of a request by which the next one is recognized.
 const LAST_BLOCKS: usize = 3;
-/// Of the choice of wrong and of missing hints.
+/// The seed by which wrong and missing hints are chosen.
 const SEED: u64 = 1;
 
 /// For each request, whether it is the last of its session. The first block of a request does not

@@ -178,13 +178,13 @@ impl CompletedPut {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum CompletedBatch {
-    /// Of `submit_put`.
+    /// The outcomes of `submit_put`.
     Put(Vec<CompletedPut>),
-    /// Of `submit_get`.
+    /// The outcomes of `submit_get`.
     Get(Vec<CompletedGet>),
-    /// Of `submit_exists`.
+    /// The answers of `submit_exists`.
     Exists(Vec<bool>),
-    /// Of `submit_exists_groups`: one answer for the whole query.
+    /// The answer of `submit_exists_groups`, for the whole query.
     ExistsGroups(Result<PagesFound>),
 }
 

@@ -18,7 +18,7 @@ pub struct RemoteExists {
     requests: Vec<PeerRequest<(usize, ObjectKey)>>,
     options: CallOptions,
     failed: Option<Error>,
-    /// Keys for the second round, if the preferred peer does not have them.
+    /// Keys to request from their owners, if the preferred peer does not have them.
     second_round: Vec<(usize, ObjectKey)>,
 }
 

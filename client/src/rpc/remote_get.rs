@@ -64,8 +64,8 @@ pub enum GetTarget {
     Store,
 }
 
-/// With a preferred peer there are two rounds: the first asks the preferred peer for all objects,
-/// the second asks the owners for those that it does not have.
+/// The peer from which an object is requested. A preferred peer is the first choice for all
+/// objects; the second is the owner, for those that the preferred peer does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Round {
     First,
@@ -167,13 +167,13 @@ pub struct RemoteGet {
     target: GetTarget,
     hits: u64,
     bytes: u64,
-    /// The removal epoch of the requests; `None` if a removal was in progress.
+    /// The version of the removal fence before the requests; `None` if a removal was in progress.
     epoch: Option<FenceEpoch>,
     /// Objects that are requested whole, by index in the batch.
     whole: BTreeMap<usize, ObjectKey>,
     /// Whole objects that arrived.
     fetched: Vec<FetchedItem>,
-    /// Objects for the second round, if the preferred peer does not have them.
+    /// Objects to request from their owners, if the preferred peer does not have them.
     second_round: Vec<MissedItem>,
 }
 
@@ -441,7 +441,7 @@ impl RemoteGet {
         &self.done
     }
 
-    /// The removal epoch of the requests; `None` if a removal was in progress.
+    /// The version of the removal fence before the requests; `None` if a removal was in progress.
     pub fn epoch(&self) -> Option<FenceEpoch> {
         self.epoch
     }

@@ -9,14 +9,14 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use pagelith_io::sync::{Arc, AtomicU64};
 
-/// Removals in progress, and the epoch: how often one began or ended.
+/// Removals in progress, and the version: how often one began or ended.
 #[derive(Default)]
 pub struct RemovalFence {
     in_progress: AtomicU64,
     epoch: AtomicU64,
 }
 
-/// An epoch in which no removal was in progress.
+/// A version at which no removal was in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FenceEpoch(u64);
 
@@ -31,7 +31,7 @@ impl RemovalFence {
         RemovalGuard(self.clone())
     }
 
-    /// The current epoch, if no removal is in progress.
+    /// The current version, if no removal is in progress.
     pub fn epoch_without_removal(&self) -> Option<FenceEpoch> {
         let epoch = self.epoch.load(SeqCst);
         (self.in_progress.load(SeqCst) == 0).then_some(FenceEpoch(epoch))

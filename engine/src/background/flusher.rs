@@ -302,7 +302,7 @@ impl Flusher {
         for (namespace, generation) in missing {
             cx.log.raise_generation(namespace, generation);
         }
-        tracing::warn!(frames = again, "ssd tier is on again");
+        tracing::info!(frames = again, "ssd tier is on again");
         cx.shared.signals.progress.raise();
     }
 

@@ -52,7 +52,7 @@ pub(crate) enum Closing {
 struct AppendedUnit {
     segment: SegmentId,
     bytes: u64,
-    /// Of data only.
+    /// `None` for tombstones.
     data: Option<(Sequence, NamespaceId, Generation)>,
 }
 
@@ -73,7 +73,7 @@ pub(crate) struct LogContext {
     pub closing: Closing,
     /// Why the tier last stopped.
     pub reason: String,
-    /// The tier stopped, and the queued jobs were not refused yet.
+    /// The tier stopped, and the queued jobs have not failed yet.
     pub stopped: bool,
 }
 
@@ -300,7 +300,8 @@ impl LogContext {
         tracing::error!(
             reason,
             state = state.name(),
-            "ssd tier failed, it is tested until it works; check the drive"
+            "ssd tier stopped, it is tested until it works; check the drive, or raise ssd.bytes if \
+             no segment is free"
         );
         reason.clone_into(&mut self.reason);
         self.stopped = true;

@@ -1,5 +1,5 @@
-//! The task that writes to peers: it offers them the pages put in this store, and forwards removals
-//! and clears, in the order of the queue.
+//! The task that writes to peers: it offers them the frames put in this store, and forwards
+//! removals and clears, in the order of the queue.
 //!
 //! Invariants:
 //! - `bytes` is the sum of `bytes` of all offers in flight. No offer begins while it is
@@ -32,14 +32,14 @@ use crate::state::frame_access::FrameGuard;
 use crate::state::peer_queue::PeerJob;
 use crate::state::shared::Shared;
 
-/// Limit of bytes of pages in flight to peers.
+/// Limit of bytes of frames in flight to peers.
 const BYTES_MAX: u64 = 64 << 20;
 /// Longest wait for links.
 const LINK_STEP: Duration = Duration::from_millis(5);
 /// Longest sleep without work.
 const IDLE: Duration = Duration::from_millis(200);
 
-/// A page that is being offered to a peer.
+/// A frame that is being offered to a peer.
 struct PageOffer {
     guard: Arc<FrameGuard>,
     peer: usize,
@@ -49,8 +49,8 @@ struct PageOffer {
     number: u64,
     /// Retry if the link ends: the peer had responded over this link before.
     may_retry: bool,
-    /// Frames attached to the page, and their numbers of objects; offered once the peer has the
-    /// page.
+    /// Frames attached to this one, and their numbers of objects; offered once the peer has this
+    /// one.
     dependents: Vec<(FrameRef, u64)>,
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct PeerWriter {
 enum JobStart {
     /// The job is done, or its notification is in progress.
     Taken,
-    /// The page is being offered.
+    /// The frame is being offered.
     Offering,
     /// The job cannot start yet.
     Later(PeerJob),
@@ -126,7 +126,7 @@ impl PeerWriter {
     fn offer(&mut self, frame: FrameRef, objects: u64, number: u64) -> JobStart {
         let now = self.shared.now();
         let mut core = self.shared.lock();
-        // The page may have been evicted or removed since it was queued.
+        // The frame may have been evicted or removed since it was queued.
         let Some(data) = core.dram.frames.get_live(frame).map(|f| f.data.clone()) else {
             core.counters.remote_skipped += objects;
             return JobStart::Taken;

@@ -87,7 +87,7 @@ choice! {
     SsdPolicy {
         /// The oldest.
         Fifo = "fifo",
-        /// The one whose extents are least valuable; recently used extents are copied forward.
+        /// The one whose records are least valuable; recently used records are reinserted.
         #[default]
         Recency = "recency",
     }
@@ -97,9 +97,9 @@ choice! {
     /// Which of the pages that are put are written to SSD.
     SsdAdmissionRule {
         /// All of them.
-        #[default]
         Through = "through",
         /// Those of a kind that is requested again, as far as the store has learned it.
+        #[default]
         Worth = "worth",
         /// Those that were put or got before.
         SecondTouch = "second-touch",

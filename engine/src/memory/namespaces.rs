@@ -75,7 +75,7 @@ impl NamespaceCounts {
 /// The set of namespaces.
 pub(crate) struct KnownNamespaces {
     slots: Box<[Slot]>,
-    /// Of the first namespaces, and of all others; empty if nothing is counted.
+    /// Counts of the first namespaces, and of all others; empty if nothing is counted.
     counts: Box<[NamespaceCounts]>,
     count: AtomicU64,
     /// Objects of other namespaces may be stored too.

@@ -26,7 +26,7 @@ pub(crate) struct InFlightRead {
     pub read: PlannedRead,
     /// When it was submitted.
     pub submitted_at: Mono,
-    /// By piece.
+    /// The memory of each piece.
     taken: Vec<PieceParts>,
 }
 

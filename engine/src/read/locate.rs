@@ -38,7 +38,7 @@ use crate::state::shared::Shared;
 /// The location of an object.
 pub(crate) enum Located<'a> {
     Memory(LocatedMember<'a>),
-    /// On SSD, as the slot has it; its segment is entered.
+    /// It is on SSD, as the slot has it; its segment is entered.
     Ssd,
     Absent,
     /// The request does not fit the object.

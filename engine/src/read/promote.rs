@@ -1,4 +1,4 @@
-//! Promotion: pages that were read whole from SSD are kept in DRAM too. Pages sent by peers are
+//! Promotion: groups that were read whole from SSD are kept in DRAM too. Groups sent by peers are
 //! kept by `cache_remote`.
 
 use std::collections::BTreeMap;

@@ -31,7 +31,7 @@ use crate::write::open_group::JoinedGroup;
 
 /// Maximum number of pins of a connection; the bases of pinned objects count too.
 pub(crate) const PINNED_MAX: usize = 65_536;
-/// All clients together may view 1/`VIEWED_SHARE` of the arena, or one page if that is more.
+/// All clients together may view 1/`VIEWED_SHARE` of the arena, or one frame if that is more.
 pub(crate) const VIEWED_SHARE: u64 = 4;
 /// Maximum duration of a client's lease or hint. A lease, unlike a pin, outlives its connection,
 /// and a client cannot release it before its time.

@@ -150,7 +150,7 @@ pub(crate) fn push_from_dram(
     results
 }
 
-/// Pins the frames of the objects that are in DRAM, within the bytes that the link may have in
+/// Guards the frames of the objects that are in DRAM, within the bytes that the link may have in
 /// flight and its capacity of `pushes` pushes.
 fn guard_frames(
     shared: &Shared,
@@ -195,7 +195,7 @@ struct PushTally {
     bytes: u64,
     unverified: u64,
     damaged: Vec<FrameRef>,
-    /// Pinned and not pushed.
+    /// Guarded and not pushed.
     unsent: Vec<FrameRef>,
 }
 

@@ -483,7 +483,7 @@ impl Drop for Server {
         }
         if !self.ended {
             let (peer, waited_ms) = (&self.link.params().peer, DROP_MAX.as_millis());
-            tracing::warn!(%peer, waited_ms, "closed link does not return the pages that it sends; they stay in memory until the store is closed");
+            tracing::warn!(%peer, waited_ms, "closed link has not released arena frames in time; they stay pinned until the store closes");
         }
         let ServerCtx { session, .. } = &mut self.ctx;
         self.resources.release_all(&session.io.shared);

@@ -94,6 +94,7 @@ impl Op {
             Op::Commit(_) => Verb::Commit,
             Op::Exists(exists) => exists.verb,
         };
-        OpOutcome::failed(verb, Error::busy("operation was cancelled by its client"))
+        let detail = "operation was cancelled by its client; repeat it if its result is needed";
+        OpOutcome::failed(verb, Error::busy(detail))
     }
 }

@@ -173,7 +173,7 @@ impl PutOp {
         }
     }
 
-    /// Pulls and stores as much as possible; returns the outcome once all groups are settled.
+    /// Pulls and stores as much as possible; returns the outcome once each group has its outcome.
     pub fn advance(
         &mut self,
         ctx: &mut ServerCtx,
@@ -202,7 +202,8 @@ impl PutOp {
         let all_done = self.groups.iter().all(|group| is_done(&group.state));
         all_done.then(|| {
             let late = |key: &ObjectKey| {
-                ItemVerdict::Failed(Error::busy(format!("deadline exceeded key={key}")))
+                let detail = "the put was not complete by its deadline; retry, or allow more time";
+                ItemVerdict::Failed(Error::busy(format!("{detail} key={key}")))
             };
             let verdict = |o: IncomingObject| (o.key, o.verdict.unwrap_or_else(|| late(&o.key)));
             OpOutcome::items(self.verb, self.objects.drain(..).map(verdict).collect())
@@ -232,8 +233,8 @@ impl PutOp {
         }
     }
 
-    /// Settles the groups of a run without their bytes, or pulls them. The run begins with group
-    /// `at`. Returns false if memory or link capacity is insufficient now.
+    /// Answers for the groups of a run without their bytes, or pulls them. The run begins with
+    /// group `at`. Returns false if memory or link capacity is insufficient now.
     fn begin(&mut self, ctx: &mut ServerCtx, link: &mut dyn Link, id: OpId, at: usize) -> bool {
         let mut run = self.run(at);
         if !self.is_checked_by_store(ctx.shared(), &run) {
@@ -341,9 +342,9 @@ impl PutOp {
         run.iter().flat_map(|at| self.groups[*at].objects.clone()).collect()
     }
 
-    /// Whether all groups of a run are in client memory and have new keys. Nothing in such a run is
-    /// settled without its bytes: the store repeats the lookup and refuses invalid groups. Runs
-    /// without the core lock.
+    /// Whether all groups of a run are in client memory and have new keys. Nothing in such a run
+    /// gets its outcome without its bytes: the store repeats the lookup and rejects invalid groups.
+    /// Runs without the core lock.
     fn is_checked_by_store(&self, shared: &Shared, run: &[usize]) -> bool {
         let may_be = |at: &usize| {
             let has_base = self.call.origin == PutOrigin::Put || self.groups[*at].base.is_none();
@@ -356,7 +357,7 @@ impl PutOp {
         run.iter().all(may_be) && new_keys::all_new(shared, keys)
     }
 
-    /// Settles groups that need no bytes: those that are present and those that are invalid
+    /// Answers for groups that need no bytes: those that are present and those that are invalid
     /// whatever their bytes are.
     fn settle_without_bytes(&mut self, shared: &Shared, run: &mut Vec<usize>) {
         let mut checked =

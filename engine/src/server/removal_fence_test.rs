@@ -92,7 +92,7 @@ fn offer_then_remove(
 
 #[test]
 fn offer_pulled_before_a_removal_is_not_stored_after_it() {
-    // The fence has one epoch for all keys: an offer of another key is refused too, and may be
+    // The fence has one version for all keys: an offer of another key is refused too, and may be
     // repeated.
     for removed in [Some(key("k")), None, Some(key("v"))] {
         for base in [None, Some(key("base"))] {

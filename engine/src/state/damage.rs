@@ -22,7 +22,7 @@ use pagelith_layouts::ids::SegmentOrder;
 #[derive(Debug, Default)]
 pub(crate) struct Damage {
     pub newest: Option<SegmentOrder>,
-    /// A page was found damaged in DRAM while its record may be in a segment that only the log
+    /// A frame was found damaged in DRAM while its record may be in a segment that only the log
     /// knows.
     pub writing: bool,
 }

@@ -25,7 +25,7 @@ pub(crate) struct FlushCounts {
     /// Counts last reported to the embedding process, and to any reporter that sees all namespaces.
     to_embedder: FlushReport,
     to_unrestricted: FlushReport,
-    /// By key, then by process name.
+    /// Clients, by key and then by process name.
     clients: BTreeMap<String, BTreeMap<String, Reporter>>,
     unlinks: u64,
 }

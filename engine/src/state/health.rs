@@ -3,11 +3,11 @@
 //!
 //! | state | writes | reads | left when |
 //! | --- | --- | --- | --- |
-//! | `on` | yes | yes | a sync or the manifest fails, [`ROUNDS_MAX`] rounds of writes fail within [`WINDOW`], no operation completes for too long, too many segments are quarantined |
+//! | `on` | yes | yes | a sync or the manifest fails, [`ROUNDS_MAX`] bursts of failed writes come within [`WINDOW`], no operation completes for too long, too many segments are quarantined |
 //! | `read-only` | no | yes | a probe succeeds (`on`); another sync fails before the tier was healthy for [`WINDOW`] (`off`) |
 //! | `off` | no | no | a probe succeeds (`on`) |
 //!
-//! A round is all failures in one segment: writes in flight together fail together, and the segment
+//! A burst is all failures in one segment: writes in flight together fail together, and the segment
 //! is sealed at the first failure. Probes are made after a pause, which doubles unless the tier was
 //! healthy for [`WINDOW`].
 //! Decision 0009 has the reasons.
@@ -20,7 +20,7 @@ use pagelith_layouts::ids::{Incarnation, SegmentId};
 
 /// Interval in which failures are counted, and for which the tier must be on to count as healthy.
 pub(crate) const WINDOW: Duration = Duration::from_secs(60);
-/// Failing rounds of writes within [`WINDOW`] after which the tier becomes read-only.
+/// Bursts of failed writes within [`WINDOW`] after which the tier becomes read-only.
 pub(crate) const ROUNDS_MAX: usize = 3;
 
 /// Operations that the SSD tier accepts.
@@ -62,7 +62,7 @@ pub(crate) struct Health {
     limits: HealthLimits,
     state: TierState,
     changes: u64,
-    /// Times at which rounds of writes failed, and the segment of the last round.
+    /// Times of bursts of failed writes, and the segment of the last one.
     rounds: Vec<Mono>,
     round: Option<(SegmentId, Incarnation)>,
     sync_failed: bool,
@@ -269,7 +269,7 @@ mod tests {
         assert!(h.writes());
         assert!(
             h.write_failed(SegmentId(1), Incarnation(2), at(3)),
-            "another incarnation is another round"
+            "another incarnation is another burst"
         );
         assert_eq!((h.state(), h.changes()), (TierState::ReadOnly, 1));
         assert!(!h.write_failed(SegmentId(3), I, at(3)), "already read-only");

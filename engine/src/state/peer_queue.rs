@@ -8,14 +8,14 @@ use pagelith_layouts::key::ObjectKey;
 use super::peer_offers::OffersInFlight;
 use crate::memory::frames::FrameRef;
 
-/// Most queued pages. A further page replaces the oldest, which this store still has in DRAM or on
+/// Most queued frames. A further one replaces the oldest, which this store still has in DRAM or on
 /// SSD.
 const QUEUED_FRAMES_MAX: usize = 65_536;
 
 /// A job of the peer writer.
 #[derive(Debug)]
 pub(crate) enum PeerJob {
-    /// Offer a page to its owner, with the number of its objects.
+    /// Offer a frame to the owner of its page, with the number of its objects.
     Frame(FrameRef, u64),
     /// Remove objects at every peer, and report the result as job `id`.
     Remove { id: u64, keys: Vec<ObjectKey> },
@@ -35,7 +35,7 @@ pub(crate) struct PeerQueue {
 }
 
 impl PeerQueue {
-    /// Queue a page with `objects` objects. Returns the number of objects of the page dropped for
+    /// Queue a frame with `objects` objects. Returns the number of objects of the frame dropped for
     /// it.
     pub fn push_frame(&mut self, frame: FrameRef, objects: u64) -> u64 {
         self.jobs.push_back(PeerJob::Frame(frame, objects));
@@ -51,7 +51,7 @@ impl PeerQueue {
         }
     }
 
-    /// The next job. For a page also the number of its offer, which is in flight until
+    /// The next job. For a frame also the number of its offer, which is in flight until
     /// [`Core::end_offer`](crate::state::core::Core::end_offer).
     pub fn pop(&mut self) -> Option<(PeerJob, Option<u64>)> {
         let job = self.jobs.pop_front()?;

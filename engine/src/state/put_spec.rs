@@ -53,9 +53,9 @@ pub(crate) enum PutOrigin {
     /// A caller or a client put it. It is offered to the peer that owns its page.
     Put,
     /// Another store, of which this store is a peer, offered it. It is offered to no further peer.
-    /// It is not stored if a removal began or ended since the epoch, or if the epoch is `None`: a
-    /// removal was in progress then. The offering store may send its removals over a newer link,
-    /// which can overtake the offer.
+    /// It is not stored if a removal began or ended since this version of the fence, or if it is
+    /// `None`: a removal was in progress then. The offering store may send its removals over a
+    /// newer link, which can overtake the offer.
     Offered(Option<FenceEpoch>),
     /// Fetched from a peer by a get: it does not count as a put, and is offered to no peer.
     Fetched,

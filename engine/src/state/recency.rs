@@ -20,7 +20,7 @@ pub(crate) struct FoundObject {
 }
 
 impl FoundObject {
-    /// From its entry; `tick` is the current tick, modulo the index's tick modulus.
+    /// The object of an index entry; `tick` is the current tick, modulo the index's tick modulus.
     #[inline]
     pub fn new(entry: &Entry, depth: u32, tick: u32) -> FoundObject {
         let (fingerprint, frame) = (entry.fingerprint, entry.frame.unwrap_or(NO_FRAME));

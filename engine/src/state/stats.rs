@@ -28,7 +28,7 @@ pub(crate) struct Counters {
     pub remote_skipped: u64,
     pub bytes_remote_put: u64,
     pub misses: [u64; MissCause::ALL.len()],
-    /// Of the misses `absent`, by cause.
+    /// The misses `absent`, by why the object is absent.
     pub absent: AbsenceCounts,
     pub damaged: u64,
     pub staged_bytes: u64,
@@ -92,7 +92,7 @@ pub struct NamespaceStats {
     pub puts_stored: u64,
     /// Bytes stored, by the callers' lengths.
     pub bytes_put: u64,
-    /// Of objects, bytes written to SSD, without those that reclaim wrote again.
+    /// Bytes of objects written to SSD, without those that reclaim wrote again.
     pub bytes_to_ssd: u64,
 }
 
@@ -160,7 +160,7 @@ pub struct Stats {
     pub bytes_remote_put: u64,
     /// Misses, by cause.
     pub misses: BTreeMap<String, u64>,
-    /// Of those, the misses `absent`, by why the object is absent.
+    /// Those of the misses that are `absent`, by why the object is absent.
     pub absent: BTreeMap<String, u64>,
     /// Keys that `exists` found in this store.
     pub exists_found: u64,
@@ -193,11 +193,11 @@ pub struct Stats {
     pub bytes_reinserted: u64,
     /// Pages that admission kept off SSD, each as often as that was decided.
     pub ssd_refused: u64,
-    /// Of those, pages that were put again: misses that admission caused.
+    /// Pages among them that were put again: misses that admission caused.
     pub ssd_refused_put_again: u64,
     /// Hints that a session has ended.
     pub hints_ended: u64,
-    /// Of those, hints that were followed.
+    /// Hints among them that were followed.
     pub hints_ended_followed: u64,
     /// Of those that are measured, hints that turned out wrong: the session's last pages were
     /// requested again.
@@ -255,7 +255,7 @@ pub struct Stats {
     pub readers: u64,
     /// Ports that carry RDMA, now; 0 without it.
     pub rdma_rails: u64,
-    /// Of those, ports that do not rest after failures, now.
+    /// Ports among them that are not suspended after failures, now.
     pub rdma_rails_up: u64,
     /// Bytes of memory registered for RDMA, once for each device, now.
     pub rdma_registered_bytes: u64,

@@ -1,7 +1,7 @@
-//! Caches pages that peers sent in the local tiers, as if they had been put: the next get finds
+//! Caches groups that peers sent in the local tiers, as if they had been put: the next get finds
 //! them in DRAM, later ones on SSD. They are not offered to peers.
 //!
-//! A page is cached only if all members of its group were received whole, so that it is from one
+//! A group is cached only if all of its members were received whole, so that it is from one
 //! computation; only if none of its objects is or may be present locally; and only if no removal
 //! happened meanwhile ([`crate::rpc::removal_fence`]). An attached group is cached if its base is
 //! present locally or was cached before it, and is not visible without the base.
@@ -28,7 +28,7 @@ use crate::write::put::admit::{AdmitOutcome, admit};
 use crate::write::put::copy::{CopySource, MemberSource, prepare};
 use crate::write::put::publish::publish;
 
-/// Cache the objects that a batch received. A page that does not fit into DRAM is skipped: a
+/// Cache the objects that a batch received. A group that does not fit into DRAM is skipped: a
 /// promotion is not worth a wait.
 pub(crate) fn cache_fetched(shared: &Shared, batch: &mut RemoteGet) {
     let fetched = batch.take_fetched();
@@ -41,7 +41,7 @@ pub(crate) fn cache_fetched(shared: &Shared, batch: &mut RemoteGet) {
         let page = match &object.attached {
             Some((request, base)) => attached.entry((*request, base.number)).or_default(),
             None => {
-                // A single object is a page of its own.
+                // A single object is a group of its own.
                 let number = if object.members == 1 { object.index + 1 } else { 0 };
                 pages.entry((object.key.namespace(), object.key.hash(), number)).or_default()
             }
@@ -74,7 +74,7 @@ pub(crate) fn cache_fetched(shared: &Shared, batch: &mut RemoteGet) {
     }
 }
 
-/// Cache the objects of a page; returns the frames to be queued for the flusher.
+/// Cache the objects of a group; returns the frames to be queued for the flusher.
 fn cache_page(
     shared: &Shared,
     done: &[CompletedGet],
@@ -89,8 +89,8 @@ fn cache_page(
         in_arena: false,
     };
     let sizes: Vec<ObjectSize> = page.iter().map(size).collect();
-    // Such a page cannot be put in this store: it is too large, or attached to an object of another
-    // page.
+    // Such a group cannot be put in this store: it is too large, or attached to an object of
+    // another page.
     if put::check(shared, kind, &sizes).is_err() {
         return Vec::new();
     }

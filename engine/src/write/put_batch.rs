@@ -324,7 +324,7 @@ impl PutBatch {
         }
     }
 
-    /// Begin the reads that groups need: headers first, since they may settle the other reads.
+    /// Begin the reads that groups need: headers first: they may make the other reads needless.
     fn begin_reads(&mut self, io: &mut SessionIo) {
         let mut keys = Vec::new();
         for group in &self.groups {

@@ -28,9 +28,9 @@ struct Mapped {
 /// Limits on mapped memory of other processes; memory beyond them is read by system calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapLimits {
-    /// Of all peers together, in bytes.
+    /// The limit of all peers together, in bytes.
     pub all: u64,
-    /// Of one peer, in bytes.
+    /// The limit of one peer, in bytes.
     pub of_peer: u64,
     /// The process id of the peer; 0 for all peers whose id is not visible in this pid namespace,
     /// which count as one.

@@ -390,9 +390,9 @@ fn check_post(status: i32, call: &'static str, posted: usize) -> Result<()> {
 /// The numbers of the requests that mark the ends of both queues. No other request has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrainMarkers {
-    /// Of the receive.
+    /// The number of the receive.
     pub receive: u64,
-    /// Of the send.
+    /// The number of the send.
     pub send: u64,
 }
 

@@ -336,11 +336,11 @@ impl Dial for Machine {
 
 /// Where a client is.
 enum ClientHost<'a> {
-    /// On another host.
+    /// The client is on another host.
     Other,
-    /// On the machine, with memory that it shares.
+    /// The client is on the machine, and shares this memory.
     Same(&'a [(Arc<SharedRegion>, Arc<PeerMemory>)]),
-    /// On another host that has RDMA, with memory that it registered.
+    /// The client is on another host that has RDMA, and has registered this memory.
     Rdma(Vec<RegisteredRegion>),
 }
 

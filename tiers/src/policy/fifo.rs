@@ -5,7 +5,7 @@ use super::frame::{FrameId, FramePolicy, Recency};
 use super::order::Order;
 use super::slab::Slab;
 
-/// FIFO eviction. The order is that of the epoch at insertion, not of the calls, so that the pages
+/// FIFO eviction. The order is that of the request numbers, not of the calls, so that the pages
 /// of two concurrent requests do not interleave and each chain leaves from its tail. Memory is
 /// about 50 bytes per frame of a request with many pages, and three times that for a request with
 /// one page.

@@ -8,7 +8,7 @@ use pagelith_io::prefetch;
 use super::frame::{FrameId, Recency};
 
 /// Bits of a word for the depth: 16 million pages of a prefix. Two bits count later requests, one
-/// is set if the frame leaves first, and the other 37 are the epoch: 1.3 * 10^11 requests.
+/// is set if the frame leaves first, and the other 37 number the request: up to 1.3 * 10^11.
 const DEPTH_BITS: u32 = 24;
 const DEPTH_MAX: u64 = (1 << DEPTH_BITS) - 1;
 const USES_BITS: u32 = 2;
@@ -21,7 +21,7 @@ const EPOCH_MAX: u64 = u64::MAX >> (DEPTH_BITS + FLAG_BITS);
 pub(super) const USES_MAX: u8 = (1 << USES_BITS) - 1;
 
 /// One [`Recency`] per frame, the number of requests for it since it was filled, and whether it
-/// leaves first, in eight bytes. Depths saturate at 2^24 - 1, epochs at 2^37 - 1, and counts at 3.
+/// leaves first, in eight bytes. Depths saturate at 2^24 - 1, numbers at 2^37 - 1, and counts at 3.
 ///
 /// A thread may record a request after the frame's number was reused for another page. That page
 /// then counts as requested, and the only effect is that it is evicted later.

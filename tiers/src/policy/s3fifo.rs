@@ -33,8 +33,8 @@ const SMALL_SHARE: u64 = 10;
 const USES_TO_MAIN: u8 = 2;
 /// Frames are counted in units of this many bytes, the arena's.
 const UNIT_BYTES: u64 = 4096;
-/// Frames that enter main share a turn until they are 1/256 of main. Each turn costs memory, and so
-/// would a turn for each frame.
+/// Frames that enter main share a value of its clock until they are 1/256 of main. Each value costs
+/// memory, and so would a value for each frame.
 const TURN_SHARE: usize = 256;
 /// Most second chances and moves to main in one walk; later frames are treated as not requested
 /// again. This bounds the time under the store's lock if all frames are hot, when any victim is
@@ -49,11 +49,11 @@ enum Queue {
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// Its position in its queue: epoch or turn, and depth.
+    /// Its position in its queue: request number, or value of main's clock, and depth.
     epoch: u64,
     depth: u32,
     units: u32,
-    /// Of the page's fingerprint.
+    /// By which the ghost queue knows the frame's first object ([`hash_of`]).
     hash: u32,
     queue: Queue,
 }
@@ -77,10 +77,10 @@ pub struct S3Fifo {
     ghost: Ghost,
     small_units: u64,
     units: u64,
-    /// Logical clock of the main queue, and the frames that entered in its current turn.
+    /// Logical clock of the main queue, and the frames that entered at its current value.
     turn: u64,
     turn_frames: usize,
-    /// Epoch of the last request that entered main directly, and its turn there.
+    /// Number of the last request that entered main directly, and its value of the clock.
     entered: Option<(u64, u64)>,
 }
 
@@ -101,8 +101,8 @@ impl S3Fifo {
         }
     }
 
-    /// The turn of a request that enters main directly. All its frames share one turn, so that
-    /// depth orders them.
+    /// The clock's value for a request that enters main directly. All its frames share one value,
+    /// so that depth orders them.
     fn turn_of(&mut self, epoch: u64) -> u64 {
         match self.entered {
             Some((known, turn)) if known == epoch => turn,
@@ -123,7 +123,7 @@ impl S3Fifo {
     /// count of requests.
     fn append_to_main(&mut self, frame: FrameId, spent: u8) {
         let Some(entry) = self.entries.get(frame) else { return };
-        // A frame of the current turn must move on too: the walk has passed its old position.
+        // A frame of the current value must move on too: the walk has passed its old position.
         let moves_on = entry.queue == Queue::Small || entry.epoch < self.turn;
         if !moves_on || self.turn_frames * TURN_SHARE >= self.main.len() {
             self.next_turn();
@@ -239,7 +239,7 @@ impl FramePolicy for S3Fifo {
     }
 }
 
-/// A hash of a page's fingerprint, all bits of which scatter.
+/// A hash of a fingerprint; all of its bits scatter.
 fn hash_of(fingerprint: u128) -> u32 {
     let folded = (fingerprint >> 64) as u64 ^ fingerprint as u64;
     (folded.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32

@@ -20,7 +20,7 @@ const ROW: usize = 0;
 /// The next page of a page with a state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Continuation {
-    /// Of the hashes of both; 0 for none.
+    /// Parts of the hashes of both; 0 for none.
     page: u32,
     next: u32,
 }

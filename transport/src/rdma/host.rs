@@ -115,7 +115,7 @@ impl RdmaHost {
         &self.choice
     }
 
-    /// The rails that do not rest for all peers.
+    /// The rails that are not suspended for all peers.
     pub fn rails_up(&self) -> impl Iterator<Item = &Rail> {
         let now = self.now();
         self.rails.iter().filter(move |rail| rail.is_up(now))

@@ -79,7 +79,7 @@ impl Rail {
         Ok(())
     }
 
-    /// Whether new links may use the rail: it does not rest after failures.
+    /// Whether new links may use the rail: it is not suspended after failures.
     pub fn is_up(&self, now: Mono) -> bool {
         self.health().is_up(now) && !self.is_dead.load(Ordering::Relaxed)
     }
@@ -98,7 +98,7 @@ impl Rail {
     }
 
     /// Note that a queue pair of a link to `peer` failed, other than by a fault of a request.
-    /// Returns the rest that the failure begins, if it begins one.
+    /// Returns the suspension that the failure begins, if it begins one.
     pub fn note_failure(&self, peer: PeerHost, now: Mono) -> Option<Rest> {
         let mut health = self.health();
         if self.has_succeeded.swap(false, Ordering::Relaxed) {

@@ -2,7 +2,7 @@
 //!
 //! A request that fails does not tell whether this port, the peer, or the network between them is
 //! at fault. So:
-//! - Failures with one peer make the rail rest for that peer.
+//! - After failures with one peer the rail is suspended for that peer.
 //! - It is suspended for all peers after failures with several of them, if no request of the rail
 //!   succeeded meanwhile.
 
@@ -12,20 +12,20 @@ use std::time::Duration;
 
 use pagelith_io::clock::Mono;
 
-/// Failures that make a rail rest: with one peer, or each with another one.
+/// Failures that suspend a rail: with one peer, or each with another one.
 pub const FAILURES_MAX: usize = 3;
 /// The time in which they happen.
 pub const FAILURES_WITHIN: Duration = Duration::from_secs(10);
-/// The first rest.
+/// The length of the first suspension.
 pub const REST_MIN: Duration = Duration::from_secs(30);
-/// The longest rest. A rail that did not fail for as long begins with the first rest again.
+/// The longest one. A rail that did not fail for as long begins with the first again.
 pub const REST_MAX: Duration = Duration::from_secs(300);
 
 /// The host at the other end of a link, by the address of its byte stream, which it cannot choose
 /// as it likes; `None` if the stream has no address.
 pub type PeerHost = Option<IpAddr>;
 
-/// A rest that has begun.
+/// A suspension that has begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rest {
     /// The only peer for which the rail is suspended, or all of them.
@@ -68,8 +68,8 @@ impl RailHealth {
         self.rail.latest.clear();
     }
 
-    /// Note a failure with a peer. Returns the rest that it begins, if it begins one. Failures
-    /// during a rest are those of links from before it, and count for nothing.
+    /// Note a failure with a peer. Returns the suspension that it begins, if it begins one.
+    /// Failures during it are those of links from before it, and count for nothing.
     pub fn note_failure(&mut self, peer: PeerHost, now: Mono) -> Option<Rest> {
         if !self.is_up_for(peer, now) {
             return None;
@@ -83,12 +83,12 @@ impl RailHealth {
     }
 }
 
-/// Failures, and the rest that they have begun.
+/// Failures, and the suspension that they have begun.
 #[derive(Debug, Default)]
 struct Failures {
     /// The latest ones, fewer than [`FAILURES_MAX`].
     latest: VecDeque<(Mono, PeerHost)>,
-    /// The end of the last rest, and its length.
+    /// The end of the last suspension, and its length.
     rest: Option<(Mono, Duration)>,
 }
 
@@ -103,7 +103,7 @@ impl Failures {
             && self.latest.iter().all(|(failure, _)| now.since(*failure) > FAILURES_WITHIN)
     }
 
-    /// Note one. Returns the length of the rest that it begins, if it begins one.
+    /// Note one. Returns the length of the suspension that it begins, if any.
     fn note(&mut self, peer: PeerHost, now: Mono) -> Option<Duration> {
         self.latest.push_back((now, peer));
         self.latest.retain(|(failure, _)| now.since(*failure) <= FAILURES_WITHIN);

@@ -1,4 +1,5 @@
-//! The rails of one link, and the registered memory that their requests use.
+//! The rails of one link, each with the peer's port that it reaches, and the registered memory that
+//! their requests use.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -58,15 +59,15 @@ impl Rails {
             && let Some(rest) =
                 self.host.rails()[queue.host_rail].note_failure(self.peer, self.host.now())
         {
-            let (rest_s, peer) = (rest.length.as_secs(), self.peer);
+            let (suspended_s, peer) = (rest.length.as_secs(), self.peer);
             match rest.of {
                 RestOf::Peer => tracing::warn!(
-                    rail = %queue, ?peer, rest_s,
-                    "rail failed several times; new links to this peer do without it for a while"
+                    rail = %queue, ?peer, suspended_s,
+                    "rail failed several times and is suspended for this peer; check port and cable"
                 ),
                 RestOf::Rail => tracing::warn!(
-                    rail = %queue, rest_s,
-                    "rail failed with several peers; new links do without it for a while"
+                    rail = %queue, suspended_s,
+                    "rail failed with several peers and is suspended for all; check port and cable"
                 ),
             }
         }

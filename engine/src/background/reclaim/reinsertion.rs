@@ -231,7 +231,7 @@ pub(crate) fn record_reinserted(
         core.events.forgot();
     }
     for (fingerprint, old) in members.iter().filter(|_| whole) {
-        // A record is reinserted as a unit: its payloads keep their distance from its header.
+        // A record is reinserted as a whole: its payloads keep their distance from its header.
         let (segment, record) = (location.identity.segment, location.offset);
         let new =
             SsdLocation { payload_block: old.payload_block, ..SsdLocation::at(segment, record, 0) };

@@ -79,7 +79,7 @@ impl PrefetchTask {
                     hints.into_iter().rev().for_each(|hint| queue.hints.push_front(hint));
                     return false;
                 }
-                // The pages in DRAM are in use: a hint evicts none of them.
+                // The frames in DRAM are in use: a hint evicts none of them.
                 ReserveResult::ArenaFull => self.finish(&hints),
             }
         }

@@ -170,8 +170,8 @@ pub(crate) fn admit(
     admission
 }
 
-/// Reserve memory for a group of which no object is present. The generation and fingerprints are
-/// those of its objects.
+/// Reserve memory for all objects of a group, those included that it adopts or replaces. The
+/// generation and fingerprints are those of its objects.
 pub(crate) fn reserve_memory(
     shared: &Shared,
     core: &mut Core,

@@ -80,11 +80,11 @@ pub(crate) struct PreparedGroup {
 /// they equal those that were sent with it, if any were. Only such a group is published.
 pub(crate) struct ConfirmedGroup {
     pub(super) data: Arc<FrameData>,
-    /// From [`AdmittedGroup`].
+    /// See [`AdmittedGroup`].
     pub(super) existing: Vec<Option<Location>>,
-    /// From [`AdmittedGroup`].
+    /// See [`AdmittedGroup`].
     pub(super) open_group: Option<u64>,
-    /// From [`AdmittedGroup`].
+    /// See [`AdmittedGroup`].
     pub(super) origin: PutOrigin,
 }
 

@@ -47,7 +47,7 @@ struct CopyingGroup {
     group: usize,
     adopts: Vec<bool>,
     bytes: u64,
-    /// On `Err`, the reserved memory of a group that has changed since its admission.
+    /// An `Err` has the reserved memory of a group that has changed since its admission.
     prepared: Result<PreparedGroup, Box<AdmittedGroup>>,
 }
 

@@ -38,8 +38,8 @@ impl WriteBudget {
 
     /// Whether a page may be written. Pages that were touched before may, down to a debt of a
     /// swing. Of the others a share of the chains may, which falls from all to none as the balance
-    /// falls from a swing to none. The hash of the first unknown page of a chain is
-    /// its coin, so that a chain is written as a whole or not at all.
+    /// falls from a swing to none. The hash of the first unknown
+    /// page of a chain decides for all of it: a chain is written as a whole or not at all.
     pub(super) fn allows(&self, touched_before: bool, chain: PageHash) -> bool {
         if touched_before {
             return self.balance_bytes > -self.swing_bytes;

@@ -5,7 +5,7 @@
 pub(super) const CLASSES: usize = 1 << CLASS_BITS;
 /// Bits of a class's number.
 pub(super) const CLASS_BITS: u32 = 7;
-/// Values that `touches`, the gap, and the turn are counted up to, beginning with 0.
+/// Values that `touches`, the gap, and the chat turn are counted up to, beginning with 0.
 pub(super) const LEVEL_MAX: u32 = 3;
 
 /// A class: touches 2 bits | detail 2 | near the end 1 | turn 2. The detail of a page that was

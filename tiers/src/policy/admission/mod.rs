@@ -15,7 +15,7 @@
 //! - Decisions are made from head to tail. A page after a refused page of its request is written
 //!   only if it must be: without its prefix it would be of no use.
 //! - No clock and no randomness: time is counted in bytes that are requested, and the sample and
-//!   the coins are hashes of the pages. The same calls give the same decisions.
+//!   the share of chains are chosen by hashes of the pages. The same calls give the same decisions.
 //! - Before anything was learned, every page is written. What was learned long ago is forgotten.
 //! - A decision changes the writes, and never the result of a get.
 
@@ -40,7 +40,7 @@ pub use page_hash::PageHash;
 
 /// Units of time in which as many bytes are requested as the SSD has.
 const UNITS_PER_CAPACITY: u64 = 512;
-/// Requests of which the turn and a refusal are remembered: more than run at the same time.
+/// Requests of which the chat turn and a refusal are remembered: more than run at the same time.
 const REQUESTS: usize = 256;
 /// Laps of the log within which a page that is requested again counts as reused.
 const REUSE_LAPS: f64 = 2.0;
