@@ -2,12 +2,18 @@
 //! gets, each verified, or not at all.
 #![allow(clippy::disallowed_methods, reason = "tests look at files from outside the store")]
 
+#[path = "suite/device.rs"]
+#[allow(dead_code, reason = "each test program uses its own part")]
+mod device;
 #[path = "suite/env.rs"]
 #[allow(dead_code, reason = "each test program uses its own part")]
 mod env;
 #[allow(dead_code)]
 #[path = "../../io/tests/verbs/fake.rs"]
 mod fake;
+#[allow(dead_code)]
+#[path = "../../io/tests/devices/fake.rs"]
+mod fake_device;
 #[path = "suite/harness.rs"]
 #[allow(dead_code, reason = "each test program uses its own part")]
 mod harness;
