@@ -43,8 +43,8 @@ impl CopyMode {
     }
 }
 
-/// The copy of one block, in consecutive pieces of any length. Its user must call [`settle`] after
-/// non-temporal stores.
+/// The copy of one block, in consecutive pieces of any length. Its user must call [`store_fence`]
+/// after non-temporal stores.
 pub(crate) struct BlockCopy {
     #[cfg_attr(
         not(target_arch = "x86_64"),
@@ -58,7 +58,7 @@ pub(crate) struct BlockCopy {
 
 /// Wait for non-temporal stores. They may become visible after later ones; a thread that learns of
 /// these bytes through a lock or an atomic must see them.
-fn settle() {
+fn store_fence() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: SSE is part of x86-64.
     unsafe {

@@ -235,7 +235,7 @@ impl Exposures {
     }
 
     /// Addresses and lengths of the next `bytes` bytes of a range.
-    pub fn next_places(&mut self, key: ExposureKey, bytes: u64) -> Vec<(usize, usize)> {
+    pub fn next_addresses(&mut self, key: ExposureKey, bytes: u64) -> Vec<(usize, usize)> {
         let Some(range) = self.find(key) else { return Vec::new() };
         let (mut left, mut skip) = (bytes, range.part_offset);
         let mut found = Vec::new();

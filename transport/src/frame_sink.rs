@@ -111,9 +111,9 @@ impl FrameSink<'_> {
     }
 
     /// An outcome has arrived: the peer's device writes nothing more for its operation.
-    pub fn settle(&mut self, op: OpId) {
+    pub fn end_remote_access(&mut self, op: OpId) {
         if let Some(client) = self.data.as_deref_mut().and_then(DataPlane::client) {
-            client.settle(op);
+            client.end_remote_access(op);
             self.exposures.release(op, self.events);
         }
     }
@@ -131,7 +131,7 @@ fn read_shown(
     let length =
         u32::try_from(shown.length).map_err(|_| LinkError::bad_field("shown", shown.length))?;
     let Some(key) = exposures.locate(op, item, offset, length)? else { return Ok(None) };
-    let memory = exposures.next_places(key, shown.length);
+    let memory = exposures.next_addresses(key, shown.length);
     let begun = server.begin_read(key, range, shown, &memory)?;
     if begun {
         exposures.begin_read(key, shown.length);

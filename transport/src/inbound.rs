@@ -368,7 +368,7 @@ impl FrameReader {
             }
             _ => {
                 if facts.kind == FrameKind::Outcome {
-                    sink.settle(facts.op);
+                    sink.end_remote_access(facts.op);
                 }
                 sink.counts.frames_in += 1;
                 sink.events.push(LinkEvent::Frame(frame(body)));

@@ -1,6 +1,6 @@
 //! The sending half of a byte-stream link: a bounded queue of control frames and pushes.
 //!
-//! Control frames, and the heads of data frames, are copied into one buffer (`staged`). Bulk bytes
+//! Control frames, and the heads of data frames, are copied into one buffer (`copied`). Bulk bytes
 //! are written from the pushed memory without a copy.
 //!
 //! If the link has an RDMA data plane, bytes that have a target at the client are not written to
@@ -53,12 +53,12 @@ pub(crate) struct Outbound {
     is_blocked: bool,
     /// Ranges of the peer that this end has released, not yet sent in a `Taken` frame.
     releases: Vec<Released>,
-    /// Only `Taken` frames are staged: they need not wake the peer.
+    /// Only `Taken` frames are copied: they need not wake the peer.
     quiet: bool,
-    /// Whole frames and the head of a data frame. `staged[..at]` is written.
-    staged: Vec<u8>,
+    /// Whole frames and the head of a data frame. `copied[..at]` is written.
+    copied: Vec<u8>,
     at: usize,
-    /// Unwritten bytes of the data frame whose head was staged last, out of the first push.
+    /// Unwritten bytes of the data frame whose head was copied last, out of the first push.
     body_left: u64,
     frames: usize,
     frame_bytes: usize,
@@ -82,7 +82,7 @@ impl Outbound {
             is_blocked: false,
             releases: Vec::new(),
             quiet: false,
-            staged: first,
+            copied: first,
             at: 0,
             body_left: 0,
             frames: 0,
@@ -132,7 +132,7 @@ impl Outbound {
 
     /// Whether there are bytes to write.
     pub fn is_busy(&self) -> bool {
-        self.at < self.staged.len()
+        self.at < self.copied.len()
             || self.body_left > 0
             || !self.queue.is_empty() && !self.is_blocked
             || !self.urgent.is_empty()
@@ -298,9 +298,9 @@ impl Outbound {
             && let Some(Queued::Push(front)) = self.queue.front()
             && is_retracted(front)
         {
-            self.staged.drain(..std::mem::take(&mut self.at));
+            self.copied.drain(..std::mem::take(&mut self.at));
             let rest = front.next_slices(self.body_left, usize::MAX);
-            rest.iter().for_each(|bytes| self.staged.extend_from_slice(bytes));
+            rest.iter().for_each(|bytes| self.copied.extend_from_slice(bytes));
             self.body_left = 0;
         }
         for queued in std::mem::take(&mut self.queue) {
@@ -339,9 +339,9 @@ impl Outbound {
     ) -> Result<(), LinkError> {
         let mut total = 0;
         while total < POLL_BYTES_MAX {
-            if self.at == self.staged.len() && self.body_left == 0 {
-                self.stage(plane.as_deref_mut(), events, counts)?;
-                if self.staged.is_empty() {
+            if self.at == self.copied.len() && self.body_left == 0 {
+                self.encode(plane.as_deref_mut(), events, counts)?;
+                if self.copied.is_empty() {
                     return Ok(());
                 }
             }
@@ -364,10 +364,10 @@ impl Outbound {
 
     /// One write to the stream.
     fn write(&mut self, stream: &mut dyn Stream) -> StreamResult {
-        let staged = &self.staged[self.at..];
+        let copied = &self.copied[self.at..];
         let mut slices = Vec::new();
-        if !staged.is_empty() {
-            slices.push(IoSlice::new(staged));
+        if !copied.is_empty() {
+            slices.push(IoSlice::new(copied));
         }
         if self.body_left > 0
             && let Some(Queued::Push(front)) = self.queue.front()
@@ -380,9 +380,9 @@ impl Outbound {
 
     /// Record that `bytes` bytes were written.
     fn advance(&mut self, bytes: usize, events: &mut Vec<LinkEvent>, counts: &mut LinkCounters) {
-        let staged = bytes.min(self.staged.len() - self.at);
-        self.at += staged;
-        let bulk = bytes - staged;
+        let copied = bytes.min(self.copied.len() - self.at);
+        self.at += copied;
+        let bulk = bytes - copied;
         if bulk == 0 {
             return;
         }
@@ -399,31 +399,31 @@ impl Outbound {
         }
     }
 
-    /// Stage the next bytes to write: control frames, up to and including the head of a data frame.
-    fn stage(
+    /// Encode the next bytes: control frames, up to and including the head of a data frame.
+    fn encode(
         &mut self,
         mut plane: Option<&mut ServerPlane>,
         events: &mut Vec<LinkEvent>,
         counts: &mut LinkCounters,
     ) -> Result<(), LinkError> {
-        self.staged.clear();
+        self.copied.clear();
         (self.at, self.quiet) = (0, self.urgent.is_empty() && self.queue.is_empty());
         while let Some(frame) = self.urgent.pop_front() {
-            self.writer.control(&frame, &mut self.staged);
+            self.writer.control(&frame, &mut self.copied);
         }
         while !self.releases.is_empty() {
             let count = self.releases.len().min(RELEASES_PER_FRAME_MAX);
             let now: Vec<Released> = self.releases.drain(..count).collect();
             let frame = Frame::new(FrameKind::Taken, OpId(0), shm_ref::encode_released(&now));
-            self.writer.control(&frame, &mut self.staged);
+            self.writer.control(&frame, &mut self.copied);
         }
         self.is_blocked = false;
-        while self.staged.len() < WRITTEN_BYTES_MAX {
+        while self.copied.len() < WRITTEN_BYTES_MAX {
             let more = match self.queue.front() {
                 None => false,
-                Some(Queued::Push(_)) => self.stage_push(plane.as_deref_mut(), events)?,
+                Some(Queued::Push(_)) => self.encode_push(plane.as_deref_mut(), events)?,
                 Some(_) => {
-                    self.stage_frame(plane.as_deref_mut(), counts);
+                    self.encode_frame(plane.as_deref_mut(), counts);
                     true
                 }
             };
@@ -434,31 +434,31 @@ impl Outbound {
         plane.map_or(Ok(()), ServerPlane::post_notices)
     }
 
-    /// Stage the frame that is first in the queue.
-    fn stage_frame(&mut self, plane: Option<&mut ServerPlane>, counts: &mut LinkCounters) {
+    /// Encode the frame that is first in the queue.
+    fn encode_frame(&mut self, plane: Option<&mut ServerPlane>, counts: &mut LinkCounters) {
         match self.queue.pop_front() {
             Some(Queued::Reference(push, pieces)) => {
                 let body = shm_ref::encode(push.item, push.offset, &pieces);
-                self.writer.control(&Frame::new(FrameKind::Shown, push.op, body), &mut self.staged);
+                self.writer.control(&Frame::new(FrameKind::Shown, push.op, body), &mut self.copied);
                 self.references.insert(item_range_of(&push), Some(push));
             }
             Some(Queued::Frame(frame)) => {
                 self.frames -= 1;
                 self.frame_bytes -= frame.body.len();
                 counts.frames_out += 1;
-                self.writer.control(&frame, &mut self.staged);
+                self.writer.control(&frame, &mut self.copied);
                 if frame.kind == FrameKind::Outcome {
                     plane.into_iter().for_each(|plane| plane.note_outcome(frame.op));
                 }
             }
-            Some(Queued::Own(frame)) => self.writer.control(&frame, &mut self.staged),
+            Some(Queued::Own(frame)) => self.writer.control(&frame, &mut self.copied),
             Some(Queued::Push(_)) | None => {}
         }
     }
 
-    /// Stage the head of the next bytes of the push that is first in the queue, or let a device
-    /// write them. False if nothing can be staged after them.
-    fn stage_push(
+    /// Encode the head of the next bytes of the push that is first in the queue, or let a device
+    /// write them. False if nothing can be copied after them.
+    fn encode_push(
         &mut self,
         plane: Option<&mut ServerPlane>,
         events: &mut Vec<LinkEvent>,
@@ -480,7 +480,7 @@ impl Outbound {
                     return Ok(false);
                 }
                 Placement::Placed(body) => {
-                    self.writer.placed(&front.push, offset, &body.encode(), &mut self.staged);
+                    self.writer.placed(&front.push, offset, &body.encode(), &mut self.copied);
                     front.note_placed(body.length);
                     if front.framed == front.len
                         && let Some(Queued::Push(whole)) = self.queue.pop_front()
@@ -492,7 +492,7 @@ impl Outbound {
             }
         }
         // At most `data_bytes_max`, which has 32 bits.
-        self.writer.data(&front.push, offset, most as u32, &mut self.staged);
+        self.writer.data(&front.push, offset, most as u32, &mut self.copied);
         front.framed += most;
         self.body_left = most;
         Ok(false)

@@ -10,7 +10,7 @@ use std::hint::black_box;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use pagelith::AlignedBuf;
 use pagelith_tiers::policy::admission::{
-    Admission, AdmissionRule, AdmissionSettings, BatchKind, PageHash, TouchedPage,
+    Admission, AdmissionRule, AdmissionSettings, BatchKind, PolicyKey, TouchedPage,
 };
 
 const OBJECTS: u64 = 1 << 20;
@@ -29,7 +29,7 @@ fn mix(n: u64) -> u64 {
 fn pages(batch: usize) -> impl Iterator<Item = Vec<TouchedPage>> {
     (0_u64..).map(move |number| {
         let first = if number % 4 == 0 { OBJECTS + number } else { mix(number) % OBJECTS };
-        let page = |n| PageHash(mix(mix(first) ^ n));
+        let page = |n| PolicyKey(mix(mix(first) ^ n));
         let of =
             |n| TouchedPage { page: page(n), bytes: PAGE_BYTES, on_ssd: false, required: false };
         (0..batch as u64).map(of).collect()
@@ -56,12 +56,12 @@ fn touch(c: &mut Criterion) {
         let mut write = Vec::new();
         // Fills the history, and learns.
         let batches: Vec<Vec<TouchedPage>> = pages(batch).take((1 << 22) / batch).collect();
-        let mut epoch = 0;
+        let mut request = 0;
         let mut next = |admission: &mut Admission| {
-            let pages = &batches[epoch as usize % batches.len()];
-            epoch += 1;
+            let pages = &batches[request as usize % batches.len()];
+            request += 1;
             write.clear();
-            admission.touch(epoch, BatchKind::Put, pages, 0, &mut write);
+            admission.touch(request, BatchKind::Put, pages, 0, &mut write);
             let written = write.iter().filter(|write| **write).count() as u64;
             admission.appended(written * PAGE_BYTES);
         };

@@ -32,17 +32,17 @@ fn mix(x: u64) -> u64 {
 }
 
 /// The record at `place`, counted through all segments.
-fn target(slot: usize, place: u64) -> ReadTarget {
+fn target(item: usize, place: u64) -> ReadTarget {
     ReadTarget {
-        slot,
-        round: 0,
+        item,
+        plan_number: 0,
         segment: SegmentId((place / RECORDS) as u32),
         record: HEADER_BYTES + place % RECORDS * (OBJECT_BYTES + HEADER_BYTES),
         payload_offset: HEADER_BYTES,
         chunks: plan::split_chunks(0..OBJECT_BYTES, OBJECT_BYTES),
         direct_parts: Some(1),
         unaligned_tail: false,
-        stage: 0,
+        sub_batch: 0,
         header_cached: false,
     }
 }

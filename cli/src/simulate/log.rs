@@ -7,7 +7,7 @@
 use pagelith_layouts::ids::{SegmentId, SegmentOrder};
 use pagelith_tiers::policy::admission::VICTIM_SAMPLES;
 use pagelith_tiers::policy::{
-    ExtentFacts, SegmentPolicy, TICKS_OF_LEAVING, TickClock, free_segments_min,
+    LiveRecordFacts, SegmentPolicy, TICKS_OF_LEAVING, TickClock, free_segments_min,
 };
 use pagelith_tiers::ssd::segments::{SegmentState, SegmentTable};
 
@@ -173,13 +173,13 @@ impl SimulatedLog {
             is_live((at, records.get(at)?)).filter(stays)
         };
         self.sampled.push((0..VICTIM_SAMPLES).map(sample).collect());
-        let facts = |block: &u32| ExtentFacts {
+        let facts = |block: &u32| LiveRecordFacts {
             bytes: self.bytes(*block),
             tick: blocks[*block as usize].tick,
             depth: blocks[*block as usize].depth,
             pinned: false,
         };
-        let facts: Vec<ExtentFacts> = live.iter().map(facts).collect();
+        let facts: Vec<LiveRecordFacts> = live.iter().map(facts).collect();
         let segment_bytes = self.segment_blocks as u64 * BLOCK_BYTES;
         let budget = (segment_bytes as f64 * self.policy.reinsert_ratio()) as u64;
         let kept = self.policy.reinsert(&facts, self.table.mean_tick(), budget);

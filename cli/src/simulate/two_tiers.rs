@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use pagelith_tiers::policy::admission::{Admission, BatchKind, PageHash, TouchedPage};
+use pagelith_tiers::policy::admission::{Admission, BatchKind, PolicyKey, TouchedPage};
 use pagelith_tiers::policy::{
     FramePolicy, LastRequests, Predictions, Recency, SegmentPolicy, StateLookup, SupersededStates,
     TICKS_OF_LEAVING, WATCHED_PAGES,
@@ -45,7 +45,7 @@ pub(super) struct TwoTiers {
     superseded: SupersededStates<u32>,
     /// Hints that a session has ended.
     hints: Predictions,
-    epoch: u64,
+    request: u64,
     counts: Counts,
 }
 
@@ -79,7 +79,7 @@ impl TwoTiers {
             states_rule: rules.states,
             superseded: SupersededStates::new(capacity),
             hints: Predictions::new(1, rules.trust, capacity),
-            epoch: 0,
+            request: 0,
             counts: Counts::default(),
         })
     }
@@ -130,7 +130,7 @@ impl TwoTiers {
 
     /// One request.
     pub(super) fn request(&mut self, request: &Request<'_>) {
-        self.epoch += 1;
+        self.request += 1;
         let Request { blocks, whole, .. } = *request;
         if !self.hints.is_empty() {
             blocks.iter().for_each(|block| _ = self.hints.request(hash_of(*block)));
@@ -251,7 +251,7 @@ impl TwoTiers {
     }
 
     fn recency(&self, depth: usize) -> Recency {
-        Recency { epoch: self.epoch, depth: depth as u32 }
+        Recency { request: self.request, depth: depth as u32 }
     }
 
     /// A request for an object.
@@ -299,7 +299,7 @@ impl TwoTiers {
     fn write(&mut self, batch: &[u32], kind: BatchKind) {
         let Some(Ssd { log, admission, write_budget }) = self.ssd.as_mut() else { return };
         let page = |object: &u32| TouchedPage {
-            page: PageHash(hash_of(*object)),
+            page: PolicyKey(hash_of(*object)),
             bytes: self.objects.blocks(*object) as u64 * BLOCK_BYTES,
             on_ssd: self.blocks[*object as usize].location.is_some(),
             required: false,
@@ -312,7 +312,7 @@ impl TwoTiers {
                     let bytes: u64 = pages.iter().map(|page| page.bytes).sum();
                     admission.grant((share * bytes as f64) as u64);
                 }
-                admission.touch(self.epoch, kind, &pages, 0, &mut chosen);
+                admission.touch(self.request, kind, &pages, 0, &mut chosen);
             }
             None => chosen.extend(pages.iter().map(|page| !page.on_ssd)),
         }
@@ -331,7 +331,7 @@ impl TwoTiers {
             if let Some(admission) = admission.as_mut() {
                 admission.appended((log.written - before) * BLOCK_BYTES);
                 for victim in victims {
-                    let page = |object| PageHash(hash_of(object));
+                    let page = |object| PolicyKey(hash_of(object));
                     admission.reclaim(victim.into_iter().map(|object| object.map(page)));
                 }
             }

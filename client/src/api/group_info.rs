@@ -17,8 +17,8 @@ pub struct GroupInfo {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BaseGroupInfo {
     /// Name of the base group, as in records.
-    pub base_group: u64,
-    /// Together with `base_group`, identifies the group.
+    pub base_name: u64,
+    /// Together with `base_name`, identifies the group.
     pub sequence: Sequence,
     /// An object of the base group, if known.
     pub base: Option<Box<ObjectKey>>,
@@ -28,7 +28,7 @@ impl GroupInfo {
     /// The group of a record on SSD.
     pub fn of_record(facts: &RecordFacts, members: usize) -> GroupInfo {
         let to = || BaseGroupInfo {
-            base_group: facts.base_group.0,
+            base_name: facts.base_group.0,
             sequence: facts.sequence,
             base: None,
         };

@@ -7,7 +7,7 @@ use super::Response;
 use super::connections::PeerConnections;
 use super::pool::ConnState;
 use super::remote_get::{
-    CallOptions, LinkFailures, PeerRequest, RequestState, Round, is_done, no_link, split_by_peer,
+    CallOptions, Choice, LinkFailures, PeerRequest, RequestState, is_done, no_link, split_by_peer,
 };
 use crate::api::error::{Error, ErrorKind, Result};
 
@@ -19,7 +19,7 @@ pub struct RemoteExists {
     options: CallOptions,
     failed: Option<Error>,
     /// Keys to request from their owners, if the preferred peer does not have them.
-    second_round: Vec<(usize, ObjectKey)>,
+    second_choice: Vec<(usize, ObjectKey)>,
 }
 
 impl RemoteExists {
@@ -32,12 +32,15 @@ impl RemoteExists {
     ) -> RemoteExists {
         let absent =
             || keys.iter().enumerate().filter(|(at, _)| !found[*at]).map(|(at, key)| (at, *key));
-        let requests =
-            split_by_peer(connections, absent().map(|(at, key)| (key, 1, (at, key))), Round::First);
-        let second_round = absent()
+        let requests = split_by_peer(
+            connections,
+            absent().map(|(at, key)| (key, 1, (at, key))),
+            Choice::First,
+        );
+        let second_choice = absent()
             .filter(|(_, key)| connections.pool.remote().second_choice(key).is_some())
             .collect();
-        RemoteExists { keys: keys.to_vec(), found, requests, options, failed: None, second_round }
+        RemoteExists { keys: keys.to_vec(), found, requests, options, failed: None, second_choice }
     }
 
     /// Make progress without waiting; true once every key has its answer.
@@ -90,19 +93,19 @@ impl RemoteExists {
             all_done &= is_done(&request.state);
         }
         failures.apply(connections, now);
-        all_done && (!self.start_second_round(connections) || self.advance(connections, now))
+        all_done && (!self.ask_second_choice(connections) || self.advance(connections, now))
     }
 
     /// Ask the owners for keys that the preferred peer does not have; false if there are none.
-    fn start_second_round(&mut self, connections: &PeerConnections) -> bool {
-        let mut next = std::mem::take(&mut self.second_round);
+    fn ask_second_choice(&mut self, connections: &PeerConnections) -> bool {
+        let mut next = std::mem::take(&mut self.second_choice);
         next.retain(|(at, _)| !self.found[*at]);
         let has_next = !next.is_empty();
         if has_next {
             self.requests = split_by_peer(
                 connections,
                 next.into_iter().map(|(at, key)| (key, 1, (at, key))),
-                Round::Second,
+                Choice::Second,
             );
         }
         has_next

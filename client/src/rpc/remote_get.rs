@@ -17,7 +17,7 @@ use super::pool::ConnState;
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::group_info::GroupInfo;
 use crate::api::outcome::{CompletedGet, GetOutcome, MissCause, ObjectMeta, Tier};
-use crate::rpc::removal_fence::FenceEpoch;
+use crate::rpc::removal_fence::FenceVersion;
 
 /// Maximum keys of one request.
 const KEYS_MAX: usize = 4096;
@@ -67,7 +67,7 @@ pub enum GetTarget {
 /// The peer from which an object is requested. A preferred peer is the first choice for all
 /// objects; the second is the owner, for those that the preferred peer does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Round {
+pub(crate) enum Choice {
     First,
     Second,
 }
@@ -105,14 +105,14 @@ impl<T> PeerRequest<T> {
 pub(crate) fn split_by_peer<T>(
     connections: &PeerConnections,
     items: impl Iterator<Item = (ObjectKey, u64, T)>,
-    round: Round,
+    choice: Choice,
 ) -> Vec<PeerRequest<T>> {
     let mut by_peer: BTreeMap<usize, Vec<(u64, Vec<T>)>> = BTreeMap::new();
     for (key, cost, item) in items {
         let remote = connections.pool.remote();
-        let peer = match round {
-            Round::First => remote.first_choice(&key),
-            Round::Second => remote.second_choice(&key),
+        let peer = match choice {
+            Choice::First => remote.first_choice(&key),
+            Choice::Second => remote.second_choice(&key),
         };
         let Some(peer) = peer else { continue };
         let batches = by_peer.entry(peer).or_default();
@@ -168,13 +168,13 @@ pub struct RemoteGet {
     hits: u64,
     bytes: u64,
     /// The version of the removal fence before the requests; `None` if a removal was in progress.
-    epoch: Option<FenceEpoch>,
+    fence_version: Option<FenceVersion>,
     /// Objects that are requested whole, by index in the batch.
     whole: BTreeMap<usize, ObjectKey>,
     /// Whole objects that arrived.
     fetched: Vec<FetchedItem>,
     /// Objects to request from their owners, if the preferred peer does not have them.
-    second_round: Vec<MissedItem>,
+    second_choice: Vec<MissedItem>,
 }
 
 /// A whole object that a peer sent.
@@ -199,7 +199,7 @@ impl RemoteGet {
         missed: Vec<MissedItem>,
         options: CallOptions,
         target: GetTarget,
-        epoch: Option<FenceEpoch>,
+        fence_version: Option<FenceVersion>,
     ) -> RemoteGet {
         let whole =
             |missed: &MissedItem| missed.range.is_none().then_some((missed.index, missed.key));
@@ -208,7 +208,7 @@ impl RemoteGet {
         let (requests, fetched) = (Vec::new(), Vec::new());
         let has_next =
             |missed: &&MissedItem| connections.pool.remote().second_choice(&missed.key).is_some();
-        let second_round = missed.iter().filter(has_next).cloned().collect();
+        let second_choice = missed.iter().filter(has_next).cloned().collect();
         let (hits, bytes) = (0, 0);
         let mut get = RemoteGet {
             done,
@@ -217,20 +217,20 @@ impl RemoteGet {
             target,
             hits,
             bytes,
-            epoch,
+            fence_version,
             whole,
             fetched,
-            second_round,
+            second_choice,
         };
-        get.queue_requests(connections, missed, Round::First);
+        get.queue_requests(connections, missed, Choice::First);
         get
     }
 
     /// Ask the owners for objects that the preferred peer does not have; false if there are none.
     /// The preferred peer has all or none of a page's group: objects of that page at other peers
     /// are from another computation.
-    fn start_second_round(&mut self, connections: &PeerConnections) -> bool {
-        let mut next = std::mem::take(&mut self.second_round);
+    fn ask_second_choice(&mut self, connections: &PeerConnections) -> bool {
+        let mut next = std::mem::take(&mut self.second_choice);
         let page = |missed: &MissedItem| (missed.key.namespace(), missed.key.hash());
         let is_in_group = |missed: &&MissedItem| {
             let done = &self.done[missed.index];
@@ -244,7 +244,7 @@ impl RemoteGet {
         });
         let has_next = !next.is_empty();
         if has_next {
-            self.queue_requests(connections, next, Round::Second);
+            self.queue_requests(connections, next, Choice::Second);
         }
         has_next
     }
@@ -253,7 +253,7 @@ impl RemoteGet {
         &mut self,
         connections: &PeerConnections,
         missed: Vec<MissedItem>,
-        round: Round,
+        choice: Choice,
     ) {
         let target = self.target;
         let requests = missed.into_iter().filter_map(|missed| {
@@ -273,7 +273,7 @@ impl RemoteGet {
             let cost = ITEM_BYTES + 16 * (block_count(request.length(), BLOCK_BYTES) + 1);
             Some((missed.key, cost, (missed.index, request)))
         });
-        self.requests = split_by_peer(connections, requests, round);
+        self.requests = split_by_peer(connections, requests, choice);
     }
 
     /// Make progress without waiting; true once every object has its outcome.
@@ -356,7 +356,7 @@ impl RemoteGet {
             all_done &= is_done(&self.requests[i].state);
         }
         all_done
-            && (!self.start_second_round(connections)
+            && (!self.ask_second_choice(connections)
                 || self.advance_batch(connections, now, failures))
     }
 
@@ -442,8 +442,8 @@ impl RemoteGet {
     }
 
     /// The version of the removal fence before the requests; `None` if a removal was in progress.
-    pub fn epoch(&self) -> Option<FenceEpoch> {
-        self.epoch
+    pub fn fence_version(&self) -> Option<FenceVersion> {
+        self.fence_version
     }
 
     /// The options of the requests.

@@ -13,12 +13,12 @@ use pagelith_io::sync::{Arc, AtomicU64};
 #[derive(Default)]
 pub struct RemovalFence {
     in_progress: AtomicU64,
-    epoch: AtomicU64,
+    version: AtomicU64,
 }
 
 /// A version at which no removal was in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FenceEpoch(u64);
+pub struct FenceVersion(u64);
 
 /// A removal in progress; dropping it ends the removal.
 pub struct RemovalGuard(Arc<RemovalFence>);
@@ -27,26 +27,26 @@ impl RemovalFence {
     /// Begin a removal. Call this before any of its changes under the core's lock.
     pub fn begin(self: &Arc<Self>) -> RemovalGuard {
         self.in_progress.fetch_add(1, SeqCst);
-        self.epoch.fetch_add(1, SeqCst);
+        self.version.fetch_add(1, SeqCst);
         RemovalGuard(self.clone())
     }
 
     /// The current version, if no removal is in progress.
-    pub fn epoch_without_removal(&self) -> Option<FenceEpoch> {
-        let epoch = self.epoch.load(SeqCst);
-        (self.in_progress.load(SeqCst) == 0).then_some(FenceEpoch(epoch))
+    pub fn version_without_removal(&self) -> Option<FenceVersion> {
+        let version = self.version.load(SeqCst);
+        (self.in_progress.load(SeqCst) == 0).then_some(FenceVersion(version))
     }
 
     /// Whether no removal began or ended since `then`, and none is in progress. Call this under the
     /// core's lock: a later removal then finds the objects that were made visible before it.
-    pub fn is_unchanged_since(&self, then: FenceEpoch) -> bool {
-        self.epoch_without_removal() == Some(then)
+    pub fn is_unchanged_since(&self, then: FenceVersion) -> bool {
+        self.version_without_removal() == Some(then)
     }
 }
 
 impl Drop for RemovalGuard {
     fn drop(&mut self) {
-        self.0.epoch.fetch_add(1, SeqCst);
+        self.0.version.fetch_add(1, SeqCst);
         self.0.in_progress.fetch_sub(1, SeqCst);
     }
 }
@@ -58,19 +58,21 @@ mod tests {
     #[test]
     fn removal_invalidates_every_earlier_epoch() {
         let removals = Arc::new(RemovalFence::default());
-        let before = removals.epoch_without_removal().expect("no removal is in progress");
+        let before = removals.version_without_removal().expect("no removal is in progress");
         assert!(removals.is_unchanged_since(before));
         let removing = removals.begin();
-        assert!(removals.epoch_without_removal().is_none() && !removals.is_unchanged_since(before));
+        assert!(
+            removals.version_without_removal().is_none() && !removals.is_unchanged_since(before)
+        );
         let other = removals.begin();
         drop(removing);
-        assert!(removals.epoch_without_removal().is_none());
+        assert!(removals.version_without_removal().is_none());
         drop(other);
         assert!(
             !removals.is_unchanged_since(before),
             "transfers requested before the removal may still arrive"
         );
-        let after = removals.epoch_without_removal().expect("no removal is in progress");
+        let after = removals.version_without_removal().expect("no removal is in progress");
         assert!(removals.is_unchanged_since(after));
     }
 }

@@ -17,24 +17,24 @@ use crate::background::log_op::LogOp;
 
 /// The step that a probe waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum ProbeStep {
     Preparing,
     Writing,
     Syncing,
     Reading,
 }
 
-/// The probe under way, if any: its stage and its segment.
+/// The probe under way, if any: its step and its segment.
 #[derive(Debug, Default)]
-pub(crate) struct DeviceProbe(Option<(Stage, SegmentId)>);
+pub(crate) struct DeviceProbe(Option<(ProbeStep, SegmentId)>);
 
 impl DeviceProbe {
     /// Begin a probe when it is due and nothing else is under way (`is_quiet`), or continue it;
     /// true if anything was done.
     pub fn step(&mut self, cx: &mut LogContext, is_quiet: bool) -> bool {
         match self.0 {
-            Some((Stage::Preparing, _)) => cx.log.spare().is_some() && self.write_head(cx),
-            Some((Stage::Writing | Stage::Syncing | Stage::Reading, _)) => false,
+            Some((ProbeStep::Preparing, _)) => cx.log.spare().is_some() && self.write_head(cx),
+            Some((ProbeStep::Writing | ProbeStep::Syncing | ProbeStep::Reading, _)) => false,
             None => is_quiet && self.begin(cx),
         }
     }
@@ -52,16 +52,16 @@ impl DeviceProbe {
             return true;
         }
         if let Some((identity, _)) = cx.log.spare() {
-            self.0 = Some((Stage::Preparing, identity.segment));
+            self.0 = Some((ProbeStep::Preparing, identity.segment));
             return self.write_head(cx);
         }
         match cx.prepare_free() {
-            Some(segment) => self.0 = Some((Stage::Preparing, segment)),
+            Some(segment) => self.0 = Some((ProbeStep::Preparing, segment)),
             None => {
                 // Without a free segment no write can be probed: a sync must suffice, and reclaim
                 // comes next.
-                self.0 = Some((Stage::Reading, SegmentId(0)));
-                self.submit(cx, Stage::Syncing, |file, _| Ok(Op::Sync { file }));
+                self.0 = Some((ProbeStep::Reading, SegmentId(0)));
+                self.submit(cx, ProbeStep::Syncing, |file, _| Ok(Op::Sync { file }));
             }
         }
         true
@@ -70,7 +70,7 @@ impl DeviceProbe {
     fn write_head(&mut self, cx: &mut LogContext) -> bool {
         let Some((identity, order)) = cx.log.spare() else { return false };
         let bytes = head(cx, identity, order);
-        self.submit(cx, Stage::Writing, |file, offset| {
+        self.submit(cx, ProbeStep::Writing, |file, offset| {
             let mut buf = AlignedBuf::new(ALIGN as usize)?;
             buf.copy_from_slice(&bytes);
             Ok(Op::Write { file, offset, parts: vec![buf.into_part()] })
@@ -81,12 +81,12 @@ impl DeviceProbe {
     fn submit(
         &mut self,
         cx: &mut LogContext,
-        next: Stage,
+        next: ProbeStep,
         op: impl FnOnce(FileId, u64) -> std::io::Result<Op>,
     ) {
-        let Some((stage, segment)) = self.0.as_mut() else { return };
+        let Some((step, segment)) = self.0.as_mut() else { return };
         let (file, offset) = cx.volume.file_offset(*segment, 0);
-        *stage = next;
+        *step = next;
         let tag = LogOp::Probe.encode();
         if !op(file, offset).is_ok_and(|op| cx.log.submit(tag, op).is_ok()) {
             self.failed(cx, "no memory or no room in the queue", false);
@@ -95,26 +95,26 @@ impl DeviceProbe {
 
     /// An operation of the probe ended; true if the probe succeeded.
     pub fn ended(&mut self, cx: &mut LogContext, completion: Completion) -> bool {
-        let Some((stage, _)) = self.0 else { return false };
+        let Some((step, _)) = self.0 else { return false };
         if let Err(fault) = completion.result {
             self.failed(cx, &fault.to_string(), fault.op == FaultOp::Sync);
             return false;
         }
-        match stage {
-            Stage::Preparing => false,
-            Stage::Writing => {
-                self.submit(cx, Stage::Syncing, |file, _| Ok(Op::Sync { file }));
+        match step {
+            ProbeStep::Preparing => false,
+            ProbeStep::Writing => {
+                self.submit(cx, ProbeStep::Syncing, |file, _| Ok(Op::Sync { file }));
                 false
             }
-            Stage::Syncing if cx.log.spare().is_none() => self.succeeded(cx),
-            Stage::Syncing => {
-                self.submit(cx, Stage::Reading, |file, offset| {
+            ProbeStep::Syncing if cx.log.spare().is_none() => self.succeeded(cx),
+            ProbeStep::Syncing => {
+                self.submit(cx, ProbeStep::Reading, |file, offset| {
                     let buf = AlignedBuf::new(ALIGN as usize)?;
                     Ok(Op::Read { file, offset, parts: vec![buf.into_part()] })
                 });
                 false
             }
-            Stage::Reading => {
+            ProbeStep::Reading => {
                 let written = cx.log.spare().map(|(identity, order)| head(cx, identity, order));
                 let read = completion.op.into_parts().pop();
                 if read.zip(written).is_some_and(|(part, head)| part.bytes() == head) {

@@ -35,13 +35,13 @@ use crate::background::generations::Generations;
 use crate::background::job_writer::JobWriter;
 use crate::background::log_context::{Closing, LogContext, SyncPurpose};
 use crate::background::log_op::LogOp;
+use crate::background::pending_records::PendingRecord;
 use crate::background::purge::Purger;
 use crate::background::reclaim::Reclaimer;
 use crate::background::reclaim::reinsertion::record_reinserted;
 use crate::background::scrub::BackgroundScrub;
 use crate::background::stall_detector::StallDetector;
 use crate::background::tombstone_readback::TombstoneReadback;
-use crate::background::units::PendingUnit;
 use crate::state::frame_access::FrameGuard;
 use crate::state::jobs::{Job, JobResult};
 use crate::state::shared::Shared;
@@ -120,7 +120,7 @@ impl Flusher {
             self.handle(event);
         }
         if self.cx.stopped {
-            self.refuse_jobs();
+            self.fail_jobs();
         }
         if any {
             let (bytes, syncs) = self.cx.log.written();
@@ -136,7 +136,7 @@ impl Flusher {
     fn handle(&mut self, event: LogEvent) {
         let cx = &mut self.cx;
         match event {
-            LogEvent::Written(units) => self.written(units),
+            LogEvent::Written(records) => self.written(records),
             LogEvent::WriteFailed(of, ids, fault) => {
                 let segment = of.segment.0;
                 tracing::warn!(%fault, segment, "write failed, it is repeated in another segment");
@@ -151,8 +151,12 @@ impl Flusher {
                 cx.free_segment(segment);
                 self.probe.not_ready(cx, &fault);
             }
-            LogEvent::Durable(units) => cx.units.count_durable(&mut cx.shared.lock(), &units),
-            LogEvent::Untrusted(units, _) => cx.units.drop_untrusted(&mut cx.shared.lock(), &units),
+            LogEvent::Durable(records) => {
+                cx.pending_records.count_durable(&mut cx.shared.lock(), &records)
+            }
+            LogEvent::Untrusted(records, _) => {
+                cx.pending_records.drop_untrusted(&mut cx.shared.lock(), &records)
+            }
             LogEvent::Synced { id, durable } => self.sync_ended(id, durable),
             LogEvent::Ready(segment, incarnation, order) => {
                 let mut core = cx.shared.lock();
@@ -208,22 +212,22 @@ impl Flusher {
         }
     }
 
-    fn written(&mut self, units: Vec<(u64, RecordLocation)>) {
+    fn written(&mut self, records: Vec<(u64, RecordLocation)>) {
         let mut frames = Vec::with_capacity(FRAMES);
-        for (id, location) in units {
-            match self.cx.units.remove(id) {
-                Some(PendingUnit::Frame(guard)) => {
+        for (id, location) in records {
+            match self.cx.pending_records.remove(id) {
+                Some(PendingRecord::Frame(guard)) => {
                     frames.push((id, guard, location));
                     if frames.len() == FRAMES {
                         self.frames_written(&mut frames);
                     }
                 }
-                Some(PendingUnit::Move(members)) => {
+                Some(PendingRecord::Move(members)) => {
                     record_reinserted(&mut self.cx, id, members, &location);
-                    self.reclaimer.unit_written();
+                    self.reclaimer.record_written();
                 }
-                Some(PendingUnit::Tombstones(None)) => self.reclaimer.unit_written(),
-                Some(PendingUnit::Tombstones(Some(job))) => self.readback.written(job, location),
+                Some(PendingRecord::Tombstones(None)) => self.reclaimer.record_written(),
+                Some(PendingRecord::Tombstones(Some(job))) => self.readback.written(job, location),
                 None => {}
             }
         }
@@ -236,17 +240,18 @@ impl Flusher {
             return;
         }
         let cx = &mut self.cx;
-        let lost = cx.units.frames_written(&mut cx.shared.lock(), frames.drain(..));
+        let lost = cx.pending_records.frames_written(&mut cx.shared.lock(), frames.drain(..));
         if !lost.is_empty() {
             self.writes_failed(lost);
         }
     }
 
-    /// Return units that were not written to the front of the queue, unless the tier is read-only.
+    /// Return records that were not written to the front of the queue, unless the tier is
+    /// read-only.
     fn writes_failed(&mut self, ids: Vec<u64>) {
         let cx = &mut self.cx;
         let give_up = cx.is_read_only();
-        // A flush covers these units too, so its job is queued after them.
+        // A flush covers these records too, so its job is queued after them.
         cx.requeue_flushes();
         if let Some(ssd) = cx.shared.lock().ssd.as_mut() {
             let flushes = self.checkpointer.flushes.take();
@@ -254,7 +259,7 @@ impl Flusher {
         }
         for id in ids.into_iter().rev() {
             if cx.write_failed(id, give_up) {
-                self.reclaimer.unit_failed();
+                self.reclaimer.record_failed();
             }
         }
     }
@@ -272,7 +277,7 @@ impl Flusher {
         match purpose {
             SyncPurpose::Flush(id) => {
                 let mut core = cx.shared.lock();
-                cx.units.decide_attached(&mut core);
+                cx.pending_records.decide_attached(&mut core);
                 core.jobs.complete(id, result("flush"));
             }
             SyncPurpose::Tombstones(id) if ok => self.readback.read_back(cx, id),
@@ -342,9 +347,9 @@ impl Flusher {
     }
 
     /// While the tier accepts no writes, fail queued jobs at once.
-    fn refuse_jobs(&mut self) -> bool {
+    fn fail_jobs(&mut self) -> bool {
         self.cx.stopped = false;
-        self.writer.refuse(&mut self.cx, &mut self.checkpointer)
+        self.writer.fail_jobs(&mut self.cx, &mut self.checkpointer)
     }
 
     /// Take a final checkpoint after all other work, then end the task.
@@ -366,7 +371,7 @@ impl Flusher {
             return true;
         }
         let mut core = cx.shared.lock();
-        cx.units.decide_attached(&mut core);
+        cx.pending_records.decide_attached(&mut core);
         core.jobs.complete(job, JobResult::Done);
         drop(core);
         cx.closing = Closing::Done;
@@ -398,7 +403,7 @@ impl Task for Flusher {
         busy |= self.readback.step(&mut self.cx);
         busy |= self.prepare_segment();
         busy |= self.reclaimer.step(&mut self.cx);
-        busy |= self.refuse_jobs();
+        busy |= self.fail_jobs();
         self.cx.log.limit_writes(self.write_depth());
         let moves = self.reclaimer.needs_room();
         busy |= self.writer.step(&mut self.cx, &mut self.checkpointer, moves);

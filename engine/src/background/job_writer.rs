@@ -1,7 +1,7 @@
 //! Turns queued jobs into log records, in queue order.
 
 use pagelith_mutants::{self as mutant, Mutant};
-use pagelith_tiers::ssd::append::Unit;
+use pagelith_tiers::ssd::append::NewRecord;
 use pagelith_tiers::ssd::segments::SegmentState;
 
 use crate::api::error::{Error, ErrorKind};
@@ -21,12 +21,12 @@ enum Next {
 /// Takes jobs from the queue.
 #[derive(Default)]
 pub(crate) struct JobWriter {
-    /// A unit that waits for a free segment.
-    stalled: Option<Unit>,
+    /// A record that waits for a free segment.
+    stalled: Option<NewRecord>,
 }
 
 impl JobWriter {
-    /// Whether a unit waits for a free segment.
+    /// Whether a record waits for a free segment.
     pub fn is_stalled(&self) -> bool {
         self.stalled.is_some()
     }
@@ -42,12 +42,12 @@ impl JobWriter {
         let mut any = false;
         let before = cx.log.in_flight();
         while cx.log.has_room() && cx.log.in_flight() == before {
-            if let Some(unit) = self.stalled.take() {
+            if let Some(record) = self.stalled.take() {
                 // Its wait may be long, and the memory of a removed frame is needed.
-                let is_dead = cx.units.is_dead(&cx.shared.lock(), unit.id);
+                let is_dead = cx.pending_records.is_dead(&cx.shared.lock(), record.id);
                 if is_dead {
-                    cx.write_failed(unit.id, true);
-                } else if !self.append(cx, unit, reclaim_moves) {
+                    cx.write_failed(record.id, true);
+                } else if !self.append(cx, record, reclaim_moves) {
                     break;
                 }
                 any = true;
@@ -77,8 +77,9 @@ impl JobWriter {
             // `next_jobs` returns frames as `Next::Frames`.
             Job::Frame(_) => {}
             Job::Tombstones { id, generation, sequence, keys } => {
-                let unit = cx.units.add_tombstones(generation, sequence, &keys, Some(id));
-                self.append(cx, unit, reclaim_moves);
+                let record =
+                    cx.pending_records.add_tombstones(generation, sequence, &keys, Some(id));
+                self.append(cx, record, reclaim_moves);
             }
             Job::Clear { id, namespace, generation } => {
                 if mutant::on(Mutant::ClearBeforeSync) {
@@ -108,8 +109,8 @@ impl JobWriter {
     ) {
         let mut frames = frames.into_iter();
         for guard in frames.by_ref() {
-            let unit = cx.units.add_frame(guard, &cx.shared.memory);
-            if !self.append(cx, unit, reclaim_moves) || cx.log.in_flight() != before {
+            let record = cx.pending_records.add_frame(guard, &cx.shared.memory);
+            if !self.append(cx, record, reclaim_moves) || cx.log.in_flight() != before {
                 break;
             }
         }
@@ -119,37 +120,37 @@ impl JobWriter {
         }
     }
 
-    /// Append a unit of a job; false if it was kept to wait for a segment.
-    fn append(&mut self, cx: &mut LogContext, unit: Unit, reclaim_moves: bool) -> bool {
-        if cx.exceeds_limit(&unit) {
-            cx.units.refuse_write(&mut cx.shared.lock(), unit.id);
+    /// Append a record of a job; false if it was kept to wait for a segment.
+    fn append(&mut self, cx: &mut LogContext, record: NewRecord, reclaim_moves: bool) -> bool {
+        if cx.exceeds_limit(&record) {
+            cx.pending_records.end_over_limit(&mut cx.shared.lock(), record.id);
             return true;
         }
         let none_free = |s: &SsdCore| s.segments.count(SegmentState::Free) == 0;
-        let is_full = || cx.shared.lock().ssd.as_ref().is_none_or(none_free);
+        let lacks_free = || cx.shared.lock().ssd.as_ref().is_none_or(none_free);
         // While reclaim has records to move, the last segment is reserved for it from its first
         // byte to its last, or no space could ever be freed. Survivors fit into one segment because
         // they come from one.
-        let fits = cx.log.open_fits(&unit);
+        let fits = cx.log.open_fits(&record);
         // Jobs never open the last free segment at all: after a crash the open segment is sealed,
         // and without another one reclaim could move nothing.
-        let waits = !(fits && (cx.log.has_spare() || !reclaim_moves)) && is_full();
-        let kept = if waits { Some(unit) } else { cx.append(unit).err() };
+        let waits = !(fits && (cx.log.has_spare() || !reclaim_moves)) && lacks_free();
+        let kept = if waits { Some(record) } else { cx.append(record).err() };
         self.stalled = kept;
         self.stalled.is_none()
     }
 
     /// While the tier accepts no writes, fail queued jobs at once: no other task would answer
     /// them. True if there were any.
-    pub fn refuse(&mut self, cx: &mut LogContext, checkpointer: &mut Checkpointer) -> bool {
+    pub fn fail_jobs(&mut self, cx: &mut LogContext, checkpointer: &mut Checkpointer) -> bool {
         let asked = self.is_stalled()
             || !checkpointer.flushes.is_empty()
             || cx.shared.lock().ssd.as_ref().is_some_and(|s| !s.queue.is_empty());
-        let refuse = asked && cx.is_read_only();
-        if refuse {
+        let fails = asked && cx.is_read_only();
+        if fails {
             self.fail_all(cx, checkpointer);
         }
-        refuse
+        fails
     }
 
     /// Fail every job that waits for the tier; frames stay in DRAM only.
@@ -165,14 +166,17 @@ impl JobWriter {
         for job in jobs {
             match job {
                 Job::Frame(frame) => {
-                    let Some(f) =
-                        core.dram.frames.get_ref(frame).filter(|f| f.state == FrameState::Queued)
+                    let Some(f) = core
+                        .dram
+                        .frames
+                        .get_ref(frame)
+                        .filter(|f| f.state == FrameState::Unwritten)
                     else {
                         continue;
                     };
                     let (namespace, objects) = (f.data.namespace, f.data.members.len());
                     core.count_lost(namespace, objects);
-                    core.make_evictable(frame);
+                    core.end_write(frame);
                 }
                 Job::Tombstones { id, .. } | Job::Clear { id, .. } | Job::Flush { id } => {
                     core.jobs.complete(id, failed())
@@ -205,7 +209,7 @@ fn next_jobs(cx: &mut LogContext) -> Option<Next> {
             None if frames.is_empty() => return queue.pop().map(Next::Other),
             None => break,
         };
-        let queued = core.dram.frames.get_ref(frame).filter(|f| f.state == FrameState::Queued);
+        let queued = core.dram.frames.get_ref(frame).filter(|f| f.state == FrameState::Unwritten);
         if queued.map(|f| f.state = FrameState::Writing).is_none() {
             continue;
         }

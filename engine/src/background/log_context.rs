@@ -1,4 +1,4 @@
-//! State shared by the parts of the flusher: the store, its log, and the units in the log.
+//! State shared by the parts of the flusher: the store, its log, and the records in the log.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use pagelith_layouts::ids::{
 };
 use pagelith_layouts::record::RecordKind;
 use pagelith_mutants::{self as mutant, Mutant};
-use pagelith_tiers::ssd::append::Unit;
+use pagelith_tiers::ssd::append::NewRecord;
 use pagelith_tiers::ssd::log::Log;
 use pagelith_tiers::ssd::segments::SegmentState;
 use pagelith_tiers::ssd::sync::SyncId;
@@ -21,7 +21,7 @@ use pagelith_tiers::ssd::volume::Volume;
 
 use crate::background::generations::Generations;
 use crate::background::log_op::LogOp;
-use crate::background::units::Units;
+use crate::background::pending_records::PendingRecords;
 use crate::state::core::Core;
 use crate::state::health::Health;
 use crate::state::jobs::{Job, JobResult};
@@ -48,8 +48,8 @@ pub(crate) enum Closing {
     Done,
 }
 
-/// A unit in the log.
-struct AppendedUnit {
+/// A record in the log.
+struct AppendedRecord {
     segment: SegmentId,
     bytes: u64,
     /// `None` for tombstones.
@@ -61,13 +61,13 @@ pub(crate) struct LogContext {
     pub shared: Arc<Shared>,
     pub volume: Arc<Volume>,
     pub log: Log,
-    pub units: Units,
+    pub pending_records: PendingRecords,
     pub generations: Generations,
     /// In the order of the requests; a request that is made again keeps its identifier, hence its
     /// place.
     pub syncs: BTreeMap<SyncId, SyncPurpose>,
-    /// The appended units that the core has not accounted for.
-    appended: Vec<AppendedUnit>,
+    /// The appended records that the core has not accounted for.
+    appended: Vec<AppendedRecord>,
     /// Order of the next segment to be prepared.
     pub next_order: SegmentOrder,
     pub closing: Closing,
@@ -89,7 +89,7 @@ impl LogContext {
             shared,
             volume,
             log,
-            units: Units::default(),
+            pending_records: PendingRecords::default(),
             generations,
             syncs: BTreeMap::new(),
             appended: Vec::new(),
@@ -130,18 +130,18 @@ impl LogContext {
         })
     }
 
-    /// Append a unit. The caller must account for it ([`LogContext::note_appended`]) before it
+    /// Append a record. The caller must account for it ([`LogContext::note_appended`]) before it
     /// decides anything that depends on the segment's contents.
-    pub fn append(&mut self, unit: Unit) -> Result<(), Unit> {
-        let facts = (unit.sequence, unit.namespace, unit.generation);
-        let data = (unit.kind == RecordKind::Data).then_some(facts);
-        let (bytes, id) = (unit.record_bytes(), unit.id);
-        let (location, header) = self.log.append(unit)?;
+    pub fn append(&mut self, record: NewRecord) -> Result<(), NewRecord> {
+        let facts = (record.sequence, record.namespace, record.generation);
+        let data = (record.kind == RecordKind::Data).then_some(facts);
+        let (bytes, id) = (record.record_bytes(), record.id);
+        let (location, header) = self.log.append(record)?;
         if data.is_some() {
             self.shared.ssd.headers.insert_written(&location, &header);
         }
-        self.appended.push(AppendedUnit { segment: location.identity.segment, bytes, data });
-        if let Some(job) = self.units.removal_of(id) {
+        self.appended.push(AppendedRecord { segment: location.identity.segment, bytes, data });
+        if let Some(job) = self.pending_records.removal_of(id) {
             if mutant::on(Mutant::TombstoneBeforeSync) {
                 self.shared.lock().jobs.complete(job, JobResult::Done);
             }
@@ -150,13 +150,13 @@ impl LogContext {
         Ok(())
     }
 
-    /// Account in the core for the units appended since the last call.
+    /// Account in the core for the records appended since the last call.
     pub fn note_appended(&mut self, core: &mut Core) {
         let Core { ssd, tenants, visibility, .. } = core;
         let Some(ssd) = ssd.as_mut().filter(|_| !self.appended.is_empty()) else { return };
-        let all = self.appended.iter().map(|unit| unit.bytes).sum();
+        let all = self.appended.iter().map(|record| record.bytes).sum();
         self.shared.admission.appended(all);
-        for AppendedUnit { segment: id, bytes, data } in self.appended.drain(..) {
+        for AppendedRecord { segment: id, bytes, data } in self.appended.drain(..) {
             ssd.ticks.append(bytes);
             let Some((sequence, namespace, generation)) = data else { continue };
             let segment = ssd.segments.get_mut(id);
@@ -171,21 +171,21 @@ impl LogContext {
     /// Whether a frame's record exceeds what its namespace may use of the log, or would use some of
     /// it without effect: its base is not on SSD and will not be. A namespace that evicts its own
     /// objects has a segment more, since the oldest leave after the append.
-    pub fn exceeds_limit(&mut self, unit: &Unit) -> bool {
+    pub fn exceeds_limit(&mut self, record: &NewRecord) -> bool {
         let shared = self.shared.clone();
-        if shared.config.namespace_limits().is_empty() || unit.kind != RecordKind::Data {
+        if shared.config.namespace_limits().is_empty() || record.kind != RecordKind::Data {
             return false;
         }
         let mut core = shared.lock();
         self.note_appended(&mut core);
-        let Some(tenant) = core.tenants.get_mut(unit.namespace) else { return false };
+        let Some(tenant) = core.tenants.get_mut(record.namespace) else { return false };
         let spare = if tenant.evicts_own() { self.volume.geometry.segment_bytes } else { 0 };
         let Some(max) = tenant.ssd_max() else { return false };
-        let exceeds = tenant.ssd_bytes + unit.record_bytes() > max + spare;
-        exceeds || self.units.lacks_base(&core, unit.id)
+        let exceeds = tenant.ssd_bytes + record.record_bytes() > max + spare;
+        exceeds || self.pending_records.lacks_base(&core, record.id)
     }
 
-    /// Whether the core has not accounted for a unit yet.
+    /// Whether the core has not accounted for a record yet.
     pub fn has_appended(&self) -> bool {
         !self.appended.is_empty()
     }
@@ -204,11 +204,11 @@ impl LogContext {
         self.syncs.retain(|_, purpose| flush(purpose).is_none());
     }
 
-    /// A unit was not written. A frame returns to the front of the queue, unless `give_up`. Returns
-    /// true for a unit of reclaim.
+    /// A record was not written. A frame returns to the front of the queue, unless `give_up`.
+    /// Returns true for a record of reclaim.
     pub fn write_failed(&mut self, id: u64, give_up: bool) -> bool {
         let (is_of_reclaim, removal) =
-            self.units.write_failed(&mut self.shared.lock(), id, give_up);
+            self.pending_records.write_failed(&mut self.shared.lock(), id, give_up);
         if let Some(job) = removal {
             self.syncs.retain(|_, purpose| *purpose != SyncPurpose::Tombstones(job));
         }

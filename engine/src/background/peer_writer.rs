@@ -40,7 +40,7 @@ const LINK_STEP: Duration = Duration::from_millis(5);
 const IDLE: Duration = Duration::from_millis(200);
 
 /// A frame that is being offered to a peer.
-struct PageOffer {
+struct FrameOffer {
     guard: Arc<FrameGuard>,
     peer: usize,
     bytes: u64,
@@ -59,7 +59,7 @@ pub(crate) struct PeerWriter {
     shared: Arc<Shared>,
     connections: PeerConnections,
     /// Offers in flight, by token.
-    offers: FxHashMap<u64, PageOffer>,
+    offers: FxHashMap<u64, FrameOffer>,
     bytes: u64,
     /// The removal or clear in progress.
     notification: Option<PeerNotification>,
@@ -173,7 +173,7 @@ impl PeerWriter {
                 self.bytes += bytes;
                 let dependents = Vec::new();
                 let offer =
-                    PageOffer { guard, peer, bytes, objects, number, may_retry, dependents };
+                    FrameOffer { guard, peer, bytes, objects, number, may_retry, dependents };
                 self.offers.insert(token, offer);
                 JobStart::Offering
             }
@@ -200,10 +200,10 @@ impl PeerWriter {
     }
 
     /// The offer in flight of the base to which `data` is attached.
-    fn base_of(&mut self, data: &FrameData) -> Option<&mut PageOffer> {
+    fn base_of(&mut self, data: &FrameData) -> Option<&mut FrameOffer> {
         let base = data.base.as_deref()?;
         let has_base =
-            |offer: &&mut PageOffer| offer.guard.data.members.iter().any(|m| m.key == *base);
+            |offer: &&mut FrameOffer| offer.guard.data.members.iter().any(|m| m.key == *base);
         self.offers.values_mut().find(has_base)
     }
 
@@ -265,8 +265,8 @@ impl PeerWriter {
         self.advance_notification();
     }
 
-    fn finish_offer(&mut self, offer: PageOffer, response: &Response, now: Mono) {
-        let PageOffer { guard, peer, bytes, objects, number, may_retry, dependents } = offer;
+    fn finish_offer(&mut self, offer: FrameOffer, response: &Response, now: Mono) {
+        let FrameOffer { guard, peer, bytes, objects, number, may_retry, dependents } = offer;
         self.bytes -= bytes;
         let outcome = match response {
             Response::Put(outcomes) => outcomes.first().cloned(),

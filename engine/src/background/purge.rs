@@ -1,6 +1,6 @@
 //! Removes untrusted entries from the index: those of a quarantined segment or, when the tier is
 //! off, all. They are hidden at once (`VisibilityFilter::is_hidden_at`); the walk over the index
-//! follows in short critical sections. Pages that DRAM holds too are written again.
+//! follows in short critical sections. Frames that DRAM holds too are written again.
 
 use std::collections::BTreeSet;
 
@@ -42,13 +42,13 @@ impl Purger {
             let of = |at: &SsdLocation| segment.is_none_or(|s| s.0 == at.segment);
             entries.extend(e.ssd.filter(of).map(|location| (e.fingerprint, location, e.frame)));
         });
-        let mut pages = BTreeSet::new();
+        let mut frames = BTreeSet::new();
         for (fingerprint, location, frame) in entries {
             walk.objects += u64::from(core.drop_ssd(fingerprint, location, None, Departure::Lost));
-            pages.extend(frame);
+            frames.extend(frame);
         }
         walk.requeued +=
-            pages.into_iter().filter(|id| core.requeue_frame(FrameId(*id))).count() as u64;
+            frames.into_iter().filter(|id| core.requeue_frame(FrameId(*id))).count() as u64;
         walk.cursor = to;
         if to >= core.index.home_slots() {
             segment.into_iter().for_each(|segment| core.visibility.unhide_segment(segment));

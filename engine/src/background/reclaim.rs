@@ -49,7 +49,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The same for a victim that could not be read: each try may occupy the device for long.
 const RETRY_UNREADABLE_AFTER: Duration = Duration::from_secs(60);
 
-enum Stage {
+enum Step {
     /// The footer is being read.
     Footer,
     /// The record headers are being read instead.
@@ -71,7 +71,7 @@ struct Reclaim {
     identity: SegmentIdentity,
     /// Members of the victim's records, once they are known.
     members: Vec<Member>,
-    stage: Stage,
+    step: Step,
     /// The namespace whose records are dropped, if the segment is only trimmed.
     trims: Option<NamespaceId>,
 }
@@ -116,9 +116,9 @@ impl Reclaimer {
     /// Whether records of the victim remain to be appended, or may turn out to once its footer is
     /// read.
     pub fn needs_room(&self) -> bool {
-        self.current.as_ref().is_some_and(|r| match r.stage {
-            Stage::Footer | Stage::Scanning(_) | Stage::Reinserting(_) => r.trims.is_none(),
-            Stage::Syncing { .. } => false,
+        self.current.as_ref().is_some_and(|r| match r.step {
+            Step::Footer | Step::Scanning(_) | Step::Reinserting(_) => r.trims.is_none(),
+            Step::Syncing { .. } => false,
         })
     }
 
@@ -131,10 +131,10 @@ impl Reclaimer {
             reinsertion.stop(cx);
         }
         let freed = self.free_drained(cx);
-        let more = match self.current.as_ref().map(|r| &r.stage) {
+        let more = match self.current.as_ref().map(|r| &r.step) {
             None => self.begin(cx),
-            Some(Stage::Footer | Stage::Scanning(_) | Stage::Syncing { .. }) => false,
-            Some(Stage::Reinserting(_)) => self.reinsert_records(cx),
+            Some(Step::Footer | Step::Scanning(_) | Step::Syncing { .. }) => false,
+            Some(Step::Reinserting(_)) => self.reinsert_records(cx),
         };
         freed || more
     }
@@ -206,7 +206,7 @@ impl Reclaimer {
         let incarnation = ssd.segments.get(segment).incarnation;
         drop(core);
         let identity = SegmentIdentity { store: cx.volume.store, segment, incarnation };
-        self.current = Some(Reclaim { identity, members: Vec::new(), stage: Stage::Footer, trims });
+        self.current = Some(Reclaim { identity, members: Vec::new(), step: Step::Footer, trims });
         self.read_footer(cx, TAIL_BYTES.min(cx.volume.geometry.segment_bytes));
     }
 
@@ -287,7 +287,7 @@ impl Reclaimer {
                     cx.suspect(identity.segment);
                 }
                 if let Some(r) = self.current.as_mut() {
-                    r.stage = Stage::Scanning(Scan::begin(cx, identity));
+                    r.step = Step::Scanning(Scan::begin(cx, identity));
                 }
                 self.continue_scan(cx);
             }
@@ -296,7 +296,7 @@ impl Reclaimer {
 
     /// A read of the scan ended.
     pub fn scan_read(&mut self, cx: &mut LogContext, completion: Completion) {
-        let Some(Reclaim { identity, stage: Stage::Scanning(scan), .. }) = self.current.as_mut()
+        let Some(Reclaim { identity, step: Step::Scanning(scan), .. }) = self.current.as_mut()
         else {
             return;
         };
@@ -309,7 +309,7 @@ impl Reclaimer {
     }
 
     fn continue_scan(&mut self, cx: &mut LogContext) {
-        let Some(Reclaim { identity, stage: Stage::Scanning(scan), .. }) = self.current.as_mut()
+        let Some(Reclaim { identity, step: Step::Scanning(scan), .. }) = self.current.as_mut()
         else {
             return;
         };
@@ -349,26 +349,24 @@ impl Reclaimer {
             "reclaim survivors"
         );
         let tombstones = tombstones.into_iter().map(|(generation, sequence, keys)| {
-            cx.units.add_tombstones(generation, sequence, &keys, None)
+            cx.pending_records.add_tombstones(generation, sequence, &keys, None)
         });
-        r.stage = Stage::Reinserting(Reinsertion::new(survivors, tombstones.collect()));
+        r.step = Step::Reinserting(Reinsertion::new(survivors, tombstones.collect()));
     }
 
     fn reinsertion(&mut self) -> Option<(SegmentIdentity, &mut Reinsertion)> {
         match self.current.as_mut()? {
-            Reclaim { identity, stage: Stage::Reinserting(reinsertion), .. } => {
+            Reclaim { identity, step: Step::Reinserting(reinsertion), .. } => {
                 Some((*identity, reinsertion))
             }
-            Reclaim {
-                stage: Stage::Footer | Stage::Scanning(_) | Stage::Syncing { .. }, ..
-            } => None,
+            Reclaim { step: Step::Footer | Step::Scanning(_) | Step::Syncing { .. }, .. } => None,
         }
     }
 
     /// Read and append survivors; request a sync once everything is written.
     fn reinsert_records(&mut self, cx: &mut LogContext) -> bool {
-        let Some(Reclaim { identity, stage, .. }) = self.current.as_mut() else { return false };
-        let Stage::Reinserting(reinsertion) = stage else { return false };
+        let Some(Reclaim { identity, step, .. }) = self.current.as_mut() else { return false };
+        let Step::Reinserting(reinsertion) = step else { return false };
         let progressed = reinsertion.step(cx, *identity, &mut self.blocked_namespaces);
         if !reinsertion.is_done() {
             return progressed;
@@ -377,7 +375,7 @@ impl Reclaimer {
             self.defer(cx);
             return true;
         }
-        *stage = Stage::Syncing { reinserted: reinsertion.any };
+        *step = Step::Syncing { reinserted: reinsertion.any };
         // The sync is needed also when nothing was reinserted: newer records in other segments, to
         // which the index lost this segment's entries, may not be durable yet.
         if mutant::on(Mutant::FreeBeforeMoved) {
@@ -395,18 +393,18 @@ impl Reclaimer {
         }
     }
 
-    /// The log finished a unit of reclaim.
-    pub fn unit_written(&mut self) {
+    /// The log finished a record of reclaim.
+    pub fn record_written(&mut self) {
         if let Some((_, reinsertion)) = self.reinsertion() {
-            reinsertion.unit_ended();
+            reinsertion.record_ended();
         }
     }
 
-    /// A unit of reclaim could not be written: defer the victim.
-    pub fn unit_failed(&mut self) {
+    /// A record of reclaim could not be written: defer the victim.
+    pub fn record_failed(&mut self) {
         if let Some((_, reinsertion)) = self.reinsertion() {
             reinsertion.defer = true;
-            reinsertion.unit_ended();
+            reinsertion.record_ended();
         }
     }
 
@@ -416,7 +414,7 @@ impl Reclaimer {
         if !ok {
             return self.defer(cx);
         }
-        if matches!(r.stage, Stage::Syncing { reinserted: false }) {
+        if matches!(r.step, Step::Syncing { reinserted: false }) {
             // It wrote nothing, so the next reclaim may follow, whatever this one freed.
             self.index_full.entries = u64::MAX;
         }

@@ -35,7 +35,7 @@ pub(crate) struct FrameData {
     pub sequence: Sequence,
     pub group_kind: GroupKind,
     /// Name of the base group that it is attached to, as in records; else 0.
-    pub base_group: u64,
+    pub base_name: u64,
     /// An object of the base group, if this group was put since the store was opened. Otherwise it
     /// is not needed, or only record headers have it.
     pub base: Option<Box<ObjectKey>>,
@@ -84,13 +84,13 @@ impl FrameData {
 ///
 /// | from | to | when | by |
 /// | --- | --- | --- | --- |
-/// | | `Queued` | its put makes it visible | `publish::insert_frame` |
+/// | | `Unwritten` | its put makes it visible | `publish::insert_frame` |
 /// | | `Evictable` | it is promoted from SSD | `promote::promote` |
-/// | `Queued` | `Writing` | the flusher takes it | `JobWriter` |
-/// | `Writing` | `Evictable` | its record is written | `Core::make_evictable` |
-/// | `Writing` | `Queued` | its record must be appended again | `Core::requeue_front` |
-/// | `Queued`, `Writing` | `Evictable` | it will not be written | `Core::make_evictable` |
-/// | `Evictable` | `Queued` | it must be written after all | `Core::requeue_frame` |
+/// | `Unwritten` | `Writing` | the flusher takes it | `JobWriter` |
+/// | `Writing` | `Evictable` | its record is written | `Core::end_write` |
+/// | `Writing` | `Unwritten` | its record must be appended again | `Core::requeue_front` |
+/// | `Unwritten`, `Writing` | `Evictable` | it will not be written | `Core::end_write` |
+/// | `Evictable` | `Unwritten` | it must be written after all | `Core::requeue_frame` |
 /// | any | `Dead` | it is evicted, removed, cleared, replaced or damaged | `Core::drop_frame` |
 /// | `Dead` | | its last reader leaves, and its extents are freed | `Core::free_if_unread` |
 ///
@@ -100,11 +100,11 @@ impl FrameData {
 /// Invariants:
 /// - The eviction policy has the frames that are `Evictable`, and no others.
 /// - `refused` is set only while it is `Evictable` and in the queue's list of refused frames.
-/// - A live frame that the queue lists as visible and not queued yet is `Queued`.
+/// - A live frame that the queue lists as visible and not queued yet is `Unwritten`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FrameState {
     /// Waits for its write, or for a repeated one.
-    Queued,
+    Unwritten,
     /// Being written.
     Writing,
     /// Written, or exempt from being written: may be evicted.
@@ -267,7 +267,7 @@ impl Frames {
         let is_live = |queued: &QueuedFrame| {
             self.get(queued.id).is_some_and(|f| f.serial == queued.serial && !f.is_dead())
         };
-        let queued = QueuedFrame { id, serial, epoch: recency.epoch };
+        let queued = QueuedFrame { id, serial, request: recency.request };
         tenants.frame_inserted(namespace, queued, bytes, is_live);
         Some(FrameRef { id, serial })
     }

@@ -27,7 +27,7 @@ pub(crate) struct QueuedFrame {
     pub id: FrameId,
     pub serial: u64,
     /// Epoch of its last request when it was put into the queue.
-    pub epoch: u64,
+    pub request: u64,
 }
 
 /// A namespace with limits.
@@ -303,7 +303,7 @@ mod tests {
     fn queue_of_frames_does_not_grow_with_those_that_left() {
         let mut tenants = Tenants::new(&[limits(1, WhenFull::EvictOwn)]);
         for serial in 0..10_000 {
-            let frame = QueuedFrame { id: FrameId(serial as u32), serial, epoch: 0 };
+            let frame = QueuedFrame { id: FrameId(serial as u32), serial, request: 0 };
             tenants.frame_inserted(id(1), frame, 4096, |queued| queued.serial + 3 > serial);
             if serial >= 3 {
                 tenants.frame_freed(id(1), 4096);

@@ -34,8 +34,8 @@ pub(crate) struct InFlightRead {
 #[derive(Debug)]
 pub(crate) enum CompletedPiece {
     Header { header: usize, part: Part },
-    Direct { slot: usize, round: u32, parts: Vec<Part> },
-    Staged { slot: usize, round: u32, chunk: std::ops::Range<u64>, part: Part },
+    Direct { item: usize, plan_number: u32, parts: Vec<Part> },
+    Staged { item: usize, plan_number: u32, chunk: std::ops::Range<u64>, part: Part },
 }
 
 /// Why a read cannot be submitted now.
@@ -49,7 +49,7 @@ pub(crate) enum Blocked {
     Scratch,
 }
 
-/// Submit a read. `take` yields the caller's memory of a slot. On `Err` no memory was taken.
+/// Submit a read. `take` yields the caller's memory of an item. On `Err` no memory was taken.
 pub(crate) fn submit(
     io: &mut SessionIo,
     ticket: Ticket,
@@ -99,11 +99,11 @@ pub(crate) fn submit(
             Piece::Header { .. } | Piece::Staged { .. } => {
                 parts.extend(own_parts.next().map(|p| truncate(p, piece.bytes())));
             }
-            Piece::Direct { slot, bytes, unaligned_tail, .. } => {
+            Piece::Direct { item, bytes, unaligned_tail, .. } => {
                 match parts.is_empty() {
                     // Reuse the vector that holds the parts.
-                    true => parts = take(*slot),
-                    false => parts.append(&mut take(*slot)),
+                    true => parts = take(*item),
+                    false => parts.append(&mut take(*item)),
                 }
                 if *unaligned_tail && let Some((last, buffer)) = parts.pop().zip(own_parts.next()) {
                     tail = Some(Box::new(UnalignedTail::detach(
@@ -145,16 +145,16 @@ pub(crate) fn complete(
                     parts.next().map(|part| CompletedPiece::Header { header: *header, part }),
                 );
             }
-            Piece::Staged { slot, round, chunk } => {
-                let (slot, round, chunk) = (*slot, *round, chunk.clone());
+            Piece::Staged { item, plan_number, chunk } => {
+                let (item, plan_number, chunk) = (*item, *plan_number, chunk.clone());
                 pieces.extend(parts.next().map(|part| CompletedPiece::Staged {
-                    slot,
-                    round,
+                    item,
+                    plan_number,
                     chunk,
                     part,
                 }));
             }
-            Piece::Direct { slot, round, .. } => {
+            Piece::Direct { item, plan_number, .. } => {
                 let mut piece_parts: Vec<Part> = match parts.len() == taken.parts {
                     // Reuse the vector that holds the parts.
                     true => std::mem::take(&mut parts).collect(),
@@ -166,8 +166,8 @@ pub(crate) fn complete(
                         .for_each(|buffer| scratch.give_back(buffer));
                 }
                 pieces.push(CompletedPiece::Direct {
-                    slot: *slot,
-                    round: *round,
+                    item: *item,
+                    plan_number: *plan_number,
                     parts: piece_parts,
                 });
             }

@@ -69,12 +69,12 @@ pub(crate) fn lookup_at_one_moment<R>(
                 let mut core = shared.lock();
                 superseded.iter().for_each(|object| object.demote_in(&mut core));
             }
-            shared.reads.counters.add_exists(at.epoch, found, &absent);
+            shared.reads.counters.add_exists(at.request, found, &absent);
             return answer;
         }
     }
     let (answer, found, absent) = lookup_locked(shared, &mut shared.lock(), at, query);
-    shared.reads.counters.add_exists(at.epoch, found, &absent);
+    shared.reads.counters.add_exists(at.request, found, &absent);
     answer
 }
 

@@ -38,13 +38,13 @@ use crate::api::outcome::{MissCause, Ticket};
 use crate::api::request::Get;
 use crate::read::disk_read;
 use crate::read::disk_read::{Blocked, CompletedPiece, InFlightRead};
+use crate::read::item::{BatchItem, GetWants, ItemOutcome, NextStep, ReadClaims, SsdObject};
 use crate::read::locate;
 use crate::read::locate::{Located, LocatedMember};
 use crate::read::page_depth::PageDepths;
 use crate::read::plan::{HeaderLocation, Piece, PlannedRead};
 use crate::read::promote;
 use crate::read::recompute::Recompute;
-use crate::read::slot::{GetWants, NextStep, ReadClaims, Settled, Slot, SsdObject};
 use crate::state::group_info;
 use crate::state::reserve::ArenaReservation;
 use crate::state::session_io::{SessionIo, release_segment};
@@ -54,15 +54,15 @@ const FAILED_READS_MAX: u32 = 2;
 
 /// A batch of gets.
 pub(crate) struct GetBatch {
-    slots: Vec<Slot>,
+    items: Vec<BatchItem>,
     headers: Vec<Header>,
     waiting: VecDeque<PlannedRead>,
     in_flight: FxHashMap<u64, InFlightRead>,
     /// Objects without an outcome.
-    unsettled: usize,
+    without_outcome: usize,
     /// Staged objects without an outcome, by sub-batch.
-    stage_unsettled: Vec<usize>,
-    current_stage: usize,
+    sub_batch_left: Vec<usize>,
+    current_sub_batch: usize,
     deadline: Mono,
     late: bool,
     at: Recency,
@@ -82,8 +82,8 @@ impl GetBatch {
         recompute: Recompute,
     ) -> GetBatch {
         let _span = tracing::debug_span!("get", objects = gets.len()).entered();
-        let slots = gets.into_iter().map(Slot::new).collect();
-        Self::begin_slots(io, slots, at, deadline, recompute)
+        let items = gets.into_iter().map(BatchItem::new).collect();
+        Self::begin_items(io, items, at, deadline, recompute)
     }
 
     /// Read these objects into arena memory that is reserved for them, and keep them there.
@@ -93,29 +93,29 @@ impl GetBatch {
         at: Recency,
         deadline: Mono,
     ) -> GetBatch {
-        let slot = |(key, (reservation, part))| Slot::prefetch(key, reservation, part);
-        let slots = objects.into_iter().map(slot).collect();
-        Self::begin_slots(io, slots, at, deadline, Recompute::Never)
+        let item = |(key, (reservation, part))| BatchItem::prefetch(key, reservation, part);
+        let items = objects.into_iter().map(item).collect();
+        Self::begin_items(io, items, at, deadline, Recompute::Never)
     }
 
-    fn begin_slots(
+    fn begin_items(
         io: &mut SessionIo,
-        mut slots: Vec<Slot>,
+        mut items: Vec<BatchItem>,
         at: Recency,
         deadline: Mono,
         recompute: Recompute,
     ) -> GetBatch {
         let mut depths = PageDepths::default();
-        slots.iter_mut().for_each(|slot| slot.depth_offset = depths.depth_of(&slot.key));
-        let unsettled = slots.len();
+        items.iter_mut().for_each(|item| item.depth_offset = depths.depth_of(&item.key));
+        let without_outcome = items.len();
         let mut batch = GetBatch {
-            slots,
+            items,
             headers: Vec::new(),
             waiting: VecDeque::new(),
             in_flight: FxHashMap::default(),
-            unsettled,
-            stage_unsettled: Vec::new(),
-            current_stage: 1,
+            without_outcome,
+            sub_batch_left: Vec::new(),
+            current_sub_batch: 1,
             deadline,
             late: false,
             at,
@@ -123,10 +123,11 @@ impl GetBatch {
             recompute,
         };
         if let Err(error) = io.shared.check_open() {
-            (0..unsettled).for_each(|i| batch.settle(io, i, Settled::Failed(error.clone())));
+            (0..without_outcome)
+                .for_each(|i| batch.set_outcome(io, i, ItemOutcome::Failed(error.clone())));
             return batch;
         }
-        let all: Vec<usize> = (0..batch.slots.len()).collect();
+        let all: Vec<usize> = (0..batch.items.len()).collect();
         batch.locate(io, &all);
         batch
     }
@@ -134,42 +135,42 @@ impl GetBatch {
     /// Locate these objects; copy those in DRAM, and plan the reads of those on SSD.
     fn locate(&mut self, io: &mut SessionIo, which: &[usize]) {
         let SessionIo { shared, sampler, wants_meta, .. } = io;
-        let located = locate::locate(shared, &mut self.slots, which, self.at);
+        let located = locate::locate(shared, &mut self.items, which, self.at);
         let mut from_ssd = Vec::new();
         // Non-temporal stores are fenced once, after all copies and before any outcome is returned.
-        let bytes = which.iter().map(|&i| self.slots[i].destination_bytes()).sum();
+        let bytes = which.iter().map(|&i| self.items[i].destination_bytes()).sum();
         let mut copier = Copier::new(CopyMode::of(bytes));
         for (i, found) in located {
-            let settled = match found {
+            let outcome = match found {
                 Located::Ssd => {
                     from_ssd.push(i);
                     continue;
                 }
-                Located::Absent => Settled::Miss(MissCause::Absent),
-                Located::Misfit(error) => Settled::Failed(error),
+                Located::Absent => ItemOutcome::Miss(MissCause::Absent),
+                Located::InvalidRange(error) => ItemOutcome::Failed(error),
                 Located::Memory(LocatedMember { entered, frame, member, want }) => {
-                    let slot = &mut self.slots[i];
-                    let verify = slot.is_probe() || sampler.next();
-                    let mut settled =
-                        slot.copy_out(shared, &entered, member, &want, verify, &mut copier);
-                    match &mut settled {
-                        Settled::Hit(hit) if *wants_meta => {
+                    let item = &mut self.items[i];
+                    let verify = item.is_probe() || sampler.next();
+                    let mut outcome =
+                        item.copy_out(shared, &entered, member, &want, verify, &mut copier);
+                    match &mut outcome {
+                        ItemOutcome::Hit(hit) if *wants_meta => {
                             hit.meta = Some(Box::new(group_info::object_meta(&entered, member)));
                         }
-                        Settled::Hit(_) | Settled::Failed(_) => {}
+                        ItemOutcome::Hit(_) | ItemOutcome::Failed(_) => {}
                         // The arena's bytes are damaged. The frame is dropped before another get
                         // finds it, in particular one that does not verify.
-                        Settled::Miss(_) => shared.lock().drop_damaged(frame),
+                        ItemOutcome::Miss(_) => shared.lock().drop_damaged(frame),
                     }
                     locate::leave_frame(shared, entered, frame);
-                    settled
+                    outcome
                 }
             };
             // An object that is looked up has nothing to release.
-            self.unsettled -= 1;
-            self.slots[i].settle(settled);
+            self.without_outcome -= 1;
+            self.items[i].set_outcome(outcome);
         }
-        if !self.settle_if_slow(io, &from_ssd) {
+        if !self.miss_if_slow(io, &from_ssd) {
             self.plan(io, &from_ssd);
         }
     }
@@ -181,7 +182,7 @@ impl GetBatch {
             if !self.late {
                 self.give_up(io);
             }
-            self.settle_late(io);
+            self.end_late(io);
         }
         self.submit(io, ticket);
         if !self.in_flight.is_empty() {
@@ -192,7 +193,7 @@ impl GetBatch {
 
     /// Whether every object has its outcome and no read of the batch is in flight.
     pub fn is_over(&self) -> bool {
-        self.unsettled == 0 && self.in_flight.is_empty()
+        self.without_outcome == 0 && self.in_flight.is_empty()
     }
 
     /// Whether reads wait for room in the queue or for memory, and the deadline has not passed.
@@ -202,8 +203,8 @@ impl GetBatch {
 
     /// Submit the reads that can be submitted now.
     pub fn submit(&mut self, io: &mut SessionIo, ticket: Ticket) {
-        while self.stage_unsettled.get(self.current_stage - 1) == Some(&0) {
-            self.current_stage += 1;
+        while self.sub_batch_left.get(self.current_sub_batch - 1) == Some(&0) {
+            self.current_sub_batch += 1;
         }
         let mut held_back = VecDeque::new();
         let mut staging_full = false;
@@ -212,21 +213,21 @@ impl GetBatch {
                 continue;
             }
             let direct = read.pieces.iter().any(Piece::is_direct);
-            if direct && io.shared.reads.slow.may_outlast(self.deadline, io.shared.now()) {
-                self.stage_instead(io, &read);
+            if direct && io.shared.reads.latency.may_outlast(self.deadline, io.shared.now()) {
+                self.replan_through_staging(io, &read);
                 continue;
             }
             let staged = read.pieces.iter().any(Piece::is_staged);
-            if staged && (read.stage > self.current_stage || staging_full) {
+            if staged && (read.sub_batch > self.current_sub_batch || staging_full) {
                 held_back.push_back(read);
                 continue;
             }
-            let slots = &mut self.slots;
-            match disk_read::submit(io, ticket, read, |slot| slots[slot].take_parts()) {
+            let items = &mut self.items;
+            match disk_read::submit(io, ticket, read, |item| items[item].take_parts()) {
                 Ok((token, flight)) => {
                     for piece in &flight.read.pieces {
-                        if let Piece::Staged { slot, .. } = piece {
-                            slots[*slot].attempts.submitted = true;
+                        if let Piece::Staged { item, .. } = piece {
+                            items[*item].attempts.submitted = true;
                         }
                     }
                     // Each read enters its segment by itself. Before it completes, its objects may
@@ -256,8 +257,8 @@ impl GetBatch {
     fn is_obsolete(&self, read: &PlannedRead) -> bool {
         let wanted = |p: &Piece| match p {
             Piece::Header { header, .. } => self.headers[*header].users > 0,
-            Piece::Direct { slot, round, .. } | Piece::Staged { slot, round, .. } => {
-                self.slots[*slot].needs_round(*round)
+            Piece::Direct { item, plan_number, .. } | Piece::Staged { item, plan_number, .. } => {
+                self.items[*item].needs_plan(*plan_number)
             }
         };
         !read.pieces.iter().any(wanted)
@@ -268,7 +269,7 @@ impl GetBatch {
         let Some(flight) = self.in_flight.remove(&completion.token) else { return };
         release_segment(&io.shared, flight.read.segment);
         self.recompute.read_ended(io.completed_at);
-        io.shared.reads.slow.note(io.completed_at.since(flight.submitted_at), io.completed_at);
+        io.shared.reads.latency.note(io.completed_at.since(flight.submitted_at), io.completed_at);
         if self.late {
             // After the deadline, only direct reads are still awaited.
             io.shared.reads.late.fetch_sub(1, Ordering::Relaxed);
@@ -277,9 +278,9 @@ impl GetBatch {
         let mut advanced: Vec<usize> = Vec::new();
         for piece in pieces {
             match piece {
-                CompletedPiece::Direct { slot, round, parts } => {
-                    self.slots[slot].return_parts(round, parts, result.is_ok());
-                    advanced.push(slot);
+                CompletedPiece::Direct { item, plan_number, parts } => {
+                    self.items[item].return_parts(plan_number, parts, result.is_ok());
+                    advanced.push(item);
                 }
                 CompletedPiece::Header { header, part } => {
                     match result.is_ok() && self.headers[header].users > 0 {
@@ -290,16 +291,16 @@ impl GetBatch {
                         false => io.scratch.give_back(part),
                     }
                 }
-                CompletedPiece::Staged { slot, round, chunk, part } => {
+                CompletedPiece::Staged { item, plan_number, chunk, part } => {
                     // Chunks of an earlier plan are not used. A chunk that completes after the
                     // outcome must not occupy staging memory until the batch ends.
-                    if !self.slots[slot].needs_round(round) {
+                    if !self.items[item].needs_plan(plan_number) {
                         continue;
                     }
                     if result.is_ok() {
-                        self.slots[slot].add_staged(chunk, part);
+                        self.items[item].add_staged(chunk, part);
                     }
-                    advanced.push(slot);
+                    advanced.push(item);
                 }
             }
         }
@@ -311,7 +312,7 @@ impl GetBatch {
             }
         }
         if let Err(fault) = result {
-            let key = advanced.first().map(|slot| self.slots[*slot].key);
+            let key = advanced.first().map(|item| self.items[*item].key);
             tracing::warn!(%fault, key = key.map(tracing::field::display), "ssd read failed");
             io.shared.lock().counters.read_errors += 1;
             self.retry(io, &advanced);
@@ -323,10 +324,10 @@ impl GetBatch {
         if is_suspended && !self.late && io.shared.reads.late.load(Ordering::Relaxed) == 0 {
             io.shared.reads.direct_suspended.store(false, Ordering::Relaxed);
         }
-        for slot in advanced {
-            match self.slots[slot].reading() {
-                Some(read) if read.retry_pending => self.retry(io, &[slot]),
-                Some(_) => self.verify_slot(io, slot),
+        for item in advanced {
+            match self.items[item].reading() {
+                Some(read) if read.retry_pending => self.retry(io, &[item]),
+                Some(_) => self.verify_item(io, item),
                 None => {}
             }
         }
@@ -335,9 +336,9 @@ impl GetBatch {
     /// Add the objects that wait for this header and are not in `advanced`. There are none, unless
     /// a part of the record was read separately from the header.
     fn add_header_users(&self, header: usize, advanced: &mut Vec<usize>) {
-        let needs = |i: &usize| self.slots[*i].reading().is_some_and(|read| read.header == header);
+        let needs = |i: &usize| self.items[*i].reading().is_some_and(|read| read.header == header);
         if advanced.iter().filter(|i| needs(i)).count() < self.headers[header].users {
-            advanced.extend((0..self.slots.len()).filter(needs));
+            advanced.extend((0..self.items.len()).filter(needs));
             advanced.sort_unstable();
             advanced.dedup();
         }
@@ -346,20 +347,20 @@ impl GetBatch {
     /// Retry every object of a failed read once, separately; then it is a miss.
     fn retry(&mut self, io: &mut SessionIo, advanced: &[usize]) {
         for &i in advanced {
-            if self.slots[i].is_done() {
+            if self.items[i].is_done() {
                 continue;
             }
-            if self.slots[i].destination.is_none() || self.is_queued(i) {
+            if self.items[i].destination.is_none() || self.is_queued(i) {
                 // Another read has its memory, or will take it; the retry follows that read.
-                if let Some(read) = self.slots[i].reading_mut() {
+                if let Some(read) = self.items[i].reading_mut() {
                     read.retry_pending = true;
                 }
                 continue;
             }
-            self.slots[i].attempts.failed += 1;
-            if self.slots[i].attempts.failed >= FAILED_READS_MAX || self.late {
+            self.items[i].attempts.failed += 1;
+            if self.items[i].attempts.failed >= FAILED_READS_MAX || self.late {
                 let cause = if self.late { MissCause::Late } else { MissCause::Unreadable };
-                self.settle(io, i, Settled::Miss(cause));
+                self.set_outcome(io, i, ItemOutcome::Miss(cause));
             } else {
                 self.discard_read(io, i);
                 self.plan(io, &[i]);
@@ -371,20 +372,20 @@ impl GetBatch {
     /// that read, so it cannot be dropped.
     fn is_queued(&self, i: usize) -> bool {
         let takes = |p: &Piece| match p {
-            Piece::Direct { slot, .. } => *slot == i,
+            Piece::Direct { item, .. } => *item == i,
             Piece::Header { .. } | Piece::Staged { .. } => false,
         };
         self.waiting.iter().any(|f| f.pieces.iter().any(takes) && !self.is_obsolete(f))
     }
 
     /// Verify the pieces of an object that were read, and take the next step.
-    fn verify_slot(&mut self, io: &mut SessionIo, i: usize) {
-        let Some(header) = self.slots[i].reading().map(|read| read.header) else { return };
-        let record = self.slots[i].keeps_in_arena() || promote::is_on(&io.shared);
+    fn verify_item(&mut self, io: &mut SessionIo, i: usize) {
+        let Some(header) = self.items[i].reading().map(|read| read.header) else { return };
+        let record = self.items[i].keeps_in_arena() || promote::is_on(&io.shared);
         // A pass over all bytes of the object precedes the insertion into the header cache.
-        self.headers[header].prepare_caching(&io.shared, self.slots[i].header_location());
+        self.headers[header].prepare_caching(&io.shared, self.items[i].header_location());
         let wants = GetWants { meta: io.wants_meta, record };
-        match self.slots[i].verify(&self.headers[header], wants) {
+        match self.items[i].verify(&self.headers[header], wants) {
             NextStep::Wait => {}
             NextStep::ReadLongerHeader(bytes) => {
                 let HeaderLocation { segment, record } = self.headers[header].location;
@@ -399,27 +400,27 @@ impl GetBatch {
                         bytes,
                         parts: 1,
                         pieces,
-                        stage: 0,
+                        sub_batch: 0,
                     });
                 }
             }
-            NextStep::TryNextPlace => {
+            NextStep::TryNextLocation => {
                 if !self.is_queued(i) {
                     self.try_next_location(io, i);
                 }
             }
-            NextStep::Settle(Settled::Miss(MissCause::Damaged))
+            NextStep::Outcome(ItemOutcome::Miss(MissCause::Damaged))
                 if self.headers[header].was_cached() =>
             {
                 if !self.is_queued(i) {
                     self.reread_header(io, i);
                 }
             }
-            NextStep::Settle(settled) => {
-                if let Settled::Hit(_) = &settled {
+            NextStep::Outcome(outcome) => {
+                if let ItemOutcome::Hit(_) = &outcome {
                     self.headers[header].insert_into_cache(&io.shared);
                 }
-                self.settle(io, i, settled);
+                self.set_outcome(io, i, outcome);
             }
         }
     }
@@ -427,9 +428,9 @@ impl GetBatch {
     /// The object's record belongs to another key: look for another location.
     fn try_next_location(&mut self, io: &mut SessionIo, i: usize) {
         self.discard_read(io, i);
-        let slot = &mut self.slots[i];
-        if let Some(object) = slot.take_off_ssd() {
-            slot.attempts.tried.push(object.ssd_location());
+        let item = &mut self.items[i];
+        if let Some(object) = item.take_off_ssd() {
+            item.attempts.tried.push(object.ssd_location());
             release_segment(&io.shared, object.segment());
         }
         self.locate(io, &[i]);
@@ -438,7 +439,7 @@ impl GetBatch {
     /// The bytes do not match the cached header. Before the object counts as damaged, its whole
     /// record is read from the device.
     fn reread_header(&mut self, io: &mut SessionIo, i: usize) {
-        if let Some(SsdObject { expected, .. }) = self.slots[i].on_ssd() {
+        if let Some(SsdObject { expected, .. }) = self.items[i].on_ssd() {
             io.shared.ssd.headers.remove(expected.identity, expected.offset);
         }
         self.discard_read(io, i);
@@ -447,14 +448,14 @@ impl GetBatch {
 
     /// Discard an object's read plan, so that it can be planned anew.
     fn discard_read(&mut self, io: &mut SessionIo, i: usize) {
-        if let Some(claims) = self.slots[i].discard_read() {
+        if let Some(claims) = self.items[i].discard_read() {
             self.release_claims(io, &claims);
         }
     }
 
     fn release_claims(&mut self, io: &mut SessionIo, claims: &ReadClaims) {
-        if let Some(stage) = claims.stage {
-            self.stage_unsettled[stage - 1] -= 1;
+        if let Some(sub_batch) = claims.sub_batch {
+            self.sub_batch_left[sub_batch - 1] -= 1;
         }
         let header = &mut self.headers[claims.header];
         header.users -= 1;
@@ -464,18 +465,18 @@ impl GetBatch {
     }
 
     /// Set the outcome of an object, once, and release the resources of its earlier state.
-    fn settle(&mut self, io: &mut SessionIo, i: usize, settled: Settled) {
-        let slot = &self.slots[i];
-        if slot.is_done() {
+    fn set_outcome(&mut self, io: &mut SessionIo, i: usize, outcome: ItemOutcome) {
+        let item = &self.items[i];
+        if item.is_done() {
             debug_assert!(false, "an object has one outcome");
             return;
         }
-        if let Settled::Miss(cause @ (MissCause::Damaged | MissCause::Unreadable)) = &settled
-            && let Some(read) = slot.reading()
+        if let ItemOutcome::Miss(cause @ (MissCause::Damaged | MissCause::Unreadable)) = &outcome
+            && let Some(read) = item.reading()
         {
             let (segment, offset) = (read.object.segment().0, read.object.expected.offset);
             tracing::warn!(
-                key = %slot.key,
+                key = %item.key,
                 %cause,
                 segment,
                 offset,
@@ -483,10 +484,10 @@ impl GetBatch {
             );
             let bytes = self.headers[read.header].bytes.as_ref();
             let record = bytes.and_then(|bytes| bytes.record().ok());
-            locate::drop_lost_record(&io.shared, slot, &read.object, record);
+            locate::drop_lost_record(&io.shared, item, &read.object, record);
         }
-        self.unsettled -= 1;
-        let (segment, claims) = self.slots[i].settle(settled);
+        self.without_outcome -= 1;
+        let (segment, claims) = self.items[i].set_outcome(outcome);
         segment.into_iter().for_each(|segment| release_segment(&io.shared, segment));
         claims.into_iter().for_each(|claims| self.release_claims(io, &claims));
     }

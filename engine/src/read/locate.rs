@@ -27,7 +27,7 @@ use pagelith_tiers::ssd::read::Expected;
 use crate::api::error::Error;
 use crate::memory::index::{Entry, PREFETCH_GROUP, SsdLocation, TICK_MODULUS};
 use crate::memory::visibility::VisibilityFilter;
-use crate::read::slot::{Slot, SsdObject, record_members};
+use crate::read::item::{BatchItem, SsdObject, record_members};
 use crate::state::core::Core;
 use crate::state::frame_access::{FrameGuard, FrameReadGuard};
 use crate::state::read_view::{LOCK_FREE_TRIES, Snapshot};
@@ -38,11 +38,11 @@ use crate::state::shared::Shared;
 /// The location of an object.
 pub(crate) enum Located<'a> {
     Memory(LocatedMember<'a>),
-    /// It is on SSD, as the slot has it; its segment is entered.
+    /// It is on SSD, as the item has it; its segment is entered.
     Ssd,
     Absent,
     /// The request does not fit the object.
-    Misfit(Error),
+    InvalidRange(Error),
 }
 
 /// The member of a frame that is the object, and the requested range of it.
@@ -53,10 +53,10 @@ pub(crate) struct LocatedMember<'a> {
     pub want: Range<u64>,
 }
 
-/// Locate the slots `which`, all at one moment; depth counts from the batch's first object.
+/// Locate the items `which`, all at one moment; depth counts from the batch's first object.
 pub(crate) fn locate<'a>(
     shared: &'a Shared,
-    slots: &mut [Slot],
+    items: &mut [BatchItem],
     which: &[usize],
     at: Recency,
 ) -> Vec<(usize, Located<'a>)> {
@@ -64,22 +64,22 @@ pub(crate) fn locate<'a>(
         let epoch_guard = crossbeam_epoch::pin();
         let snapshot = shared.read_view.read(&epoch_guard);
         let mut attempt = LocateAttempt::new(shared, &snapshot, which.len());
-        attempt.locate_all(slots, which, at);
-        let LocateAttempt { located, requested, dropped_frames, torn, .. } = attempt;
-        let holds = !torn && snapshot.validate(&epoch_guard);
+        attempt.locate_all(items, which, at);
+        let LocateAttempt { located, requested, dropped_frames, raced, .. } = attempt;
+        let holds = !raced && snapshot.validate(&epoch_guard);
         drop(epoch_guard);
         free_dropped(shared, &dropped_frames);
         if holds {
             record(shared, &requested, at);
             return located;
         }
-        located.into_iter().for_each(|(i, located)| undo(shared, &mut slots[i], located));
+        located.into_iter().for_each(|(i, located)| undo(shared, &mut items[i], located));
     }
     let mut core = shared.lock();
     let epoch_guard = crossbeam_epoch::pin();
     let snapshot = shared.read_view.read(&epoch_guard);
     let mut attempt = LocateAttempt::new(shared, &snapshot, which.len());
-    attempt.locate_all(slots, which, at);
+    attempt.locate_all(items, which, at);
     let LocateAttempt { located, requested, dropped_frames, .. } = attempt;
     dropped_frames.into_iter().for_each(|frame| core.free_if_unread(frame));
     record_locked(shared, &mut core, &requested, at);
@@ -87,11 +87,11 @@ pub(crate) fn locate<'a>(
 }
 
 /// Leave the frame or segment that an invalid attempt entered.
-fn undo(shared: &Shared, slot: &mut Slot, located: Located<'_>) {
+fn undo(shared: &Shared, item: &mut BatchItem, located: Located<'_>) {
     match located {
         Located::Memory(found) => leave_frame(shared, found.entered, found.frame),
-        Located::Ssd => leave_segment(shared, slot),
-        Located::Absent | Located::Misfit(_) => {}
+        Located::Ssd => leave_segment(shared, item),
+        Located::Absent | Located::InvalidRange(_) => {}
     }
 }
 
@@ -109,7 +109,7 @@ fn free_dropped(shared: &Shared, dropped_frames: &[FrameId]) {
     }
 }
 
-/// One attempt to locate the objects of some slots.
+/// One attempt to locate the objects of some items.
 struct LocateAttempt<'a, 'r> {
     shared: &'a Shared,
     snapshot: &'r Snapshot<'r>,
@@ -120,7 +120,7 @@ struct LocateAttempt<'a, 'r> {
     /// Frames of other objects that were dropped while the attempt was in them, to be freed.
     dropped_frames: Vec<FrameId>,
     /// A frame or segment that was found was already closed, so the attempt is invalid.
-    torn: bool,
+    raced: bool,
 }
 
 impl<'a, 'r> LocateAttempt<'a, 'r> {
@@ -135,11 +135,11 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
             located,
             requested,
             dropped_frames: Vec::new(),
-            torn: false,
+            raced: false,
         }
     }
 
-    fn locate_all(&mut self, slots: &mut [Slot], which: &[usize], at: Recency) {
+    fn locate_all(&mut self, items: &mut [BatchItem], which: &[usize], at: Recency) {
         // The keys of a batch usually have one namespace.
         let mut last_namespace: Option<(NamespaceId, Generation)> = None;
         let mut fingerprints = Vec::with_capacity(PREFETCH_GROUP);
@@ -149,23 +149,23 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
             fingerprints.clear();
             generations.clear();
             for &i in group {
-                let slot = &mut slots[i];
-                let namespace = slot.key.namespace();
+                let item = &mut items[i];
+                let namespace = item.key.namespace();
                 let known = last_namespace.filter(|known| known.0 == namespace);
                 let generation = || self.snapshot.visibility.generation(namespace);
                 let (_, generation) =
                     *last_namespace.insert(known.unwrap_or_else(|| (namespace, generation())));
-                slot.fingerprint = self.shared.fingerprint(&slot.key, generation);
-                fingerprints.push(slot.fingerprint);
+                item.fingerprint = self.shared.fingerprint(&item.key, generation);
+                fingerprints.push(item.fingerprint);
                 generations.push(generation);
             }
             self.shared.read_view.index.prefetch(&fingerprints);
             for (&i, generation) in group.iter().zip(&generations) {
-                let slot = &mut slots[i];
-                let depth = at.depth.saturating_add(slot.depth_offset);
+                let item = &mut items[i];
+                let depth = at.depth.saturating_add(item.depth_offset);
                 entries.clear();
-                entries.extend(self.snapshot.entries(slot.fingerprint));
-                let found = self.locate_one(slot, &entries, *generation, depth);
+                entries.extend(self.snapshot.entries(item.fingerprint));
+                let found = self.locate_one(item, &entries, *generation, depth);
                 self.located.push((i, found));
             }
         }
@@ -178,69 +178,71 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
     /// Locate one object, for which the index has these `entries`.
     fn locate_one(
         &mut self,
-        slot: &mut Slot,
+        item: &mut BatchItem,
         entries: &[Entry],
         generation: Generation,
         depth: u32,
     ) -> Located<'a> {
         // A probe also finds objects that are not visible.
-        if !slot.is_probe() && entries.iter().any(|e| e.attached && !self.snapshot.is_visible(e)) {
+        if !item.is_probe() && entries.iter().any(|e| e.attached && !self.snapshot.is_visible(e)) {
             return Located::Absent;
         }
         for (entry, frame) in entries.iter().filter_map(|e| Some((e, e.frame?))) {
             let Some(entered) = self.enter(frame) else {
-                self.torn = true;
+                self.raced = true;
                 continue;
             };
-            let Some(member) = entered.find(&slot.key, generation) else {
+            let Some(member) = entered.find(&item.key, generation) else {
                 self.leave_frame(entered, frame);
                 continue;
             };
-            let want = match slot.requested_range(entered.members[member].extent.bytes) {
+            let want = match item.requested_range(entered.members[member].extent.bytes) {
                 Ok(want) => want,
                 Err(error) => {
                     self.leave_frame(entered, frame);
-                    return Located::Misfit(error);
+                    return Located::InvalidRange(error);
                 }
             };
             self.requested.push(FoundObject::new(entry, depth, self.tick));
-            slot.only_in_memory = entry.ssd.is_none();
+            item.only_in_memory = entry.ssd.is_none();
             return Located::Memory(LocatedMember { entered, frame: FrameId(frame), member, want });
         }
-        self.locate_on_ssd(slot, entries, generation, depth)
+        self.locate_on_ssd(item, entries, generation, depth)
     }
 
     fn locate_on_ssd(
         &mut self,
-        slot: &mut Slot,
+        item: &mut BatchItem,
         entries: &[Entry],
         generation: Generation,
         depth: u32,
     ) -> Located<'a> {
-        let mut misfit = None;
+        let mut invalid_range = None;
         // An entry with a frame was compared above: its object is another one.
         for entry in entries.iter().filter(|e| e.frame.is_none() && !self.snapshot.is_hidden(e)) {
             let Some(location) =
-                entry.ssd.filter(|location| !slot.attempts.tried.contains(location))
+                entry.ssd.filter(|location| !item.attempts.tried.contains(location))
             else {
                 continue;
             };
-            match slot.requested_range(entry.length.into()) {
+            match item.requested_range(entry.length.into()) {
                 Ok(want) => {
                     if let Some(expected) = self.enter_segment(entry, location, generation) {
-                        slot.set_ssd_object(SsdObject { expected, want });
+                        item.set_ssd_object(SsdObject { expected, want });
                         self.requested.push(FoundObject::new(entry, depth, self.tick));
                         return Located::Ssd;
                     }
-                    self.torn = true;
+                    self.raced = true;
                 }
-                Err(error) => misfit = Some(error),
+                Err(error) => invalid_range = Some(error),
             }
         }
         // With real fingerprints, an entry of another length is this object, and the request is
         // invalid.
-        match misfit {
-            Some(error) if !self.shared.config.constant_fingerprint() => Located::Misfit(error),
+        match invalid_range {
+            Some(error) if !self.shared.config.constant_fingerprint() => {
+                Located::InvalidRange(error)
+            }
             _ => Located::Absent,
         }
     }
@@ -294,35 +296,35 @@ pub(crate) fn guard_in_memory(
     Some((FrameGuard::new(core, frame)?, member))
 }
 
-/// Leave the slot's segment; the object is to be looked up again.
-pub(crate) fn leave_segment(shared: &Shared, slot: &mut Slot) {
-    if let Some(object) = slot.take_off_ssd() {
+/// Leave the item's segment; the object is to be looked up again.
+pub(crate) fn leave_segment(shared: &Shared, item: &mut BatchItem) {
+    if let Some(object) = item.take_off_ssd() {
         release_segment(shared, object.segment());
     }
 }
 
-/// Drop the entry by which the slot's object was read, so that the next `exists` does not find it.
+/// Drop the entry by which the item's object was read, so that the next `exists` does not find it.
 /// The other objects of its record are dropped with it, because a group is present whole or not at
 /// all. Without a header the members are unknown: then the record is marked broken, and none of
 /// its objects is visible any more.
 pub(crate) fn drop_lost_record(
     shared: &Shared,
-    slot: &Slot,
+    item: &BatchItem,
     object: &SsdObject,
     record: Option<Record<'_>>,
 ) {
     let (location, expected) = (object.ssd_location(), &object.expected);
     let record = record.filter(|r| r.expect(expected.identity, expected.offset).is_ok());
     let mut core = shared.lock();
-    let known = core.index.find(slot.fingerprint).any(|e| e.ssd == Some(location));
+    let known = core.index.find(item.fingerprint).any(|e| e.ssd == Some(location));
     // Another get may have promoted the group meanwhile. Objects of a namespace that was cleared
     // since are not named: the clear had its own event.
     let named = |core: &Core, key: ObjectKey, fingerprint| {
         let now = core.generation(key.namespace());
         (shared.fingerprint(&key, now) == fingerprint).then_some(key)
     };
-    let own = named(&core, slot.key, slot.fingerprint);
-    let mut frames = core.drop_lost([(slot.fingerprint, location, own)]);
+    let own = named(&core, item.key, item.fingerprint);
+    let mut frames = core.drop_lost([(item.fingerprint, location, own)]);
     // A record that was dropped whole counts as one failure.
     if known && !core.is_hidden_at(location) {
         core.suspect(SegmentId(location.segment), shared.now());

@@ -17,11 +17,11 @@ pub(crate) const LEAD_BYTES_MAX: u64 = 64 * 1024;
 /// The requested part of one object, and its location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ReadTarget {
-    /// The number of the object in its batch, and of its plan ([`Attempts::round`]).
+    /// The number of the object in its batch, and of its plan ([`Attempts::plan_number`]).
     ///
-    /// [`Attempts::round`]: crate::read::slot::Attempts
-    pub slot: usize,
-    pub round: u32,
+    /// [`Attempts::plan_number`]: crate::read::item::Attempts
+    pub item: usize,
+    pub plan_number: u32,
     pub segment: SegmentId,
     /// Offset of the record in the segment, and of the payload in the record, both in bytes. The
     /// fields of [`SsdLocation`](crate::memory::index::SsdLocation) are in sectors.
@@ -34,7 +34,7 @@ pub(crate) struct ReadTarget {
     /// Whether the end of the last part is too short to be read into.
     pub unaligned_tail: bool,
     /// Sub-batch of the staging budget; 0 for direct reads.
-    pub stage: usize,
+    pub sub_batch: usize,
     /// The header cache has the record's header.
     pub header_cached: bool,
 }
@@ -45,9 +45,9 @@ pub(crate) enum Piece {
     /// The front of a record with its header, into scratch memory.
     Header { header: usize, bytes: u64 },
     /// A whole requested range, directly into the caller's memory except for an unaligned tail.
-    Direct { slot: usize, round: u32, bytes: u64, unaligned_tail: bool },
+    Direct { item: usize, plan_number: u32, bytes: u64, unaligned_tail: bool },
     /// A chunk through staging.
-    Staged { slot: usize, round: u32, chunk: Range<u64> },
+    Staged { item: usize, plan_number: u32, chunk: Range<u64> },
 }
 
 impl Piece {
@@ -84,7 +84,7 @@ pub(crate) struct PlannedRead {
     pub parts: usize,
     pub pieces: Vec<Piece>,
     /// May be submitted once this sub-batch is the current one.
-    pub stage: usize,
+    pub sub_batch: usize,
 }
 
 /// A record whose header is to be read.
@@ -119,12 +119,13 @@ pub(crate) fn plan(
             headers.push(location);
             let bytes = if t.payload_offset <= LEAD_BYTES_MAX { t.payload_offset } else { ALIGN };
             let header = headers_before + headers.len() - 1;
-            // The header is in the stage of the first target that needs it. In a later stage, the
-            // earlier target would wait for a stage that itself waits for that target.
+            // The header is in the sub-batch of the first target that needs it. In a later
+            // sub-batch, the earlier target would wait for a sub-batch that itself waits for that
+            // target.
             let sharing = order[at..].iter().map(|&i| &targets[i]);
             let sharing = sharing.take_while(|o| (o.segment, o.record) == (t.segment, t.record));
-            let stage = sharing.map(|o| o.stage).min().unwrap_or(t.stage);
-            let first = ReadGroup { segment: t.segment, stage };
+            let sub_batch = sharing.map(|o| o.sub_batch).min().unwrap_or(t.sub_batch);
+            let first = ReadGroup { segment: t.segment, sub_batch };
             if !t.header_cached || header_bridges_reads(&reads, t, bytes) {
                 push_piece(
                     &mut reads,
@@ -144,19 +145,26 @@ pub(crate) fn plan(
                     let bytes = chunk.end - chunk.start;
                     (
                         Piece::Direct {
-                            slot: t.slot,
-                            round: t.round,
+                            item: t.item,
+                            plan_number: t.plan_number,
                             bytes,
                             unaligned_tail: t.unaligned_tail,
                         },
                         parts,
                     )
                 }
-                None => (Piece::Staged { slot: t.slot, round: t.round, chunk: chunk.clone() }, 1),
+                None => (
+                    Piece::Staged {
+                        item: t.item,
+                        plan_number: t.plan_number,
+                        chunk: chunk.clone(),
+                    },
+                    1,
+                ),
             };
             push_piece(
                 &mut reads,
-                ReadGroup { segment: t.segment, stage: t.stage },
+                ReadGroup { segment: t.segment, sub_batch: t.sub_batch },
                 at,
                 piece,
                 parts,
@@ -173,15 +181,17 @@ fn header_bridges_reads(reads: &[PlannedRead], t: &ReadTarget, bytes: u64) -> bo
     let wanted = t.chunks.first().filter(|chunk| t.payload_offset == bytes && chunk.start == 0);
     reads.last().zip(wanted).is_some_and(|(last, chunk)| {
         let continues = last.segment == t.segment && last.offset + last.bytes == t.record;
-        continues && last.stage == t.stage && last.bytes + bytes + chunk.end <= JOIN_BYTES_MAX
+        continues
+            && last.sub_batch == t.sub_batch
+            && last.bytes + bytes + chunk.end <= JOIN_BYTES_MAX
     })
 }
 
-/// The segment and stage of a piece; only pieces with equal ones are coalesced.
+/// The segment and sub-batch of a piece; only pieces with equal ones are coalesced.
 #[derive(Clone, Copy)]
 struct ReadGroup {
     segment: SegmentId,
-    stage: usize,
+    sub_batch: usize,
 }
 
 /// Append a piece to the last read if it continues that read, else begin a new read.
@@ -201,31 +211,31 @@ fn push_piece(
         let with_header =
             matches!(last.pieces[..], [Piece::Header { .. }]) && last.bytes <= LEAD_BYTES_MAX;
         let small = last.bytes + bytes <= JOIN_BYTES_MAX || with_header;
-        // A staged read waits for its stage; other pieces should not wait with it.
-        let same_turn = last.stage == t.stage || last.pieces.is_empty();
+        // A staged read waits for its sub-batch; other pieces should not wait with it.
+        let same_sub_batch = last.sub_batch == t.sub_batch || last.pieces.is_empty();
         // Chunks of a streamed object are separate reads: coalesced they could exceed the staging
         // memory, and then would never be submitted.
         let streams = match (last.pieces.last(), &piece) {
-            (Some(Piece::Staged { slot: before, .. }), Piece::Staged { slot, .. }) => {
-                before == slot
+            (Some(Piece::Staged { item: before, .. }), Piece::Staged { item, .. }) => {
+                before == item
             }
             _ => false,
         };
-        if continues && small && same_turn && !streams && last.parts + parts <= parts_max {
+        if continues && small && same_sub_batch && !streams && last.parts + parts <= parts_max {
             last.bytes += bytes;
             last.parts += parts;
             last.pieces.push(piece);
             return;
         }
     }
-    let stage = t.stage;
+    let sub_batch = t.sub_batch;
     reads.push(PlannedRead {
         segment: t.segment,
         offset,
         bytes,
         parts,
         pieces: [piece].into(),
-        stage,
+        sub_batch,
     });
 }
 
@@ -275,17 +285,17 @@ pub(crate) fn split_chunks(range: Range<u64>, chunk: u64) -> Vec<Range<u64>> {
 mod tests {
     use super::*;
 
-    fn target(slot: usize, record: u64, payload_offset: u64, bytes: u64) -> ReadTarget {
+    fn target(item: usize, record: u64, payload_offset: u64, bytes: u64) -> ReadTarget {
         ReadTarget {
-            slot,
-            round: 0,
+            item,
+            plan_number: 0,
             segment: SegmentId(1),
             record,
             payload_offset,
             chunks: split_chunks(0..bytes, bytes),
             direct_parts: Some(1),
             unaligned_tail: false,
-            stage: 0,
+            sub_batch: 0,
             header_cached: false,
         }
     }
@@ -317,7 +327,7 @@ mod tests {
     fn cached_header_is_read_only_between_two_payloads() {
         let one = 4096 + 65536;
         let cached =
-            |slot, record| ReadTarget { header_cached: true, ..target(slot, record, 4096, 65536) };
+            |item, record| ReadTarget { header_cached: true, ..target(item, record, 4096, 65536) };
         let (reads, headers, _) = plan(&[cached(0, 4096)], 0, 64);
         assert_eq!((reads.len(), headers.len()), (1, 1));
         assert_eq!((reads[0].offset, reads[0].bytes, reads[0].pieces.len()), (8192, 65536, 1));
@@ -347,24 +357,24 @@ mod tests {
         assert_eq!((headers.len(), of), (1, vec![0, 0]));
         assert_eq!(reads.len(), 1);
         assert_eq!((reads[0].offset, reads[0].bytes), (4096, 4096 + 65536));
-        let slots: Vec<_> = reads[0].pieces.iter().map(Piece::bytes).collect();
-        assert_eq!(slots, vec![4096, 32768, 32768]);
+        let items: Vec<_> = reads[0].pieces.iter().map(Piece::bytes).collect();
+        assert_eq!(items, vec![4096, 32768, 32768]);
     }
 
     #[test]
     fn header_is_read_in_stage_of_first_target_that_needs_it() {
-        let staged = |slot, payload_offset, stage| ReadTarget {
+        let staged = |item, payload_offset, sub_batch| ReadTarget {
             direct_parts: None,
-            stage,
-            ..target(slot, 4096, payload_offset, 32768)
+            sub_batch,
+            ..target(item, 4096, payload_offset, 32768)
         };
-        // The last member is requested first; the first member's payload has the later stage.
+        // The last member is requested first; the first member's payload has the later sub-batch.
         let (v, k) = (staged(0, 4096 + 32768, 1), staged(1, 4096, 2));
         let (reads, headers, of) = plan(&[v, k], 0, 64);
         assert_eq!((headers.len(), of), (1, vec![0, 0]));
         let with_header =
             reads.iter().find(|f| f.pieces.contains(&Piece::Header { header: 0, bytes: 4096 }));
-        assert_eq!(with_header.map(|f| (f.stage, f.pieces.len())), Some((1, 1)), "{reads:?}");
+        assert_eq!(with_header.map(|f| (f.sub_batch, f.pieces.len())), Some((1, 1)), "{reads:?}");
     }
 
     #[test]

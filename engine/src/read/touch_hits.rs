@@ -6,30 +6,30 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::admission::{BatchKind, TouchedPage};
 
 use crate::memory::frames::FrameRef;
-use crate::read::slot::{Settled, Slot};
+use crate::read::item::{BatchItem, ItemOutcome};
 use crate::state::core::Core;
 use crate::state::shared::Shared;
-use crate::state::ssd_admission::page_hash;
+use crate::state::ssd_admission::policy_key;
 
 /// Note the hits of a batch of gets. Each page counts once.
-pub(crate) fn touch_hits(shared: &Shared, slots: &[Slot], epoch: u64) {
+pub(crate) fn touch_hits(shared: &Shared, items: &[BatchItem], request: u64) {
     if !shared.admission.is_on() {
         return;
     }
-    let (mut pages, mut first_slots) = pages_of(slots);
+    let (mut pages, mut first_items) = pages_of(items);
     // Only a frame that has no place on SSD can have been refused.
     let mut refused = Vec::new();
-    if first_slots.iter().any(|slot| slot.only_in_memory) {
+    if first_items.iter().any(|item| item.only_in_memory) {
         let core = shared.lock();
-        for (at, slot) in first_slots.drain(..).enumerate().filter(|(_, s)| s.only_in_memory) {
-            if let Some(frame) = refused_frame(&core, slot) {
+        for (at, item) in first_items.drain(..).enumerate().filter(|(_, s)| s.only_in_memory) {
+            if let Some(frame) = refused_frame(&core, item) {
                 pages[at].on_ssd = false;
                 refused.push((at, frame));
             }
         }
     }
     let mut write = Vec::new();
-    shared.admission.touch(shared.now(), epoch, BatchKind::Get, (&pages, 0), &mut write);
+    shared.admission.touch(shared.now(), request, BatchKind::Get, (&pages, 0), &mut write);
     refused.retain(|(at, _)| write[*at]);
     if !refused.is_empty() {
         let mut core = shared.lock();
@@ -50,14 +50,14 @@ pub(crate) fn touch_guarded(
     core: &mut Core,
     key: &ObjectKey,
     frame: FrameRef,
-    epoch: u64,
+    request: u64,
 ) {
     let Some(f) = core.dram.frames.get_live(frame).filter(|_| shared.admission.is_on()) else {
         return;
     };
     let page = TouchedPage { on_ssd: !f.refused, ..touched_page(key, f.data.bytes()) };
     let mut write = Vec::new();
-    shared.admission.touch(shared.now(), epoch, BatchKind::Get, (&[page], 0), &mut write);
+    shared.admission.touch(shared.now(), request, BatchKind::Get, (&[page], 0), &mut write);
     if write.contains(&true) {
         core.requeue_frame(frame.id);
         shared.signals.flusher.raise();
@@ -66,29 +66,29 @@ pub(crate) fn touch_guarded(
 
 /// A page that is taken to be on SSD.
 fn touched_page(key: &ObjectKey, bytes: u64) -> TouchedPage {
-    TouchedPage { page: page_hash(key), bytes: bytes + ALIGN, on_ssd: true, required: false }
+    TouchedPage { page: policy_key(key), bytes: bytes + ALIGN, on_ssd: true, required: false }
 }
 
-/// The pages of hits, and the first slot of each.
-fn pages_of(slots: &[Slot]) -> (Vec<TouchedPage>, Vec<&Slot>) {
-    let (mut pages, mut first_slots) = (Vec::new(), Vec::new());
-    for slot in slots {
-        let Some(Settled::Hit(hit)) = slot.settled() else { continue };
-        let page = touched_page(&slot.key, hit.bytes);
+/// The pages of hits, and the first item of each.
+fn pages_of(items: &[BatchItem]) -> (Vec<TouchedPage>, Vec<&BatchItem>) {
+    let (mut pages, mut first_items) = (Vec::new(), Vec::new());
+    for item in items {
+        let Some(ItemOutcome::Hit(hit)) = item.outcome() else { continue };
+        let page = touched_page(&item.key, hit.bytes);
         match pages.last_mut().filter(|last: &&mut TouchedPage| last.page == page.page) {
             Some(last) => last.bytes += hit.bytes,
             None => {
                 pages.push(page);
-                first_slots.push(slot);
+                first_items.push(item);
             }
         }
     }
-    (pages, first_slots)
+    (pages, first_items)
 }
 
-/// The frame of a slot's object, if admission keeps it off SSD.
-fn refused_frame(core: &Core, slot: &Slot) -> Option<FrameRef> {
-    let generation = core.generation(slot.key.namespace());
-    let (frame, _) = core.find_memory(&slot.key, slot.fingerprint, generation)?;
+/// The frame of an item's object, if admission keeps it off SSD.
+fn refused_frame(core: &Core, item: &BatchItem) -> Option<FrameRef> {
+    let generation = core.generation(item.key.namespace());
+    let (frame, _) = core.find_memory(&item.key, item.fingerprint, generation)?;
     core.dram.frames.get(frame.id).filter(|f| f.refused).map(|_| frame)
 }

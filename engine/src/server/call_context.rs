@@ -25,28 +25,28 @@ pub(crate) struct CallContext {
 }
 
 impl Server {
-    pub(crate) fn call_context(&mut self, terms: RequestOptions) -> CallContext {
-        let origin = match terms.from_store {
+    pub(crate) fn call_context(&mut self, options: RequestOptions) -> CallContext {
+        let origin = match options.from_store {
             true => {
-                PutOrigin::Offered(self.ctx.shared().remote.removal_fence.epoch_without_removal())
+                PutOrigin::Offered(self.ctx.shared().remote.removal_fence.version_without_removal())
             }
             false => PutOrigin::Put,
         };
-        if terms.from_store && !mutant::on(Mutant::PeerRequestForwarded) {
+        if options.from_store && !mutant::on(Mutant::PeerRequestForwarded) {
             // A request of another store is not forwarded to peers: two stores that are peers of
             // each other would forward it forever.
             self.ctx.session.io.connections = None;
         }
         let timeout =
-            (terms.deadline_ms > 0).then(|| Duration::from_millis(terms.deadline_ms.into()));
+            (options.deadline_ms > 0).then(|| Duration::from_millis(options.deadline_ms.into()));
         // Clients count their requests up: a number above `newest_request` needs no search.
-        let may_be_known = terms.request <= self.newest_request;
+        let may_be_known = options.request <= self.newest_request;
         let newest_first = may_be_known.then_some(&self.requests).into_iter().flatten().rev();
         let known = newest_first
-            .filter(|(number, _)| *number == terms.request)
+            .filter(|(number, _)| *number == options.request)
             .map(|(_, epoch)| *epoch)
             .next();
-        let request = match (terms.request, known) {
+        let request = match (options.request, known) {
             // Without a request number the batches of this operation share a new epoch.
             (0, _) => begin_request(self.ctx.shared()),
             (_, Some(epoch)) => epoch,
@@ -63,7 +63,7 @@ impl Server {
         // A client may shorten the store's own deadline, but not extend it.
         let shared = self.ctx.shared();
         let timeout = timeout.map(|t| t.min(shared.config.deadline()));
-        let options = Options::default().request(request).depth(terms.depth).timeout(timeout);
+        let options = Options::default().request(request).depth(options.depth).timeout(timeout);
         CallContext { options, deadline: shared.deadline(timeout), origin }
     }
 }

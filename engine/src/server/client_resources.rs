@@ -64,9 +64,9 @@ impl ClientResources {
     }
 
     /// Executes a pin, unpin, lease or hint request; returns the number of objects affected.
-    pub fn handle_pin(&mut self, shared: &Arc<Shared>, ask: &RequestBody<'_>) -> Result<u64> {
+    pub fn handle_pin(&mut self, shared: &Arc<Shared>, body: &RequestBody<'_>) -> Result<u64> {
         shared.check_open()?;
-        let objects = match ask {
+        let objects = match body {
             RequestBody::Pin(name, _) if self.has(*name) => return Err(name_in_use(*name)),
             RequestBody::Pin(name, keys) => {
                 let pin =
@@ -99,10 +99,10 @@ impl ClientResources {
                 let keys: Vec<_> = keys.iter().collect();
                 hint::hint_of(shared, &self.client, &keys, hint)?
             }
-            ask => {
+            body => {
                 return Err(Error::invalid(format!(
                     "verb is not a pin, unpin, lease or hint verb={:?}",
-                    ask.verb()
+                    body.verb()
                 )));
             }
         };

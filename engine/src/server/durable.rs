@@ -32,17 +32,17 @@ impl DurableOp {
     /// Begins the operation. A removal reads headers first, and waits for them.
     pub fn begin(
         session: &mut Session,
-        ask: &RequestBody<'_>,
+        body: &RequestBody<'_>,
         call: CallContext,
     ) -> Result<DurableOp> {
         let shared = session.io.shared.clone();
-        let verb = ask.verb();
-        check_capacity(&shared, ask)?;
+        let verb = body.verb();
+        check_capacity(&shared, body)?;
         // A removal that a store forwards is not forwarded again.
         let notifies_peers =
             session.io.connections.is_some() && !mutant::on(Mutant::ServedRemovalNotNotified);
         let _removal = (verb != Verb::Flush).then(|| shared.remote.removal_fence.begin());
-        let (mut answers, number): (Vec<u64>, u64) = match ask {
+        let (mut answers, number): (Vec<u64>, u64) = match body {
             RequestBody::Flush => (crate::store::flush::begin(&shared)?, 0),
             RequestBody::Clear(namespace) => {
                 let (generation, answer) = crate::store::remove::begin_clear(&shared, *namespace)?;
@@ -74,10 +74,10 @@ impl DurableOp {
                 );
                 (answers, here as u64)
             }
-            ask => {
+            body => {
                 return Err(Error::invalid(format!(
                     "verb is not a flush, remove or clear verb={:?}",
-                    ask.verb()
+                    body.verb()
                 )));
             }
         };
@@ -119,8 +119,8 @@ impl DurableOp {
 
 /// An error if too many removals are pending. A removal continues after it is cancelled or its
 /// client disconnects.
-fn check_capacity(shared: &Shared, ask: &RequestBody<'_>) -> Result<()> {
-    let RequestBody::Remove(keys) = ask else { return Ok(()) };
+fn check_capacity(shared: &Shared, body: &RequestBody<'_>) -> Result<()> {
+    let RequestBody::Remove(keys) = body else { return Ok(()) };
     let core = shared.lock();
     let pending = core.ssd.as_ref().map_or(0, |ssd| ssd.queue.removals())
         + core.remote.as_ref().map_or(0, |remote| remote.queued_removals);

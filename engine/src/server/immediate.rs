@@ -32,11 +32,11 @@ impl Server {
 /// The outcome of a request that needs only memory.
 pub(crate) fn outcome_from_memory(
     shared: &Shared,
-    ask: &RequestBody<'_>,
+    body: &RequestBody<'_>,
     options: &Options,
 ) -> OpOutcome {
     let at = recency(shared, options);
-    match ask {
+    match body {
         RequestBody::Exists(keys) => {
             OpOutcome::bits(Verb::Exists, crate::read::exists::exists(shared, keys.iter(), at))
         }
@@ -48,6 +48,6 @@ pub(crate) fn outcome_from_memory(
             let stats = stats::of(shared);
             OpOutcome::text(serde_json::to_string(&stats).unwrap_or_default())
         }
-        ask => OpOutcome::number(ask.verb(), 0),
+        body => OpOutcome::number(body.verb(), 0),
     }
 }

@@ -108,7 +108,7 @@ mod tests {
     }
 
     fn has_no_removal(store: &Store) -> bool {
-        store.shared.remote.removal_fence.epoch_without_removal().is_some()
+        store.shared.remote.removal_fence.version_without_removal().is_some()
     }
 
     #[test]
@@ -117,7 +117,7 @@ mod tests {
         let (shared, mut holds) = (&store.shared, InvalidationHolds::default());
         let later = shared.now().after(Duration::from_secs(60));
         let before =
-            shared.remote.removal_fence.epoch_without_removal().expect("nothing is under way");
+            shared.remote.removal_fence.version_without_removal().expect("nothing is under way");
         for (id, name) in [(1, 5), (2, 7)] {
             assert_eq!(holds.begin(shared, OpId(id), name, later), Ok(0));
         }

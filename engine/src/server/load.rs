@@ -110,10 +110,10 @@ impl LinkLoad {
     }
 }
 
-/// The maximum memory that a request with a body of `body` bytes takes, including its outcome.
-pub(crate) fn cost(ask: &RequestBody<'_>, body: usize) -> u64 {
+/// The maximum memory that a request with a body of `bytes` bytes takes, including its outcome.
+pub(crate) fn cost(body: &RequestBody<'_>, bytes: usize) -> u64 {
     const KEY: usize = 3 * ObjectKey::BYTES;
-    let items = match ask {
+    let items = match body {
         RequestBody::Get(items) => {
             let blocks = |s: std::ops::Range<u64>| {
                 s.end.div_ceil(BLOCK_BYTES.into()) - s.start / u64::from(BLOCK_BYTES)
@@ -124,7 +124,7 @@ pub(crate) fn cost(ask: &RequestBody<'_>, body: usize) -> u64 {
         }
         // The checksums are part of the body.
         RequestBody::Put(puts) => {
-            (body + puts.items().len() * (INCOMING_BYTES + OUTCOME_BYTES)) as u64
+            (bytes + puts.items().len() * (INCOMING_BYTES + OUTCOME_BYTES)) as u64
         }
         RequestBody::Exists(keys)
         | RequestBody::ExistsPrefix(keys)
@@ -148,7 +148,7 @@ pub(crate) fn cost(ask: &RequestBody<'_>, body: usize) -> u64 {
         | RequestBody::Hold(_)
         | RequestBody::Release(_) => 0,
     };
-    OPERATION_BYTES + body as u64 + items
+    OPERATION_BYTES + bytes as u64 + items
 }
 
 #[cfg(test)]

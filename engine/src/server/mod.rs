@@ -304,12 +304,12 @@ impl Server {
     fn handle_frame(&mut self, frame: Frame) -> std::result::Result<(), FormatError> {
         match frame.kind {
             FrameKind::Request => {
-                let (terms, ask) = request::decode(&frame.body)?;
+                let (options, body) = request::decode(&frame.body)?;
                 if self.ops.contains_key(&frame.op) || self.load.contains(frame.op) {
                     let value = format!("{:?}", frame.op);
                     return Err(FormatError::Field { structure: "frame", field: "op", value });
                 }
-                self.begin_op(frame.op, terms, ask, frame.body.len());
+                self.begin_op(frame.op, options, body, frame.body.len());
             }
             FrameKind::Cancel => {
                 let op = self.ops.remove(&frame.op);
@@ -330,9 +330,9 @@ impl Server {
         Ok(())
     }
 
-    fn begin_op(&mut self, id: OpId, terms: RequestOptions, ask: RequestBody<'_>, body: usize) {
-        let verb = ask.verb();
-        if let Err(refused) = self.link.params().rights.check(&ask) {
+    fn begin_op(&mut self, id: OpId, options: RequestOptions, body: RequestBody<'_>, bytes: usize) {
+        let verb = body.verb();
+        if let Err(refused) = self.link.params().rights.check(&body) {
             self.respond(
                 id,
                 OpOutcome::failed(verb, Error::new(ErrorKind::Denied, refused.to_string())),
@@ -345,13 +345,13 @@ impl Server {
             return;
         }
         if let Err(error) =
-            self.load.begin(&self.ctx.shared().bytes.served, id, load::cost(&ask, body))
+            self.load.begin(&self.ctx.shared().bytes.served, id, load::cost(&body, bytes))
         {
             self.respond(id, OpOutcome::failed(verb, error));
             return;
         }
-        let call = self.call_context(terms);
-        let op = match ask {
+        let call = self.call_context(options);
+        let op = match body {
             RequestBody::Get(items) => Op::Get(GetOp::new(call, items.iter())),
             RequestBody::Put(puts) => {
                 match puts.open().map(|name| self.resources.group(name)).transpose() {
@@ -379,7 +379,7 @@ impl Server {
             | RequestBody::ExistsPrefix(_)
             | RequestBody::Stats
             | RequestBody::Ping => {
-                let outcome = outcome_from_memory(self.ctx.shared(), &ask, &call.options);
+                let outcome = outcome_from_memory(self.ctx.shared(), &body, &call.options);
                 self.respond(id, outcome);
                 return;
             }
@@ -424,7 +424,7 @@ impl Server {
             | RequestBody::Hold(_)
             | RequestBody::Release(_) => {
                 let shared = &self.ctx.session.io.shared;
-                let number = match ask {
+                let number = match body {
                     RequestBody::Begin(name, keys) => {
                         self.resources.begin(shared, name, keys.iter().collect(), &call.options)
                     }
@@ -435,7 +435,7 @@ impl Server {
                     RequestBody::Release(name) => {
                         Ok(self.invalidation_holds.release(name, shared.now()))
                     }
-                    ask => self.resources.handle_pin(shared, &ask),
+                    body => self.resources.handle_pin(shared, &body),
                 };
                 let outcome = match number {
                     Ok(number) => OpOutcome::number(verb, number),
@@ -448,7 +448,7 @@ impl Server {
                 if verb != Verb::Flush {
                     self.invalidation_holds.note_removal(id);
                 }
-                match DurableOp::begin(&mut self.ctx.session, &ask, call) {
+                match DurableOp::begin(&mut self.ctx.session, &body, call) {
                     Ok(durable) => Op::Durable(durable),
                     Err(error) => {
                         self.respond(id, OpOutcome::failed(verb, error));

@@ -132,7 +132,7 @@ impl PutOp {
             let objects = &self.objects[self.groups[at].objects.clone()];
             if let Some(key) = objects.iter().find(|o| o.sums.is_empty()).map(|o| o.key) {
                 let text = format!("a put over RDMA needs checksums of its objects key={key}");
-                self.settle(at, || ItemVerdict::Failed(Error::invalid(text.clone())));
+                self.set_verdict(at, || ItemVerdict::Failed(Error::invalid(text.clone())));
             }
         }
     }
@@ -164,7 +164,7 @@ impl PutOp {
                 std::mem::replace(&mut group.state, GroupState::Done)
             {
                 let outcome = joined.commit_outcome(shared, done.collect());
-                self.settle(at, || item_verdict(outcome.clone()));
+                self.set_verdict(at, || item_verdict(outcome.clone()));
                 return;
             }
             for (object, done) in self.objects[group.objects.clone()].iter_mut().zip(&mut done) {
@@ -225,7 +225,7 @@ impl PutOp {
         }
     }
 
-    fn settle(&mut self, at: usize, verdict: impl Fn() -> ItemVerdict) {
+    fn set_verdict(&mut self, at: usize, verdict: impl Fn() -> ItemVerdict) {
         let group = &mut self.groups[at];
         group.state = GroupState::Done;
         for object in &mut self.objects[group.objects.clone()] {
@@ -238,7 +238,7 @@ impl PutOp {
     fn begin(&mut self, ctx: &mut ServerCtx, link: &mut dyn Link, id: OpId, at: usize) -> bool {
         let mut run = self.run(at);
         if !self.is_checked_by_store(ctx.shared(), &run) {
-            self.settle_without_bytes(ctx.shared(), &mut run);
+            self.answer_without_bytes(ctx.shared(), &mut run);
         }
         let Some(first) = run.first().copied() else { return true };
         let is_in_client_memory = self.is_in_client_memory(first);
@@ -264,7 +264,7 @@ impl PutOp {
                     let bytes: u64 = objects.iter().map(|item| self.objects[*item].length).sum();
                     let keys = objects.iter().map(|item| &self.objects[*item].key);
                     ctx.shared().count_busy(&mut ctx.shared().lock(), keys);
-                    self.settle(first, || ItemVerdict::Failed(no_room(bytes)));
+                    self.set_verdict(first, || ItemVerdict::Failed(no_room(bytes)));
                     return true;
                 }
             }
@@ -359,7 +359,7 @@ impl PutOp {
 
     /// Answers for groups that need no bytes: those that are present and those that are invalid
     /// whatever their bytes are.
-    fn settle_without_bytes(&mut self, shared: &Shared, run: &mut Vec<usize>) {
+    fn answer_without_bytes(&mut self, shared: &Shared, run: &mut Vec<usize>) {
         let mut checked =
             run.iter().map(|at| self.check(shared, *at)).collect::<Vec<_>>().into_iter();
         let mut core = shared.lock();
@@ -381,7 +381,7 @@ impl PutOp {
         drop(core);
         run.retain(|at| {
             let Some(outcome) = known.next().flatten() else { return true };
-            self.settle(*at, || item_verdict(outcome.clone()));
+            self.set_verdict(*at, || item_verdict(outcome.clone()));
             false
         });
     }
@@ -404,7 +404,7 @@ impl PutOp {
         if exceeds {
             let generation = core.generation(namespace);
             let keys = objects.iter().map(|o| shared.fingerprint(&o.key, generation));
-            publish::count_refused(core, namespace, keys, true);
+            publish::count_refused_put(core, namespace, keys, true);
         }
         exceeds
     }
@@ -481,7 +481,7 @@ impl PutOp {
                 objects.iter().find(|o| !matches!(o.bytes, IncomingBytes::Verified(_)))
             {
                 let key = mismatch.key;
-                self.settle(at, || ItemVerdict::Failed(put::checksum_mismatch(&key)));
+                self.set_verdict(at, || ItemVerdict::Failed(put::checksum_mismatch(&key)));
             } else if let Some(open_group) = &self.open_group {
                 let put = |o: &mut IncomingObject| {
                     let filled = o.take_verified()?;
@@ -490,11 +490,11 @@ impl PutOp {
                 // The objects that the client put as one group share one outcome here: the worst.
                 let worst = objects.iter_mut().filter_map(put).max_by_key(Result::is_err);
                 if let Some(outcome) = worst {
-                    self.settle(at, || item_verdict(outcome.clone()));
+                    self.set_verdict(at, || item_verdict(outcome.clone()));
                 }
             } else if self.required.is_some() {
                 if let Err(error) = self.store_part(ctx, id, at, options) {
-                    self.settle(at, || ItemVerdict::Failed(error.clone()));
+                    self.set_verdict(at, || ItemVerdict::Failed(error.clone()));
                 }
             } else {
                 let put = |o: &mut IncomingObject| {
@@ -527,7 +527,7 @@ impl PutOp {
             joined.put_filled(shared, &object.key, filled)?;
         }
         if !joined.missing(shared).is_empty() {
-            self.settle(at, || ItemVerdict::Put(PutOutcome::Waiting));
+            self.set_verdict(at, || ItemVerdict::Put(PutOutcome::Waiting));
             return Ok(());
         }
         let ticket = ctx.session.submit_commit(joined.id(), options);

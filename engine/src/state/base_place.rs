@@ -29,7 +29,7 @@ impl Core {
         let is_undecided = |e: Entry| {
             let frame = e.frame.and_then(|frame| self.dram.frames.get(FrameId(frame)));
             frame.is_some_and(|f| match f.state {
-                FrameState::Queued | FrameState::Writing => true,
+                FrameState::Unwritten | FrameState::Writing => true,
                 // A flush queues what admission has refused.
                 FrameState::Evictable => f.refused,
                 FrameState::Dead => false,

@@ -303,7 +303,7 @@ impl Core {
     /// dropped meanwhile is released instead.
     pub fn requeue_front(&mut self, guard: &FrameGuard) {
         let live = self.dram.frames.get_live(guard.frame);
-        let queued = live.map(|f| f.state = FrameState::Queued).is_some();
+        let queued = live.map(|f| f.state = FrameState::Unwritten).is_some();
         if let Some(ssd) = self.ssd.as_mut().filter(|_| queued) {
             ssd.queue.push_front(Job::Frame(guard.frame));
         }
@@ -313,7 +313,7 @@ impl Core {
     /// Mark a frame as written, or as exempt from it: it may be evicted from now on. If the arena
     /// is only a write buffer the frame is dropped at once, even while it has readers, because no
     /// later step would drop it. Its last reader then frees it.
-    pub fn make_evictable(&mut self, frame: FrameRef) {
+    pub fn end_write(&mut self, frame: FrameRef) {
         let Some(f) = self.dram.frames.get_live(frame) else { return };
         f.state = FrameState::Evictable;
         let bytes = f.data.bytes();
@@ -327,7 +327,7 @@ impl Core {
                 .frames
                 .last_requests()
                 .get(frame.id)
-                .unwrap_or(Recency { epoch: 0, depth: 0 });
+                .unwrap_or(Recency { request: 0, depth: 0 });
             self.dram.policy.insert(frame.id, bytes, fingerprint, at);
         }
     }
@@ -357,7 +357,7 @@ impl Core {
         }
         self.dram.policy.remove(id);
         if let Some(f) = self.dram.frames.get_mut(id) {
-            f.state = FrameState::Queued;
+            f.state = FrameState::Unwritten;
             f.data = Arc::new(FrameData { sequence, ..(*data).clone() });
         }
         if let Some(ssd) = self.ssd.as_mut() {
@@ -408,7 +408,7 @@ impl Core {
     /// objects, and may assume that the job covers them.
     pub fn submit_job(&mut self, job: impl FnOnce(u64) -> Job) -> Option<u64> {
         let ssd = self.ssd.as_mut()?;
-        ssd.queue.push_all_visible();
+        ssd.queue.push_all_unqueued();
         let id = self.jobs.begin();
         ssd.queue.push(job(id));
         Some(id)
@@ -427,7 +427,7 @@ impl Core {
     /// then); an open after a crash would find it.
     pub fn drop_damaged(&mut self, id: FrameId) {
         let may_be_written = self.dram.frames.get(id).is_some_and(|f| match f.state {
-            FrameState::Queued | FrameState::Writing => true,
+            FrameState::Unwritten | FrameState::Writing => true,
             // A dead frame was written, or was removed or cleared, which the log records, or its
             // damage was noted when it was dropped.
             FrameState::Evictable | FrameState::Dead => false,

@@ -50,9 +50,9 @@ impl StripedCounters {
     }
 
     /// Add the keys that one call of `exists` found, and those that it did not.
-    pub fn add_exists(&self, epoch: u64, found: u64, absent: &AbsenceCounts) {
+    pub fn add_exists(&self, request: u64, found: u64, absent: &AbsenceCounts) {
         // A call has no session; calls that follow each other use different stripes.
-        let stripe = &self.stripes[(epoch % STRIPES as u64) as usize];
+        let stripe = &self.stripes[(request % STRIPES as u64) as usize];
         stripe.exists_found.fetch_add(found, Relaxed);
         for (sum, n) in stripe.exists_absent.iter().zip(absent).filter(|(_, n)| **n > 0) {
             sum.fetch_add(*n, Relaxed);

@@ -134,7 +134,7 @@ impl Core {
         self.counters.frames_evicted += 1;
         let mut departure = Departure::EvictedMemory;
         if let Some(serial) = self.dram.frames.get(id).filter(|f| f.refused).map(|f| f.serial) {
-            self.count_refused(FrameRef { id, serial });
+            self.count_refused_frame(FrameRef { id, serial });
             departure = Departure::Refused;
         }
         self.drop_frame_for(id, everywhere, departure, wanted)

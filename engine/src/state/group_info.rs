@@ -19,8 +19,8 @@ use crate::state::shared::Shared;
 
 /// The group of a frame's objects.
 pub(crate) fn of_frame_data(data: &FrameData) -> GroupInfo {
-    let FrameData { base_group, sequence, base, .. } = data;
-    let to = || BaseGroupInfo { base_group: *base_group, sequence: *sequence, base: base.clone() };
+    let FrameData { base_name, sequence, base, .. } = data;
+    let to = || BaseGroupInfo { base_name: *base_name, sequence: *sequence, base: base.clone() };
     GroupInfo { members: data.members.len() as u32, attached: data.is_attached().then(to) }
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn bases(
     let mut numbers: FxHashMap<(u64, Sequence), BaseRef> = FxHashMap::default();
     let mut base = |(key, to): &(ObjectKey, Option<&BaseGroupInfo>)| {
         let to = (*to)?;
-        if let Some(known) = numbers.get(&(to.base_group, to.sequence)) {
+        if let Some(known) = numbers.get(&(to.base_name, to.sequence)) {
             return Some(*known);
         }
         let candidates = pages.get(&(key.namespace(), key.hash())).map_or(&[][..], Vec::as_slice);
@@ -52,9 +52,9 @@ pub(crate) fn bases(
             .base
             .as_deref()
             .copied()
-            .or_else(|| find_base(shared, key, to.base_group, candidates))?;
+            .or_else(|| find_base(shared, key, to.base_name, candidates))?;
         let base = BaseRef { number: numbers.len() as u32, key: found };
-        numbers.insert((to.base_group, to.sequence), base);
+        numbers.insert((to.base_name, to.sequence), base);
         Some(base)
     };
     requested.iter().map(&mut base).collect()

@@ -3,7 +3,7 @@
 //!
 //! | state | writes | reads | left when |
 //! | --- | --- | --- | --- |
-//! | `on` | yes | yes | a sync or the manifest fails, [`ROUNDS_MAX`] bursts of failed writes come within [`WINDOW`], no operation completes for too long, too many segments are quarantined |
+//! | `on` | yes | yes | a sync or the manifest fails, [`BURSTS_MAX`] bursts of failed writes come within [`WINDOW`], no operation completes for too long, too many segments are quarantined |
 //! | `read-only` | no | yes | a probe succeeds (`on`); another sync fails before the tier was healthy for [`WINDOW`] (`off`) |
 //! | `off` | no | no | a probe succeeds (`on`) |
 //!
@@ -21,7 +21,7 @@ use pagelith_layouts::ids::{Incarnation, SegmentId};
 /// Interval in which failures are counted, and for which the tier must be on to count as healthy.
 pub(crate) const WINDOW: Duration = Duration::from_secs(60);
 /// Bursts of failed writes within [`WINDOW`] after which the tier becomes read-only.
-pub(crate) const ROUNDS_MAX: usize = 3;
+pub(crate) const BURSTS_MAX: usize = 3;
 
 /// Operations that the SSD tier accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,8 +63,8 @@ pub(crate) struct Health {
     state: TierState,
     changes: u64,
     /// Times of bursts of failed writes, and the segment of the last one.
-    rounds: Vec<Mono>,
-    round: Option<(SegmentId, Incarnation)>,
+    bursts: Vec<Mono>,
+    last_burst: Option<(SegmentId, Incarnation)>,
     sync_failed: bool,
     on_since: Mono,
     pause: Duration,
@@ -81,8 +81,8 @@ impl Health {
             limits,
             state: TierState::On,
             changes: 0,
-            rounds: Vec::new(),
-            round: None,
+            bursts: Vec::new(),
+            last_burst: None,
             sync_failed: false,
             on_since: now,
             pause: limits.probe,
@@ -142,12 +142,12 @@ impl Health {
         incarnation: Incarnation,
         now: Mono,
     ) -> bool {
-        if self.round.replace((segment, incarnation)) == Some((segment, incarnation)) {
+        if self.last_burst.replace((segment, incarnation)) == Some((segment, incarnation)) {
             return false;
         }
-        self.rounds.retain(|at| now.since(*at) < WINDOW);
-        self.rounds.push(now);
-        self.rounds.len() >= ROUNDS_MAX && self.stop_writing(now)
+        self.bursts.retain(|at| now.since(*at) < WINDOW);
+        self.bursts.push(now);
+        self.bursts.len() >= BURSTS_MAX && self.stop_writing(now)
     }
 
     /// A sync failed; true if the state changed.
@@ -231,8 +231,8 @@ impl Health {
 
     /// The probe succeeded.
     pub fn probe_ok(&mut self, now: Mono) {
-        self.rounds.clear();
-        self.round = None;
+        self.bursts.clear();
+        self.last_burst = None;
         self.on_since = now;
         self.change(TierState::On);
     }
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn third_failing_round_of_writes_makes_tier_read_only() {
+    fn third_burst_of_failed_writes_makes_tier_read_only() {
         let mut h = health();
         for _ in 0..5 {
             assert!(!h.write_failed(SegmentId(1), I, at(1)), "writes that were in flight together");

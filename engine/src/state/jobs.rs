@@ -98,7 +98,7 @@ impl JobQueue {
     }
 
     /// A frame is visible; its put queues it later.
-    pub fn note_visible(&mut self, frame: FrameRef) {
+    pub fn note_unqueued(&mut self, frame: FrameRef) {
         self.unqueued.insert(frame.serial, frame);
     }
 
@@ -136,7 +136,7 @@ impl JobQueue {
     }
 
     /// Queue all visible frames, the last first.
-    pub fn push_all_visible(&mut self) {
+    pub fn push_all_unqueued(&mut self) {
         let visible = std::mem::take(&mut self.unqueued);
         self.jobs.extend(visible.into_values().rev().map(Job::Frame));
     }
@@ -212,9 +212,9 @@ mod tests {
     #[test]
     fn visible_frames_are_queued_once_and_the_last_first() {
         let mut queue = JobQueue::default();
-        (1..=4).for_each(|serial| queue.note_visible(frame(serial)));
+        (1..=4).for_each(|serial| queue.note_unqueued(frame(serial)));
         queue.push_frames([1, 2].map(frame).into_iter());
-        queue.push_all_visible();
+        queue.push_all_unqueued();
         queue.push_frames([1, 2, 3, 4].map(frame).into_iter());
         let order: Vec<u64> =
             std::iter::from_fn(|| queue.pop_frame()).map(|frame| frame.serial).collect();
@@ -224,10 +224,10 @@ mod tests {
     #[test]
     fn refused_frame_is_not_queued_and_only_a_visible_frame_is_refused() {
         let mut queue = JobQueue::default();
-        (1..=4).for_each(|serial| queue.note_visible(frame(serial)));
+        (1..=4).for_each(|serial| queue.note_unqueued(frame(serial)));
         assert!(queue.refuse(frame(2)) && queue.refuse(frame(3)));
         assert!(!queue.refuse(frame(2)), "it is not visible twice");
-        queue.push_all_visible();
+        queue.push_all_unqueued();
         assert!(!queue.refuse(frame(1)), "it is queued");
         let order: Vec<u64> =
             std::iter::from_fn(|| queue.pop_frame()).map(|frame| frame.serial).collect();

@@ -11,7 +11,7 @@ use pagelith_tiers::policy::{
 use crate::memory::frames::FrameState;
 use crate::memory::index::{Entry, TICK_MODULUS};
 use crate::state::core::Core;
-use crate::state::ssd_admission::page_hash;
+use crate::state::ssd_admission::policy_key;
 
 /// Recurrent states that longer prefixes have superseded. Its lock is a leaf.
 pub(crate) struct Superseded(Mutex<SupersededStates<PrefixHash>>);
@@ -33,7 +33,7 @@ impl Superseded {
         usable: usize,
     ) -> Vec<usize> {
         let Some(last) = pages.last() else { return Vec::new() };
-        let hash = |page: &PrefixHash| page_hash(&state.on_page(*page)).0;
+        let hash = |page: &PrefixHash| policy_key(&state.on_page(*page)).0;
         // Before the lock is taken: those of the pages with states and of the page after them, and
         // of the last.
         let leading: Vec<u64> = pages.iter().take(states.len() + 1).map(hash).collect();
@@ -49,7 +49,7 @@ impl Superseded {
 
     /// A state was put. Returns the page whose state it supersedes, if that should leave first.
     pub fn put(&self, state: &ObjectKey) -> Option<PrefixHash> {
-        self.lock().put(page_hash(state).0)
+        self.lock().put(policy_key(state).0)
     }
 
     fn lock(&self) -> MutexGuard<'_, SupersededStates<PrefixHash>> {
@@ -78,8 +78,8 @@ impl Core {
         let tick = leaving_tick(self.now_tick());
         let before = self.index.replace_tick(slot, tick);
         let (before, after) = (self.full_tick(before), self.full_tick(tick));
-        if let (Some(place), Some(ssd)) = (entry.ssd, self.ssd.as_mut()) {
-            let segment = ssd.segments.get_mut(SegmentId(place.segment));
+        if let (Some(location), Some(ssd)) = (entry.ssd, self.ssd.as_mut()) {
+            let segment = ssd.segments.get_mut(SegmentId(location.segment));
             segment.recency_sum = segment.recency_sum.saturating_sub(before) + after;
         }
         true

@@ -6,7 +6,7 @@ use pagelith_layouts::record::GroupKind;
 use crate::api::error::Error;
 use crate::memory::frames::FrameRef;
 use crate::memory::index::SsdLocation;
-use crate::rpc::removal_fence::FenceEpoch;
+use crate::rpc::removal_fence::FenceVersion;
 
 /// How the objects of a put form a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ pub(crate) enum PutOrigin {
     /// It is not stored if a removal began or ended since this version of the fence, or if it is
     /// `None`: a removal was in progress then. The offering store may send its removals over a
     /// newer link, which can overtake the offer.
-    Offered(Option<FenceEpoch>),
+    Offered(Option<FenceVersion>),
     /// Fetched from a peer by a get: it does not count as a put, and is offered to no peer.
     Fetched,
 }

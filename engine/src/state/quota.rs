@@ -62,7 +62,7 @@ impl Core {
     /// Whether a group with objects of these lengths may be inserted into DRAM, and if `is_written`
     /// into the log. Frames of the namespace are evicted for it if its limits say so, but for that
     /// of its `base`.
-    pub fn quota_room(
+    pub fn make_quota_room(
         &mut self,
         namespace: NamespaceId,
         lengths: impl Iterator<Item = u64> + Clone,
@@ -120,14 +120,14 @@ impl Core {
             let Some(frame) = tenant.pop_frame() else { return false };
             let Some(objects) = self.live_objects(&frame) else { continue };
             let last = self.dram.frames.last_requests().get(frame.id);
-            let epoch = last.map_or(frame.epoch, |at| at.epoch);
+            let request = last.map_or(frame.request, |at| at.request);
             let stays = Some(frame.id) == kept || !self.is_evictable(frame.id);
-            let is_passed_over = epoch > frame.epoch && requested < PASSES_MAX;
+            let is_passed_over = request > frame.request && requested < PASSES_MAX;
             if stays || is_passed_over {
                 unevictable += usize::from(stays);
                 requested += usize::from(!stays);
                 if let Some(tenant) = self.tenants.get_mut(namespace) {
-                    tenant.push_frame(QueuedFrame { epoch, ..frame });
+                    tenant.push_frame(QueuedFrame { request, ..frame });
                 }
                 continue;
             }

@@ -75,24 +75,24 @@ mod tests {
 
     #[test]
     fn longest_read_halves_over_time() {
-        let slow = ReadLatency::default();
-        assert!(!slow.may_outlast(at(1), at(0)), "nothing was read yet");
-        slow.note(ms(800), at(1000));
-        slow.note(ms(10), at(1001));
-        assert_eq!(slow.recent(at(1001)), ms(800));
-        assert_eq!(slow.recent(at(11_001)), ms(400));
-        slow.note(ms(500), at(11_001));
-        assert_eq!(slow.recent(at(11_001)), ms(500));
-        assert_eq!(slow.recent(at(3_600_000)), ms(0));
+        let latency = ReadLatency::default();
+        assert!(!latency.may_outlast(at(1), at(0)), "nothing was read yet");
+        latency.note(ms(800), at(1000));
+        latency.note(ms(10), at(1001));
+        assert_eq!(latency.recent(at(1001)), ms(800));
+        assert_eq!(latency.recent(at(11_001)), ms(400));
+        latency.note(ms(500), at(11_001));
+        assert_eq!(latency.recent(at(11_001)), ms(500));
+        assert_eq!(latency.recent(at(3_600_000)), ms(0));
     }
 
     #[test]
     fn read_may_outlast_deadline_nearer_than_longest_read() {
-        let slow = ReadLatency::default();
-        slow.note(ms(100), at(1000));
-        assert!(slow.may_outlast(at(1099), at(1000)));
-        assert!(!slow.may_outlast(at(1100), at(1000)));
-        assert!(!slow.may_outlast(at(1000), at(1000)), "deadline passed");
+        let latency = ReadLatency::default();
+        latency.note(ms(100), at(1000));
+        assert!(latency.may_outlast(at(1099), at(1000)));
+        assert!(!latency.may_outlast(at(1100), at(1000)));
+        assert!(!latency.may_outlast(at(1000), at(1000)), "deadline passed");
     }
 
     #[test]

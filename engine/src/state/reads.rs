@@ -25,7 +25,7 @@ pub(crate) struct ReadState {
     /// Direct reads that are past their deadline and not completed by the kernel.
     pub late: AtomicU64,
     /// Recent read latency.
-    pub slow: ReadLatency,
+    pub latency: ReadLatency,
     /// Recent time of loads.
     pub loads: LoadRate,
     /// Clock time of the last [`ReadState::note`]; [`NEVER_READ`] at first.
@@ -38,7 +38,7 @@ impl Default for ReadState {
             counters: StripedCounters::default(),
             direct_suspended: AtomicBool::new(false),
             late: AtomicU64::new(0),
-            slow: ReadLatency::default(),
+            latency: ReadLatency::default(),
             loads: LoadRate::default(),
             last_at: AtomicU64::new(NEVER_READ),
         }

@@ -51,11 +51,11 @@ impl SessionIo {
 
 /// Recency of the first key of a batch.
 pub(crate) fn recency(shared: &Shared, options: &Options) -> Recency {
-    let RequestEpoch(epoch) = options.request.unwrap_or_else(|| begin_request(shared));
-    Recency { epoch, depth: options.depth }
+    let RequestEpoch(request) = options.request.unwrap_or_else(|| begin_request(shared));
+    Recency { request, depth: options.depth }
 }
 
-/// Begin a request; its epoch is the most recent one.
+/// Begin a request; its number is the highest one.
 pub(crate) fn begin_request(shared: &Shared) -> RequestEpoch {
     RequestEpoch(shared.read_view.last_request.fetch_add(1, Ordering::Relaxed) + 1)
 }

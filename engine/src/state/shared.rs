@@ -117,9 +117,9 @@ pub(crate) struct BytesInUse {
     /// In the arena, reserved for payload over links and for prefetches: see
     /// [`crate::state::reserve`].
     pub reserved: AtomicU64,
-    /// In the arena, kept by views of other processes.
+    /// Bytes of the arena that views of other processes keep.
     pub viewed: AtomicU64,
-    /// Of client operations in progress, and of outcomes that clients have not read.
+    /// Bytes of client operations in progress, and of outcomes that clients have not read.
     pub served: LoadTotals,
 }
 

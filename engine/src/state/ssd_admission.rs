@@ -13,7 +13,7 @@ use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::learned::Learned;
 use pagelith_tiers::policy::admission::{
-    Admission, AdmissionCounts, BatchKind, PageHash, TouchedPage,
+    Admission, AdmissionCounts, BatchKind, PolicyKey, TouchedPage,
 };
 
 use crate::api::outcome::FlushReport;
@@ -66,17 +66,17 @@ impl SsdAdmission {
         }
     }
 
-    /// Reclaim has chosen a victim; `places` as of [`Admission::reclaim`].
-    pub fn reclaim<'a>(&self, places: impl IntoIterator<Item = Option<&'a ObjectKey>>) {
+    /// Reclaim has chosen a victim; `samples` as of [`Admission::reclaim`].
+    pub fn reclaim<'a>(&self, samples: impl IntoIterator<Item = Option<&'a ObjectKey>>) {
         if let Some(mut granted) = self.lock() {
-            granted.policy.reclaim(places.into_iter().map(|key| key.map(page_hash)));
+            granted.policy.reclaim(samples.into_iter().map(|key| key.map(policy_key)));
         }
     }
 
     /// Objects were removed.
     pub fn forget<'a>(&self, keys: impl IntoIterator<Item = &'a ObjectKey>) {
         if let Some(mut granted) = self.lock() {
-            keys.into_iter().for_each(|key| granted.policy.forget(page_hash(key)));
+            keys.into_iter().for_each(|key| granted.policy.forget(policy_key(key)));
         }
     }
 
@@ -85,14 +85,14 @@ impl SsdAdmission {
     pub fn touch(
         &self,
         now: Mono,
-        epoch: u64,
+        request: u64,
         kind: BatchKind,
         (pages, after): (&[TouchedPage], usize),
         write: &mut Vec<bool>,
     ) {
         if let Some(mut granted) = self.lock() {
             granted.grant(now);
-            granted.policy.touch(epoch, kind, pages, after, write);
+            granted.policy.touch(request, kind, pages, after, write);
         }
     }
 
@@ -121,7 +121,7 @@ impl Granted {
 
 /// The objects of a page's pool share a history. Prefix hashes scatter; their namespace, pool and
 /// role are mixed in, in words: each step waits for the one before.
-pub(crate) fn page_hash(key: &ObjectKey) -> PageHash {
+pub(crate) fn policy_key(key: &ObjectKey) -> PolicyKey {
     let word = |bytes: &[u8]| {
         let mut word = [0; 8];
         word[..bytes.len()].copy_from_slice(bytes);
@@ -131,22 +131,22 @@ pub(crate) fn page_hash(key: &ObjectKey) -> PageHash {
     for bytes in key.namespace().0.chunks(8).chain(key.pool().as_bytes().chunks(8)) {
         hash = (hash ^ word(bytes)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
     }
-    PageHash((hash ^ key.role() as u64).wrapping_mul(0xbf58_476d_1ce4_e5b9).rotate_left(31))
+    PolicyKey((hash ^ key.role() as u64).wrapping_mul(0xbf58_476d_1ce4_e5b9).rotate_left(31))
 }
 
 /// Queue the frames of a batch of puts for the flusher, the last first, but for those that are
-/// refused. `epoch` is the request, `last_depth` the depth of its last page.
+/// refused. `request` is its number, `last_depth` the depth of its last page.
 pub(crate) fn enqueue(
     admission: &SsdAdmission,
     now: Mono,
     core: &mut Core,
     frames: &mut Vec<FrameRef>,
-    (epoch, last_depth): (u64, u32),
+    (request, last_depth): (u64, u32),
 ) {
     if admission.is_on() {
         let (live, pages, depth) = touched_pages(core, frames);
         let (mut write, after) = (Vec::new(), last_depth.saturating_sub(depth) as usize);
-        admission.touch(now, epoch, BatchKind::Put, (&pages, after), &mut write);
+        admission.touch(now, request, BatchKind::Put, (&pages, after), &mut write);
         for ((frame, page), write) in live.into_iter().zip(&pages).zip(write) {
             if !write && !page.on_ssd {
                 core.refuse_frame(frame);
@@ -166,7 +166,7 @@ fn touched_pages(core: &mut Core, frames: &[FrameRef]) -> (Vec<FrameRef>, Vec<To
         depth = f.data.depth;
         live.push(*frame);
         pages.push(TouchedPage {
-            page: page_hash(&first.key),
+            page: policy_key(&first.key),
             bytes: f.data.bytes() + ALIGN,
             on_ssd: !ssd.is_some_and(|ssd| ssd.queue.is_unqueued(*frame)),
             required: core.pins.any() && f.any_fingerprint(|fp| core.pins.is_pinned(fp)),
@@ -182,7 +182,7 @@ impl Core {
         let Some(f) = self.dram.frames.get_live(frame) else { return };
         if ssd.queue.refuse(frame) {
             f.refused = true;
-            self.make_evictable(frame);
+            self.end_write(frame);
         }
     }
 
@@ -205,7 +205,7 @@ impl Core {
     }
 
     /// Count a refused frame that is evicted: its objects are in no tier any more.
-    pub fn count_refused(&mut self, frame: FrameRef) {
+    pub fn count_refused_frame(&mut self, frame: FrameRef) {
         let Some(f) = self.dram.frames.get_ref(frame).filter(|f| f.refused) else { return };
         let (namespace, refused_objects) = (f.data.namespace, f.data.members.len() as u64);
         self.flushes.add(namespace, &FlushReport::refused(refused_objects));

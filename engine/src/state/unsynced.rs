@@ -7,8 +7,8 @@ use crate::memory::frames::{Frame, FrameState};
 use crate::memory::index::{Entry, SsdLocation};
 use crate::state::core::Core;
 
-/// A unit that was written and that no sync has covered.
-pub(crate) struct UnsyncedUnit {
+/// A record that was written and that no sync has covered.
+pub(crate) struct UnsyncedRecord {
     /// Namespace of a put; `None` for a move.
     pub namespace: Option<NamespaceId>,
     pub members: Vec<(u128, SsdLocation)>,
@@ -19,7 +19,7 @@ pub(crate) struct UnsyncedUnit {
     pub from: Vec<SsdLocation>,
 }
 
-impl UnsyncedUnit {
+impl UnsyncedRecord {
     /// Segment and first sector of its record, if the index has any of its objects.
     pub fn record(&self) -> Option<(u32, u16)> {
         self.members.first().map(|(_, at)| (at.segment, at.record_block))
@@ -55,7 +55,7 @@ impl Core {
     }
 
     /// Objects were written; no sync has covered them yet.
-    pub fn note_written(&mut self, written: &UnsyncedUnit) {
+    pub fn note_written(&mut self, written: &UnsyncedRecord) {
         if let Some(ssd) = self.ssd.as_mut() {
             ssd.unsynced.0 += written.members.len() as u64;
             ssd.unsynced.1 += written.bytes;
@@ -63,7 +63,7 @@ impl Core {
     }
 
     /// A sync has covered these objects, or they were given up.
-    pub fn note_synced(&mut self, written: &UnsyncedUnit) {
+    pub fn note_synced(&mut self, written: &UnsyncedRecord) {
         if let Some(ssd) = self.ssd.as_mut() {
             ssd.unsynced.0 = ssd.unsynced.0.saturating_sub(written.members.len() as u64);
             ssd.unsynced.1 = ssd.unsynced.1.saturating_sub(written.bytes);

@@ -212,7 +212,7 @@ impl Session {
             return ticket;
         };
         let deadline = self.io.shared.deadline(options.timeout);
-        let call = CallOptions { request: at.epoch, depth: at.depth, deadline };
+        let call = CallOptions { request: at.request, depth: at.depth, deadline };
         let exists = RemoteExists::begin(connections, keys, found, call);
         self.batches.push((ticket, Batch::Exists(Box::new(exists))));
         self.drive();
@@ -394,7 +394,7 @@ impl Session {
                         self.io.connections.as_ref().filter(|_| !missed.is_empty())
                     {
                         let keys = missed.iter().map(|item| (item.index, item.key)).collect();
-                        let since = self.io.shared.remote.removal_fence.epoch_without_removal();
+                        let since = self.io.shared.remote.removal_fence.version_without_removal();
                         let remote = RemoteGet::begin(
                             connections,
                             done,
@@ -459,7 +459,7 @@ impl Session {
             self.io
                 .shared
                 .reads
-                .slow
+                .latency
                 .note(self.io.completed_at.since(submitted_at), self.io.completed_at);
             release_segment(&self.io.shared, segment);
             return false;

@@ -18,7 +18,7 @@ use crate::api::outcome::CompletedGet;
 use crate::config::Promote;
 use crate::memory::frames::FrameRef;
 use crate::rpc::remote_get::{CallOptions, FetchedItem, RemoteGet};
-use crate::rpc::removal_fence::FenceEpoch;
+use crate::rpc::removal_fence::FenceVersion;
 use crate::state::core::Core;
 use crate::state::put_spec::{ObjectSize, PutKind, PutOrigin};
 use crate::state::shared::Shared;
@@ -33,41 +33,41 @@ use crate::write::put::publish::publish;
 pub(crate) fn cache_fetched(shared: &Shared, batch: &mut RemoteGet) {
     let fetched = batch.take_fetched();
     let enabled = shared.config.promote() != Promote::Never && shared.config.dram_bytes() > 0;
-    let Some(since) = batch.epoch().filter(|_| enabled) else { return };
-    let mut pages: BTreeMap<(NamespaceId, PrefixHash, usize), BTreeMap<ObjectKey, FetchedItem>> =
+    let Some(since) = batch.fence_version().filter(|_| enabled) else { return };
+    let mut groups: BTreeMap<(NamespaceId, PrefixHash, usize), BTreeMap<ObjectKey, FetchedItem>> =
         BTreeMap::new();
     let mut attached: BTreeMap<(u64, u32), BTreeMap<ObjectKey, FetchedItem>> = BTreeMap::new();
     for object in fetched.into_iter().filter(|object| object.members > 0) {
-        let page = match &object.attached {
+        let group = match &object.attached {
             Some((request, base)) => attached.entry((*request, base.number)).or_default(),
             None => {
                 // A single object is a group of its own.
                 let number = if object.members == 1 { object.index + 1 } else { 0 };
-                pages.entry((object.key.namespace(), object.key.hash(), number)).or_default()
+                groups.entry((object.key.namespace(), object.key.hash(), number)).or_default()
             }
         };
-        page.insert(object.key, object);
+        group.insert(object.key, object);
     }
     let mut frames = Vec::new();
     // Attached groups come last: their bases may be in the same batch.
-    for page in pages.into_values().chain(attached.into_values()) {
-        let page: Vec<FetchedItem> = page.into_values().collect();
-        let kind = match &page[0].attached {
+    for group in groups.into_values().chain(attached.into_values()) {
+        let group: Vec<FetchedItem> = group.into_values().collect();
+        let kind = match &group[0].attached {
             Some((_, base)) => PutKind::Attached(&base.key),
-            None if page.len() == 1 => PutKind::Single,
+            None if group.len() == 1 => PutKind::Single,
             None => PutKind::Base,
         };
-        if page.iter().all(|object| object.members == page.len()) {
-            let CallOptions { request: epoch, depth, .. } = batch.options();
-            let at = Recency { epoch, depth: depth.saturating_add(page[0].index as u32) };
-            frames.extend(cache_page(shared, batch.done(), kind, &page, since, at));
+        if group.iter().all(|object| object.members == group.len()) {
+            let CallOptions { request, depth, .. } = batch.options();
+            let at = Recency { request, depth: depth.saturating_add(group[0].index as u32) };
+            frames.extend(cache_group(shared, batch.done(), kind, &group, since, at));
         }
     }
     if !frames.is_empty() {
-        let CallOptions { request: epoch, depth, .. } = batch.options();
+        let CallOptions { request, depth, .. } = batch.options();
         let last_depth = depth.saturating_add(batch.done().len() as u32);
         let mut core = shared.lock();
-        let request = (epoch, last_depth);
+        let request = (request, last_depth);
         ssd_admission::enqueue(&shared.admission, shared.now(), &mut core, &mut frames, request);
         drop(core);
         shared.signals.flusher.raise();
@@ -75,12 +75,12 @@ pub(crate) fn cache_fetched(shared: &Shared, batch: &mut RemoteGet) {
 }
 
 /// Cache the objects of a group; returns the frames to be queued for the flusher.
-fn cache_page(
+fn cache_group(
     shared: &Shared,
     done: &[CompletedGet],
     kind: PutKind<'_>,
-    page: &[FetchedItem],
-    since: FenceEpoch,
+    group: &[FetchedItem],
+    since: FenceVersion,
     at: Recency,
 ) -> Vec<FrameRef> {
     let size = |object: &FetchedItem| ObjectSize {
@@ -88,7 +88,7 @@ fn cache_page(
         length: Some(done[object.index].destination.len()),
         in_arena: false,
     };
-    let sizes: Vec<ObjectSize> = page.iter().map(size).collect();
+    let sizes: Vec<ObjectSize> = group.iter().map(size).collect();
     // Such a group cannot be put in this store: it is too large, or attached to an object of
     // another page.
     if put::check(shared, kind, &sizes).is_err() {
@@ -96,7 +96,7 @@ fn cache_page(
     }
     // No index entry is evicted for it, because its object would be lost from SSD too. An attached
     // group needs a link for each object in addition.
-    let entries = page.len() as u64 * if matches!(kind, PutKind::Attached(_)) { 2 } else { 1 };
+    let entries = group.len() as u64 * if matches!(kind, PutKind::Attached(_)) { 2 } else { 1 };
     let may_store = |core: &Core| {
         let has_room = core.index.len() + entries <= core.index.capacity();
         has_room
@@ -121,20 +121,20 @@ fn cache_page(
     // The caller does not have its memory back yet, so these are the verified bytes. They are
     // compared all the same, since they will be served as the original.
     let bytes = |member: usize| {
-        let FetchedItem { index, checksums, .. } = &page[member];
+        let FetchedItem { index, checksums, .. } = &group[member];
         CopySource::Fetched(&done[*index].destination.0, checksums)
     };
-    let incoming = page.iter().map(|object| MemberSource::ToCopy(object.key));
-    let mut group = prepare(kind.initial_group_kind(), &page[0].key, incoming, admitted, at);
-    if let Some(copy) = group.begin_copy() {
+    let incoming = group.iter().map(|object| MemberSource::ToCopy(object.key));
+    let mut copying = prepare(kind.initial_group_kind(), &group[0].key, incoming, admitted, at);
+    if let Some(copy) = copying.begin_copy() {
         copy.fill(&shared.memory, &mut Copier::new(CopyMode::NonTemporal), bytes);
     }
     let mut core = shared.lock();
     if !may_store(&core) {
-        group.give_back(&mut core);
+        copying.give_back(&mut core);
         return Vec::new();
     }
-    let confirmed = group.confirm(&mut core);
+    let confirmed = copying.confirm(&mut core);
     match confirmed.and_then(|group| publish(shared, &mut core, kind, group, at)) {
         Ok(published) => published.frames,
         Err(returned) => {

@@ -298,7 +298,7 @@ impl PutBatch {
 
     /// End the commit of an open group that has its outcome: a committed group is closed, any other
     /// stays open for the next attempt.
-    fn settle_open_group(&mut self, shared: &Shared, i: usize) {
+    fn end_commit(&mut self, shared: &Shared, i: usize) {
         let BatchGroup { source, progress, .. } = &mut self.groups[i];
         let (GroupSource::Open { id, is_committing, .. }, Some(outcome)) =
             (source, progress.outcome())
@@ -350,7 +350,7 @@ impl PutBatch {
                 }
                 Err(error) => {
                     self.set_outcome(i, Err(error), Vec::new());
-                    self.settle_open_group(&io.shared, i);
+                    self.end_commit(&io.shared, i);
                 }
             }
         }
@@ -424,7 +424,7 @@ impl PutBatch {
                 let error = Error::new(ErrorKind::Unavailable, detail);
                 self.set_outcome(i, Err(error), Vec::new());
             }
-            self.settle_open_group(&io.shared, i);
+            self.end_commit(&io.shared, i);
         }
         self.release_buffers(&io.shared);
     }

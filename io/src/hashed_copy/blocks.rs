@@ -3,7 +3,7 @@
 
 use pagelith_layouts::checksum::Checksum;
 
-use super::{BlockCopy, CopyMode, settle};
+use super::{BlockCopy, CopyMode, store_fence};
 use crate::shm::PeerMemory;
 
 /// A source: contiguous bytes.
@@ -68,7 +68,7 @@ impl Copier {
     /// Wait for its stores: later stores become visible after them.
     pub fn wait(&self) {
         if self.block.stores == CopyMode::NonTemporal {
-            settle();
+            store_fence();
         }
     }
 

@@ -94,9 +94,9 @@ impl Arena {
     }
 
     fn of(bytes: u64, shared: bool) -> Result<Arena, ArenaError> {
-        let pages =
-            u32::try_from(bytes / ALIGN).ok().filter(|pages| *pages > 0 && is_aligned(bytes));
-        let (Some(pages), Ok(len)) = (pages, usize::try_from(bytes)) else {
+        let units =
+            u32::try_from(bytes / ALIGN).ok().filter(|units| *units > 0 && is_aligned(bytes));
+        let (Some(units), Ok(len)) = (units, usize::try_from(bytes)) else {
             return Err(ArenaError::Capacity { bytes });
         };
         let failed = |source| ArenaError::Map { bytes, source };
@@ -114,7 +114,7 @@ impl Arena {
             ArenaMemory { map: Map::Own(MmapRaw::from(map)), huge_pages_advised }
         };
         let memory = Arc::new(memory);
-        Ok(Arena { memory, space: ArenaSpace::new(pages) })
+        Ok(Arena { memory, space: ArenaSpace::new(units) })
     }
 }
 
@@ -242,8 +242,8 @@ impl ArenaMemory {
         let end = extent.offset().checked_add(extent.padded_bytes());
         assert!(
             extent.bytes > 0 && end.is_some_and(|end| end <= self.capacity_bytes()),
-            "extent outside the arena first_page={} bytes={} arena_bytes={}",
-            extent.first_page,
+            "extent outside the arena first_unit={} bytes={} arena_bytes={}",
+            extent.first_unit,
             extent.bytes,
             self.capacity_bytes()
         );

@@ -1,4 +1,4 @@
-//! The allocator of the arena, in units of 4 KiB, which the names in this file call pages. It works
+//! The allocator of the arena, in units of 4 KiB. It works
 //! on numbers of units; the memory itself is
 //! [`ArenaMemory`](super::arena::ArenaMemory), which readers and writers use without this
 //! allocator's lock.
@@ -24,14 +24,14 @@ use pagelith_layouts::align::{ALIGN, align_up};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Extent {
     /// Number of its first 4 KiB unit.
-    pub first_page: u32,
+    pub first_unit: u32,
     /// Length in bytes without the padding, at least 1.
     pub bytes: u64,
 }
 
 impl Extent {
     /// Length in 4 KiB units.
-    pub fn pages(self) -> u32 {
+    pub fn units(self) -> u32 {
         u32::try_from(self.bytes.div_ceil(ALIGN)).unwrap_or(u32::MAX)
     }
 
@@ -43,12 +43,12 @@ impl Extent {
     /// The same units with `bytes` bytes, if that length needs as many.
     pub fn resized_in_place(self, bytes: u64) -> Option<Extent> {
         let other = Extent { bytes, ..self };
-        (bytes > 0 && other.pages() == self.pages()).then_some(other)
+        (bytes > 0 && other.units() == self.units()).then_some(other)
     }
 
     /// Offset in the arena in bytes.
     pub fn offset(self) -> u64 {
-        u64::from(self.first_page) * ALIGN
+        u64::from(self.first_unit) * ALIGN
     }
 }
 
@@ -56,23 +56,23 @@ impl Extent {
 #[derive(Debug)]
 pub struct ArenaSpace {
     runs: Runs,
-    pages: u32,
+    units: u32,
     in_use_peak: u32,
 }
 
 impl ArenaSpace {
     /// An allocator of `pages` free units of 4 KiB.
-    pub(super) fn new(pages: u32) -> ArenaSpace {
-        ArenaSpace { runs: Runs::new(pages), pages, in_use_peak: 0 }
+    pub(super) fn new(units: u32) -> ArenaSpace {
+        ArenaSpace { runs: Runs::new(units), units, in_use_peak: 0 }
     }
 
     /// Allocate an extent for `bytes` bytes; its memory has bytes of earlier owners. `None` if no
     /// run of free units is long enough, or if `bytes` is 0.
     pub fn alloc(&mut self, bytes: u64) -> Option<Extent> {
-        let pages = u32::try_from(bytes.div_ceil(ALIGN)).ok().filter(|pages| *pages > 0)?;
-        let first_page = self.runs.alloc(pages)?;
-        self.in_use_peak = self.in_use_peak.max(self.pages_in_use());
-        Some(Extent { first_page, bytes })
+        let units = u32::try_from(bytes.div_ceil(ALIGN)).ok().filter(|units| *units > 0)?;
+        let first_unit = self.runs.alloc(units)?;
+        self.in_use_peak = self.in_use_peak.max(self.units_in_use());
+        Some(Extent { first_unit, bytes })
     }
 
     /// Free an extent that nothing reads or writes any more.
@@ -81,12 +81,12 @@ impl ArenaSpace {
     /// If a unit of the extent is free already. To continue would allocate the same memory twice,
     /// which a store must never do.
     pub fn free(&mut self, extent: Extent) {
-        self.runs.free(extent.first_page, extent.pages());
+        self.runs.free(extent.first_unit, extent.units());
     }
 
     /// Size of the arena in bytes.
     pub fn capacity_bytes(&self) -> u64 {
-        u64::from(self.pages) * ALIGN
+        u64::from(self.units) * ALIGN
     }
 
     /// Bytes in free units.
@@ -96,7 +96,7 @@ impl ArenaSpace {
 
     /// Bytes in allocated units, padding included.
     pub fn in_use_bytes(&self) -> u64 {
-        u64::from(self.pages_in_use()) * ALIGN
+        u64::from(self.units_in_use()) * ALIGN
     }
 
     /// Maximum of `in_use_bytes` so far.
@@ -109,8 +109,8 @@ impl ArenaSpace {
         u64::from(self.runs.largest_free()) * ALIGN
     }
 
-    fn pages_in_use(&self) -> u32 {
-        self.pages - self.runs.free_pages()
+    fn units_in_use(&self) -> u32 {
+        self.units - self.runs.free_pages()
     }
 }
 
@@ -121,20 +121,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn extent_size_rounds_up_to_pages() {
+    fn extent_size_rounds_up_to_units() {
         let mut space = ArenaSpace::new(4);
-        let pages = |space: &mut ArenaSpace, bytes| {
+        let units = |space: &mut ArenaSpace, bytes| {
             let extent = space.alloc(bytes)?;
             space.free(extent);
-            Some((extent.pages(), extent.padded_bytes()))
+            Some((extent.units(), extent.padded_bytes()))
         };
-        assert_eq!(pages(&mut space, 1), Some((1, 4096)));
-        assert_eq!(pages(&mut space, 4096), Some((1, 4096)));
-        assert_eq!(pages(&mut space, 4097), Some((2, 8192)));
-        assert_eq!(pages(&mut space, 4 * 4096), Some((4, 4 * 4096)));
-        assert_eq!(pages(&mut space, 4 * 4096 + 1), None);
-        assert_eq!(pages(&mut space, 0), None);
-        assert_eq!(pages(&mut space, u64::MAX), None);
+        assert_eq!(units(&mut space, 1), Some((1, 4096)));
+        assert_eq!(units(&mut space, 4096), Some((1, 4096)));
+        assert_eq!(units(&mut space, 4097), Some((2, 8192)));
+        assert_eq!(units(&mut space, 4 * 4096), Some((4, 4 * 4096)));
+        assert_eq!(units(&mut space, 4 * 4096 + 1), None);
+        assert_eq!(units(&mut space, 0), None);
+        assert_eq!(units(&mut space, u64::MAX), None);
     }
 
     #[test]
@@ -145,7 +145,7 @@ mod tests {
         space.free(extents[0]);
         space.free(extents[2]);
         assert_eq!((space.free_bytes(), space.largest_free_bytes()), (8192, 4096));
-        assert_eq!(space.alloc(8192), None, "two pages are free, but not adjacent");
+        assert_eq!(space.alloc(8192), None, "two units are free, but not adjacent");
         space.free(extents[1]);
         assert_eq!(space.largest_free_bytes(), 3 * 4096);
         assert_eq!((space.peak_bytes(), space.capacity_bytes()), (16384, 16384));
@@ -174,9 +174,9 @@ mod tests {
                 }
                 let mut owner = [None; PAGES as usize];
                 for extent in &out {
-                    let first = extent.first_page as usize;
-                    for page in &mut owner[first..first + extent.pages() as usize] {
-                        prop_assert_eq!(page.replace(extent.first_page), None, "two extents on a page");
+                    let first = extent.first_unit as usize;
+                    for page in &mut owner[first..first + extent.units() as usize] {
+                        prop_assert_eq!(page.replace(extent.first_unit), None, "two extents on a page");
                     }
                 }
                 let in_use = owner.iter().flatten().count() as u64 * ALIGN;

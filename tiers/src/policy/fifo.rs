@@ -69,8 +69,8 @@ mod tests {
         let mut fifo = Fifo::new();
         // Two requests whose pages arrive interleaved.
         for depth in 0..3 {
-            fifo.insert(FrameId(depth), 1, 0, Recency { epoch: 1, depth });
-            fifo.insert(FrameId(10 + depth), 1, 0, Recency { epoch: 2, depth });
+            fifo.insert(FrameId(depth), 1, 0, Recency { request: 1, depth });
+            fifo.insert(FrameId(10 + depth), 1, 0, Recency { request: 2, depth });
         }
         let order: Vec<u32> =
             std::iter::from_fn(|| fifo.victim(&mut |_| true)).map(|f| f.0).collect();
@@ -82,7 +82,7 @@ mod tests {
     fn fifo_skips_pinned_frame_and_keeps_its_place() {
         let mut fifo = Fifo::new();
         for frame in 0..4 {
-            fifo.insert(FrameId(frame), 1, 0, Recency { epoch: u64::from(frame), depth: 0 });
+            fifo.insert(FrameId(frame), 1, 0, Recency { request: u64::from(frame), depth: 0 });
         }
         assert_eq!(fifo.victim(&mut |frame| frame.0 > 1), Some(FrameId(2)));
         assert_eq!(fifo.victim(&mut |_| true), Some(FrameId(0)));

@@ -13,14 +13,14 @@ pub struct FrameId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recency {
     /// Number of the request, increasing with time.
-    pub epoch: u64,
+    pub request: u64,
     /// Position of the page in its prefix chain, 0 for the first page.
     pub depth: u32,
 }
 
 impl Ord for Recency {
     fn cmp(&self, other: &Recency) -> Ordering {
-        self.epoch.cmp(&other.epoch).then(other.depth.cmp(&self.depth))
+        self.request.cmp(&other.request).then(other.depth.cmp(&self.depth))
     }
 }
 
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn recency_orders_older_requests_then_deeper_pages_first() {
-        let at = |epoch, depth| Recency { epoch, depth };
+        let at = |request, depth| Recency { request, depth };
         let mut all = vec![at(2, 0), at(1, 0), at(2, 7), at(1, 3), at(1, 9)];
         all.sort();
         assert_eq!(all, vec![at(1, 9), at(1, 3), at(1, 0), at(2, 7), at(2, 0)]);

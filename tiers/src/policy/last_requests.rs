@@ -15,7 +15,7 @@ const USES_BITS: u32 = 2;
 /// The frame leaves first. Below the depth, so that the next request in the order clears it.
 const LEAVES_FIRST: u64 = 1 << USES_BITS;
 const FLAG_BITS: u32 = USES_BITS + 1;
-const EPOCH_MAX: u64 = u64::MAX >> (DEPTH_BITS + FLAG_BITS);
+const REQUEST_MAX: u64 = u64::MAX >> (DEPTH_BITS + FLAG_BITS);
 
 /// Maximum of a frame's count of requests.
 pub(super) const USES_MAX: u8 = (1 << USES_BITS) - 1;
@@ -58,7 +58,7 @@ impl LastRequests {
         // Load first: other threads use most frames of a batch too, and an atomic update waits for
         // the cache line.
         while known >> FLAG_BITS < at >> FLAG_BITS {
-            let is_later = epoch_of(known) < epoch_of(at);
+            let is_later = request_of(known) < request_of(at);
             let uses = (uses_of(known) + u8::from(is_later)).min(USES_MAX);
             match word.compare_exchange_weak(known, at | u64::from(uses), Relaxed, Relaxed) {
                 Ok(_) => break,
@@ -115,15 +115,15 @@ impl std::fmt::Debug for LastRequests {
 /// In the order of [`Recency`], with a count of 0.
 fn pack(at: Recency) -> u64 {
     let depth = DEPTH_MAX - u64::from(at.depth).min(DEPTH_MAX);
-    (at.epoch.min(EPOCH_MAX) << DEPTH_BITS | depth) << FLAG_BITS
+    (at.request.min(REQUEST_MAX) << DEPTH_BITS | depth) << FLAG_BITS
 }
 
 fn unpack(word: u64) -> Recency {
     let depth = DEPTH_MAX - (word >> FLAG_BITS & DEPTH_MAX);
-    Recency { epoch: epoch_of(word), depth: depth as u32 }
+    Recency { request: request_of(word), depth: depth as u32 }
 }
 
-fn epoch_of(word: u64) -> u64 {
+fn request_of(word: u64) -> u64 {
     word >> (DEPTH_BITS + FLAG_BITS)
 }
 
@@ -139,24 +139,31 @@ mod tests {
 
     #[test]
     fn packed_recency_keeps_order() {
-        let at = |epoch, depth| Recency { epoch, depth };
-        let all =
-            [at(0, DEPTH), at(0, 0), at(1, DEPTH), at(1, 7), at(1, 0), at(2, 7), at(EPOCH_MAX, 0)];
+        let at = |request, depth| Recency { request, depth };
+        let all = [
+            at(0, DEPTH),
+            at(0, 0),
+            at(1, DEPTH),
+            at(1, 7),
+            at(1, 0),
+            at(2, 7),
+            at(REQUEST_MAX, 0),
+        ];
         assert!(all.is_sorted() && all.map(pack).is_sorted());
         assert_eq!(all.map(|r| unpack(pack(r))), all);
-        assert_eq!(unpack(pack(at(u64::MAX, u32::MAX))), at(EPOCH_MAX, DEPTH));
+        assert_eq!(unpack(pack(at(u64::MAX, u32::MAX))), at(REQUEST_MAX, DEPTH));
     }
 
     #[test]
     fn latest_request_wins_in_any_order() {
         let last_requests = LastRequests::new(2).expect("memory");
-        let (early, late) = (Recency { epoch: 4, depth: 0 }, Recency { epoch: 5, depth: 9 });
+        let (early, late) = (Recency { request: 4, depth: 0 }, Recency { request: 5, depth: 9 });
         last_requests.raise(FrameId(1), late);
         last_requests.raise(FrameId(1), early);
         assert_eq!(last_requests.get(FrameId(1)), Some(late));
         last_requests.set(FrameId(1), early);
         assert_eq!(last_requests.get(FrameId(1)), Some(early));
-        assert_eq!(last_requests.get(FrameId(0)).map(|r| r.epoch), Some(0));
+        assert_eq!(last_requests.get(FrameId(0)).map(|r| r.request), Some(0));
         last_requests.raise(FrameId(2), late);
         assert_eq!(last_requests.get(FrameId(2)), None, "beyond the table");
     }
@@ -164,7 +171,7 @@ mod tests {
     #[test]
     fn frame_leaves_first_until_the_next_later_request() {
         let last_requests = LastRequests::new(1).expect("memory");
-        let at = |epoch, depth| Recency { epoch, depth };
+        let at = |request, depth| Recency { request, depth };
         let frame = FrameId(0);
         last_requests.set(frame, at(4, 3));
         last_requests.raise(frame, at(5, 3));
@@ -185,12 +192,12 @@ mod tests {
     #[test]
     fn later_requests_are_counted_once_each_and_can_be_spent() {
         let last_requests = LastRequests::new(1).expect("memory");
-        let at = |epoch, depth| Recency { epoch, depth };
+        let at = |request, depth| Recency { request, depth };
         let frame = FrameId(0);
         last_requests.set(frame, at(4, 3));
-        for (epoch, depth, uses) in [(4, 0, 0), (3, 0, 0), (5, 9, 1), (5, 2, 1), (6, 2, 2)] {
-            last_requests.raise(frame, at(epoch, depth));
-            assert_eq!(last_requests.uses(frame), uses, "epoch={epoch} depth={depth}");
+        for (request, depth, uses) in [(4, 0, 0), (3, 0, 0), (5, 9, 1), (5, 2, 1), (6, 2, 2)] {
+            last_requests.raise(frame, at(request, depth));
+            assert_eq!(last_requests.uses(frame), uses, "request={request} depth={depth}");
         }
         last_requests.raise(frame, at(7, 0));
         last_requests.raise(frame, at(8, 1));

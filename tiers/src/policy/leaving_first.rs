@@ -15,7 +15,7 @@ pub(super) struct LeavingFirst {
     last_requests: Arc<LastRequests>,
     order: Order,
     /// Places in the order.
-    places: BTreeMap<FrameId, Recency>,
+    positions: BTreeMap<FrameId, Recency>,
 }
 
 impl LeavingFirst {
@@ -24,11 +24,11 @@ impl LeavingFirst {
         policy: Box<dyn FramePolicy>,
         last_requests: Arc<LastRequests>,
     ) -> LeavingFirst {
-        LeavingFirst { policy, last_requests, order: Order::new(), places: BTreeMap::new() }
+        LeavingFirst { policy, last_requests, order: Order::new(), positions: BTreeMap::new() }
     }
 
     fn forget(&mut self, frame: FrameId) {
-        if let Some(at) = self.places.remove(&frame) {
+        if let Some(at) = self.positions.remove(&frame) {
             self.order.remove(frame, at);
         }
     }
@@ -38,14 +38,14 @@ impl LeavingFirst {
         evictable: &mut dyn FnMut(FrameId) -> bool,
     ) -> Option<FrameId> {
         let mut walk = Walk::default();
-        while let Some(place) = self.order.examine_next(&mut walk) {
-            if !self.last_requests.leaves_first(place.frame) {
-                self.forget(place.frame);
-            } else if evictable(place.frame) {
-                self.order.take(&walk, place);
-                self.places.remove(&place.frame);
-                self.policy.remove(place.frame);
-                return Some(place.frame);
+        while let Some(position) = self.order.examine_next(&mut walk) {
+            if !self.last_requests.leaves_first(position.frame) {
+                self.forget(position.frame);
+            } else if evictable(position.frame) {
+                self.order.take(&walk, position);
+                self.positions.remove(&position.frame);
+                self.policy.remove(position.frame);
+                return Some(position.frame);
             }
         }
         None
@@ -80,9 +80,9 @@ impl FramePolicy for LeavingFirst {
     fn leave_first(&mut self, frame: FrameId) {
         self.forget(frame);
         let depth = self.last_requests.get(frame).map_or(0, |at| at.depth);
-        let at = Recency { epoch: 0, depth };
+        let at = Recency { request: 0, depth };
         self.order.insert(frame, at);
-        self.places.insert(frame, at);
+        self.positions.insert(frame, at);
     }
 
     fn victim(&mut self, evictable: &mut dyn FnMut(FrameId) -> bool) -> Option<FrameId> {
@@ -114,8 +114,13 @@ mod tests {
         (policy, last_requests)
     }
 
-    fn insert(policy: &mut dyn FramePolicy, last_requests: &LastRequests, frame: u32, epoch: u64) {
-        let at = Recency { epoch, depth: frame };
+    fn insert(
+        policy: &mut dyn FramePolicy,
+        last_requests: &LastRequests,
+        frame: u32,
+        request: u64,
+    ) {
+        let at = Recency { request, depth: frame };
         last_requests.set(FrameId(frame), at);
         policy.insert(FrameId(frame), 4096, u128::from(frame), at);
     }
@@ -146,7 +151,7 @@ mod tests {
     fn frame_that_leaves_first_before_it_is_inserted_does_so() {
         for name in FRAME_POLICIES {
             let (mut policy, last_requests) = filled(name);
-            let at = Recency { epoch: 9, depth: 7 };
+            let at = Recency { request: 9, depth: 7 };
             last_requests.set(FrameId(7), at);
             last_requests.leave_first(FrameId(7));
             policy.insert(FrameId(7), 4096, 7, at);
@@ -159,7 +164,7 @@ mod tests {
         for name in FRAME_POLICIES {
             let (mut policy, last_requests) = filled(name);
             leave_first(&mut *policy, &last_requests, &[3, 5]);
-            last_requests.raise(FrameId(3), Recency { epoch: 9, depth: 3 });
+            last_requests.raise(FrameId(3), Recency { request: 9, depth: 3 });
             let order = drain(&mut *policy);
             // FIFO does not count requests, and S3-FIFO counts one of them.
             let expected = if name == "lru" { [5, 0, 1, 2, 4, 3] } else { [5, 0, 1, 2, 3, 4] };

@@ -1,7 +1,7 @@
 //! Reclaims the segment with the lowest mean recency of its objects, and reinserts its most
 //! recently used objects.
 
-use super::segment::{ExtentFacts, SegmentFacts, SegmentPolicy, by_recency, pinned_extents};
+use super::segment::{LiveRecordFacts, SegmentFacts, SegmentPolicy, by_recency, pinned_records};
 
 /// The victim is the segment with the lowest mean tick of its live objects; a segment without live
 /// objects precedes all others. Up to `ratio` of a segment's payload is reinserted. A store creates
@@ -28,22 +28,27 @@ impl SegmentPolicy for LowestMeanRecency {
         })
     }
 
-    fn reinsert(&self, extents: &[ExtentFacts], mean_tick: u64, budget_bytes: u64) -> Vec<usize> {
-        let (mut chosen, pinned_bytes) = pinned_extents(extents);
+    fn reinsert(
+        &self,
+        records: &[LiveRecordFacts],
+        mean_tick: u64,
+        budget_bytes: u64,
+    ) -> Vec<usize> {
+        let (mut chosen, pinned_bytes) = pinned_records(records);
         let pinned = chosen.len();
         let mut budget = budget_bytes.saturating_sub(pinned_bytes);
 
-        let warm = |i: &usize| !extents[*i].pinned && extents[*i].tick > mean_tick;
-        let mut recent: Vec<usize> = (0..extents.len()).filter(warm).collect();
-        recent.sort_by(|&a, &b| by_recency(&extents[a], &extents[b]));
+        let warm = |i: &usize| !records[*i].pinned && records[*i].tick > mean_tick;
+        let mut recent: Vec<usize> = (0..records.len()).filter(warm).collect();
+        recent.sort_by(|&a, &b| by_recency(&records[a], &records[b]));
         for i in recent {
-            // Stop at the first extent that does not fit, instead of searching for smaller ones:
-            // later extents are older or deeper in their chain, where they would be useless after
+            // Stop at the first record that does not fit, instead of searching for smaller ones:
+            // later records are older or deeper in their chain, where they would be useless after
             // the gap that this one leaves.
-            if extents[i].bytes > budget {
+            if records[i].bytes > budget {
                 break;
             }
-            budget -= extents[i].bytes;
+            budget -= records[i].bytes;
             chosen.push(i);
         }
         chosen[pinned..].reverse();
@@ -75,12 +80,12 @@ mod tests {
         SegmentFacts { segment: SegmentId(order as u32), order, live_objects, recency_sum }
     }
 
-    fn extent(bytes: u64, tick: u64) -> ExtentFacts {
-        ExtentFacts { bytes, tick, depth: 0, pinned: false }
+    fn record(bytes: u64, tick: u64) -> LiveRecordFacts {
+        LiveRecordFacts { bytes, tick, depth: 0, pinned: false }
     }
 
-    fn page(tick: u64, depth: u32) -> ExtentFacts {
-        ExtentFacts { bytes: 4, tick, depth, pinned: false }
+    fn page(tick: u64, depth: u32) -> LiveRecordFacts {
+        LiveRecordFacts { bytes: 4, tick, depth, pinned: false }
     }
 
     #[test]
@@ -109,44 +114,44 @@ mod tests {
     }
 
     #[test]
-    fn most_recent_extents_are_reinserted_oldest_first() {
-        let extents = [extent(4, 30), extent(4, 50), extent(4, 10), extent(4, 40)];
-        assert_eq!(POLICY.reinsert(&extents, 0, 12), [0, 3, 1]);
-        assert_eq!(POLICY.reinsert(&extents, 0, 11), [3, 1]);
-        assert_eq!(POLICY.reinsert(&extents, 0, 4), [1]);
-        assert!(POLICY.reinsert(&extents, 0, 3).is_empty());
+    fn most_recent_records_are_reinserted_oldest_first() {
+        let records = [record(4, 30), record(4, 50), record(4, 10), record(4, 40)];
+        assert_eq!(POLICY.reinsert(&records, 0, 12), [0, 3, 1]);
+        assert_eq!(POLICY.reinsert(&records, 0, 11), [3, 1]);
+        assert_eq!(POLICY.reinsert(&records, 0, 4), [1]);
+        assert!(POLICY.reinsert(&records, 0, 3).is_empty());
     }
 
     #[test]
-    fn extents_of_equal_ticks_are_reinserted_from_the_head() {
+    fn records_of_equal_ticks_are_reinserted_from_the_head() {
         let deepest_first = [page(7, 3), page(7, 2), page(7, 1), page(7, 0), page(6, 0)];
         assert_eq!(POLICY.reinsert(&deepest_first, 0, 8), [2, 3]);
         assert_eq!(POLICY.reinsert(&deepest_first, 0, 20), [4, 0, 1, 2, 3]);
-        let pinned = deepest_first.map(|extent| ExtentFacts { pinned: true, ..extent });
+        let pinned = deepest_first.map(|record| LiveRecordFacts { pinned: true, ..record });
         assert_eq!(POLICY.reinsert(&pinned, 0, 0), [4, 0, 1, 2, 3]);
     }
 
     #[test]
-    fn only_extents_above_mean_are_reinserted() {
-        let extents = [extent(4, 30), extent(4, 31), extent(4, 29)];
-        assert_eq!(POLICY.reinsert(&extents, 30, 1 << 20), [1]);
-        assert!(POLICY.reinsert(&extents, 31, 1 << 20).is_empty());
+    fn only_records_above_mean_are_reinserted() {
+        let records = [record(4, 30), record(4, 31), record(4, 29)];
+        assert_eq!(POLICY.reinsert(&records, 30, 1 << 20), [1]);
+        assert!(POLICY.reinsert(&records, 31, 1 << 20).is_empty());
     }
 
     #[test]
-    fn reinsertion_stops_at_first_extent_over_budget() {
-        let extents = [extent(4, 50), extent(16, 40), extent(4, 30)];
-        assert_eq!(POLICY.reinsert(&extents, 0, 12), [0]);
+    fn reinsertion_stops_at_first_record_over_budget() {
+        let records = [record(4, 50), record(16, 40), record(4, 30)];
+        assert_eq!(POLICY.reinsert(&records, 0, 12), [0]);
     }
 
     #[test]
-    fn pinned_extents_are_reinserted_first_and_count_against_budget() {
-        let mut extents = [extent(8, 90), extent(8, 5), extent(4, 80), extent(8, 2)];
-        extents[1].pinned = true;
-        extents[3].pinned = true;
-        assert_eq!(POLICY.reinsert(&extents, 10, 0), [3, 1]);
-        assert_eq!(POLICY.reinsert(&extents, 10, 23), [3, 1]);
-        assert_eq!(POLICY.reinsert(&extents, 10, 24), [3, 1, 0]);
-        assert_eq!(POLICY.reinsert(&extents, 10, 28), [3, 1, 2, 0]);
+    fn pinned_records_are_reinserted_first_and_count_against_budget() {
+        let mut records = [record(8, 90), record(8, 5), record(4, 80), record(8, 2)];
+        records[1].pinned = true;
+        records[3].pinned = true;
+        assert_eq!(POLICY.reinsert(&records, 10, 0), [3, 1]);
+        assert_eq!(POLICY.reinsert(&records, 10, 23), [3, 1]);
+        assert_eq!(POLICY.reinsert(&records, 10, 24), [3, 1, 0]);
+        assert_eq!(POLICY.reinsert(&records, 10, 28), [3, 1, 2, 0]);
     }
 }

@@ -105,7 +105,7 @@ mod tests {
     }
 
     fn recency() -> impl Strategy<Value = Recency> {
-        (0u64..12, 0u32..6).prop_map(|(epoch, depth)| Recency { epoch, depth })
+        (0u64..12, 0u32..6).prop_map(|(request, depth)| Recency { request, depth })
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -125,7 +125,7 @@ mod tests {
         fn victim(&mut self, pinned: &BTreeSet<u32>) -> Option<u32> {
             let candidates = self.0.iter().filter(|(frame, ..)| !pinned.contains(frame));
             let (frame, ..) = *candidates
-                .min_by_key(|(frame, epoch, depth)| (*epoch, u32::MAX - *depth, *frame))?;
+                .min_by_key(|(frame, request, depth)| (*request, u32::MAX - *depth, *frame))?;
             self.0.retain(|(known, ..)| *known != frame);
             Some(frame)
         }
@@ -141,14 +141,14 @@ mod tests {
                     Step::Insert(frame, at) => {
                         lru.insert(FrameId(frame), 1, 0, at);
                         model.0.retain(|(known, ..)| *known != frame);
-                        model.0.push((frame, at.epoch, at.depth));
+                        model.0.push((frame, at.request, at.depth));
                     }
                     Step::Touch(frame, at) => {
                         lru.last_requests.raise(FrameId(frame), at);
-                        for (known, epoch, depth) in &mut model.0 {
-                            let newer = at.epoch > *epoch || (at.epoch == *epoch && at.depth < *depth);
+                        for (known, request, depth) in &mut model.0 {
+                            let newer = at.request > *request || (at.request == *request && at.depth < *depth);
                             if *known == frame && newer {
-                                (*epoch, *depth) = (at.epoch, at.depth);
+                                (*request, *depth) = (at.request, at.depth);
                             }
                         }
                     }
@@ -170,10 +170,10 @@ mod tests {
     fn lru_evicts_chain_from_tail() {
         let mut lru = lru(FRAMES);
         for depth in 0..5 {
-            lru.insert(FrameId(depth), 1, 0, Recency { epoch: 1, depth });
+            lru.insert(FrameId(depth), 1, 0, Recency { request: 1, depth });
         }
-        lru.last_requests.raise(FrameId(0), Recency { epoch: 2, depth: 0 });
-        lru.last_requests.raise(FrameId(1), Recency { epoch: 2, depth: 1 });
+        lru.last_requests.raise(FrameId(0), Recency { request: 2, depth: 0 });
+        lru.last_requests.raise(FrameId(1), Recency { request: 2, depth: 1 });
         let order: Vec<u32> =
             std::iter::from_fn(|| lru.victim(&mut |_| true)).map(|f| f.0).collect();
         assert_eq!(order, [4, 3, 2, 1, 0]);
@@ -183,7 +183,7 @@ mod tests {
     fn lru_skips_pinned_frame_and_keeps_its_place() {
         let mut lru = lru(FRAMES);
         for frame in 0..4 {
-            lru.insert(FrameId(frame), 1, 0, Recency { epoch: u64::from(frame), depth: 0 });
+            lru.insert(FrameId(frame), 1, 0, Recency { request: u64::from(frame), depth: 0 });
         }
         assert_eq!(lru.victim(&mut |frame| frame.0 != 0), Some(FrameId(1)));
         assert_eq!(lru.victim(&mut |_| false), None);
@@ -198,11 +198,13 @@ mod tests {
         let frames = 3 * super::super::order::STEPS_MAX as u32;
         let mut lru = lru(frames);
         for frame in 0..frames {
-            lru.insert(FrameId(frame), 1, 0, Recency { epoch: u64::from(frame), depth: 0 });
+            lru.insert(FrameId(frame), 1, 0, Recency { request: u64::from(frame), depth: 0 });
         }
         for frame in 0..frames {
-            lru.last_requests
-                .raise(FrameId(frame), Recency { epoch: u64::from(2 * frames - frame), depth: 0 });
+            lru.last_requests.raise(
+                FrameId(frame),
+                Recency { request: u64::from(2 * frames - frame), depth: 0 },
+            );
         }
         let mut left: BTreeSet<u32> = (0..frames).collect();
         while let Some(FrameId(frame)) = lru.victim(&mut |_| true) {

@@ -47,7 +47,7 @@ pub use lru::Lru;
 pub use predictions::{Predictions, WATCHED_OBJECTS, WATCHED_PAGES};
 pub use s3fifo::S3Fifo;
 pub use segment::{
-    ExtentFacts, REINSERT_RATIO_MAX, SegmentFacts, SegmentPolicy, free_segments_min,
+    LiveRecordFacts, REINSERT_RATIO_MAX, SegmentFacts, SegmentPolicy, free_segments_min,
 };
 pub use segment_fifo::SegmentFifo;
 pub use superseded::{StateLookup, SupersededStates};

@@ -103,7 +103,7 @@ mod tests {
     fn order(frames: u32, steps_max: usize) -> Order {
         let mut order = Order { steps_max, ..Order::new() };
         for frame in 0..frames {
-            order.insert(FrameId(frame), Recency { epoch: u64::from(frame), depth: 0 });
+            order.insert(FrameId(frame), Recency { request: u64::from(frame), depth: 0 });
         }
         order
     }
@@ -129,7 +129,8 @@ mod tests {
     fn short_order_gives_first_eligible_frame_in_one_call() {
         for first in 0..8 {
             let mut order = order(8, 8);
-            order.resume = Some(OrderKey { at: Recency { epoch: 6, depth: 0 }, frame: FrameId(6) });
+            order.resume =
+                Some(OrderKey { at: Recency { request: 6, depth: 0 }, frame: FrameId(6) });
             assert_eq!(calls_to_victim(&mut order, |frame| frame >= first), (first, 1));
         }
     }
@@ -159,7 +160,7 @@ mod tests {
     #[test]
     fn frames_skipped_by_jump_are_found_in_same_call() {
         let mut order = order(20, 16);
-        order.resume = Some(OrderKey { at: Recency { epoch: 17, depth: 0 }, frame: FrameId(17) });
+        order.resume = Some(OrderKey { at: Recency { request: 17, depth: 0 }, frame: FrameId(17) });
         assert_eq!(calls_to_victim(&mut order, |frame| frame == 9), (9, 1));
     }
 

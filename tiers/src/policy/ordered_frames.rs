@@ -77,7 +77,7 @@ impl OrderedFrames {
     /// The run in which `key` is or would be, if its request has one, with the run's key.
     fn run_of(&mut self, key: &OrderKey) -> Option<(OrderKey, &mut RequestRun)> {
         let (from, pages) = self.pages.range_mut(..=*key).next_back()?;
-        (from.at.epoch == key.at.epoch).then_some((*from, pages))
+        (from.at.request == key.at.request).then_some((*from, pages))
     }
 
     /// Insert a key unless it is present.
@@ -141,8 +141,8 @@ mod tests {
     use super::*;
 
     fn key() -> impl Strategy<Value = OrderKey> {
-        (0u64..5, 0u32..8, 0u32..4).prop_map(|(epoch, depth, frame)| OrderKey {
-            at: Recency { epoch, depth },
+        (0u64..5, 0u32..8, 0u32..4).prop_map(|(request, depth, frame)| OrderKey {
+            at: Recency { request, depth },
             frame: FrameId(frame),
         })
     }

@@ -86,10 +86,10 @@ impl Store {
         Store { lru, last_requests, frame_of: BTreeMap::new(), page_of: BTreeMap::new() }
     }
 
-    fn replay(&mut self, epoch: u64, request: &[(u64, u32)]) -> usize {
+    fn replay(&mut self, number: u64, request: &[(u64, u32)]) -> usize {
         let mut hits = 0;
         for &(page, depth) in request {
-            let at = Recency { epoch, depth };
+            let at = Recency { request: number, depth };
             if let Some(&frame) = self.frame_of.get(&page) {
                 hits += 1;
                 self.last_requests.raise(frame, at);
@@ -117,9 +117,9 @@ fn lru_on_zipf_workload_equals_independent_simulation() {
     let mut queue = VecDeque::new();
     let mut hits = 0;
     let mut asked = 0;
-    for (epoch, request) in workload().iter().enumerate() {
+    for (number, request) in workload().iter().enumerate() {
         let expected = simulate(&mut queue, request);
-        assert_eq!(store.replay(epoch as u64, request), expected, "request={epoch}");
+        assert_eq!(store.replay(number as u64, request), expected, "request={number}");
         hits += expected;
         asked += request.len();
     }

@@ -35,7 +35,7 @@ const USES_TO_MAIN: u8 = 2;
 const UNIT_BYTES: u64 = 4096;
 /// Frames that enter main share a value of its clock until they are 1/256 of main. Each value costs
 /// memory, and so would a value for each frame.
-const TURN_SHARE: usize = 256;
+const CLOCK_SHARE: usize = 256;
 /// Most second chances and moves to main in one walk; later frames are treated as not requested
 /// again. This bounds the time under the store's lock if all frames are hot, when any victim is
 /// equally good.
@@ -50,7 +50,7 @@ enum Queue {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     /// Its position in its queue: request number, or value of main's clock, and depth.
-    epoch: u64,
+    number: u64,
     depth: u32,
     units: u32,
     /// By which the ghost queue knows the frame's first object ([`hash_of`]).
@@ -62,7 +62,7 @@ const _: () = assert!(size_of::<Option<Entry>>() == 24);
 
 impl Entry {
     fn position(&self) -> Recency {
-        Recency { epoch: self.epoch, depth: self.depth }
+        Recency { request: self.number, depth: self.depth }
     }
 }
 
@@ -78,8 +78,8 @@ pub struct S3Fifo {
     small_units: u64,
     units: u64,
     /// Logical clock of the main queue, and the frames that entered at its current value.
-    turn: u64,
-    turn_frames: usize,
+    main_clock: u64,
+    frames_at_clock: usize,
     /// Number of the last request that entered main directly, and its value of the clock.
     entered: Option<(u64, u64)>,
 }
@@ -95,28 +95,28 @@ impl S3Fifo {
             ghost: Ghost::default(),
             small_units: 0,
             units: 0,
-            turn: 0,
-            turn_frames: 0,
+            main_clock: 0,
+            frames_at_clock: 0,
             entered: None,
         }
     }
 
     /// The clock's value for a request that enters main directly. All its frames share one value,
     /// so that depth orders them.
-    fn turn_of(&mut self, epoch: u64) -> u64 {
+    fn main_clock_of(&mut self, request: u64) -> u64 {
         match self.entered {
-            Some((known, turn)) if known == epoch => turn,
+            Some((known, main_clock)) if known == request => main_clock,
             _ => {
-                self.next_turn();
-                self.entered = Some((epoch, self.turn));
-                self.turn
+                self.advance_main_clock();
+                self.entered = Some((request, self.main_clock));
+                self.main_clock
             }
         }
     }
 
-    fn next_turn(&mut self) {
-        self.turn += 1;
-        self.turn_frames = 0;
+    fn advance_main_clock(&mut self) {
+        self.main_clock += 1;
+        self.frames_at_clock = 0;
     }
 
     /// Append a frame, which was just removed from a queue, to main, and subtract `spent` from its
@@ -124,17 +124,17 @@ impl S3Fifo {
     fn append_to_main(&mut self, frame: FrameId, spent: u8) {
         let Some(entry) = self.entries.get(frame) else { return };
         // A frame of the current value must move on too: the walk has passed its old position.
-        let moves_on = entry.queue == Queue::Small || entry.epoch < self.turn;
-        if !moves_on || self.turn_frames * TURN_SHARE >= self.main.len() {
-            self.next_turn();
+        let moves_on = entry.queue == Queue::Small || entry.number < self.main_clock;
+        if !moves_on || self.frames_at_clock * CLOCK_SHARE >= self.main.len() {
+            self.advance_main_clock();
         }
-        self.turn_frames += 1;
+        self.frames_at_clock += 1;
         let Some(entry) = self.entries.get_mut(frame) else { return };
         if entry.queue == Queue::Small {
             self.small_units -= u64::from(entry.units);
         }
         entry.queue = Queue::Main;
-        entry.epoch = self.turn;
+        entry.number = self.main_clock;
         let position = entry.position();
         self.last_requests.spend_uses(frame, spent);
         self.main.insert(frame, position);
@@ -200,7 +200,7 @@ impl FramePolicy for S3Fifo {
         let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX);
         let hash = hash_of(fingerprint);
         let (queue, position) = if self.ghost.recall(hash) {
-            (Queue::Main, Recency { epoch: self.turn_of(at.epoch), depth: at.depth })
+            (Queue::Main, Recency { request: self.main_clock_of(at.request), depth: at.depth })
         } else {
             self.small_units += u64::from(units);
             (Queue::Small, at)
@@ -210,8 +210,8 @@ impl FramePolicy for S3Fifo {
             Queue::Main => self.main.insert(frame, position),
         }
         self.units += u64::from(units);
-        let Recency { epoch, depth } = position;
-        self.entries.set(frame, Entry { epoch, depth, units, hash, queue });
+        let Recency { request: number, depth } = position;
+        self.entries.set(frame, Entry { number, depth, units, hash, queue });
     }
 
     fn remove(&mut self, frame: FrameId) {
@@ -269,19 +269,19 @@ mod tests {
         capacity: usize,
         frames: BTreeMap<u32, u128>,
         resident: BTreeMap<u128, u32>,
-        epoch: u64,
+        request: u64,
     }
 
     impl Cache {
         fn new(capacity: usize) -> Cache {
             let (frames, resident) = (BTreeMap::new(), BTreeMap::new());
-            Cache { policy: policy(), capacity, frames, resident, epoch: 0 }
+            Cache { policy: policy(), capacity, frames, resident, request: 0 }
         }
 
         /// Request a page; returns whether it was resident.
         fn request(&mut self, page: u128) -> bool {
-            self.epoch += 1;
-            let at = Recency { epoch: self.epoch, depth: 0 };
+            self.request += 1;
+            let at = Recency { request: self.request, depth: 0 };
             if let Some(frame) = self.resident.get(&page) {
                 self.policy.last_requests.raise(FrameId(*frame), at);
                 return true;
@@ -370,13 +370,13 @@ mod tests {
         for frame in 0..4u32 {
             policy.ghost.remember(hash_of(u128::from(frame)), 4);
         }
-        let at = |epoch| Recency { epoch, depth: 0 };
+        let at = |request| Recency { request, depth: 0 };
         for frame in 0..4u32 {
             insert(&mut policy, frame, 4096, u128::from(frame), at(1 + u64::from(frame)));
         }
         // Frame 0 is requested twice, frame 2 once, frame 1 more often than the count saturates at.
-        for (frame, epochs) in [(0, 10..12), (2, 12..13), (1, 13..18)] {
-            epochs.for_each(|epoch| policy.last_requests.raise(FrameId(frame), at(epoch)));
+        for (frame, requests) in [(0, 10..12), (2, 12..13), (1, 13..18)] {
+            requests.for_each(|request| policy.last_requests.raise(FrameId(frame), at(request)));
         }
         assert_eq!(policy.uses(FrameId(1)), USES_MAX);
         let order: Vec<u32> =
@@ -403,23 +403,23 @@ mod tests {
     fn request_counts_once_per_frame() {
         let mut policy = policy();
         for frame in 0..2 {
-            insert(&mut policy, frame, 4096, u128::from(frame), Recency { epoch: 1, depth: 0 });
+            insert(&mut policy, frame, 4096, u128::from(frame), Recency { request: 1, depth: 0 });
         }
         for _ in 0..5 {
-            policy.last_requests.raise(FrameId(0), Recency { epoch: 1, depth: 0 });
-            policy.last_requests.raise(FrameId(0), Recency { epoch: 2, depth: 0 });
+            policy.last_requests.raise(FrameId(0), Recency { request: 1, depth: 0 });
+            policy.last_requests.raise(FrameId(0), Recency { request: 2, depth: 0 });
         }
         assert_eq!(policy.uses(FrameId(0)), 1);
-        policy.last_requests.raise(FrameId(0), Recency { epoch: 3, depth: 0 });
+        policy.last_requests.raise(FrameId(0), Recency { request: 3, depth: 0 });
         assert_eq!(policy.uses(FrameId(0)), 2);
     }
 
     #[test]
     fn s3fifo_evicts_chain_from_tail_of_both_queues() {
         let mut policy = policy();
-        let insert_chain = |policy: &mut S3Fifo, epoch| {
+        let insert_chain = |policy: &mut S3Fifo, request| {
             for depth in 0..4u32 {
-                insert(policy, depth, 4096, u128::from(depth), Recency { epoch, depth });
+                insert(policy, depth, 4096, u128::from(depth), Recency { request, depth });
             }
         };
         let drain = |policy: &mut S3Fifo| -> Vec<u32> {
@@ -427,7 +427,7 @@ mod tests {
         };
         // Filler frames, so that the ghost queue is long enough for the chain.
         for frame in 10..30 {
-            insert(&mut policy, frame, 4096, u128::from(frame), Recency { epoch: 9, depth: 0 });
+            insert(&mut policy, frame, 4096, u128::from(frame), Recency { request: 9, depth: 0 });
         }
         insert_chain(&mut policy, 1);
         let left: Vec<u32> =
@@ -443,10 +443,10 @@ mod tests {
     fn victim_call_is_bounded_if_all_frames_are_hot() {
         let mut policy = policy();
         for frame in 0..5000 {
-            let at = Recency { epoch: 1, depth: frame };
+            let at = Recency { request: 1, depth: frame };
             insert(&mut policy, frame, 4096, u128::from(frame), at);
-            for epoch in 2..6 {
-                policy.last_requests.raise(FrameId(frame), Recency { epoch, depth: frame });
+            for request in 2..6 {
+                policy.last_requests.raise(FrameId(frame), Recency { request, depth: frame });
             }
         }
         assert_ne!(policy.victim(&mut |_| true), None);
@@ -462,8 +462,8 @@ mod tests {
         ) {
             let mut policy = policy();
             let mut known: BTreeMap<u32, u64> = BTreeMap::new();
-            for (epoch, (kind, frame, bytes, depth)) in steps.into_iter().enumerate() {
-                let at = Recency { epoch: epoch as u64, depth };
+            for (request, (kind, frame, bytes, depth)) in steps.into_iter().enumerate() {
+                let at = Recency { request: request as u64, depth };
                 match kind {
                     0 => {
                         insert(&mut policy, frame, bytes, u128::from(frame % 16), at);

@@ -28,10 +28,9 @@ pub struct SegmentFacts {
     pub recency_sum: u64,
 }
 
-/// The facts about a live record of the victim that a policy uses. In this module the record is
-/// called an extent.
+/// The facts about a live record of the victim that a policy uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExtentFacts {
+pub struct LiveRecordFacts {
     /// Bytes to write if it is reinserted, header and padding included.
     pub bytes: u64,
     /// Tick of its last request. The pages of a request usually have the same.
@@ -42,7 +41,7 @@ pub struct ExtentFacts {
     pub pinned: bool,
 }
 
-/// Chooses the segment to reclaim, and the extents of it to reinsert.
+/// Chooses the segment to reclaim, and the records of it to reinsert.
 pub trait SegmentPolicy: Send {
     /// The name under which [`segment_policy`](super::segment_policy) creates it.
     fn name(&self) -> &'static str;
@@ -51,23 +50,28 @@ pub trait SegmentPolicy: Send {
     /// The segment to reclaim, as an index into `sealed`; `None` if there is none. Readers of the
     /// segment finish before it is reused. O(segments); called once per reclaim.
     fn victim(&self, sealed: &[SegmentFacts]) -> Option<usize>;
-    /// The victim's live extents to reinsert: indices in the order in which they are appended.
-    /// Pinned extents come first and are included even beyond `budget_bytes`; their bytes count
-    /// against it. Other extents qualify with a tick above `mean_tick`, the mean over the store;
+    /// The victim's live records to reinsert: indices in the order in which they are appended.
+    /// Pinned records come first and are included even beyond `budget_bytes`; their bytes count
+    /// against it. Other records qualify with a tick above `mean_tick`, the mean over the store;
     /// among equal ticks the heads of chains precede. They are appended in the reverse order, so
-    /// that the last requested extent is the newest in the log.
-    fn reinsert(&self, extents: &[ExtentFacts], mean_tick: u64, budget_bytes: u64) -> Vec<usize>;
+    /// that the last requested record is the newest in the log.
+    fn reinsert(
+        &self,
+        records: &[LiveRecordFacts],
+        mean_tick: u64,
+        budget_bytes: u64,
+    ) -> Vec<usize>;
 }
 
-/// The order in which extents are kept: the last requested first, of these the head first.
-pub(super) fn by_recency(a: &ExtentFacts, b: &ExtentFacts) -> Ordering {
+/// The order in which records are kept: the last requested first, of these the head first.
+pub(super) fn by_recency(a: &LiveRecordFacts, b: &LiveRecordFacts) -> Ordering {
     b.tick.cmp(&a.tick).then(a.depth.cmp(&b.depth))
 }
 
-/// Indices of the pinned extents, oldest tick first, and their bytes: every policy reinserts these.
-pub(super) fn pinned_extents(extents: &[ExtentFacts]) -> (Vec<usize>, u64) {
-    let mut pinned: Vec<usize> = (0..extents.len()).filter(|&i| extents[i].pinned).collect();
-    pinned.sort_by(|&a, &b| by_recency(&extents[b], &extents[a]));
-    let bytes = pinned.iter().fold(0u64, |sum, &i| sum.saturating_add(extents[i].bytes));
+/// Indices of the pinned records, oldest tick first, and their bytes: every policy reinserts these.
+pub(super) fn pinned_records(records: &[LiveRecordFacts]) -> (Vec<usize>, u64) {
+    let mut pinned: Vec<usize> = (0..records.len()).filter(|&i| records[i].pinned).collect();
+    pinned.sort_by(|&a, &b| by_recency(&records[b], &records[a]));
+    let bytes = pinned.iter().fold(0u64, |sum, &i| sum.saturating_add(records[i].bytes));
     (pinned, bytes)
 }

@@ -1,8 +1,8 @@
 //! Reclaims the oldest segment: the log is a ring, which causes the fewest possible writes.
 
-use super::segment::{ExtentFacts, SegmentFacts, SegmentPolicy, pinned_extents};
+use super::segment::{LiveRecordFacts, SegmentFacts, SegmentPolicy, pinned_records};
 
-/// The victim is the oldest segment; only pinned extents are reinserted.
+/// The victim is the oldest segment; only pinned records are reinserted.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SegmentFifo;
 
@@ -19,8 +19,13 @@ impl SegmentPolicy for SegmentFifo {
         (0..sealed.len()).min_by_key(|&i| sealed[i].order)
     }
 
-    fn reinsert(&self, extents: &[ExtentFacts], _mean_tick: u64, _budget_bytes: u64) -> Vec<usize> {
-        pinned_extents(extents).0
+    fn reinsert(
+        &self,
+        records: &[LiveRecordFacts],
+        _mean_tick: u64,
+        _budget_bytes: u64,
+    ) -> Vec<usize> {
+        pinned_records(records).0
     }
 }
 
@@ -46,11 +51,11 @@ mod tests {
     }
 
     #[test]
-    fn only_pinned_extents_are_reinserted_for_any_budget() {
-        let extent = |tick, pinned| ExtentFacts { bytes: 4096, tick, depth: 0, pinned };
-        let extents = [extent(50, false), extent(9, true), extent(70, false), extent(3, true)];
-        assert_eq!(SegmentFifo.reinsert(&extents, 0, 1 << 30), [3, 1]);
-        assert_eq!(SegmentFifo.reinsert(&extents, 0, 0), [3, 1]);
+    fn only_pinned_records_are_reinserted_for_any_budget() {
+        let record = |tick, pinned| LiveRecordFacts { bytes: 4096, tick, depth: 0, pinned };
+        let records = [record(50, false), record(9, true), record(70, false), record(3, true)];
+        assert_eq!(SegmentFifo.reinsert(&records, 0, 1 << 30), [3, 1]);
+        assert_eq!(SegmentFifo.reinsert(&records, 0, 0), [3, 1]);
         assert!(SegmentFifo.reinsert(&[], 0, 0).is_empty());
     }
 }

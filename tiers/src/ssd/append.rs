@@ -12,7 +12,7 @@ use pagelith_layouts::segment::{self, SegmentIdentity};
 
 /// A record to append.
 #[derive(Debug)]
-pub struct Unit {
+pub struct NewRecord {
     /// Identifier chosen by the submitter.
     pub id: u64,
     /// Data or tombstones.
@@ -40,7 +40,7 @@ pub struct Unit {
     pub payload: Vec<Part>,
 }
 
-/// One object of a unit.
+/// One object of a record.
 #[derive(Debug)]
 pub struct RecordMember {
     /// Whole key.
@@ -51,7 +51,7 @@ pub struct RecordMember {
     pub checksums: Checksums,
 }
 
-impl Unit {
+impl NewRecord {
     /// Length of the record in bytes.
     pub fn record_bytes(&self) -> u64 {
         let blocks = self.members.iter().map(|m| m.checksums.len() as u64).sum();
@@ -81,7 +81,7 @@ pub struct CoalescedWrite {
     /// Headers and payloads, in order.
     pub parts: Vec<Part>,
     /// The records in it: the submitter's identifier, and the location of each.
-    pub units: Vec<(u64, RecordLocation)>,
+    pub records: Vec<(u64, RecordLocation)>,
 }
 
 /// State of a segment's header, which is part of the segment's first write.
@@ -140,7 +140,7 @@ impl OpenSegment {
                 offset: 0,
                 bytes: ALIGN,
                 parts: vec![head.into_part()],
-                units: Vec::new(),
+                records: Vec::new(),
             },
             header: HeaderWrite::Awaited(Vec::new()),
             writes: 0,
@@ -165,53 +165,57 @@ impl OpenSegment {
         self.identity.segment
     }
 
-    /// Append a unit; the caller has checked that it fits. Returns the record's location and its
-    /// header without padding. Returns the unit if its header cannot be encoded, which happens only
-    /// if the unit breaks a rule of the format.
+    /// Append a record; the caller has checked that it fits. Returns the record's location and its
+    /// header without padding. Returns the record if its header cannot be encoded, which happens
+    /// only if the record breaks a rule of the format.
     pub fn append(
         &mut self,
-        unit: Unit,
+        record: NewRecord,
         spare: Option<AlignedBuf>,
-    ) -> Result<(RecordLocation, Vec<u8>), Unit> {
+    ) -> Result<(RecordLocation, Vec<u8>), NewRecord> {
         let facts = RecordFacts {
             identity: self.identity,
             offset: self.next_offset,
-            kind: unit.kind,
-            group_kind: unit.group_kind,
-            namespace: unit.namespace,
-            generation: unit.generation,
-            sequence: unit.sequence,
-            group: unit.group,
-            base_group: unit.base_group,
+            kind: record.kind,
+            group_kind: record.group_kind,
+            namespace: record.namespace,
+            generation: record.generation,
+            sequence: record.sequence,
+            group: record.group,
+            base_group: record.base_group,
             block_bytes: BLOCK_BYTES,
-            depth: unit.depth,
-            reinserted: unit.reinserted,
+            depth: record.depth,
+            reinserted: record.reinserted,
         };
-        let specs: Vec<_> = unit
+        let specs: Vec<_> = record
             .members
             .iter()
             .map(|m| MemberSpec { key: m.key, length: m.length, checksums: &m.checksums })
             .collect();
-        let Some(bytes) = record::spec_bytes(&specs) else { return Err(unit) };
+        let Some(bytes) = record::spec_bytes(&specs) else { return Err(record) };
         let spare = spare.filter(|b| b.len() == bytes);
-        let Some(mut buf) = spare.or_else(|| AlignedBuf::new(bytes).ok()) else { return Err(unit) };
-        let Some(record) = record::encode_into(&facts, &specs, &mut buf) else { return Err(unit) };
+        let Some(mut buf) = spare.or_else(|| AlignedBuf::new(bytes).ok()) else {
+            return Err(record);
+        };
+        let Some(encoded) = record::encode_into(&facts, &specs, &mut buf) else {
+            return Err(record);
+        };
         let location = RecordLocation {
             identity: self.identity,
             offset: self.next_offset,
-            bytes: record.record_bytes(),
+            bytes: encoded.record_bytes(),
         };
-        self.entries.extend(footer::entries_of(&record));
-        let header = record.trimmed().to_vec();
+        self.entries.extend(footer::entries_of(&encoded));
+        let header = encoded.trimmed().to_vec();
         // `min_sequence` decides whether older tombstones are still needed. Tombstones are never
         // shadowed, so they do not count.
-        if unit.kind == RecordKind::Data {
-            self.min_sequence = self.min_sequence.min(unit.sequence.0);
+        if record.kind == RecordKind::Data {
+            self.min_sequence = self.min_sequence.min(record.sequence.0);
         }
-        self.max_sequence = self.max_sequence.max(unit.sequence.0);
+        self.max_sequence = self.max_sequence.max(record.sequence.0);
         self.coalesced.parts.push(buf.into_part());
-        self.coalesced.parts.extend(unit.payload);
-        self.coalesced.units.push((unit.id, location));
+        self.coalesced.parts.extend(record.payload);
+        self.coalesced.records.push((record.id, location));
         self.coalesced.bytes += location.bytes;
         self.next_offset += location.bytes;
         Ok((location, header))
@@ -220,10 +224,10 @@ impl OpenSegment {
     /// Mark the segment as failed and remove these records, which were not written, from its
     /// footer. `min_sequence` does not change: a device that fails a write may have written the
     /// bytes anyway.
-    pub fn drop_unwritten(&mut self, units: &[(u64, RecordLocation)]) {
+    pub fn drop_unwritten(&mut self, records: &[(u64, RecordLocation)]) {
         self.failed = true;
         let dropped = |e: &FooterEntry| {
-            units.iter().any(|(_, p)| p.offset == u64::from(e.record_block) * ALIGN)
+            records.iter().any(|(_, p)| p.offset == u64::from(e.record_block) * ALIGN)
         };
         self.entries.retain(|e| !dropped(e));
     }
@@ -245,14 +249,14 @@ impl OpenSegment {
     /// Take the parts as one coalesced write. `None` if there is nothing but the header: an empty
     /// segment is never written.
     pub fn take(&mut self) -> Option<CoalescedWrite> {
-        if self.coalesced.units.is_empty() {
+        if self.coalesced.records.is_empty() {
             return None;
         }
         let next = CoalescedWrite {
             offset: self.next_offset,
             bytes: 0,
             parts: Vec::new(),
-            units: Vec::new(),
+            records: Vec::new(),
         };
         self.writes += 1;
         Some(std::mem::replace(&mut self.coalesced, next))

@@ -19,7 +19,7 @@ use super::serial_queue::no_memory;
 const CHUNKS_WAITING: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum CheckpointStep {
     Chunks,
     ChunksSync,
     Head,
@@ -35,7 +35,7 @@ pub struct CheckpointWriter {
     ops: Vec<Op>,
     in_flight: usize,
     complete: bool,
-    stage: Stage,
+    step: CheckpointStep,
     fault: Option<IoFault>,
     chunks_max: u64,
 }
@@ -70,7 +70,7 @@ impl CheckpointWriter {
             ops: Vec::new(),
             in_flight: 0,
             complete: false,
-            stage: Stage::Chunks,
+            step: CheckpointStep::Chunks,
             fault: None,
             chunks_max: (file_bytes - checkpoint::chunk_offset(0)) / CHUNK_BYTES as u64,
         };
@@ -145,9 +145,9 @@ impl CheckpointWriter {
         if self.ops.is_empty()
             && self.in_flight == 0
             && self.complete
-            && self.stage == Stage::Chunks
+            && self.step == CheckpointStep::Chunks
         {
-            self.stage = Stage::ChunksSync;
+            self.step = CheckpointStep::ChunksSync;
             self.ops.push(Op::Sync { file: self.file });
         }
         let op = self.ops.pop()?;
@@ -175,11 +175,11 @@ impl CheckpointWriter {
         if let Some(fault) = self.fault.take() {
             return Some(Err(fault));
         }
-        match self.stage {
-            Stage::Chunks => None,
-            Stage::ChunksSync => {
+        match self.step {
+            CheckpointStep::Chunks => None,
+            CheckpointStep::ChunksSync => {
                 // The header names the chunks, so they must be durable before it is written.
-                self.stage = Stage::Head;
+                self.step = CheckpointStep::Head;
                 match AlignedBuf::new(4096) {
                     Ok(mut buf) => {
                         buf.copy_from_slice(&checkpoint::encode_head(&self.facts));
@@ -193,12 +193,12 @@ impl CheckpointWriter {
                     Err(e) => Some(Err(no_memory(4096, &e))),
                 }
             }
-            Stage::Head => {
-                self.stage = Stage::HeadSync;
+            CheckpointStep::Head => {
+                self.step = CheckpointStep::HeadSync;
                 self.ops.push(Op::Sync { file: self.file });
                 None
             }
-            Stage::HeadSync => Some(Ok(())),
+            CheckpointStep::HeadSync => Some(Ok(())),
         }
     }
 }

@@ -7,7 +7,7 @@ use pagelith_io::disk::{Completion, Op};
 use pagelith_io::fault::IoFault;
 
 use super::append::{HeaderWrite, RecordLocation};
-use super::log::{Log, LogEvent, PendingOp, SPARE_BUFFERS, Sealing, Stage};
+use super::log::{Log, LogEvent, PendingOp, SPARE_BUFFERS, SealStep, Sealing};
 use super::manifest_writer::Change;
 use pagelith_layouts::ids::SegmentId;
 use pagelith_layouts::segment::SegmentIdentity;
@@ -65,8 +65,8 @@ impl Log {
     fn advance_sealing(&mut self, events: &mut Vec<LogEvent>) {
         let mut i = 0;
         while i < self.sealing.len() {
-            let Sealing { segment, stage } = &mut self.sealing[i];
-            if *stage == Stage::Writes && segment.writes == 0 {
+            let Sealing { segment, step } = &mut self.sealing[i];
+            if *step == SealStep::Writes && segment.writes == 0 {
                 if !segment.wants_footer() || self.sync_fault.is_some() {
                     let facts = segment.footer_facts();
                     self.sealing.remove(i);
@@ -80,7 +80,7 @@ impl Log {
                 }
                 // The footer asserts that its records are durable, so they are synced first.
                 // `finish_sync_round` continues.
-                *stage = Stage::Sync(self.syncs.request(self.token));
+                *step = SealStep::Sync(self.syncs.request(self.token));
             }
             i += 1;
         }
@@ -119,10 +119,10 @@ impl Log {
         let token = completion.token;
         self.ended += 1;
         match pending {
-            PendingOp::Records { segment, file, units, header } => {
+            PendingOp::Records { segment, file, records, header } => {
                 self.syncs.write_ended(token, file);
                 self.recycle_buffers(completion.op.into_parts());
-                self.records_written(segment, units, header, completion.result, events);
+                self.records_written(segment, records, header, completion.result, events);
             }
             PendingOp::Footer { segment, file } => {
                 self.syncs.write_ended(token, file);
@@ -169,7 +169,7 @@ impl Log {
     fn records_written(
         &mut self,
         segment: SegmentId,
-        mut units: Vec<(u64, RecordLocation)>,
+        mut records: Vec<(u64, RecordLocation)>,
         with_header: bool,
         result: Result<(), IoFault>,
         events: &mut Vec<LogEvent>,
@@ -178,31 +178,31 @@ impl Log {
         open.writes -= 1;
         let identity = open.identity;
         if result.is_err() {
-            open.drop_unwritten(&units);
+            open.drop_unwritten(&records);
         }
-        let ids = |units: Vec<(u64, RecordLocation)>| {
-            units.into_iter().map(|(id, _)| id).collect::<Vec<_>>()
+        let ids = |records: Vec<(u64, RecordLocation)>| {
+            records.into_iter().map(|(id, _)| id).collect::<Vec<_>>()
         };
         match (result, &mut open.header) {
             (Ok(()), header @ HeaderWrite::Awaited(_)) if with_header => {
                 if let HeaderWrite::Awaited(waiting) =
                     std::mem::replace(header, HeaderWrite::Written)
                 {
-                    units.extend(waiting);
+                    records.extend(waiting);
                 }
-                self.report_written(units, events);
+                self.report_written(records, events);
             }
-            (Ok(()), HeaderWrite::Awaited(waiting)) => waiting.extend(units),
-            (Ok(()), HeaderWrite::Written) => self.report_written(units, events),
+            (Ok(()), HeaderWrite::Awaited(waiting)) => waiting.extend(records),
+            (Ok(()), HeaderWrite::Written) => self.report_written(records, events),
             (Ok(()), HeaderWrite::Failed(fault)) => {
-                events.push(LogEvent::Unwritten(ids(units), fault.clone()))
+                events.push(LogEvent::Unwritten(ids(records), fault.clone()))
             }
             (Err(fault), header) => {
                 if let (HeaderWrite::Awaited(waiting), true) = (&mut *header, with_header) {
-                    units.append(waiting);
+                    records.append(waiting);
                     *header = HeaderWrite::Failed(fault.clone());
                 }
-                events.push(LogEvent::WriteFailed(identity, ids(units), fault));
+                events.push(LogEvent::WriteFailed(identity, ids(records), fault));
                 // Stop appending to a segment whose writes fail.
                 self.seal_open_if(segment);
             }
@@ -216,12 +216,12 @@ impl Log {
     }
 
     /// Report records that are on the device and that recovery can find.
-    fn report_written(&mut self, units: Vec<(u64, RecordLocation)>, events: &mut Vec<LogEvent>) {
-        events.push(LogEvent::Written(units.clone()));
+    fn report_written(&mut self, records: Vec<(u64, RecordLocation)>, events: &mut Vec<LogEvent>) {
+        events.push(LogEvent::Written(records.clone()));
         match &self.sync_fault {
             // No later sync will cover them.
-            Some(fault) => events.push(LogEvent::Untrusted(units, fault.clone())),
-            None => self.unsynced.extend(units),
+            Some(fault) => events.push(LogEvent::Untrusted(records, fault.clone())),
+            None => self.unsynced.extend(records),
         }
     }
 
@@ -253,16 +253,16 @@ impl Log {
             events.push(LogEvent::Untrusted(covered, fault));
         }
         for i in 0..self.sealing.len() {
-            let waits = match self.sealing[i].stage {
-                Stage::Sync(id) => ids.contains(&id),
-                Stage::Writes | Stage::Footer => false,
+            let waits = match self.sealing[i].step {
+                SealStep::Sync(id) => ids.contains(&id),
+                SealStep::Writes | SealStep::Footer => false,
             };
             if waits && ok {
                 self.write_footer(i);
             } else if waits {
                 // The next `advance_sealing` handles this segment again.
                 self.sealing[i].segment.skip_footer = true;
-                self.sealing[i].stage = Stage::Writes;
+                self.sealing[i].step = SealStep::Writes;
             }
         }
         events.extend(ids.into_iter().map(|id| LogEvent::Synced { id, durable: ok }));
@@ -273,11 +273,11 @@ impl Log {
         let (bytes, at) = self.sealing[i].segment.footer();
         let Ok(mut buf) = AlignedBuf::new(bytes.len()) else {
             self.sealing[i].segment.skip_footer = true;
-            self.sealing[i].stage = Stage::Writes;
+            self.sealing[i].step = SealStep::Writes;
             return;
         };
         buf.copy_from_slice(&bytes);
-        self.sealing[i].stage = Stage::Footer;
+        self.sealing[i].step = SealStep::Footer;
         let (file, offset) = self.volume.file_offset(segment, at);
         self.bytes_written += bytes.len() as u64;
         self.begin(

@@ -24,7 +24,7 @@ use pagelith_layouts::ids::{Generation, Incarnation, NamespaceId, SegmentId, Seg
 use pagelith_layouts::manifest::Manifest;
 use pagelith_layouts::segment::SegmentIdentity;
 
-use super::append::{CoalescedWrite, OpenSegment, RecordLocation, Unit};
+use super::append::{CoalescedWrite, NewRecord, OpenSegment, RecordLocation};
 use super::manifest_writer::{Change, ManifestWriter};
 use super::sync::{SyncId, SyncTracker};
 use super::volume::Volume;
@@ -89,7 +89,7 @@ impl LogConfig {
 }
 
 pub(super) enum PendingOp {
-    Records { segment: SegmentId, file: FileId, units: Vec<(u64, RecordLocation)>, header: bool },
+    Records { segment: SegmentId, file: FileId, records: Vec<(u64, RecordLocation)>, header: bool },
     Footer { segment: SegmentId, file: FileId },
     Sync { file: FileId },
     Manifest,
@@ -97,7 +97,7 @@ pub(super) enum PendingOp {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum SealStep {
     Writes,
     Sync(SyncId),
     Footer,
@@ -105,7 +105,7 @@ pub(super) enum Stage {
 
 pub(super) struct Sealing {
     pub(super) segment: OpenSegment,
-    pub(super) stage: Stage,
+    pub(super) step: SealStep,
 }
 
 /// Most operations in flight other than record writes: footers, syncs, manifest writes, and those
@@ -263,12 +263,12 @@ impl Log {
         self.newest_written
     }
 
-    /// Whether this unit fits the open segment.
-    pub fn open_fits(&self, unit: &Unit) -> bool {
-        self.open.as_ref().is_some_and(|o| o.fits(unit.record_bytes(), unit.members.len()))
+    /// Whether this record fits the open segment.
+    pub fn open_fits(&self, record: &NewRecord) -> bool {
+        self.open.as_ref().is_some_and(|o| o.fits(record.record_bytes(), record.members.len()))
     }
 
-    /// Whether there is a spare segment for a unit that does not fit the open one.
+    /// Whether there is a spare segment for a record that does not fit the open one.
     pub fn has_spare(&self) -> bool {
         self.spare.is_some()
     }
@@ -336,25 +336,25 @@ impl Log {
         Ok(())
     }
 
-    /// Append a unit; returns its location and its header without padding. The unit is returned if
-    /// no segment is ready for it, or if the log is not trusted.
-    pub fn append(&mut self, unit: Unit) -> Result<(RecordLocation, Vec<u8>), Unit> {
+    /// Append a record; returns its location and its header without padding. The record is returned
+    /// if no segment is ready for it, or if the log is not trusted.
+    pub fn append(&mut self, record: NewRecord) -> Result<(RecordLocation, Vec<u8>), NewRecord> {
         if !self.is_trusted() {
-            return Err(unit);
+            return Err(record);
         }
-        let (bytes, members) = (unit.record_bytes(), unit.members.len());
+        let (bytes, members) = (record.record_bytes(), record.members.len());
         if !self.open.as_ref().is_some_and(|o| o.fits(bytes, members))
             && !self.next_segment(bytes, members)
         {
-            return Err(unit);
+            return Err(record);
         }
         let spare = self.spare_buffers.pop();
-        let parts = unit.payload.len() + 1;
+        let parts = record.payload.len() + 1;
         if self.open.as_ref().is_some_and(|o| o.coalesced().1 + parts > self.parts_max) {
             self.submit_coalesced();
         }
-        let Some(open) = self.open.as_mut() else { return Err(unit) };
-        let appended = open.append(unit, spare)?;
+        let Some(open) = self.open.as_mut() else { return Err(record) };
+        let appended = open.append(record, spare)?;
         self.newest_written = Some(open.order);
         if open.coalesced().0 >= self.config.write_bytes {
             self.submit_coalesced();
@@ -384,7 +384,7 @@ impl Log {
                 self.open = Some(segment);
                 return;
             }
-            self.sealing.push(Sealing { segment, stage: Stage::Writes });
+            self.sealing.push(Sealing { segment, step: SealStep::Writes });
         }
     }
 
@@ -392,12 +392,12 @@ impl Log {
     pub fn submit_coalesced(&mut self) {
         let Some(write) = self.open.as_mut().and_then(OpenSegment::take) else { return };
         let Some(open) = self.open.as_ref() else { return };
-        let CoalescedWrite { offset, parts, units, .. } = write;
+        let CoalescedWrite { offset, parts, records, .. } = write;
         let segment = open.segment();
         let (file, at) = self.volume.file_offset(segment, offset);
         let header = offset == 0;
         self.token += 1;
-        self.pending.insert(self.token, PendingOp::Records { segment, file, units, header });
+        self.pending.insert(self.token, PendingOp::Records { segment, file, records, header });
         // A sync that is requested from now on waits for this write.
         self.syncs.write_begun(self.token);
         self.queued.push_back((self.token, Op::Write { file, offset: at, parts }));
@@ -424,15 +424,15 @@ impl Log {
         let mut ids = Vec::new();
         for (token, _) in std::mem::take(&mut self.queued) {
             self.syncs.write_dropped(token);
-            let Some(PendingOp::Records { segment, units, .. }) = self.pending.remove(&token)
+            let Some(PendingOp::Records { segment, records, .. }) = self.pending.remove(&token)
             else {
                 continue;
             };
             if let Some(open) = self.unsealed(segment) {
                 open.writes -= 1;
-                open.drop_unwritten(&units);
+                open.drop_unwritten(&records);
             }
-            ids.extend(units.into_iter().map(|(id, _)| id));
+            ids.extend(records.into_iter().map(|(id, _)| id));
         }
         ids
     }
@@ -454,12 +454,12 @@ impl Log {
         let mut unwritten = self.drop_queued();
         if let Some(mut segment) = self.open.take() {
             segment.skip_footer = true;
-            if let Some(CoalescedWrite { units, .. }) = segment.take() {
+            if let Some(CoalescedWrite { records, .. }) = segment.take() {
                 segment.writes -= 1;
-                segment.drop_unwritten(&units);
-                unwritten.extend(units.into_iter().map(|(id, _)| id));
+                segment.drop_unwritten(&records);
+                unwritten.extend(records.into_iter().map(|(id, _)| id));
             }
-            self.sealing.push(Sealing { segment, stage: Stage::Writes });
+            self.sealing.push(Sealing { segment, step: SealStep::Writes });
         }
         if !unwritten.is_empty() {
             events.push(LogEvent::Unwritten(unwritten, fault.clone()));

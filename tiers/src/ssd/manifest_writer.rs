@@ -29,7 +29,7 @@ pub enum Change {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum ManifestStep {
     Write,
     Sync,
 }
@@ -41,7 +41,7 @@ struct Round {
     copy: usize,
     /// Whether `copy` is the second one, so that the other one is durable.
     second: bool,
-    stage: Stage,
+    step: ManifestStep,
     /// Operations not yet returned by `next_op`.
     ops: Vec<Op>,
     in_flight: usize,
@@ -123,7 +123,7 @@ impl ManifestWriter {
             blocks,
             copy: self.first,
             second: false,
-            stage: Stage::Write,
+            step: ManifestStep::Write,
             ops: Vec::new(),
             in_flight: 0,
             fault: None,
@@ -171,15 +171,16 @@ impl ManifestWriter {
             return None;
         }
         if round.fault.is_none() {
-            match (round.stage, round.second) {
-                (Stage::Write, _) => {
+            match (round.step, round.second) {
+                (ManifestStep::Write, _) => {
                     // The other copy must not change before this one is durable.
-                    round.stage = Stage::Sync;
+                    round.step = ManifestStep::Sync;
                     round.ops.push(Op::Sync { file: volume.manifests[round.copy] });
                     return None;
                 }
-                (Stage::Sync, false) => {
-                    (round.copy, round.second, round.stage) = (1 - round.copy, true, Stage::Write);
+                (ManifestStep::Sync, false) => {
+                    (round.copy, round.second, round.step) =
+                        (1 - round.copy, true, ManifestStep::Write);
                     let mut next = self.round.take()?;
                     match self.writes(volume, &next) {
                         Ok(ops) => next.ops = ops,
@@ -191,7 +192,7 @@ impl ManifestWriter {
                         return None;
                     }
                 }
-                (Stage::Sync, true) => {}
+                (ManifestStep::Sync, true) => {}
             }
         }
         let round = self.round.take()?;

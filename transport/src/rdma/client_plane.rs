@@ -237,9 +237,9 @@ impl ClientPlane {
     }
 
     /// The outcome of an operation has arrived: the server writes nothing more for it.
-    pub fn settle(&mut self, op: OpId) {
+    pub fn end_remote_access(&mut self, op: OpId) {
         self.targets -= self.live.remove(&op).unwrap_or(0);
-        self.rails.note_settled(op);
+        self.rails.note_access_ended(op);
     }
 
     /// Whether bytes have landed that the server has placed.

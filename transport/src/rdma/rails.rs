@@ -80,7 +80,7 @@ impl Rails {
     }
 
     /// Note that no device accesses memory for an operation any more.
-    pub fn note_settled(&mut self, op: OpId) {
+    pub fn note_access_ended(&mut self, op: OpId) {
         self.retracted.remove(&op);
     }
 

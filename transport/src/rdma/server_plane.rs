@@ -153,7 +153,7 @@ impl ServerPlane {
             }
         }
         if !self.is_live(op) {
-            self.rails.note_settled(op);
+            self.rails.note_access_ended(op);
         }
     }
 

@@ -30,19 +30,19 @@ pub fn put(
         store.devices().check(device)?;
         store.staging().map(|staging| (options, staging.capacity() as u64 / 4))
     });
-    let (options, round_bytes) = match begun {
+    let (options, batch_bytes) = match begun {
         Ok(begun) => begun,
         Err(error) => return groups.iter().map(|_| Err(error.clone())).collect(),
     };
     store.devices().release_late();
     let call = DeviceCall { store, device, after, deadline };
     let outcomes = Vec::new();
-    let mut batch = PutRounds { call, groups, required, options, round_bytes, outcomes };
+    let mut batch = DeviceGroupPuts { call, groups, required, options, batch_bytes, outcomes };
     let (mut next, mut earlier) = (0, None);
     loop {
         // Copies that are late keep their memory, so no others follow them.
-        let round = if batch.call.is_late() { None } else { batch.begin(next) };
-        match (round, earlier.take()) {
+        let copy_batch = if batch.call.is_late() { None } else { batch.begin(next) };
+        match (copy_batch, earlier.take()) {
             (None, None) if next < groups.len() => {
                 if !batch.call.wait_for_memory() {
                     batch.fail(next..groups.len(), &Error::busy("no staging memory in time"));
@@ -50,47 +50,47 @@ pub fn put(
                 }
             }
             (None, None) => break,
-            (round, ended) => {
-                next = round.as_ref().map_or(next, |round| round.groups.end);
-                ended.into_iter().for_each(|round| batch.end(round));
-                earlier = round;
+            (copy_batch, ended) => {
+                next = copy_batch.as_ref().map_or(next, |copy_batch| copy_batch.groups.end);
+                ended.into_iter().for_each(|copy_batch| batch.end(copy_batch));
+                earlier = copy_batch;
             }
         }
     }
     batch.outcomes
 }
 
-struct PutRounds<'a> {
+struct DeviceGroupPuts<'a> {
     call: DeviceCall<'a>,
     groups: &'a [DeviceGroup<'a>],
     required: &'a [ObjectKey],
     options: Options,
     /// Bytes that are staged together, unless one group has more.
-    round_bytes: u64,
-    /// Of the groups of rounds that ended.
+    batch_bytes: u64,
+    /// The outcomes of the groups that were put or have failed.
     outcomes: Vec<Result<PutOutcome>>,
 }
 
 /// Groups whose bytes are copied to staging memory together.
-struct Round {
+struct CopyBatch {
     groups: Range<usize>,
-    /// Or why nothing of the round is put.
+    /// Or why none of the groups is put.
     copies: Result<Copies>,
     /// The copies have it too, until the device is done.
     _counted: Arc<Vec<CountedBytes>>,
 }
 
-impl PutRounds<'_> {
+impl DeviceGroupPuts<'_> {
     /// Begin to copy groups from `from` on, as many as fit into half of the staging memory. `None`
     /// if none is left, or no memory is free.
-    fn begin(&self, from: usize) -> Option<Round> {
+    fn begin(&self, from: usize) -> Option<CopyBatch> {
         let (mut parts, mut counted, mut bytes) = (Vec::new(), Vec::new(), 0);
         let mut next = from;
         let mut refused = None;
         while let Some(group) = self.groups.get(next) {
             let pieces = || group.objects.iter().flat_map(|object| object.pieces);
             let length: u64 = group.objects.iter().map(|object| total(object.pieces)).sum();
-            if bytes > 0 && bytes + length > self.round_bytes {
+            if bytes > 0 && bytes + length > self.batch_bytes {
                 break;
             }
             match self.stage(group, length) {
@@ -110,14 +110,16 @@ impl PutRounds<'_> {
         }
         match (next > from, refused) {
             (false, None) => None,
-            // A group that is refused is a round of its own.
-            (false, Some(error)) => {
-                Some(Round { groups: from..from + 1, copies: Err(error), _counted: Arc::default() })
-            }
+            // A group that is rejected is a batch of its own.
+            (false, Some(error)) => Some(CopyBatch {
+                groups: from..from + 1,
+                copies: Err(error),
+                _counted: Arc::default(),
+            }),
             (true, _) => {
                 let counted = Arc::new(counted);
                 let copies = self.copy(parts, &counted);
-                Some(Round { groups: from..next, copies, _counted: counted })
+                Some(CopyBatch { groups: from..next, copies, _counted: counted })
             }
         }
     }
@@ -148,9 +150,9 @@ impl PutRounds<'_> {
         Ok(copies)
     }
 
-    /// Wait for the copies of a round, and put its groups.
-    fn end(&mut self, round: Round) {
-        let Round { groups, copies, _counted } = round;
+    /// Wait for the copies of a batch, and put its groups.
+    fn end(&mut self, copy_batch: CopyBatch) {
+        let CopyBatch { groups, copies, _counted } = copy_batch;
         let copied = copies.and_then(|mut copies| {
             self.call.wait(&mut copies)?;
             Ok(copies.into_parts())

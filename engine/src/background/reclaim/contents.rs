@@ -9,7 +9,7 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::RecordKind;
 use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::policy::admission::VICTIM_SAMPLES;
-use pagelith_tiers::policy::{ExtentFacts, TICKS_OF_LEAVING};
+use pagelith_tiers::policy::{LiveRecordFacts, TICKS_OF_LEAVING};
 
 use super::tombstones::Tombstone;
 use crate::background::log_context::LogContext;
@@ -135,7 +135,7 @@ fn survivors(core: &Core, records: BTreeMap<u32, LiveRecord>, segment_bytes: u64
     let is_whole = |r: &LiveRecord| r.survivor.members.len() == r.member_count as usize;
     let is_used = |r: &LiveRecord| r.survivor.pinned || r.tick >= r.tick_min;
     let whole: Vec<_> = records.into_values().filter(|r| is_whole(r) && is_used(r)).collect();
-    let facts = |r: &LiveRecord| ExtentFacts {
+    let facts = |r: &LiveRecord| LiveRecordFacts {
         bytes: r.survivor.bytes,
         tick: r.tick,
         depth: r.depth,

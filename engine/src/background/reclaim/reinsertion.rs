@@ -10,14 +10,14 @@ use pagelith_layouts::ids::NamespaceId;
 use pagelith_layouts::record::{Record, RecordKind};
 use pagelith_layouts::segment::SegmentIdentity;
 use pagelith_tiers::policy::FrameId;
-use pagelith_tiers::ssd::append::{RecordLocation, RecordMember, Unit};
+use pagelith_tiers::ssd::append::{NewRecord, RecordLocation, RecordMember};
 use pagelith_tiers::ssd::read::Verifier;
 use pagelith_tiers::ssd::segments::SegmentState;
 
 use super::contents::Survivor;
 use crate::background::log_context::LogContext;
 use crate::background::log_op::LogOp;
-use crate::background::units::PendingUnit;
+use crate::background::pending_records::PendingRecord;
 use crate::memory::departed::Departure;
 use crate::memory::index::SsdLocation;
 use crate::memory::visibility::VisibilityFilter;
@@ -32,10 +32,10 @@ pub(super) struct Reinsertion {
     /// Reads in flight, by number.
     reading: BTreeMap<u32, Survivor>,
     next_read: u32,
-    /// Units that wait for room in the log, by number. They are appended in the order of their
+    /// Records that wait for room in the log, by number. They are appended in the order of their
     /// numbers, which is that of the policy.
-    ready: BTreeMap<u32, Unit>,
-    /// Number of units in the log.
+    ready: BTreeMap<u32, NewRecord>,
+    /// Number of records in the log.
     in_log: usize,
     /// Whether there was anything to reinsert.
     pub any: bool,
@@ -44,7 +44,7 @@ pub(super) struct Reinsertion {
 }
 
 impl Reinsertion {
-    pub fn new(survivors: Vec<Survivor>, tombstones: Vec<Unit>) -> Reinsertion {
+    pub fn new(survivors: Vec<Survivor>, tombstones: Vec<NewRecord>) -> Reinsertion {
         Reinsertion {
             any: !survivors.is_empty() || !tombstones.is_empty(),
             to_read: survivors,
@@ -64,8 +64,8 @@ impl Reinsertion {
             && self.in_log == 0
     }
 
-    /// Append the units that are ready, and read more; true if anything was done. A namespace whose
-    /// tombstones find no room is added to `blocked`.
+    /// Append the records that are ready, and read more; true if anything was done. A namespace
+    /// whose tombstones find no room is added to `blocked`.
     pub fn step(
         &mut self,
         cx: &mut LogContext,
@@ -81,13 +81,13 @@ impl Reinsertion {
     pub fn stop(&mut self, cx: &mut LogContext) {
         self.defer = true;
         self.to_read.clear();
-        for (_, unit) in std::mem::take(&mut self.ready) {
-            cx.units.remove(unit.id);
+        for (_, record) in std::mem::take(&mut self.ready) {
+            cx.pending_records.remove(record.id);
         }
     }
 
-    /// The write of a unit ended.
-    pub fn unit_ended(&mut self) {
+    /// The write of a record ended.
+    pub fn record_ended(&mut self) {
         self.in_log = self.in_log.saturating_sub(1);
     }
 
@@ -133,10 +133,12 @@ impl Reinsertion {
         let Some(survivor) = self.reading.remove(&number) else { return };
         let ok = completion.result.is_ok();
         let part = completion.op.into_parts().pop().filter(|_| ok);
-        let id = cx.units.next_id();
-        if let Some(unit) = part.and_then(|part| decode_unit(id, part, identity, survivor.offset)) {
-            self.ready.insert(number, unit);
-            cx.units.insert(id, PendingUnit::Move(survivor.members));
+        let id = cx.pending_records.next_id();
+        if let Some(record) =
+            part.and_then(|part| decode_record(id, part, identity, survivor.offset))
+        {
+            self.ready.insert(number, record);
+            cx.pending_records.insert(id, PendingRecord::Move(survivor.members));
             return;
         }
         let segment = identity.segment;
@@ -150,8 +152,8 @@ impl Reinsertion {
         core.counters.damaged += survivor.members.len() as u64;
         core.suspect(segment, now);
         let unnamed = |(fingerprint, location)| (fingerprint, location, None);
-        for page in core.drop_lost(survivor.members.into_iter().map(unnamed)) {
-            core.requeue_frame(FrameId(page));
+        for frame in core.drop_lost(survivor.members.into_iter().map(unnamed)) {
+            core.requeue_frame(FrameId(frame));
         }
     }
 
@@ -159,25 +161,25 @@ impl Reinsertion {
         let mut any = false;
         while cx.log.has_room() {
             let reading = self.reading.first_key_value().map(|(number, _)| *number);
-            let Some((number, unit)) = self.ready.pop_first() else { break };
+            let Some((number, record)) = self.ready.pop_first() else { break };
             if reading.is_some_and(|reading| reading < number) {
-                self.ready.insert(number, unit);
+                self.ready.insert(number, record);
                 break;
             }
-            let id = unit.id;
-            let members = cx.units.moved_members(id).to_vec();
+            let id = record.id;
+            let members = cx.pending_records.moved_members(id).to_vec();
             let (alive, pinned) = {
                 let core = cx.shared.lock();
                 (all_in_place(&core, &members), members.iter().any(|m| core.pins.is_pinned(m.0)))
             };
             if !alive {
                 // Removed, replaced or cleared since: a new copy would return after a crash.
-                cx.units.remove(id);
+                cx.pending_records.remove(id);
                 any = true;
                 continue;
             }
-            let bytes = unit.record_bytes();
-            match cx.append(unit) {
+            let bytes = record.record_bytes();
+            match cx.append(record) {
                 Ok(()) => {
                     any = true;
                     self.in_log += 1;
@@ -186,17 +188,17 @@ impl Reinsertion {
                     core.counters.bytes_reinserted += bytes;
                     cx.note_appended(&mut core);
                 }
-                Err(unit) if waits_for_segment(cx) => {
-                    self.ready.insert(number, unit);
+                Err(record) if waits_for_segment(cx) => {
+                    self.ready.insert(number, record);
                     return any;
                 }
-                Err(unit) => {
+                Err(record) => {
                     any = true;
                     if members.is_empty() {
-                        blocked.insert(unit.namespace);
+                        blocked.insert(record.namespace);
                     }
                     // No room will appear: drop the record if it may go, else defer the victim.
-                    cx.units.remove(id);
+                    cx.pending_records.remove(id);
                     self.defer |= pinned || members.is_empty();
                 }
             }
@@ -241,9 +243,9 @@ pub(crate) fn record_reinserted(
         }
     }
     drop(core);
-    // Without members no index entry depends on this unit.
+    // Without members no index entry depends on this record.
     if !now.is_empty() {
-        cx.units.reinserted(id, now, from, location.bytes);
+        cx.pending_records.reinserted(id, now, from, location.bytes);
     }
 }
 
@@ -252,8 +254,8 @@ fn all_in_place(core: &Core, members: &[(u128, SsdLocation)]) -> bool {
     members.iter().all(|(fp, location)| core.index.find(*fp).any(|e| e.ssd == Some(*location)))
 }
 
-/// The record in `part` as a unit to be appended again; `None` if any part fails verification.
-fn decode_unit(id: u64, part: Part, identity: SegmentIdentity, offset: u64) -> Option<Unit> {
+/// The record in `part`, to be appended again; `None` if any part fails verification.
+fn decode_record(id: u64, part: Part, identity: SegmentIdentity, offset: u64) -> Option<NewRecord> {
     let record = Record::decode(part.bytes()).ok()?;
     record.expect(identity, offset).ok()?;
     let facts = record.facts();
@@ -271,7 +273,7 @@ fn decode_unit(id: u64, part: Part, identity: SegmentIdentity, offset: u64) -> O
     }
     let header = record.header_bytes() as usize;
     let payload = part.split(header).1;
-    Some(Unit {
+    Some(NewRecord {
         id,
         kind: RecordKind::Data,
         group_kind: facts.group_kind,

@@ -66,9 +66,9 @@ fn drop_records(
         |e: &&FooterEntry| e.kind == RecordKind::Data as u8 && e.key.namespace() == namespace;
     let mut pinned: BTreeMap<u32, u64> = BTreeMap::new();
     for e in entries.iter().filter(of_namespace).filter(|e| e.generation == current.0) {
-        let (fingerprint, place) =
+        let (fingerprint, location) =
             (shared.fingerprint(&e.key, current), SsdLocation::of_entry(segment, e));
-        let is_there = || core.index.find(fingerprint).any(|i| i.ssd == Some(place));
+        let is_there = || core.index.find(fingerprint).any(|i| i.ssd == Some(location));
         if core.pins.is_pinned(fingerprint) && is_there() && !mutant::on(Mutant::PinIgnored) {
             pinned.insert(e.record_block, u64::from(e.record_blocks) * ALIGN);
         }
@@ -76,10 +76,10 @@ fn drop_records(
     let mut dropped = 0;
     for e in entries.iter().filter(of_namespace).filter(|e| !pinned.contains_key(&e.record_block)) {
         let fingerprint = shared.fingerprint(&e.key, Generation(e.generation));
-        let place = SsdLocation::of_entry(segment, e);
+        let location = SsdLocation::of_entry(segment, e);
         // The event of the clear covers cleared objects: no event for each key.
         let key = (e.generation == current.0).then_some(&e.key);
-        dropped += u64::from(core.drop_ssd(fingerprint, place, key, Departure::EvictedSsd));
+        dropped += u64::from(core.drop_ssd(fingerprint, location, key, Departure::EvictedSsd));
     }
     core.count_own_evicted(namespace, dropped);
     pinned.into_values().sum()

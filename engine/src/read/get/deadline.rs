@@ -8,9 +8,9 @@ use super::GetBatch;
 use crate::api::error::Error;
 use crate::api::outcome::MissCause;
 use crate::read::disk_read::InFlightRead;
+use crate::read::item::ItemOutcome;
 use crate::read::locate;
 use crate::read::plan::Piece;
-use crate::read::slot::Settled;
 use crate::state::session_io::{SessionIo, release_segment};
 
 impl GetBatch {
@@ -37,23 +37,23 @@ impl GetBatch {
 
     /// Set the outcome of every object that has none after the deadline and whose memory is not in
     /// a read. Called repeatedly: the header that a late read brings may have been given up.
-    pub(crate) fn settle_late(&mut self, io: &mut SessionIo) {
-        for i in 0..self.slots.len() {
-            let slot = &self.slots[i];
-            if slot.is_done() || slot.destination.is_none() {
+    pub(crate) fn end_late(&mut self, io: &mut SessionIo) {
+        for i in 0..self.items.len() {
+            let item = &self.items[i];
+            if item.is_done() || item.destination.is_none() {
                 continue;
             }
-            let staged = slot.reading().is_some_and(|read| read.claims().stage.is_some());
-            let settled = if staged && !slot.attempts.submitted {
+            let staged = item.reading().is_some_and(|read| read.claims().sub_batch.is_some());
+            let outcome = if staged && !item.attempts.submitted {
                 let remedy = "align the destination to 4096 bytes, or raise staging.bytes";
-                let bytes: usize = slot.destination.iter().flat_map(|d| &d.0).map(Part::len).sum();
+                let bytes: usize = item.destination.iter().flat_map(|d| &d.0).map(Part::len).sum();
                 let detail =
-                    format!("no staging memory in time; {remedy} key={} bytes={bytes}", slot.key);
-                Settled::Failed(Error::busy(detail))
+                    format!("no staging memory in time; {remedy} key={} bytes={bytes}", item.key);
+                ItemOutcome::Failed(Error::busy(detail))
             } else {
-                Settled::Miss(MissCause::Late)
+                ItemOutcome::Miss(MissCause::Late)
             };
-            self.settle(io, i, settled);
+            self.set_outcome(io, i, outcome);
         }
     }
 
@@ -65,6 +65,6 @@ impl GetBatch {
         self.in_flight
             .drain()
             .for_each(|(_, flight)| release_segment(&io.shared, flight.read.segment));
-        self.slots.iter_mut().for_each(|slot| locate::leave_segment(&io.shared, slot));
+        self.items.iter_mut().for_each(|item| locate::leave_segment(&io.shared, item));
     }
 }

@@ -7,7 +7,7 @@ use super::GetBatch;
 use crate::api::outcome::{CompletedGet, MissCause};
 use crate::memory::namespaces::NamespaceCounts;
 use crate::read::absence;
-use crate::read::slot::{Hit, HitSource, Purpose, Settled, Slot};
+use crate::read::item::{BatchItem, Hit, HitSource, ItemOutcome, Purpose};
 use crate::read::touch_hits::touch_hits;
 use crate::rpc::remote_get::{CallOptions, MissedItem};
 use crate::state::session_io::SessionIo;
@@ -25,38 +25,40 @@ pub(crate) struct Finished {
 impl GetBatch {
     /// The outcomes, once [`GetBatch::advance`] returned true.
     pub fn finish(mut self, io: &mut SessionIo) -> Finished {
-        let is_prefetch = self.slots.iter().any(Slot::keeps_in_arena);
+        let is_prefetch = self.items.iter().any(BatchItem::keeps_in_arena);
         self.note_load(io);
         let missed = if is_prefetch { Vec::new() } else { self.missed(io) };
-        let promoted = crate::read::promote::promote(&io.shared, &mut self.slots, self.at);
+        let promoted = crate::read::promote::promote(&io.shared, &mut self.items, self.at);
         if !is_prefetch {
-            touch_hits(&io.shared, &self.slots, self.at.epoch);
+            touch_hits(&io.shared, &self.items, self.at.request);
         }
         let mut counters = Counters::default();
         if is_prefetch {
             io.shared.lock().counters.prefetched += promoted;
         }
-        for slot in &self.slots {
-            match slot.settled() {
+        for item in &self.items {
+            match item.outcome() {
                 // A prefetched object counts neither as a hit nor as a miss.
-                Some(Settled::Miss(MissCause::Damaged)) if is_prefetch => counters.damaged += 1,
+                Some(ItemOutcome::Miss(MissCause::Damaged)) if is_prefetch => counters.damaged += 1,
                 _ if is_prefetch => {}
-                Some(Settled::Hit(hit)) => count_hit(&mut counters, hit, slot.is_continued),
+                Some(ItemOutcome::Hit(hit)) => count_hit(&mut counters, hit, item.is_continued),
                 // Peers are asked first; they decide whether it is a miss.
-                Some(Settled::Miss(_)) if !missed.is_empty() => {}
-                Some(Settled::Miss(cause)) if self.is_final(slot, *cause) => counters.miss(*cause),
-                Some(Settled::Miss(MissCause::Damaged)) => counters.damaged += 1,
-                Some(Settled::Miss(_)) => {}
-                Some(Settled::Failed(_)) | None => {}
+                Some(ItemOutcome::Miss(_)) if !missed.is_empty() => {}
+                Some(ItemOutcome::Miss(cause)) if self.is_final(item, *cause) => {
+                    counters.miss(*cause)
+                }
+                Some(ItemOutcome::Miss(MissCause::Damaged)) => counters.damaged += 1,
+                Some(ItemOutcome::Miss(_)) => {}
+                Some(ItemOutcome::Failed(_)) | None => {}
             }
         }
         if counters.misses.iter().any(|n| *n > 0) {
-            let is_absent = |slot: &&Slot| {
-                let is_miss = matches!(slot.settled(), Some(Settled::Miss(MissCause::Absent)));
-                is_miss && self.is_final(slot, MissCause::Absent)
+            let is_absent = |item: &&BatchItem| {
+                let is_miss = matches!(item.outcome(), Some(ItemOutcome::Miss(MissCause::Absent)));
+                is_miss && self.is_final(item, MissCause::Absent)
             };
-            let absent = self.slots.iter().filter(is_absent);
-            let absent = absent.map(|slot| (&slot.key, slot.fingerprint));
+            let absent = self.items.iter().filter(is_absent);
+            let absent = absent.map(|item| (&item.key, item.fingerprint));
             absence::count(&io.shared, absent, &mut counters.absent);
         }
         io.shared.reads.counters.add(io.counter_stripe, &counters);
@@ -64,20 +66,24 @@ impl GetBatch {
             self.count_by_namespace(&io.shared, missed.is_empty());
         }
         if io.shared.config.batch_summary() {
-            crate::read::summary::log_gets(&self.slots);
+            crate::read::summary::log_gets(&self.items);
         }
-        let Recency { epoch, depth } = self.at;
-        let options = CallOptions { request: epoch, depth, deadline: self.deadline };
-        Finished { done: self.slots.iter_mut().map(Slot::take_done).collect(), missed, options }
+        let Recency { request, depth } = self.at;
+        let options = CallOptions { request, depth, deadline: self.deadline };
+        Finished {
+            done: self.items.iter_mut().map(BatchItem::take_done).collect(),
+            missed,
+            options,
+        }
     }
 
     /// The buffer of each object that was read; not counted as hits.
     pub fn into_buffers(self) -> Vec<Option<AlignedBuf>> {
-        let buffer = |mut slot: Slot| match slot.settled()? {
-            Settled::Hit(_) => slot.destination.take()?.into_buffer(),
-            Settled::Miss(_) | Settled::Failed(_) => None,
+        let buffer = |mut item: BatchItem| match item.outcome()? {
+            ItemOutcome::Hit(_) => item.destination.take()?.into_buffer(),
+            ItemOutcome::Miss(_) | ItemOutcome::Failed(_) => None,
         };
-        self.slots.into_iter().map(buffer).collect()
+        self.items.into_iter().map(buffer).collect()
     }
 
     /// Misses that peers may have.
@@ -85,20 +91,20 @@ impl GetBatch {
         if io.connections.is_none() || self.late || self.local_only {
             return Vec::new();
         }
-        let missed = |(index, slot): (usize, &Slot)| match (slot.settled()?, &slot.purpose) {
-            (Settled::Miss(MissCause::Slow), _) => None,
-            (Settled::Miss(_), Purpose::Deliver(range)) => {
-                Some(MissedItem { index, key: slot.key, range: range.clone() })
+        let missed = |(index, item): (usize, &BatchItem)| match (item.outcome()?, &item.purpose) {
+            (ItemOutcome::Miss(MissCause::Slow), _) => None,
+            (ItemOutcome::Miss(_), Purpose::Deliver(range)) => {
+                Some(MissedItem { index, key: item.key, range: range.clone() })
             }
-            (Settled::Miss(_) | Settled::Hit(_) | Settled::Failed(_), _) => None,
+            (ItemOutcome::Miss(_) | ItemOutcome::Hit(_) | ItemOutcome::Failed(_), _) => None,
         };
-        self.slots.iter().enumerate().filter_map(missed).collect()
+        self.items.iter().enumerate().filter_map(missed).collect()
     }
 
     /// Whether a miss counts here: not that of a later part of an object, nor if peers are asked
     /// for the whole object.
-    fn is_final(&self, slot: &Slot, cause: MissCause) -> bool {
-        !slot.is_continued && (!self.local_only || cause == MissCause::Slow)
+    fn is_final(&self, item: &BatchItem, cause: MissCause) -> bool {
+        !item.is_continued && (!self.local_only || cause == MissCause::Slow)
     }
 
     /// Count hits and, unless peers are asked, misses.
@@ -107,24 +113,24 @@ impl GetBatch {
         if !namespaces.is_counting() {
             return;
         }
-        for slot in &self.slots {
-            let namespace = slot.key.namespace();
-            match slot.settled() {
-                Some(Settled::Hit(hit)) => {
+        for item in &self.items {
+            let namespace = item.key.namespace();
+            match item.outcome() {
+                Some(ItemOutcome::Hit(hit)) => {
                     if !namespaces.has(namespace) {
                         shared.lock().namespaces.add(namespace);
                     }
-                    let objects = u64::from(!slot.is_continued);
+                    let objects = u64::from(!item.is_continued);
                     let counts = namespaces.counts(namespace);
                     counts.into_iter().for_each(|counts| counts.count_hits(objects, hit.bytes));
                 }
-                Some(Settled::Miss(cause))
-                    if self.is_final(slot, *cause)
+                Some(ItemOutcome::Miss(cause))
+                    if self.is_final(item, *cause)
                         && (peers_are_not_asked || *cause == MissCause::Slow) =>
                 {
                     namespaces.counts(namespace).into_iter().for_each(NamespaceCounts::count_miss);
                 }
-                Some(Settled::Miss(_) | Settled::Failed(_)) | None => {}
+                Some(ItemOutcome::Miss(_) | ItemOutcome::Failed(_)) | None => {}
             }
         }
     }

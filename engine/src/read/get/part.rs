@@ -6,8 +6,8 @@ use pagelith_tiers::policy::Recency;
 
 use super::GetBatch;
 use crate::api::request::Get;
+use crate::read::item::BatchItem;
 use crate::read::recompute::Recompute;
-use crate::read::slot::Slot;
 use crate::state::session_io::SessionIo;
 
 /// Part of a request of a client.
@@ -28,9 +28,9 @@ impl GetBatch {
         at: Recency,
         deadline: Mono,
     ) -> (GetBatch, Recompute) {
-        let mut slots: Vec<_> = part.gets.into_iter().map(Slot::new).collect();
-        slots.iter_mut().zip(part.continued).for_each(|(slot, is)| slot.is_continued = is);
-        let batch = Self::begin_slots(io, slots, at, deadline, part.recompute);
+        let mut items: Vec<_> = part.gets.into_iter().map(BatchItem::new).collect();
+        items.iter_mut().zip(part.continued).for_each(|(item, is)| item.is_continued = is);
+        let batch = Self::begin_items(io, items, at, deadline, part.recompute);
         let decided = batch.recompute.of_next_batch();
         (GetBatch { local_only: part.local_only, ..batch }, decided)
     }

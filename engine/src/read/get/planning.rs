@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 use pagelith_layouts::staging;
 
 use super::{GetBatch, Header, HeaderBytes};
+use crate::read::item::{PayloadRead, StagedRead};
 use crate::read::plan;
 use crate::read::plan::{Piece, PlannedRead, ReadTarget};
-use crate::read::slot::{PayloadRead, StagedRead};
 use crate::state::session_io::SessionIo;
 
 impl GetBatch {
@@ -17,7 +17,7 @@ impl GetBatch {
         let Some(facts) = &io.facts else { return };
         let align = facts.memory_align.max(facts.offset_align);
         let budget = io.shared.config.staging_budget();
-        let late = io.shared.reads.slow.may_outlast(self.deadline, io.shared.now());
+        let late = io.shared.reads.latency.may_outlast(self.deadline, io.shared.now());
         let staged_only = late || io.shared.reads.direct_suspended.load(Ordering::Relaxed);
         let mut targets = Vec::with_capacity(which.len());
         let mut cached_headers = Vec::with_capacity(which.len());
@@ -25,9 +25,9 @@ impl GetBatch {
         io.shared
             .ssd
             .headers
-            .prefetch(which.iter().filter_map(|&i| self.slots[i].header_location()));
+            .prefetch(which.iter().filter_map(|&i| self.items[i].header_location()));
         for &i in which {
-            let Some(mut target) = self.slots[i].target(i, align, facts.parts_max, staged_only)
+            let Some(mut target) = self.items[i].target(i, align, facts.parts_max, staged_only)
             else {
                 continue;
             };
@@ -41,47 +41,52 @@ impl GetBatch {
                 }
                 staged.push((targets.len(), cost));
             }
-            let cached = self.slots[i].find_cached_header(&io.shared);
+            let cached = self.items[i].find_cached_header(&io.shared);
             target.header_cached = cached.is_some();
             cached_headers.push(cached);
             targets.push(target);
         }
-        self.assign_stages(&mut targets, &staged, budget);
+        self.assign_sub_batches(&mut targets, &staged, budget);
         let (reads, headers, header_of) = plan::plan(&targets, self.headers.len(), facts.parts_max);
         self.headers.extend(headers.into_iter().map(Header::new));
         for ((target, number), cached) in targets.iter().zip(header_of).zip(cached_headers) {
             let header = &mut self.headers[number];
             header.users += 1;
             header.bytes = cached.map(HeaderBytes::Cached).or(header.bytes.take());
-            self.slots[target.slot].begin_read(number, payload_read(target));
+            self.items[target.item].begin_read(number, payload_read(target));
         }
         self.waiting.extend(reads);
     }
 
     /// Split the staged objects into sub-batches, in order and greedily. Numbers continue from the
     /// sub-batches that the batch already has.
-    fn assign_stages(&mut self, targets: &mut [ReadTarget], staged: &[(usize, u64)], budget: u64) {
+    fn assign_sub_batches(
+        &mut self,
+        targets: &mut [ReadTarget],
+        staged: &[(usize, u64)],
+        budget: u64,
+    ) {
         let costs: Vec<u64> = staged.iter().map(|(_, cost)| *cost).collect();
         for range in staging::split(&costs, budget) {
-            self.stage_unsettled.push(range.len());
+            self.sub_batch_left.push(range.len());
             for (target, _) in &staged[range] {
-                targets[*target].stage = self.stage_unsettled.len();
+                targets[*target].sub_batch = self.sub_batch_left.len();
             }
         }
     }
 
     /// Plan again, as staged reads, the direct pieces of a waiting read: the device may not
     /// complete a direct read before the deadline.
-    pub(crate) fn stage_instead(&mut self, io: &mut SessionIo, read: &PlannedRead) {
+    pub(crate) fn replan_through_staging(&mut self, io: &mut SessionIo, read: &PlannedRead) {
         let mut which = Vec::new();
         for piece in &read.pieces {
-            if let Piece::Direct { slot, round, .. } = piece
-                && self.slots[*slot].needs_round(*round)
+            if let Piece::Direct { item, plan_number, .. } = piece
+                && self.items[*item].needs_plan(*plan_number)
             {
-                which.push(*slot);
+                which.push(*item);
             }
         }
-        which.iter().for_each(|&slot| self.discard_read(io, slot));
+        which.iter().for_each(|&item| self.discard_read(io, item));
         if let Some(Piece::Header { header, bytes }) = read.pieces.first()
             && self.headers[*header].users > 0
         {
@@ -102,7 +107,7 @@ impl GetBatch {
 fn payload_read(target: &ReadTarget) -> PayloadRead {
     match target.direct_parts {
         None => PayloadRead::Staged(StagedRead {
-            stage: target.stage,
+            sub_batch: target.sub_batch,
             left: target.chunks.len(),
             arrived: Vec::new(),
         }),

@@ -8,8 +8,8 @@ use pagelith_tiers::policy::Recency;
 
 use super::GetBatch;
 use crate::memory::index::SsdLocation;
+use crate::read::item::{BatchItem, Hit, HitSource, ItemOutcome, ProbedHeader};
 use crate::read::recompute::Recompute;
-use crate::read::slot::{Hit, HitSource, ProbedHeader, Settled, Slot};
 use crate::state::session_io::SessionIo;
 
 /// An object that a probe found.
@@ -30,14 +30,14 @@ pub(crate) struct ProbedObject {
 impl GetBatch {
     /// Probe by their headers whether these objects are present.
     pub fn probe(io: &mut SessionIo, keys: &[ObjectKey], at: Recency, deadline: Mono) -> GetBatch {
-        let slots = keys.iter().map(|k| Slot::probe(*k)).collect();
-        Self::begin_slots(io, slots, at, deadline, Recompute::Never)
+        let items = keys.iter().map(|k| BatchItem::probe(*k)).collect();
+        Self::begin_items(io, items, at, deadline, Recompute::Never)
     }
 
     /// The result of each probe; `None` for an absent object.
     pub fn into_probed(self) -> Vec<Option<ProbedObject>> {
-        let probed = |mut slot: Slot| {
-            let Settled::Hit(Hit { length, source, .. }) = slot.take_settled()? else {
+        let probed = |mut item: BatchItem| {
+            let ItemOutcome::Hit(Hit { length, source, .. }) = item.take_outcome()? else {
                 return None;
             };
             Some(match source {
@@ -50,6 +50,6 @@ impl GetBatch {
                 }
             })
         };
-        self.slots.into_iter().map(probed).collect()
+        self.items.into_iter().map(probed).collect()
     }
 }

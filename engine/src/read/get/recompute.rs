@@ -2,16 +2,16 @@
 
 use super::GetBatch;
 use crate::api::outcome::MissCause;
+use crate::read::item::{HitSource, ItemOutcome};
 use crate::read::page_depth::PageDepths;
 use crate::read::recompute::Recompute;
-use crate::read::slot::{HitSource, Settled};
 use crate::state::session_io::SessionIo;
 
 impl GetBatch {
     /// Decide once for the request of these objects, which are on SSD: if recent loads say that
-    /// loading them takes longer than recomputing their pages, settle them as misses and return
+    /// loading them takes longer than recomputing their pages, make them misses and return
     /// true.
-    pub(super) fn settle_if_slow(&mut self, io: &mut SessionIo, from_ssd: &[usize]) -> bool {
+    pub(super) fn miss_if_slow(&mut self, io: &mut SessionIo, from_ssd: &[usize]) -> bool {
         let Some(page_seconds) = io.shared.config.page_recompute_seconds() else { return false };
         if from_ssd.is_empty() {
             return false;
@@ -32,7 +32,7 @@ impl GetBatch {
             return false;
         }
         self.recompute = Recompute::Slow;
-        from_ssd.iter().for_each(|&i| self.settle(io, i, Settled::Miss(MissCause::Slow)));
+        from_ssd.iter().for_each(|&i| self.set_outcome(io, i, ItemOutcome::Miss(MissCause::Slow)));
         true
     }
 
@@ -40,8 +40,8 @@ impl GetBatch {
     fn size_of(&self, objects: &[usize]) -> (u64, f64) {
         let (mut depths, mut last, mut bytes) = (PageDepths::default(), 0, 0);
         for &i in objects {
-            last = depths.depth_of(&self.slots[i].key);
-            bytes += self.slots[i].destination_bytes();
+            last = depths.depth_of(&self.items[i].key);
+            bytes += self.items[i].destination_bytes();
         }
         (bytes, f64::from(last) + 1.0)
     }
@@ -49,8 +49,8 @@ impl GetBatch {
     /// Note how long the load of the objects on SSD took.
     pub(super) fn note_load(&self, io: &SessionIo) {
         let Recompute::Loading(began, ended) = self.recompute else { return };
-        let loaded = self.slots.iter().filter_map(|slot| match slot.settled() {
-            Some(Settled::Hit(hit)) if matches!(hit.source, HitSource::Ssd { .. }) => {
+        let loaded = self.items.iter().filter_map(|item| match item.outcome() {
+            Some(ItemOutcome::Hit(hit)) if matches!(hit.source, HitSource::Ssd { .. }) => {
                 Some(hit.bytes)
             }
             _ => None,

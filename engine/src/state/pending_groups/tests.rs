@@ -31,7 +31,7 @@ fn key(n: u64, part: usize) -> ObjectKey {
 }
 
 fn at() -> Recency {
-    Recency { epoch: 0, depth: 0 }
+    Recency { request: 0, depth: 0 }
 }
 
 fn begin(core: &mut Core, required: &[ObjectKey], deadline: Mono, over_link: bool) -> Result<u64> {

@@ -48,7 +48,8 @@ impl PrefetchTask {
                 queue.finish(&hint);
                 continue;
             }
-            let other_request = hints.first().is_some_and(|first| first.at.epoch != hint.at.epoch);
+            let other_request =
+                hints.first().is_some_and(|first| first.at.request != hint.at.request);
             if other_request
                 || hints.len() == BATCH_OBJECTS
                 || (bytes > 0 && bytes + hint.length > BATCH_BYTES)

@@ -55,7 +55,7 @@ struct PresentObject {
     length: u64,
     kind: GroupKind,
     /// It is attached to a base that is absent: it is invisible, and a put replaces it.
-    hidden: bool,
+    is_invisible: bool,
     /// Keys of all objects of its frame or record, including its own.
     members: Vec<ObjectKey>,
 }
@@ -185,7 +185,7 @@ pub(crate) fn reserve_memory(
         PutKind::Attached(base) => frame_of(shared, core, base),
         PutKind::Single | PutKind::Base => None,
     };
-    match core.quota_room(namespace, lengths.clone(), core.ssd.is_some(), base) {
+    match core.make_quota_room(namespace, lengths.clone(), core.ssd.is_some(), base) {
         QuotaRoom::Fits => {}
         QuotaRoom::Exceeded => return AdmitOutcome::OverQuota,
         QuotaRoom::Busy => return AdmitOutcome::NoMemory(quota::no_own_room(namespace)),
@@ -240,7 +240,7 @@ fn key_state(
             location: Location::Frame(id),
             length: frame.data.members[member].extent.bytes,
             kind: frame.data.group_kind,
-            hidden: !seen,
+            is_invisible: !seen,
             members: frame.data.members.iter().map(|m| m.key).collect(),
         });
     }
@@ -268,7 +268,7 @@ fn key_state(
                     location: Location::Ssd(location),
                     length: probed.length,
                     kind,
-                    hidden: !core.is_visible(&entry),
+                    is_invisible: !core.is_visible(&entry),
                     members: probed.members.iter().map(|(key, _)| *key).collect(),
                 }),
                 // It was removed since, or it was in memory when the header was requested.
@@ -290,7 +290,7 @@ fn classify_group(
     let mut standalone_members = Vec::new();
     for (member, (object, found)) in group.iter().zip(found).enumerate() {
         let (ObjectSize { key, length, .. }, Some(found)) =
-            (object, found.as_ref().filter(|f| !f.hidden))
+            (object, found.as_ref().filter(|f| !f.is_invisible))
         else {
             same = false;
             continue;

@@ -167,7 +167,7 @@ pub(crate) fn prepare(
         generation,
         sequence: Sequence(0),
         group_kind: kind,
-        base_group: 0,
+        base_name: 0,
         base: None,
         depth: at.depth,
         members,
@@ -247,7 +247,7 @@ mod tests {
             origin: PutOrigin::Put,
         };
         let group = [MemberSource::ToCopy(key)].into_iter();
-        prepare(GroupKind::Single, &key, group, admitted, Recency { epoch: 0, depth: 0 })
+        prepare(GroupKind::Single, &key, group, admitted, Recency { request: 0, depth: 0 })
     }
 
     fn part() -> Part {

@@ -211,7 +211,7 @@ fn attach(
         generation,
         sequence: core.next_sequence(),
         group_kind: GroupKind::Attached,
-        base_group: shared.group_name(&base, generation),
+        base_name: shared.group_name(&base, generation),
         base: Some(Box::new(base)),
         depth: at.depth,
         members,
@@ -231,13 +231,14 @@ fn attach(
     Ok(Published { outcome: PutOutcome::Stored, frames })
 }
 
-/// Hints for objects that are stored now. Those of a session that left come back as puts.
+/// Hints for objects that are stored now. A hint that let objects leave was wrong if they are put
+/// again.
 fn follow_hints(shared: &Shared, core: &mut Core, members: &[FrameMember]) {
     shared.hints.requested(members.iter().map(|m| m.fingerprint), || shared.now());
     pin::begin_early_leases(shared, core, members.iter().map(|m| (m.key, m.fingerprint)));
 }
 
-/// If these objects are a state that supersedes another, that leaves DRAM first.
+/// If these objects are a state that supersedes another one, let that one leave DRAM first.
 fn supersede(shared: &Shared, core: &mut Core, state: &[FrameMember], generation: Generation) {
     let Some(page) = state.first().and_then(|m| shared.superseded.put(&m.key)) else { return };
     for member in state {
@@ -278,14 +279,14 @@ fn refuse(core: &mut Core, members: &[FrameMember]) -> Published {
     free_members(core, members);
     if let Some(first) = members.first() {
         let fingerprints = members.iter().map(|m| m.fingerprint);
-        count_refused(core, first.key.namespace(), fingerprints, false);
+        count_refused_put(core, first.key.namespace(), fingerprints, false);
     }
     Published::without_frames(PutOutcome::Refused)
 }
 
 /// Count objects of a namespace whose put is refused, `by_limit` because of its limits; returns the
 /// outcome.
-pub(crate) fn count_refused(
+pub(crate) fn count_refused_put(
     core: &mut Core,
     namespace: NamespaceId,
     fingerprints: impl Iterator<Item = u128>,
@@ -317,7 +318,7 @@ fn check_quota(
     let (namespace, is_written) = (first.key.namespace(), core.ssd.is_some());
     let base = base.and_then(|base| admit::frame_of(shared, core, base));
     let lengths = members.iter().map(|m| m.extent.bytes);
-    match core.quota_room(namespace, lengths, is_written, base) {
+    match core.make_quota_room(namespace, lengths, is_written, base) {
         QuotaRoom::Fits => Ok(None),
         QuotaRoom::Busy => {
             if origin != PutOrigin::Fetched {
@@ -328,7 +329,7 @@ fn check_quota(
         QuotaRoom::Exceeded => {
             free_members(core, members);
             if origin != PutOrigin::Fetched {
-                count_refused(core, namespace, members.iter().map(|m| m.fingerprint), true);
+                count_refused_put(core, namespace, members.iter().map(|m| m.fingerprint), true);
             }
             Ok(Some(Published::without_frames(PutOutcome::Refused)))
         }
@@ -447,7 +448,8 @@ fn insert_frame(
 ) -> std::result::Result<Option<FrameRef>, ()> {
     let ssd_writes = core.ssd.as_ref().is_some_and(|s| s.health.writes());
     let tenants = &mut core.tenants;
-    let frame = core.dram.frames.insert(data.clone(), FrameState::Queued, at, tenants).ok_or(())?;
+    let frame =
+        core.dram.frames.insert(data.clone(), FrameState::Unwritten, at, tenants).ok_or(())?;
     index_frame(core, frame.id, data);
     if origin == PutOrigin::Put
         && let Some(remote) = core.remote.as_mut()
@@ -455,13 +457,13 @@ fn insert_frame(
         core.counters.remote_skipped += remote.push_frame(frame, data.members.len() as u64);
     }
     if let Some(ssd) = core.ssd.as_mut().filter(|_| ssd_writes) {
-        ssd.queue.note_visible(frame);
+        ssd.queue.note_unqueued(frame);
         return Ok(Some(frame));
     }
     if core.ssd.is_some() && origin != PutOrigin::Fetched {
         core.count_lost(data.namespace, data.members.len());
     }
-    core.make_evictable(frame);
+    core.end_write(frame);
     Ok(None)
 }
 

@@ -78,13 +78,13 @@ impl PutBatch {
             }
             self.find_new_keys(shared, runs);
             let (copied, next) = (&runs.copied, &runs.next);
-            let settled: Vec<usize> = copied
+            let touched_groups: Vec<usize> = copied
                 .iter()
                 .map(|one| one.group)
                 .chain(next.iter().map(|one| one.group))
                 .collect();
             from = self.publish_and_admit(shared, runs, end);
-            settled.into_iter().for_each(|group| self.settle_open_group(shared, group));
+            touched_groups.into_iter().for_each(|group| self.end_commit(shared, group));
             let RunScratch { next, admitted, copied, .. } = &mut *runs;
             let prepared = |(number, one): (usize, _)| self.prepare(shared, &next[number], one);
             copied.extend(admitted.drain(..).map(prepared));
@@ -102,7 +102,7 @@ impl PutBatch {
         if queued {
             self.unqueued_bytes = 0;
             let last = self.recency_of(self.groups.len().saturating_sub(1));
-            let request = (last.epoch, last.depth);
+            let request = (last.request, last.depth);
             let (admission, now) = (&shared.admission, shared.now());
             ssd_admission::enqueue(admission, now, &mut core, &mut self.frames, request);
         }
@@ -136,7 +136,7 @@ impl PutBatch {
                 shared.check_open().and_then(|()| put::check(shared, group.kind(), &sizes))
             {
                 self.set_outcome(i, Err(error), Vec::new());
-                self.settle_open_group(shared, i);
+                self.end_commit(shared, i);
                 continue;
             }
             taken += total_bytes(&sizes);
@@ -209,7 +209,7 @@ impl PutBatch {
                     let first = &sizes[0].key;
                     let generation = core.generation(first.namespace());
                     let keys = sizes.iter().map(|size| shared.fingerprint(&size.key, generation));
-                    let refused = publish::count_refused(core, first.namespace(), keys, true);
+                    let refused = publish::count_refused_put(core, first.namespace(), keys, true);
                     self.set_outcome(member.group, Ok(refused), Vec::new());
                 }
                 AdmitOutcome::NoMemory(error) => {

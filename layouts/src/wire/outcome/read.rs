@@ -10,20 +10,20 @@ use crate::record::OBJECT_BYTES_MAX;
 /// A decoded outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecodedOutcome<'a> {
-    /// Of get and put: one outcome per item.
+    /// For get and put: one outcome per item.
     Items(Items<'a>),
-    /// Of exists and missing: one bit per item.
+    /// For exists and missing: one bit per item.
     Bits(Bits<'a>),
-    /// Of exists prefix, remove, clear, ping, pin, unpin, lease, begin, commit, abort, prefetch,
+    /// For exists prefix, remove, clear, ping, pin, unpin, lease, begin, commit, abort, prefetch,
     /// hold, release, used and hint.
     Number(u64),
-    /// Of flush.
+    /// For flush.
     Flushed(Flushed),
-    /// Of stats: a JSON object.
+    /// For stats: a JSON object.
     Text(&'a str),
-    /// Of events.
+    /// For events.
     Events(EventList<'a>),
-    /// Of view: one per object.
+    /// For view: one per object.
     Views(List<'a, ViewItem>),
     /// The operation failed as a whole, without effect on any item.
     Failed(Failure<'a>),

@@ -87,7 +87,7 @@ fn padding_of_reused_extent_is_zero() {
         fill(&memory, old, &[&[0xff; 8192]], BLOCK);
         space.free(old);
         let extent = space.alloc(len).expect("room");
-        assert_eq!(extent.first_page, old.first_page, "the allocator reuses the same page");
+        assert_eq!(extent.first_unit, old.first_unit, "the allocator reuses the same page");
         fill(&memory, extent, &[&pattern(len as usize, 1)], BLOCK);
         let part = padded(&memory, extent);
         assert_eq!((part.len() as u64, part.addr() % 4096), (extent.padded_bytes(), 0));
@@ -157,7 +157,7 @@ fn arena_capacity_of_partial_page_is_refused() {
 #[should_panic(expected = "extent outside the arena")]
 fn extent_beyond_arena_end_panics() {
     let Arena { memory, .. } = arena(2 * 4096);
-    padded(&memory, Extent { first_page: 1, bytes: 4097 });
+    padded(&memory, Extent { first_unit: 1, bytes: 4097 });
 }
 
 #[test]

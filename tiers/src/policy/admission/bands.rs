@@ -1,9 +1,9 @@
-//! Bands of age: half octaves of units of time.
+//! Bands of age: half octaves of steps of time.
 
 /// Number of bands.
 pub(super) const BANDS: usize = 23;
 
-/// Ages at which bands begin, in units of 1/512 of the SSD: powers of the square root of two. The
+/// Ages at which bands begin, in steps of 1/512 of the SSD: powers of the square root of two. The
 /// last band ends after 4 times the SSD.
 pub(super) const STARTS: [u32; BANDS + 1] = [
     0, 1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512, 724, 1024, 1448,

@@ -5,7 +5,7 @@
 //! much below `-swing_bytes` as long as the budget limits all writes. So over any time
 //! the bytes written exceed those granted by little more than 2 swings, 4 % of the SSD.
 
-use super::page_hash::PageHash;
+use super::policy_key::PolicyKey;
 
 /// Part of the SSD's bytes by which the written bytes may differ from the granted ones.
 const SWING_SHARE: u64 = 50;
@@ -40,7 +40,7 @@ impl WriteBudget {
     /// swing. Of the others a share of the chains may, which falls from all to none as the balance
     /// falls from a swing to none. The hash of the first unknown
     /// page of a chain decides for all of it: a chain is written as a whole or not at all.
-    pub(super) fn allows(&self, touched_before: bool, chain: PageHash) -> bool {
+    pub(super) fn allows(&self, touched_before: bool, chain: PolicyKey) -> bool {
         if touched_before {
             return self.balance_bytes > -self.swing_bytes;
         }
@@ -54,8 +54,8 @@ mod tests {
     use super::*;
 
     /// A hash that scatters.
-    fn page(n: u64) -> PageHash {
-        PageHash(n.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    fn page(n: u64) -> PolicyKey {
+        PolicyKey(n.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 
     #[test]

@@ -22,18 +22,23 @@ impl PageClass {
 
     /// A page that is touched for the first time, `from_end` pages before the end of its batch, in
     /// a turn of its chain.
-    pub(super) fn first(from_end: usize, turn: u32) -> PageClass {
-        PageClass::new(0, (from_end as u32).min(LEVEL_MAX), from_end, turn)
+    pub(super) fn first(from_end: usize, chat_turn: u32) -> PageClass {
+        PageClass::new(0, (from_end as u32).min(LEVEL_MAX), from_end, chat_turn)
     }
 
     /// The page is touched again, `gap` after the last time. The turn stays.
     pub(super) fn again(self, gap: u32, from_end: usize) -> PageClass {
-        PageClass::new((self.touches() + 1).min(LEVEL_MAX), gap_level(gap), from_end, self.turn())
+        PageClass::new(
+            (self.touches() + 1).min(LEVEL_MAX),
+            gap_level(gap),
+            from_end,
+            self.chat_turn(),
+        )
     }
 
-    fn new(touches: u32, detail: u32, from_end: usize, turn: u32) -> PageClass {
+    fn new(touches: u32, detail: u32, from_end: usize, chat_turn: u32) -> PageClass {
         let near_end = u32::from(from_end < 2);
-        PageClass((touches << 5 | detail << 3 | near_end << 2 | turn.min(LEVEL_MAX)) as u8)
+        PageClass((touches << 5 | detail << 3 | near_end << 2 | chat_turn.min(LEVEL_MAX)) as u8)
     }
 
     /// Number of earlier touches, at most 3.
@@ -42,7 +47,7 @@ impl PageClass {
     }
 
     /// The turn of its chain in which it was first touched, at most 3.
-    pub(super) fn turn(self) -> u32 {
+    pub(super) fn chat_turn(self) -> u32 {
         u32::from(self.0) & LEVEL_MAX
     }
 
@@ -52,7 +57,7 @@ impl PageClass {
     }
 }
 
-/// Level of a gap in units of 1/512 of the SSD: below 1/32 of it, 1/8, 1/2, or more.
+/// Level of a gap in steps of 1/512 of the SSD: below 1/32 of it, 1/8, 1/2, or more.
 fn gap_level(gap: u32) -> u32 {
     match gap {
         0..16 => 0,
@@ -69,17 +74,17 @@ mod tests {
     #[test]
     fn class_counts_touches_and_keeps_its_turn() {
         let first = PageClass::first(5, 2);
-        assert_eq!((first.touches(), first.turn()), (0, 2));
+        assert_eq!((first.touches(), first.chat_turn()), (0, 2));
         let again = first.again(20, 0).again(20, 0);
-        assert_eq!((again.touches(), again.turn()), (2, 2));
+        assert_eq!((again.touches(), again.chat_turn()), (2, 2));
         let often = (0..9).fold(first, |class, _| class.again(1, 5));
-        assert_eq!((often.touches(), often.turn()), (3, 2));
-        assert_eq!(PageClass::first(0, 9).turn(), LEVEL_MAX);
+        assert_eq!((often.touches(), often.chat_turn()), (3, 2));
+        assert_eq!(PageClass::first(0, 9).chat_turn(), LEVEL_MAX);
     }
 
     #[test]
     fn classes_differ_by_what_they_are_made_of_and_survive_their_number() {
-        let of = |from_end, turn| PageClass::first(from_end, turn);
+        let of = |from_end, chat_turn| PageClass::first(from_end, chat_turn);
         let classes = [
             of(0, 0),
             of(1, 0),

@@ -6,13 +6,13 @@
 //! wrong byte. The page that was touched longest ago leaves a full bucket.
 //!
 //! ```text
-//! tag 12, never 0 | refused 1 | class 7 | unit of time of the last touch 12
+//! tag 12, never 0 | refused 1 | class 7 | step of time of the last touch 12
 //! ```
 
 use pagelith_io::prefetch;
 
 use super::class::{CLASS_BITS, PageClass};
-use super::page_hash::PageHash;
+use super::policy_key::PolicyKey;
 
 const BUCKET_ENTRIES: usize = 16;
 const TAG_BITS: u32 = 12;
@@ -50,7 +50,7 @@ pub(super) struct HistorySlot {
     at: usize,
 }
 
-/// Class of a page at its last touch, and the units of time since.
+/// Class of a page at its last touch, and the steps of time since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LastTouch {
     pub(super) class: PageClass,
@@ -68,19 +68,19 @@ impl History {
         History { buckets, sweep: 0 }
     }
 
-    fn bucket_of(&self, page: PageHash) -> usize {
+    fn bucket_of(&self, page: PolicyKey) -> usize {
         ((u128::from(page.0) * self.buckets.len() as u128) >> 64) as usize
     }
 
     /// Prefetch the bucket of a page into the CPU cache.
     #[inline]
-    pub(super) fn prefetch(&self, page: PageHash) {
+    pub(super) fn prefetch(&self, page: PolicyKey) {
         prefetch::line(&self.buckets[self.bucket_of(page)]);
     }
 
     /// The slot of a page, which another page has if it is not known, and its last touch.
     #[inline]
-    pub(super) fn find(&self, page: PageHash, now: u32) -> (HistorySlot, Option<LastTouch>) {
+    pub(super) fn find(&self, page: PolicyKey, now: u32) -> (HistorySlot, Option<LastTouch>) {
         let bucket = self.bucket_of(page);
         let entries = &self.buckets[bucket].0;
         if let Some(at) = position(entries, tag_of(page)) {
@@ -102,7 +102,7 @@ impl History {
     }
 
     /// The last touch of a page, if it is known.
-    pub(super) fn get(&self, page: PageHash, now: u32) -> Option<LastTouch> {
+    pub(super) fn get(&self, page: PolicyKey, now: u32) -> Option<LastTouch> {
         self.find(page, now).1
     }
 
@@ -111,7 +111,7 @@ impl History {
     pub(super) fn set(
         &mut self,
         slot: HistorySlot,
-        page: PageHash,
+        page: PolicyKey,
         class: PageClass,
         now: u32,
         refused: bool,
@@ -124,7 +124,7 @@ impl History {
     }
 
     /// Note whether the page that was touched last was refused.
-    pub(super) fn set_refused(&mut self, page: PageHash, refused: bool) {
+    pub(super) fn set_refused(&mut self, page: PolicyKey, refused: bool) {
         let bucket = self.bucket_of(page);
         let entries = &mut self.buckets[bucket].0;
         if let Some(at) = position(entries, tag_of(page)) {
@@ -133,14 +133,14 @@ impl History {
     }
 
     /// Forget a page.
-    pub(super) fn forget(&mut self, page: PageHash) {
+    pub(super) fn forget(&mut self, page: PolicyKey) {
         let bucket = self.bucket_of(page);
         let entries = &mut self.buckets[bucket].0;
         let tag = tag_of(page);
         entries.iter_mut().filter(|entry| **entry >> TAG_AT == tag).for_each(|entry| *entry = 0);
     }
 
-    /// Time has advanced by one unit: remove old entries of a part of the table. All of it is swept
+    /// Time has advanced by one step: remove old entries of a part of the table. All of it is swept
     /// within a quarter of the time in which entries wrap.
     pub(super) fn tick(&mut self, now: u32) {
         let part = self.buckets.len().div_ceil((AGE_MAX / 2) as usize);
@@ -161,7 +161,7 @@ fn position(entries: &[u32; BUCKET_ENTRIES], tag: u32) -> Option<usize> {
     (equal != 0).then_some(equal.trailing_zeros() as usize)
 }
 
-fn tag_of(page: PageHash) -> u32 {
+fn tag_of(page: PolicyKey) -> u32 {
     // The upper bits choose the bucket.
     (page.0 as u32 & ((1 << TAG_BITS) - 1)).max(1)
 }
@@ -175,11 +175,11 @@ mod tests {
     use super::*;
 
     /// A hash that scatters.
-    fn page(n: u64) -> PageHash {
-        PageHash(n.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    fn page(n: u64) -> PolicyKey {
+        PolicyKey(n.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 
-    fn set(history: &mut History, page: PageHash, class: PageClass, now: u32) {
+    fn set(history: &mut History, page: PolicyKey, class: PageClass, now: u32) {
         let (slot, _) = history.find(page, now);
         history.set(slot, page, class, now, false);
     }

@@ -23,7 +23,7 @@ mod bands;
 mod budget;
 mod class;
 mod history;
-mod page_hash;
+mod policy_key;
 mod samples;
 mod worth;
 
@@ -36,10 +36,10 @@ use history::{History, HistorySlot};
 use samples::Samples;
 use worth::Worth;
 
-pub use page_hash::PageHash;
+pub use policy_key::PolicyKey;
 
-/// Units of time in which as many bytes are requested as the SSD has.
-const UNITS_PER_CAPACITY: u64 = 512;
+/// Steps of time in which as many bytes are requested as the SSD has.
+const STEPS_PER_CAPACITY: u64 = 512;
 /// Requests of which the chat turn and a refusal are remembered: more than run at the same time.
 const REQUESTS: usize = 256;
 /// Laps of the log within which a page that is requested again counts as reused.
@@ -48,8 +48,8 @@ const REUSE_LAPS: f64 = 2.0;
 const LAP_PARTS: u64 = 8;
 /// Touches of the sample without which nothing is learned: fewer are no evidence.
 const LEARN_TOUCHES_MIN: usize = 500;
-/// Most units after which the tables are computed again: those of the SSD's bytes.
-const LEARN_UNITS_MAX: u64 = UNITS_PER_CAPACITY;
+/// Most steps after which the tables are computed again: those of the SSD's bytes.
+const LEARN_STEPS_MAX: u64 = STEPS_PER_CAPACITY;
 /// Share of all counts that is kept when the tables are computed again.
 const KEPT: f64 = 0.9;
 /// Weight of the newest victim in the mean worth of what reclaim gives up.
@@ -107,7 +107,7 @@ impl AdmissionSettings {
 #[derive(Clone, Copy, Debug)]
 pub struct TouchedPage {
     /// Hash of its key.
-    pub page: PageHash,
+    pub page: PolicyKey,
     /// Bytes that it has, or would have, in the log.
     pub bytes: u64,
     /// Whether it has a place on SSD, or will have one.
@@ -137,13 +137,13 @@ pub struct AdmissionCounts {
 /// State of a request while its batches come.
 #[derive(Clone, Copy, Debug, Default)]
 struct RequestNote {
-    epoch: u64,
+    request: u64,
     /// Turn of the pages that it adds to its chain.
-    turn: u32,
+    chat_turn: u32,
     /// A page was refused: no later page is written.
     stopped: bool,
     /// The page that was touched last.
-    last: Option<PageHash>,
+    last: Option<PolicyKey>,
 }
 
 /// Decides which pages are written.
@@ -154,7 +154,7 @@ pub struct Admission {
     worth: Worth,
     budget: WriteBudget,
     requests: [RequestNote; REQUESTS],
-    clock: UnitClock,
+    clock: TimeSteps,
     laps: LapLength,
     /// Unit at which the tables are computed again, and whether they ever were.
     learn_at: u64,
@@ -174,9 +174,9 @@ impl Admission {
             worth: Worth::new(),
             budget: WriteBudget::new(capacity),
             requests: [RequestNote::default(); REQUESTS],
-            clock: UnitClock::new(capacity),
+            clock: TimeSteps::new(capacity),
             laps: LapLength::new(capacity),
-            learn_at: UNITS_PER_CAPACITY / 2,
+            learn_at: STEPS_PER_CAPACITY / 2,
             has_learned: false,
             victim_worth: None,
             counts: AdmissionCounts::default(),
@@ -187,14 +187,14 @@ impl Admission {
     /// The history of the pages is not part of it.
     pub fn learned(&self) -> Option<Learned> {
         let (counts, sample_rate) = self.samples.counts();
-        let (lap_units, victim_worth) = (self.laps.units, self.victim_worth);
+        let (lap_units, victim_worth) = (self.laps.steps, self.victim_worth);
         self.has_learned.then_some(Learned { lap_units, victim_worth, sample_rate, counts })
     }
 
     /// Continue with the state learned before a restart. Called before any page is touched.
     pub fn restore(&mut self, learned: &Learned) {
         self.samples = Samples::restore(&learned.counts, learned.sample_rate);
-        self.laps.units = learned.lap_units.max(1.0);
+        self.laps.steps = learned.lap_units.max(1.0);
         self.laps.is_measured = true;
         self.victim_worth = learned.victim_worth;
         self.learn();
@@ -216,25 +216,25 @@ impl Admission {
     /// page that the request touched just before counts once, and is decided as before.
     pub fn touch(
         &mut self,
-        epoch: u64,
+        request: u64,
         kind: BatchKind,
         pages: &[TouchedPage],
         after: usize,
         write: &mut Vec<bool>,
     ) {
-        let RequestNote { turn, mut stopped, mut last, .. } = *self.note(epoch);
-        let mut next_turn = turn;
+        let RequestNote { chat_turn, mut stopped, mut last, .. } = *self.note(request);
+        let mut next_chat_turn = chat_turn;
         // The first page of a put is the first unknown one of its chain.
-        let chain = pages.first().map_or(PageHash(0), |page| page.page);
+        let chain = pages.first().map_or(PolicyKey(0), |page| page.page);
         // The history is larger than the CPU's caches: its lines are fetched at the same time.
         pages.iter().for_each(|page| self.history.prefetch(page.page));
         for (at, page) in pages.iter().enumerate() {
             let touched = last.replace(page.page) != Some(page.page);
             let from_end = pages.len() - 1 - at + after;
-            let touch = touched.then(|| self.touch_page(page, kind, from_end, turn));
+            let touch = touched.then(|| self.touch_page(page, kind, from_end, chat_turn));
             if let Some((class, _)) = touch {
                 if kind == BatchKind::Get {
-                    next_turn = class.turn() + 1;
+                    next_chat_turn = class.chat_turn() + 1;
                 }
                 stopped |= !page.on_ssd && !self.admits(class, chain);
             }
@@ -243,7 +243,7 @@ impl Admission {
             self.counts.refused += u64::from(refused);
             match touch {
                 Some((class, slot)) => {
-                    let now = self.clock.unit as u32;
+                    let now = self.clock.step as u32;
                     self.history.set(slot, page.page, class, now, refused);
                 }
                 None if !page.on_ssd => self.history.set_refused(page.page, refused),
@@ -251,14 +251,14 @@ impl Admission {
             }
             write.push(is_written);
         }
-        *self.note(epoch) = RequestNote { epoch, turn: next_turn, stopped, last };
+        *self.note(request) = RequestNote { request, chat_turn: next_chat_turn, stopped, last };
     }
 
     /// The note of a request; a new one if it is not known.
-    fn note(&mut self, epoch: u64) -> &mut RequestNote {
-        let note = &mut self.requests[(epoch % REQUESTS as u64) as usize];
-        if note.epoch != epoch {
-            *note = RequestNote { epoch, ..RequestNote::default() };
+    fn note(&mut self, request: u64) -> &mut RequestNote {
+        let note = &mut self.requests[(request % REQUESTS as u64) as usize];
+        if note.request != request {
+            *note = RequestNote { request, ..RequestNote::default() };
         }
         note
     }
@@ -269,29 +269,29 @@ impl Admission {
         page: &TouchedPage,
         kind: BatchKind,
         from_end: usize,
-        turn: u32,
+        chat_turn: u32,
     ) -> (PageClass, HistorySlot) {
         for _ in 0..self.clock.advance(page.bytes) {
             self.tick();
         }
-        let now = self.clock.unit as u32;
+        let now = self.clock.step as u32;
         let (slot, last) = self.history.find(page.page, now);
         let class = match last {
             Some(last) => last.class.again(last.age, from_end),
-            None => PageClass::first(from_end, turn),
+            None => PageClass::first(from_end, chat_turn),
         };
         let is_put_again = kind == BatchKind::Put && last.is_some_and(|last| last.refused);
         self.counts.refused_put_again += u64::from(is_put_again);
-        self.samples.touch(page.page, class, self.clock.unit);
+        self.samples.touch(page.page, class, self.clock.step);
         (class, slot)
     }
 
-    /// One unit of time has passed.
+    /// One step of time has passed.
     fn tick(&mut self) {
-        self.clock.unit += 1;
-        self.history.tick(self.clock.unit as u32);
-        self.samples.advance(self.clock.unit);
-        if self.clock.unit >= self.learn_at && self.samples.fresh() >= LEARN_TOUCHES_MIN {
+        self.clock.step += 1;
+        self.history.tick(self.clock.step as u32);
+        self.samples.advance(self.clock.step);
+        if self.clock.step >= self.learn_at && self.samples.fresh() >= LEARN_TOUCHES_MIN {
             self.samples.decay(KEPT);
             self.learn();
         }
@@ -299,15 +299,15 @@ impl Admission {
 
     /// Compute the tables from the counts, and the time at which that is done again.
     fn learn(&mut self) {
-        self.worth.learn(&self.samples, REUSE_LAPS * self.laps.units);
+        self.worth.learn(&self.samples, REUSE_LAPS * self.laps.steps);
         // A log to which little is written takes long for a lap. A workload that has changed must
         // be noticed before.
-        let half_lap = (self.laps.units / 2.0).ceil().max(1.0) as u64;
-        self.learn_at = self.clock.unit + half_lap.min(LEARN_UNITS_MAX);
+        let half_lap = (self.laps.steps / 2.0).ceil().max(1.0) as u64;
+        self.learn_at = self.clock.step + half_lap.min(LEARN_STEPS_MAX);
         self.has_learned = true;
     }
 
-    fn admits(&self, class: PageClass, chain: PageHash) -> bool {
+    fn admits(&self, class: PageClass, chain: PolicyKey) -> bool {
         let touched_before = class.touches() > 0;
         let by_rule = match self.settings.rule {
             AdmissionRule::Through => true,
@@ -326,7 +326,7 @@ impl Admission {
     /// Bytes were appended to the log, reinserted ones included.
     pub fn appended(&mut self, bytes: u64) {
         self.budget.spend(bytes);
-        self.laps.append(bytes, self.clock.unit);
+        self.laps.append(bytes, self.clock.step);
     }
 
     /// Bytes more may be written.
@@ -336,12 +336,12 @@ impl Admission {
 
     /// Reclaim has chosen a victim: some of its places, spread evenly over it, at most
     /// [`VICTIM_SAMPLES`]. `None` is a place whose page is no longer there.
-    pub fn reclaim(&mut self, places: impl IntoIterator<Item = Option<PageHash>>) {
-        let now = self.clock.unit as u32;
+    pub fn reclaim(&mut self, samples: impl IntoIterator<Item = Option<PolicyKey>>) {
+        let now = self.clock.step as u32;
         let (mut sum, mut count) = (0.0, 0.0);
-        for place in places {
+        for sample in samples {
             count += 1.0;
-            if let Some(last) = place.and_then(|page| self.history.get(page, now)) {
+            if let Some(last) = sample.and_then(|page| self.history.get(page, now)) {
                 sum += self.worth.worth(last.class, band_of(last.age));
             }
         }
@@ -353,7 +353,7 @@ impl Admission {
     }
 
     /// Forget a page that was removed.
-    pub fn forget(&mut self, page: PageHash) {
+    pub fn forget(&mut self, page: PolicyKey) {
         self.history.forget(page);
     }
 
@@ -363,38 +363,38 @@ impl Admission {
     }
 }
 
-/// Time, in units of bytes requested.
-struct UnitClock {
-    unit: u64,
-    unit_bytes: u64,
-    /// Bytes requested since the unit began.
+/// Time, in steps of bytes requested.
+struct TimeSteps {
+    step: u64,
+    step_bytes: u64,
+    /// Bytes requested since the step began.
     bytes: u64,
 }
 
-impl UnitClock {
-    fn new(capacity: u64) -> UnitClock {
-        UnitClock { unit: 0, unit_bytes: (capacity / UNITS_PER_CAPACITY).max(1), bytes: 0 }
+impl TimeSteps {
+    fn new(capacity: u64) -> TimeSteps {
+        TimeSteps { step: 0, step_bytes: (capacity / STEPS_PER_CAPACITY).max(1), bytes: 0 }
     }
 
-    /// Count bytes; returns the number of units that have passed, at most as many as matter.
+    /// Count bytes; returns the number of steps that have passed, at most as many as matter.
     fn advance(&mut self, bytes: u64) -> u64 {
         self.bytes = self.bytes.saturating_add(bytes);
         // Mostly, and two divisions take longer than all else.
-        if self.bytes < self.unit_bytes {
+        if self.bytes < self.step_bytes {
             return 0;
         }
-        let units = self.bytes / self.unit_bytes;
-        self.bytes %= self.unit_bytes;
-        units.min(8 * UNITS_PER_CAPACITY)
+        let steps = self.bytes / self.step_bytes;
+        self.bytes %= self.step_bytes;
+        steps.min(8 * STEPS_PER_CAPACITY)
     }
 }
 
 /// Length of a lap of the log, measured over its last parts.
 struct LapLength {
-    /// Units of time that a lap takes.
-    units: f64,
+    /// Steps of time that a lap takes.
+    steps: f64,
     part_bytes: u64,
-    /// Bytes appended in the current part, and the unit at which it began.
+    /// Bytes appended in the current part, and the step at which it began.
     appended: u64,
     since: u64,
     is_measured: bool,
@@ -403,7 +403,7 @@ struct LapLength {
 impl LapLength {
     fn new(capacity: u64) -> LapLength {
         LapLength {
-            units: UNITS_PER_CAPACITY as f64,
+            steps: STEPS_PER_CAPACITY as f64,
             part_bytes: (capacity / LAP_PARTS).max(1),
             appended: 0,
             since: 0,
@@ -411,16 +411,16 @@ impl LapLength {
         }
     }
 
-    fn append(&mut self, bytes: u64, unit: u64) {
+    fn append(&mut self, bytes: u64, step: u64) {
         self.appended += bytes;
         if self.appended < self.part_bytes {
             return;
         }
         let laps = self.appended as f64 / (self.part_bytes * LAP_PARTS) as f64;
-        let units = (unit - self.since) as f64 / laps;
+        let steps = (step - self.since) as f64 / laps;
         let share = if self.is_measured { 0.25 } else { 1.0 };
-        self.units = (self.units + share * (units - self.units)).max(1.0);
-        (self.appended, self.since, self.is_measured) = (0, unit, true);
+        self.steps = (self.steps + share * (steps - self.steps)).max(1.0);
+        (self.appended, self.since, self.is_measured) = (0, step, true);
     }
 }
 

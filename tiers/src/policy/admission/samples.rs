@@ -11,7 +11,7 @@ use pagelith_layouts::learned::{self, LearnedCounts};
 
 use super::bands::{BANDS, STARTS, band_of};
 use super::class::{CLASSES, PageClass};
-use super::page_hash::PageHash;
+use super::policy_key::PolicyKey;
 
 const _: () = assert!(CLASSES == learned::CLASSES && BANDS == learned::BANDS);
 
@@ -21,7 +21,7 @@ const TOUCHES_MAX: usize = 1 << 16;
 /// A touch of a page of the sample.
 #[derive(Clone, Copy, Debug)]
 struct Touch {
-    page: PageHash,
+    page: PolicyKey,
     at: u64,
     class: PageClass,
     /// It was touched again since.
@@ -30,9 +30,9 @@ struct Touch {
 
 /// Keys are hashes already. The map is never iterated, so its order does not matter.
 #[derive(Default)]
-struct PageHasher(u64);
+struct PolicyKeyHasher(u64);
 
-impl Hasher for PageHasher {
+impl Hasher for PolicyKeyHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -55,7 +55,7 @@ pub(super) struct Samples {
     touches: VecDeque<Touch>,
     first: u64,
     /// Number of the last touch of each page.
-    last: HashMap<u64, u64, BuildHasherDefault<PageHasher>>,
+    last: HashMap<u64, u64, BuildHasherDefault<PolicyKeyHasher>>,
     /// For each band, the number of the first touch that is too young for it.
     cursors: [u64; BANDS],
     rate: u64,
@@ -101,13 +101,13 @@ impl Samples {
     }
 
     /// Whether a page is in the sample.
-    fn contains(&self, page: PageHash) -> bool {
+    fn contains(&self, page: PolicyKey) -> bool {
         // Bits that choose neither bucket nor tag of the history.
         (page.0 >> 16) & (self.rate - 1) == 0
     }
 
     /// Note a touch of a page, which is of `class` from now on.
-    pub(super) fn touch(&mut self, page: PageHash, class: PageClass, now: u64) {
+    pub(super) fn touch(&mut self, page: PolicyKey, class: PageClass, now: u64) {
         if !self.contains(page) {
             return;
         }
@@ -187,8 +187,8 @@ impl Samples {
 mod tests {
     use super::*;
 
-    fn page(n: u64) -> PageHash {
-        PageHash(n.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    fn page(n: u64) -> PolicyKey {
+        PolicyKey(n.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 
     fn class(number: u32) -> PageClass {
@@ -207,7 +207,7 @@ mod tests {
         for now in 10..4000 {
             samples.advance(now);
         }
-        // Bands begin at 0, 1, 2, 3, 4, 6, 8 and 11 units.
+        // Bands begin at 0, 1, 2, 3, 4, 6, 8 and 11 steps.
         assert_eq!(samples.exposures[5][..8], [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0]);
         assert_eq!(samples.hits[5].iter().sum::<f64>(), 1.0);
         assert_eq!(samples.hits[5][6], 1.0);
@@ -221,14 +221,14 @@ mod tests {
     #[test]
     fn sample_is_bounded_and_keeps_its_ratios() {
         let mut samples = Samples::new();
-        // Each page is touched twice, 10 units apart.
-        let per_unit = 2000;
+        // Each page is touched twice, 10 steps apart.
+        let per_step = 2000;
         for now in 0..200_u64 {
             samples.advance(now);
-            for n in 0..per_unit {
-                samples.touch(page(now * per_unit + n), class(1), now);
+            for n in 0..per_step {
+                samples.touch(page(now * per_step + n), class(1), now);
                 if now >= 10 {
-                    samples.touch(page((now - 10) * per_unit + n), class(2), now);
+                    samples.touch(page((now - 10) * per_step + n), class(2), now);
                 }
             }
             assert!(samples.touches.len() <= TOUCHES_MAX);

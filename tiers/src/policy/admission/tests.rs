@@ -16,19 +16,19 @@ fn worth() -> AdmissionSettings {
 fn page(n: u64) -> TouchedPage {
     let z = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    let page = PageHash(z ^ (z >> 31));
+    let page = PolicyKey(z ^ (z >> 31));
     TouchedPage { page, bytes: PAGE_BYTES, on_ssd: false, required: false }
 }
 
 /// Decisions of one batch.
 fn touch(
     admission: &mut Admission,
-    epoch: u64,
+    request: u64,
     kind: BatchKind,
     pages: &[TouchedPage],
 ) -> Vec<bool> {
     let mut write = Vec::new();
-    admission.touch(epoch, kind, pages, 0, &mut write);
+    admission.touch(request, kind, pages, 0, &mut write);
     let written = write.iter().filter(|write| **write).count() as u64;
     admission.appended(written * PAGE_BYTES);
     write

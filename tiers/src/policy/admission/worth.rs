@@ -13,7 +13,7 @@ const HAZARD_FIRST: f64 = 0.05;
 
 /// The learned tables.
 pub(super) struct Worth {
-    /// Expected hits per unit of residence, by class and band of age: the most that any later end
+    /// Expected hits per step of residence, by class and band of age: the most that any later end
     /// of the residence gives.
     worth: Box<Table>,
     /// Share of pages requested again within the horizon.
@@ -26,7 +26,7 @@ impl Worth {
         Worth { worth: Box::new([[0.0; BANDS]; CLASSES]), reuse: [1.0; CLASSES] }
     }
 
-    /// Learn from a sample. `horizon` is the age, in units, up to which a page is reused. A class
+    /// Learn from a sample. `horizon` is the age, in steps, up to which a page is reused. A class
     /// with few exposures is taken to be like all classes with as many touches, and those like all.
     pub(super) fn learn(&mut self, samples: &Samples, horizon: f64) {
         let all = hazards(samples, |_| true, &[HAZARD_FIRST; BANDS]);
@@ -46,7 +46,7 @@ impl Worth {
         self.reuse[class.number()]
     }
 
-    /// Expected hits per unit of residence of a page of a class in a band of age.
+    /// Expected hits per step of residence of a page of a class in a band of age.
     pub(super) fn worth(&self, class: PageClass, band: usize) -> f64 {
         self.worth[class.number()][band]
     }
@@ -72,7 +72,7 @@ fn hazards(
     })
 }
 
-/// Expected hits per unit of residence from each band on.
+/// Expected hits per step of residence from each band on.
 fn worth(hazards: &[f64; BANDS]) -> [f64; BANDS] {
     let mut worth = [0.0; BANDS];
     for (from, best) in worth.iter_mut().enumerate() {
@@ -96,14 +96,14 @@ fn reuse(hazards: &[f64; BANDS], horizon: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::page_hash::PageHash;
+    use super::super::policy_key::PolicyKey;
     use super::*;
 
-    /// A class of pages that return after 10 units, and one of pages that never do.
+    /// A class of pages that return after 10 steps, and one of pages that never do.
     fn learned() -> (Worth, PageClass, PageClass) {
         let (back, gone) = (PageClass::first(0, 1), PageClass::first(9, 0));
         let mut samples = Samples::new();
-        let page = |n: u64| PageHash(n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let page = |n: u64| PolicyKey(n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         for now in 0..3000_u64 {
             samples.advance(now);
             samples.touch(page(2 * now), back, now);

@@ -194,7 +194,7 @@ impl Rig {
             length: 4096,
             checksums: payload.chunks(BLOCK_BYTES as usize).map(checksum).collect(),
         };
-        let unit = Unit {
+        let record = NewRecord {
             id,
             kind: RecordKind::Data,
             group_kind: GroupKind::Single,
@@ -208,7 +208,7 @@ impl Rig {
             members: vec![member],
             payload: vec![payload.into_part()],
         };
-        self.log.append(unit).expect("a segment is open");
+        self.log.append(record).expect("a segment is open");
     }
 
     /// Complete `count` operations and pump the log for each of them; returns its events.
@@ -220,7 +220,7 @@ impl Rig {
 
 fn written(events: &[LogEvent]) -> Vec<u64> {
     let ids = |event: &LogEvent| match event {
-        LogEvent::Written(units) => units.iter().map(|(id, _)| *id).collect(),
+        LogEvent::Written(records) => records.iter().map(|(id, _)| *id).collect(),
         _ => Vec::new(),
     };
     events.iter().flat_map(ids).collect()
@@ -272,7 +272,7 @@ fn sync_covers_queued_writes() {
     assert_eq!(written(&all), (1..=count).collect::<Vec<_>>());
 
     let durable = |event: &LogEvent| match event {
-        LogEvent::Durable(units) => units.len(),
+        LogEvent::Durable(records) => records.len(),
         _ => 0,
     };
     assert_eq!(all.iter().map(durable).sum::<usize>(), 0);

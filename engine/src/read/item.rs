@@ -12,8 +12,8 @@
 //! Invariants:
 //! - An object `OnSsd` or `Reading` is a reader of its segment. The caller that takes it out of
 //!   these states leaves the segment.
-//! - An object `Reading` is a user of its header, and, if staged, an unsettled object of its stage.
-//!   [`ObjectRead::claims`] names both for the caller that ends the read.
+//! - An object `Reading` is a user of its header, and, if staged, an object of its sub-batch
+//!   without an outcome. [`ObjectRead::claims`] names both for the caller that ends the read.
 //! - In any state, a read may have the caller's memory: then `destination` is `None`.
 
 mod verify;
@@ -41,7 +41,7 @@ use crate::state::shared::Shared;
 
 /// One object of a batch of gets.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub(crate) struct BatchItem {
     pub key: ObjectKey,
     pub purpose: Purpose,
     /// The memory for its bytes; `None` while a read has it.
@@ -75,7 +75,7 @@ pub(crate) enum Purpose {
 pub(crate) struct Attempts {
     /// Number of the current plan, from 0: raised when a plan is discarded. Pieces of an earlier
     /// plan have a lower one.
-    pub round: u32,
+    pub plan_number: u32,
     /// Reads that failed on the device.
     pub failed: u32,
     /// A read of its bytes was submitted.
@@ -94,7 +94,7 @@ enum Progress {
     OnSsd(SsdObject),
     /// Its reads are planned, in flight or in part complete.
     Reading(ObjectRead),
-    Done(Settled),
+    Done(ItemOutcome),
 }
 
 /// An object on SSD, as the index has it, and the requested range.
@@ -132,22 +132,22 @@ pub(crate) enum PayloadRead {
 #[derive(Debug)]
 pub(crate) struct StagedRead {
     /// Its sub-batch of the staging budget, from 1 on.
-    pub stage: usize,
+    pub sub_batch: usize,
     /// Chunks that were not delivered yet.
     pub left: usize,
     /// Chunks that were read and wait for the header.
     pub arrived: Vec<(Range<u64>, Part)>,
 }
 
-/// The claims of a planned read on its batch: one user of a header, one object of a stage.
+/// The claims of a planned read on its batch: one user of a header, one object of a sub-batch.
 pub(crate) struct ReadClaims {
     pub header: usize,
-    pub stage: Option<usize>,
+    pub sub_batch: Option<usize>,
 }
 
 /// The outcome of an object, and the data that the batch needs with it.
 #[derive(Debug)]
-pub(crate) enum Settled {
+pub(crate) enum ItemOutcome {
     Hit(Hit),
     Miss(MissCause),
     Failed(Error),
@@ -197,24 +197,24 @@ pub(crate) struct ProbedHeader {
     pub generation: Generation,
 }
 
-impl Slot {
-    pub fn new(get: Get) -> Slot {
+impl BatchItem {
+    pub fn new(get: Get) -> BatchItem {
         let Get { key, range, destination } = get;
-        Slot::of(key, Purpose::Deliver(range), destination)
+        BatchItem::of(key, Purpose::Deliver(range), destination)
     }
 
     /// A probe for the object's presence; the hit's `bytes` is its length.
-    pub fn probe(key: ObjectKey) -> Slot {
-        Slot::of(key, Purpose::Probe, Destination(Vec::new()))
+    pub fn probe(key: ObjectKey) -> BatchItem {
+        BatchItem::of(key, Purpose::Probe, Destination(Vec::new()))
     }
 
     /// An object that is kept in the arena memory that it is read into.
-    pub fn prefetch(key: ObjectKey, reservation: ArenaReservation, part: Part) -> Slot {
-        Slot::of(key, Purpose::Keep(Some(reservation)), Destination([part].into()))
+    pub fn prefetch(key: ObjectKey, reservation: ArenaReservation, part: Part) -> BatchItem {
+        BatchItem::of(key, Purpose::Keep(Some(reservation)), Destination([part].into()))
     }
 
-    fn of(key: ObjectKey, purpose: Purpose, destination: Destination) -> Slot {
-        Slot {
+    fn of(key: ObjectKey, purpose: Purpose, destination: Destination) -> BatchItem {
+        BatchItem {
             key,
             purpose,
             destination: Some(destination),
@@ -237,11 +237,11 @@ impl Slot {
     }
 
     pub fn is_done(&self) -> bool {
-        self.settled().is_some()
+        self.outcome().is_some()
     }
 
-    pub fn settled(&self) -> Option<&Settled> {
-        if let Progress::Done(settled) = &self.progress { Some(settled) } else { None }
+    pub fn outcome(&self) -> Option<&ItemOutcome> {
+        if let Progress::Done(outcome) = &self.progress { Some(outcome) } else { None }
     }
 
     /// The object on SSD, while its segment is entered.
@@ -261,8 +261,8 @@ impl Slot {
     }
 
     /// Whether a piece of this plan is still needed.
-    pub fn needs_round(&self, round: u32) -> bool {
-        !self.is_done() && self.attempts.round == round
+    pub fn needs_plan(&self, plan_number: u32) -> bool {
+        !self.is_done() && self.attempts.plan_number == plan_number
     }
 
     /// `Lookup` to `OnSsd`. The caller has entered the object's segment.
@@ -284,7 +284,7 @@ impl Slot {
     pub fn discard_read(&mut self) -> Option<ReadClaims> {
         let read = self.reading()?;
         let (object, claims) = (read.object.clone(), read.claims());
-        self.attempts.round += 1;
+        self.attempts.plan_number += 1;
         self.progress = Progress::OnSsd(object);
         Some(claims)
     }
@@ -298,11 +298,11 @@ impl Slot {
 
     /// Any state to `Done`. Returns the segment that the caller leaves, and the claims that it
     /// releases.
-    pub fn settle(&mut self, settled: Settled) -> (Option<SegmentId>, Option<ReadClaims>) {
+    pub fn set_outcome(&mut self, outcome: ItemOutcome) -> (Option<SegmentId>, Option<ReadClaims>) {
         debug_assert!(!self.is_done());
         let segment = self.on_ssd().map(SsdObject::segment);
         let claims = self.reading().map(ObjectRead::claims);
-        self.progress = Progress::Done(settled);
+        self.progress = Progress::Done(outcome);
         (segment, claims)
     }
 
@@ -342,7 +342,8 @@ impl Slot {
     /// The record's location, if its header may come from the header cache. Probes and later
     /// attempts read the header from the device.
     pub fn header_location(&self) -> Option<(SegmentIdentity, u64)> {
-        let object = self.on_ssd().filter(|_| !self.is_probe() && self.attempts.round == 0)?;
+        let object =
+            self.on_ssd().filter(|_| !self.is_probe() && self.attempts.plan_number == 0)?;
         Some((object.expected.identity, object.expected.offset))
     }
 
@@ -355,7 +356,7 @@ impl Slot {
     /// The object's part of the read plan; `None` unless it is on SSD.
     pub fn target(
         &self,
-        slot: usize,
+        item: usize,
         align: usize,
         parts_max: usize,
         staged_only: bool,
@@ -368,8 +369,8 @@ impl Slot {
         let unaligned_tail = !is_aligned(want.end - want.start);
         let parts = parts.len() + usize::from(unaligned_tail);
         Some(ReadTarget {
-            slot,
-            round: self.attempts.round,
+            item,
+            plan_number: self.attempts.plan_number,
             segment: expected.identity.segment,
             record: expected.offset,
             payload_offset: expected.payload_offset,
@@ -379,7 +380,7 @@ impl Slot {
                 .collect(),
             direct_parts: Some(parts).filter(|p| probe || (direct && p + 1 < parts_max)),
             unaligned_tail,
-            stage: 0,
+            sub_batch: 0,
             header_cached: false,
         })
     }
@@ -390,11 +391,11 @@ impl Slot {
         self.destination.take().map(|destination| destination.0).unwrap_or_default()
     }
 
-    /// Return the caller's memory from a direct read of the plan of this round. Bytes of an earlier
+    /// Return the caller's memory from a direct read of this plan. Bytes of an earlier
     /// plan are not taken for those of the current one.
-    pub fn return_parts(&mut self, round: u32, parts: Vec<Part>, succeeded: bool) {
+    pub fn return_parts(&mut self, plan_number: u32, parts: Vec<Part>, succeeded: bool) {
         self.destination = Some(Destination(parts));
-        let is_current = self.attempts.round == round;
+        let is_current = self.attempts.plan_number == plan_number;
         if let Some(ObjectRead { payload: PayloadRead::Direct { arrived }, .. }) =
             self.reading_mut().filter(|_| is_current)
         {
@@ -410,21 +411,21 @@ impl Slot {
     }
 
     /// `Done` to `Lookup`.
-    pub fn take_settled(&mut self) -> Option<Settled> {
+    pub fn take_outcome(&mut self) -> Option<ItemOutcome> {
         match std::mem::replace(&mut self.progress, Progress::Lookup) {
-            Progress::Done(settled) => Some(settled),
+            Progress::Done(outcome) => Some(outcome),
             Progress::Lookup | Progress::OnSsd(_) | Progress::Reading(_) => None,
         }
     }
 
-    /// The result. It is moved out of the slot, which is many times as large.
+    /// The result. It is moved out of the item, which is many times as large.
     pub fn take_done(&mut self) -> CompletedGet {
         let destination = self.destination.take().unwrap_or(Destination(Vec::new()));
-        let settled = self.take_settled().unwrap_or(Settled::Miss(MissCause::Late));
-        let (outcome, length, meta) = match settled {
-            Settled::Hit(hit) => (Ok(hit.outcome()), hit.length, hit.meta),
-            Settled::Miss(cause) => (Ok(GetOutcome::Miss(cause)), 0, None),
-            Settled::Failed(error) => (Err(error), 0, None),
+        let outcome = self.take_outcome().unwrap_or(ItemOutcome::Miss(MissCause::Late));
+        let (outcome, length, meta) = match outcome {
+            ItemOutcome::Hit(hit) => (Ok(hit.outcome()), hit.length, hit.meta),
+            ItemOutcome::Miss(cause) => (Ok(GetOutcome::Miss(cause)), 0, None),
+            ItemOutcome::Failed(error) => (Err(error), 0, None),
         };
         CompletedGet::of(outcome, destination, length, meta)
     }
@@ -451,11 +452,11 @@ impl SsdObject {
 
 impl ObjectRead {
     pub fn claims(&self) -> ReadClaims {
-        let stage = match &self.payload {
-            PayloadRead::Staged(staged) => Some(staged.stage),
+        let sub_batch = match &self.payload {
+            PayloadRead::Staged(staged) => Some(staged.sub_batch),
             PayloadRead::Skipped | PayloadRead::Direct { .. } => None,
         };
-        ReadClaims { header: self.header, stage }
+        ReadClaims { header: self.header, sub_batch }
     }
 }
 

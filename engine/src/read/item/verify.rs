@@ -13,8 +13,8 @@ use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::ssd::read::{HeaderCheck, Verifier, check_header};
 
 use super::{
-    Hit, HitSource, ObjectRead, PayloadRead, ProbedHeader, Progress, Settled, Slot, SsdObject,
-    StagedRead, VerifiedRecord,
+    BatchItem, Hit, HitSource, ItemOutcome, ObjectRead, PayloadRead, ProbedHeader, Progress,
+    SsdObject, StagedRead, VerifiedRecord,
 };
 use crate::api::error::{Error, ErrorKind};
 use crate::api::group_info::GroupInfo;
@@ -36,9 +36,9 @@ pub(crate) enum NextStep {
     /// The header is longer than the bytes that were read; its length.
     ReadLongerHeader(u64),
     /// The record belongs to another key with an equal fingerprint.
-    TryNextPlace,
+    TryNextLocation,
     /// The object has its outcome.
-    Settle(Settled),
+    Outcome(ItemOutcome),
 }
 
 /// Which data of an object on SSD is returned along with its bytes.
@@ -50,7 +50,7 @@ pub(crate) struct GetWants {
     pub record: bool,
 }
 
-impl Slot {
+impl BatchItem {
     /// Copy the range `want` of a frame's member into the destination. With `verify`, each block is
     /// verified from the copied bytes, or in the arena if only a part of the block is requested.
     pub fn copy_out(
@@ -61,10 +61,15 @@ impl Slot {
         want: &Range<u64>,
         verify: bool,
         copier: &mut Copier,
-    ) -> Settled {
+    ) -> ItemOutcome {
         let length = entered.members[member].extent.bytes;
         let hit = |verified, bytes| {
-            Settled::Hit(Hit { length, bytes, meta: None, source: HitSource::Memory { verified } })
+            ItemOutcome::Hit(Hit {
+                length,
+                bytes,
+                meta: None,
+                source: HitSource::Memory { verified },
+            })
         };
         if self.is_probe() {
             return hit(true, length);
@@ -72,7 +77,7 @@ impl Slot {
         let Some(destination) = self.destination.as_mut() else {
             let lent = "memory of the get is lent to a read";
             let detail = format!("a bug in Pagelith, please report it: {lent} key={}", self.key);
-            return Settled::Failed(Error::new(ErrorKind::Internal, detail));
+            return ItemOutcome::Failed(Error::new(ErrorKind::Internal, detail));
         };
         let parts = &mut destination.0;
         let stored = entered.bytes(&shared.memory, member);
@@ -89,7 +94,7 @@ impl Slot {
                 copier.wait();
                 scatter::zero(parts);
                 tracing::error!(key = %self.key, offset, "dram block is damaged; test this machine's memory");
-                return Settled::Miss(MissCause::Damaged);
+                return ItemOutcome::Miss(MissCause::Damaged);
             }
         }
         hit(true, want.end - want.start)
@@ -97,7 +102,7 @@ impl Slot {
 
     /// Verify the pieces that were read from SSD.
     pub fn verify(&mut self, header: &Header, wants: GetWants) -> NextStep {
-        let Slot { key, destination, attempts, progress, .. } = self;
+        let BatchItem { key, destination, attempts, progress, .. } = self;
         let (Progress::Reading(read), Some(destination), Some(bytes)) =
             (progress, destination, &header.bytes)
         else {
@@ -114,7 +119,7 @@ impl Slot {
             let (segment, offset) = (read.object.segment().0, read.object.expected.offset);
             tracing::warn!(%key, segment, offset, %error, "ssd record is damaged; check the drive");
             scatter::zero(parts);
-            NextStep::Settle(Settled::Miss(MissCause::Damaged))
+            NextStep::Outcome(ItemOutcome::Miss(MissCause::Damaged))
         })
     }
 }
@@ -133,7 +138,7 @@ fn verify_read(
         HeaderCheck::Match(record, member) => (record, member),
         HeaderCheck::OtherKey => {
             scatter::zero(parts);
-            return Ok(NextStep::TryNextPlace);
+            return Ok(NextStep::TryNextLocation);
         }
         HeaderCheck::Damaged(error) => return Err(error),
     };
@@ -147,7 +152,7 @@ fn verify_read(
     }
     let length = object.expected.length;
     let hit = |bytes, meta, source| {
-        Ok(NextStep::Settle(Settled::Hit(Hit { length, bytes, meta, source })))
+        Ok(NextStep::Outcome(ItemOutcome::Hit(Hit { length, bytes, meta, source })))
     };
     let checksums = match payload {
         PayloadRead::Skipped => {

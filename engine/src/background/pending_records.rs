@@ -1,9 +1,9 @@
-//! Units in the log: those whose write has not ended, and those that no sync has covered.
+//! Records in the log: those whose write has not ended, and those that no sync has covered.
 //!
 //! Invariants:
-//! - A unit is in `pending` until its write ends, and then in `unsynced` until a sync covers it, if
-//!   the index has its members.
-//! - A unit of attached objects is then in `undecided` until its base is durable or will not be.
+//! - A record is in `pending` until its write ends, and then in `unsynced` until a sync covers it,
+//!   if the index has its members.
+//! - A record of attached objects is then in `undecided` until its base is durable or will not be.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use pagelith_layouts::ids::{Generation, GroupId, Sequence};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::{self, GroupKind, RecordKind};
 use pagelith_tiers::dram::arena::ArenaMemory;
-use pagelith_tiers::ssd::append::{RecordLocation, RecordMember, Unit};
+use pagelith_tiers::ssd::append::{NewRecord, RecordLocation, RecordMember};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::error::{Error, ErrorKind};
@@ -25,10 +25,10 @@ use crate::state::core::Core;
 use crate::state::frame_access::FrameGuard;
 use crate::state::jobs::JobResult;
 use crate::state::ssd_core::SsdCore;
-use crate::state::unsynced::UnsyncedUnit;
+use crate::state::unsynced::UnsyncedRecord;
 
-/// The engine's action once a unit is written or has failed.
-pub(crate) enum PendingUnit {
+/// The engine's action once a record is written or has failed.
+pub(crate) enum PendingRecord {
     /// A frame, guarded until its write ends.
     Frame(FrameGuard),
     /// A record that reclaim reinserts: fingerprint and old location of each member.
@@ -39,68 +39,68 @@ pub(crate) enum PendingUnit {
 
 /// Attached objects that a sync has covered, before their base was durable.
 struct UndecidedUnit {
-    unit: UnsyncedUnit,
+    record: UnsyncedRecord,
     base: u64,
 }
 
-/// The units in the log that are not durable.
+/// The records in the log that are not durable.
 #[derive(Default)]
-pub(crate) struct Units {
-    pending: FxHashMap<u64, PendingUnit>,
-    unsynced: FxHashMap<u64, UnsyncedUnit>,
+pub(crate) struct PendingRecords {
+    pending: FxHashMap<u64, PendingRecord>,
+    unsynced: FxHashMap<u64, UnsyncedRecord>,
     /// Segment and first sector of the records of `unsynced`, without those that reclaim moves.
     unsynced_records: FxHashSet<(u32, u16)>,
     undecided: Vec<UndecidedUnit>,
     last_id: u64,
 }
 
-impl Units {
-    /// The identifier of the next unit.
+impl PendingRecords {
+    /// The identifier of the next record.
     pub fn next_id(&mut self) -> u64 {
         self.last_id += 1;
         self.last_id
     }
 
-    pub fn insert(&mut self, id: u64, unit: PendingUnit) {
-        self.pending.insert(id, unit);
+    pub fn insert(&mut self, id: u64, record: PendingRecord) {
+        self.pending.insert(id, record);
     }
 
-    /// Remove a unit whose write has ended, or that is not to be written.
-    pub fn remove(&mut self, id: u64) -> Option<PendingUnit> {
+    /// Remove a record whose write has ended, or that is not to be written.
+    pub fn remove(&mut self, id: u64) -> Option<PendingRecord> {
         self.pending.remove(&id)
     }
 
-    /// The members of a record that reclaim reinserts; none for other units.
+    /// The members of a record that reclaim reinserts; none for other records.
     pub fn moved_members(&self, id: u64) -> &[(u128, SsdLocation)] {
         match self.pending.get(&id) {
-            Some(PendingUnit::Move(members)) => members,
-            Some(PendingUnit::Frame(_) | PendingUnit::Tombstones(_)) | None => &[],
+            Some(PendingRecord::Move(members)) => members,
+            Some(PendingRecord::Frame(_) | PendingRecord::Tombstones(_)) | None => &[],
         }
     }
 
-    /// The job that waits for the tombstones of a unit.
+    /// The job that waits for the tombstones of a record.
     pub fn removal_of(&self, id: u64) -> Option<u64> {
         match self.pending.get(&id) {
-            Some(PendingUnit::Tombstones(job)) => *job,
-            Some(PendingUnit::Frame(_) | PendingUnit::Move(_)) | None => None,
+            Some(PendingRecord::Tombstones(job)) => *job,
+            Some(PendingRecord::Frame(_) | PendingRecord::Move(_)) | None => None,
         }
     }
 
-    /// Whether a unit's frame was dropped: removed, cleared, replaced, or found damaged.
+    /// Whether a record's frame was dropped: removed, cleared, replaced, or found damaged.
     pub fn is_dead(&self, core: &Core, id: u64) -> bool {
-        let Some(PendingUnit::Frame(guard)) = self.pending.get(&id) else { return false };
+        let Some(PendingRecord::Frame(guard)) = self.pending.get(&id) else { return false };
         core.dram.frames.get(guard.frame.id).is_none_or(Frame::is_dead)
     }
 
-    /// Whether a unit is attached to a base that is not on SSD and will not be.
+    /// Whether a record is attached to a base that is not on SSD and will not be.
     pub fn lacks_base(&self, core: &Core, id: u64) -> bool {
-        let Some(PendingUnit::Frame(guard)) = self.pending.get(&id) else { return false };
+        let Some(PendingRecord::Frame(guard)) = self.pending.get(&id) else { return false };
         let base = base_of(core, &guard.data);
         base.is_some_and(|base| core.base_place(base) == BasePlace::Nowhere)
     }
 
     /// The record of a frame.
-    pub fn add_frame(&mut self, guard: FrameGuard, memory: &Arc<ArenaMemory>) -> Unit {
+    pub fn add_frame(&mut self, guard: FrameGuard, memory: &Arc<ArenaMemory>) -> NewRecord {
         let id = self.next_id();
         let data = &guard.data;
         let member = |m: &crate::memory::frames::FrameMember| RecordMember {
@@ -108,7 +108,7 @@ impl Units {
             length: m.extent.bytes,
             checksums: m.checksums.clone(),
         };
-        let unit = Unit {
+        let record = NewRecord {
             id,
             kind: RecordKind::Data,
             group_kind: data.group_kind,
@@ -116,14 +116,14 @@ impl Units {
             generation: data.generation,
             sequence: data.sequence,
             group: GroupId(data.sequence.0),
-            base_group: GroupId(data.base_group),
+            base_group: GroupId(data.base_name),
             depth: data.depth,
             reinserted: false,
             members: data.members.iter().map(member).collect(),
             payload: guard.parts(memory),
         };
-        self.insert(id, PendingUnit::Frame(guard));
-        unit
+        self.insert(id, PendingRecord::Frame(guard));
+        record
     }
 
     /// A record of tombstones, for a job or for reclaim. `keys` is not empty, and all keys are of
@@ -134,12 +134,12 @@ impl Units {
         sequence: Sequence,
         keys: &[ObjectKey],
         job: Option<u64>,
-    ) -> Unit {
+    ) -> NewRecord {
         let id = self.next_id();
-        self.insert(id, PendingUnit::Tombstones(job));
+        self.insert(id, PendingRecord::Tombstones(job));
         let member =
             |k: &ObjectKey| RecordMember { key: *k, length: 0, checksums: Default::default() };
-        Unit {
+        NewRecord {
             id,
             kind: RecordKind::Tombstones,
             group_kind: GroupKind::Single,
@@ -155,7 +155,7 @@ impl Units {
         }
     }
 
-    /// Enter the locations of frames into the index. Returns the units that would not be readable
+    /// Enter the locations of frames into the index. Returns the records that would not be readable
     /// there: they count as not written.
     pub fn frames_written(
         &mut self,
@@ -171,7 +171,7 @@ impl Units {
                     self.unsynced.insert(id, written);
                 }
                 None => {
-                    self.insert(id, PendingUnit::Frame(guard));
+                    self.insert(id, PendingRecord::Frame(guard));
                     lost.push(id);
                 }
             }
@@ -188,14 +188,14 @@ impl Units {
         bytes: u64,
     ) {
         self.unsynced
-            .insert(id, UnsyncedUnit { namespace: None, members, bytes, base: None, from });
+            .insert(id, UnsyncedRecord { namespace: None, members, bytes, base: None, from });
     }
 
-    /// A unit was not written. A live frame returns to the front of the queue, unless `give_up`.
-    /// Returns whether it is a unit of reclaim, and the removal that fails with it.
+    /// A record was not written. A live frame returns to the front of the queue, unless `give_up`.
+    /// Returns whether it is a record of reclaim, and the removal that fails with it.
     pub fn write_failed(&mut self, core: &mut Core, id: u64, give_up: bool) -> (bool, Option<u64>) {
         match self.remove(id) {
-            Some(PendingUnit::Frame(guard)) => {
+            Some(PendingRecord::Frame(guard)) => {
                 let alive = core.dram.frames.get_live(guard.frame).is_some();
                 if !(alive && give_up) {
                     core.requeue_front(&guard);
@@ -203,10 +203,10 @@ impl Units {
                 }
                 core.count_lost(guard.data.namespace, guard.data.members.len());
                 core.release_frame(guard.frame);
-                core.make_evictable(guard.frame);
+                core.end_write(guard.frame);
                 (false, None)
             }
-            Some(PendingUnit::Tombstones(Some(job))) => {
+            Some(PendingRecord::Tombstones(Some(job))) => {
                 let detail = "tombstones could not be written, so a restart may bring the objects \
                               back; see `ssd_state`, and repeat the removal";
                 let error = Error::new(ErrorKind::Unavailable, detail);
@@ -214,14 +214,14 @@ impl Units {
                 (false, Some(job))
             }
             // The record stays at its old location; reclaim defers the victim.
-            Some(PendingUnit::Move(_) | PendingUnit::Tombstones(None)) => (true, None),
+            Some(PendingRecord::Move(_) | PendingRecord::Tombstones(None)) => (true, None),
             None => (false, None),
         }
     }
 
     /// A frame is not written, because of a limit of its namespace: it stays in DRAM only.
-    pub fn refuse_write(&mut self, core: &mut Core, id: u64) {
-        let Some(PendingUnit::Frame(held)) = self.remove(id) else { return };
+    pub fn end_over_limit(&mut self, core: &mut Core, id: u64) {
+        let Some(PendingRecord::Frame(held)) = self.remove(id) else { return };
         let (namespace, objects) = (held.data.namespace, held.data.members.len());
         if core.dram.frames.get_live(held.frame).is_some() {
             core.flushes.add(namespace, &refused(objects));
@@ -230,17 +230,17 @@ impl Units {
             }
         }
         core.release_frame(held.frame);
-        core.make_evictable(held.frame);
+        core.end_write(held.frame);
     }
 
-    /// A sync covers these units.
-    pub fn count_durable(&mut self, core: &mut Core, units: &[(u64, RecordLocation)]) {
-        for (id, _) in units {
+    /// A sync covers these records.
+    pub fn count_durable(&mut self, core: &mut Core, records: &[(u64, RecordLocation)]) {
+        for (id, _) in records {
             let Some(w) = self.unsynced.remove(id).filter(|w| w.from.is_empty()) else { continue };
             core.note_synced(&w);
             w.record().into_iter().for_each(|record| _ = self.unsynced_records.remove(&record));
             match w.base {
-                Some(base) => self.undecided.push(UndecidedUnit { unit: w, base }),
+                Some(base) => self.undecided.push(UndecidedUnit { record: w, base }),
                 None => count_durable(core, &w),
             }
         }
@@ -251,9 +251,9 @@ impl Units {
     /// refused if it is not on SSD and will not be. Without it a restart hides them.
     pub fn decide_attached(&mut self, core: &mut Core) {
         let records = &self.unsynced_records;
-        self.undecided.retain(|UndecidedUnit { unit, base }| {
+        self.undecided.retain(|UndecidedUnit { record, base }| {
             let on_ssd = |fingerprint| core.index.find(fingerprint).any(|e| e.ssd.is_some());
-            if !unit.members.first().is_some_and(|(fingerprint, _)| on_ssd(*fingerprint)) {
+            if !record.members.first().is_some_and(|(fingerprint, _)| on_ssd(*fingerprint)) {
                 return false; // Removed or reclaimed meanwhile.
             }
             match core.base_place(*base) {
@@ -261,10 +261,10 @@ impl Units {
                 BasePlace::Ssd(at) if records.contains(&(at.segment, at.record_block)) => {
                     return true;
                 }
-                BasePlace::Ssd(_) => count_durable(core, unit),
+                BasePlace::Ssd(_) => count_durable(core, record),
                 BasePlace::Nowhere => {
-                    let objects = refused(unit.members.len());
-                    unit.namespace.iter().for_each(|namespace| {
+                    let objects = refused(record.members.len());
+                    record.namespace.iter().for_each(|namespace| {
                         core.flushes.add(*namespace, &objects);
                     });
                 }
@@ -276,8 +276,8 @@ impl Units {
     /// A sync failed: writes that it should have covered may be lost although reads still see them,
     /// and another sync would prove nothing. Drop their SSD locations. Frames in DRAM are written
     /// again once the tier is on; reinserted objects get their old locations back.
-    pub fn drop_untrusted(&mut self, core: &mut Core, units: &[(u64, RecordLocation)]) {
-        for (id, _) in units {
+    pub fn drop_untrusted(&mut self, core: &mut Core, records: &[(u64, RecordLocation)]) {
+        for (id, _) in records {
             let Some(w) = self.unsynced.remove(id) else { continue };
             if w.from.is_empty() {
                 core.note_synced(&w);
@@ -304,7 +304,7 @@ fn frame_written(
     core: &mut Core,
     guard: &FrameGuard,
     location: &RecordLocation,
-) -> Option<UnsyncedUnit> {
+) -> Option<UnsyncedRecord> {
     let data = &guard.data;
     let blocks = data.members.iter().map(|m| m.checksums.len() as u64).sum();
     let mut offset = record::header_bytes(data.members.len() as u64, blocks);
@@ -336,8 +336,8 @@ fn frame_written(
     let counts = core.namespaces.counts(data.namespace);
     counts.into_iter().for_each(|counts| counts.count_written(bytes));
     core.release_frame(guard.frame);
-    core.make_evictable(guard.frame);
-    Some(UnsyncedUnit { namespace: Some(data.namespace), members, bytes, base, from: Vec::new() })
+    core.end_write(guard.frame);
+    Some(UnsyncedRecord { namespace: Some(data.namespace), members, bytes, base, from: Vec::new() })
 }
 
 /// Name of the base that a frame is attached to; `None` also if it was dropped.
@@ -346,9 +346,9 @@ fn base_of(core: &Core, data: &FrameData) -> Option<u64> {
     core.index.link(first.fingerprint)
 }
 
-fn count_durable(core: &mut Core, unit: &UnsyncedUnit) {
-    let durable = FlushReport::durable(unit.members.len() as u64, unit.bytes);
-    unit.namespace.iter().for_each(|namespace| core.flushes.add(*namespace, &durable));
+fn count_durable(core: &mut Core, record: &UnsyncedRecord) {
+    let durable = FlushReport::durable(record.members.len() as u64, record.bytes);
+    record.namespace.iter().for_each(|namespace| core.flushes.add(*namespace, &durable));
 }
 
 fn refused(objects: usize) -> FlushReport {
