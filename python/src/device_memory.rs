@@ -165,7 +165,7 @@ fn piece_of(
         let device = devices.iter().find(|handle| handle.device() == wanted);
         let device = device.ok_or_else(|| not_bound(&wanted.to_string()))?.clone();
         // The tensor lets this stream wait for its own.
-        let consumer = (known.1 == DriverKind::Cuda).then(|| match stream {
+        let consumer = (known.1 == DriverKind::Cuda).then_some(match stream {
             None | Some(0) => LEGACY,
             Some(stream) => stream,
         });
