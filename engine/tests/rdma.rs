@@ -3,12 +3,18 @@
 #![allow(clippy::disallowed_methods, reason = "tests copy files")]
 #![allow(clippy::print_stdout, reason = "tests say what they skip")]
 
+#[path = "suite/device.rs"]
+#[allow(dead_code, reason = "each test program uses its own part")]
+mod device;
 #[path = "suite/env.rs"]
 #[allow(dead_code, reason = "each test program uses its own part")]
 mod env;
 #[path = "../../io/tests/verbs/fake.rs"]
 #[allow(dead_code, reason = "each test program uses its own part")]
 mod fake;
+#[allow(dead_code)]
+#[path = "../../io/tests/devices/fake.rs"]
+mod fake_device;
 #[path = "suite/harness.rs"]
 #[allow(dead_code, reason = "each test program uses its own part")]
 mod harness;
