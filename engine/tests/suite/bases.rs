@@ -36,8 +36,9 @@ fn ssd_bytes(store: &Store) -> u64 {
 fn with_room(world: &TestEnv, bytes: u64) -> (Store, Config) {
     let mut config = world.config();
     let limit = config.ssd.segment_bytes.expect("set");
-    config.namespaces.limits =
-        vec![NamespaceLimits { ssd_bytes: Some(limit), ..NamespaceLimits::of(namespace("m")) }];
+    let mut limits = NamespaceLimits::of(namespace("m"));
+    limits.ssd_bytes = Some(limit);
+    config.namespaces.limits = vec![limits];
     let store = world.open(&config);
     let used = limit.bytes() - bytes;
     let fits = |large: &u64| (used - large * RECORD).is_multiple_of(STATE_RECORD);

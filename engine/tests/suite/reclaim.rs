@@ -126,8 +126,8 @@ pub fn survivors_are_appended_the_most_recent_last(world: &TestEnv) {
     let before = HOT.map(|n| find(world, key(n)).record);
     let copies = || -> Vec<u64> {
         let copy = |(n, before): (u64, u64)| {
-            let all = find_all(world, key(n)).into_iter().map(|(_, found)| found.record);
-            all.filter(|record| *record != before).last()
+            let mut all = find_all(world, key(n)).into_iter().map(|(_, found)| found.record);
+            all.rfind(|record| *record != before)
         };
         HOT.into_iter().zip(before).filter_map(copy).collect()
     };
