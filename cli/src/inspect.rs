@@ -201,8 +201,8 @@ impl Inspection {
             let mut last = None;
             for e in entries {
                 count(e.key.namespace(), e.generation, e.sequence);
-                row.records += u64::from(last != Some(e.record_block));
-                last = Some(e.record_block);
+                row.records += u64::from(last != Some(e.record_sector));
+                last = Some(e.record_sector);
             }
             (row.state, row.bytes) = ("sealed", facts.data_end - ALIGN);
             return Ok(row);

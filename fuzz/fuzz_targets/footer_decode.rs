@@ -26,7 +26,7 @@ fn check(bytes: &[u8], segment_bytes: u64) {
     assert!(facts.data_end + bytes.len() as u64 <= segment_bytes);
     for e in &entries {
         assert!(
-            (u64::from(e.record_block) + u64::from(e.record_blocks)) * BLOCK as u64
+            (u64::from(e.record_sector) + u64::from(e.record_sectors)) * BLOCK as u64
                 <= facts.data_end
         );
     }

@@ -96,9 +96,9 @@ structure! {
         /// to.
         pub segment: u32,
         /// Offset of the record in the segment, in units of 4096 bytes; 0 in a link.
-        pub record_block: u16,
+        pub record_sector: u16,
         /// Offset of the payload in the record, in units of 4096 bytes; 0 in a link.
-        pub payload_block: u16,
+        pub payload_sector: u16,
         /// Length in bytes; 0 withdraws every entry of the record. In a link, the lower half of the
         /// name of the base group.
         pub length: u32,
@@ -109,10 +109,10 @@ structure! {
 }
 
 impl CheckpointEntry {
-    /// A withdrawal of every entry of the record at `record_block` of `segment`. Objects left that
+    /// A withdrawal of every entry of the record at `record_sector` of `segment`. Objects left that
     /// record while the snapshot was copied, so that the snapshot may lack members of its group.
-    pub fn withdrawal(segment: u32, record_block: u16) -> CheckpointEntry {
-        CheckpointEntry { segment, record_block, ..bytemuck::Zeroable::zeroed() }
+    pub fn withdrawal(segment: u32, record_sector: u16) -> CheckpointEntry {
+        CheckpointEntry { segment, record_sector, ..bytemuck::Zeroable::zeroed() }
     }
 
     /// Whether this is a withdrawal and not an entry.

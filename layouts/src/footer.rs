@@ -31,11 +31,11 @@ structure! {
         /// Length in bytes; 0 in a tombstone.
         pub length: u64,
         /// Offset of the record in the segment, in units of 4096 bytes.
-        pub record_block: u32,
+        pub record_sector: u32,
         /// Offset of the payload in the record, in units of 4096 bytes; 0 in a tombstone.
-        pub payload_block: u32,
+        pub payload_sector: u32,
         /// Length of the record in units of 4096 bytes.
-        pub record_blocks: u32,
+        pub record_sectors: u32,
         /// Number of members of the record.
         pub member_count: u32,
         /// Record kind: 1 data, 2 tombstone.
@@ -141,9 +141,9 @@ pub fn entries_of<'a>(record: &'a Record<'_>) -> impl Iterator<Item = FooterEntr
         group: facts.group.0,
         base_group: facts.base_group.0,
         length: m.length,
-        record_block: blocks(facts.offset),
-        payload_block: blocks(m.payload_offset),
-        record_blocks: blocks(record.record_bytes()),
+        record_sector: blocks(facts.offset),
+        payload_sector: blocks(m.payload_offset),
+        record_sectors: blocks(record.record_bytes()),
         member_count: record.member_count() as u32,
         kind: facts.kind as u8,
         group_kind: facts.group_kind as u8,
@@ -266,16 +266,16 @@ fn check_entries(facts: &FooterFacts, entries: &[FooterEntry]) -> Result<(), For
         return Err(FormatError::field(WHAT, "max_sequence", facts.max_sequence));
     }
     let mut end = ALIGN;
-    for record in entries.chunk_by(|a, b| a.record_block == b.record_block) {
+    for record in entries.chunk_by(|a, b| a.record_sector == b.record_sector) {
         let first = &record[0];
-        let begin = u64::from(first.record_block) * ALIGN;
+        let begin = u64::from(first.record_sector) * ALIGN;
         let wrong = |field| Err(FormatError::field(WHAT, field, first.key));
         if begin < end {
-            return wrong("record_block");
+            return wrong("record_sector");
         }
-        end = begin + u64::from(first.record_blocks) * ALIGN;
+        end = begin + u64::from(first.record_sectors) * ALIGN;
         if end > facts.data_end {
-            return wrong("record_blocks");
+            return wrong("record_sectors");
         }
         let single =
             first.group_kind == GroupKind::Single as u8 && first.kind == RecordKind::Data as u8;
@@ -300,22 +300,22 @@ fn check_entries(facts: &FooterFacts, entries: &[FooterEntry]) -> Result<(), For
 /// The fields that all members of a record share.
 fn shared(e: &FooterEntry) -> ([u64; 4], [u32; 3], [u8; 2]) {
     let times = [e.sequence, e.generation, e.group, e.base_group];
-    (times, [e.record_blocks, e.member_count, e.depth], [e.kind, e.group_kind])
+    (times, [e.record_sectors, e.member_count, e.depth], [e.kind, e.group_kind])
 }
 
 fn check_entry(e: &FooterEntry) -> Result<(), FormatError> {
     e.key.check()?;
-    let payload_begin = u64::from(e.payload_block) * ALIGN;
+    let payload_begin = u64::from(e.payload_sector) * ALIGN;
     let kind_ok = if e.kind == RecordKind::Data as u8 {
         (GroupKind::Single as u8..=GroupKind::Attached as u8).contains(&e.group_kind)
             && (1..=OBJECT_BYTES_MAX).contains(&e.length)
-            && e.payload_block >= 1
-            && payload_begin + align_up(e.length) <= u64::from(e.record_blocks) * ALIGN
+            && e.payload_sector >= 1
+            && payload_begin + align_up(e.length) <= u64::from(e.record_sectors) * ALIGN
     } else {
         e.kind == RecordKind::Tombstones as u8
             && e.group_kind == GroupKind::Single as u8
-            && (e.length, e.payload_block) == (0, 0)
-            && e.record_blocks >= 1
+            && (e.length, e.payload_sector) == (0, 0)
+            && e.record_sectors >= 1
     };
     let base_ok = e.base_group == 0 || e.group_kind == GroupKind::Attached as u8;
     if !kind_ok

@@ -248,8 +248,8 @@ fn checkpoint_chunks_detect_every_bit_flip() {
     let object = CheckpointEntry {
         fingerprint: [9; 16],
         segment: 2,
-        record_block: 5,
-        payload_block: 1,
+        record_sector: 5,
+        payload_sector: 1,
         length: 4000,
         tick: CheckpointEntry::tick(77, true),
     };

@@ -71,7 +71,7 @@ fn footer_round_trips() {
 fn footer_entry_has_fields_of_record() {
     let e = entries();
     let of = |e: &FooterEntry| {
-        (e.record_block, e.payload_block, e.record_blocks, e.member_count, e.length)
+        (e.record_sector, e.payload_sector, e.record_sectors, e.member_count, e.length)
     };
     assert_eq!(
         e.iter().map(of).collect::<Vec<_>>(),
@@ -168,7 +168,7 @@ fn invalid_footer_tail_is_refused_by_field() {
         (
             tail + at(&FooterTail::STRUCTURE, "data_end"),
             u64s(DATA_END - ALIGN),
-            "field=record_blocks",
+            "field=record_sectors",
         ),
         (tail + at(&FooterTail::STRUCTURE, "min_sequence"), u64s(1001 + ALIGN), "field=sequence"),
         (tail + at(&FooterTail::STRUCTURE, "max_sequence"), u64s(u64::MAX), "field=max_sequence"),
@@ -192,18 +192,18 @@ type Change = (fn(&mut Vec<FooterEntry>), &'static str);
 #[test]
 fn incomplete_or_unordered_footer_entries_are_refused() {
     let cases: &[Change] = &[
-        (|e| e.swap(0, 3), "field=record_block"),
-        (|e| e.rotate_left(3), "field=record_block"),
+        (|e| e.swap(0, 3), "field=record_sector"),
+        (|e| e.rotate_left(3), "field=record_sector"),
         (|e| _ = e.remove(1), "field=member_count"),
         (|e| _ = e.remove(5), "field=member_count"),
         (|e| e[3].member_count = 2, "field=member_count"),
-        (|e| e[..3].iter_mut().for_each(|e| e.record_blocks = 6), "field=record_block"),
-        (|e| e[1].record_blocks = 3, "field=entry"),
+        (|e| e[..3].iter_mut().for_each(|e| e.record_sectors = 6), "field=record_sector"),
+        (|e| e[1].record_sectors = 3, "field=entry"),
         (|e| e[1].sequence += 1, "field=entry"),
         (|e| e[1].generation += 1, "field=entry"),
-        (|e| e[5].record_blocks = u32::MAX, "field=entry"),
-        (|e| e[3].record_block = 0, "field=record_block"),
-        (|e| e[3].record_blocks = u32::MAX, "field=record_blocks"),
+        (|e| e[5].record_sectors = u32::MAX, "field=entry"),
+        (|e| e[3].record_sector = 0, "field=record_sector"),
+        (|e| e[3].record_sectors = u32::MAX, "field=record_sectors"),
         (|e| e[3].kind = 0, "field=entry"),
         (|e| e[3].kind = 3, "field=entry"),
         (|e| e[3].group_kind = 0, "field=entry"),
@@ -212,13 +212,13 @@ fn incomplete_or_unordered_footer_entries_are_refused() {
         (|e| e[3].length = 0, "field=entry"),
         (|e| e[3].length = 8193, "field=entry"),
         (|e| e[3].length = u64::MAX, "field=entry"),
-        (|e| e[3].payload_block = 0, "field=entry"),
-        (|e| e[3].payload_block = u32::MAX, "field=entry"),
+        (|e| e[3].payload_sector = 0, "field=entry"),
+        (|e| e[3].payload_sector = u32::MAX, "field=entry"),
         (|e| e[3].reserved = 1, "field=entry"),
         (|e| e[3].sequence = 0, "field=entry"),
         (|e| e[3].generation = 0, "field=entry"),
         (|e| e[4].length = 1, "field=entry"),
-        (|e| e[4].payload_block = 1, "field=entry"),
+        (|e| e[4].payload_sector = 1, "field=entry"),
         (|e| e[3].key = bytemuck::Zeroable::zeroed(), "field=role"),
     ];
     assert_eq!(decode(&changed(|_| {}), identity(1, 2), SEGMENT), Ok((footer_facts(), entries())));

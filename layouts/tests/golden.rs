@@ -209,7 +209,10 @@ fn golden_footer_matches_records() {
         (e.sequence, e.generation, e.group, e.base_group, e.length),
         (17, 2, 17, 0, 100_000)
     );
-    assert_eq!((e.record_block, e.payload_block, e.record_blocks, e.member_count), (5, 1, 26, 1));
+    assert_eq!(
+        (e.record_sector, e.payload_sector, e.record_sectors, e.member_count),
+        (5, 1, 26, 1)
+    );
     assert_eq!((e.kind, e.group_kind, e.depth), (1, 1, 9));
 }
 

@@ -72,7 +72,7 @@ impl LimitFile {
             let Footer::Sealed { entries, .. } = &segment.footer else { continue };
             let (_, start) = disk.segment_location(id, manifest.superblock());
             let place =
-                |e: &FooterEntry| start + u64::from(e.record_block + e.payload_block) * ALIGN;
+                |e: &FooterEntry| start + u64::from(e.record_sector + e.payload_sector) * ALIGN;
             extents.extend(
                 entries
                     .iter()

@@ -130,7 +130,7 @@ impl Verifier<'_> {
         self.footer_facts(facts, entries);
         let mut listed: BTreeMap<u64, Vec<FooterEntry>> = BTreeMap::new();
         for entry in entries {
-            listed.entry(u64::from(entry.record_block) * ALIGN).or_default().push(*entry);
+            listed.entry(u64::from(entry.record_sector) * ALIGN).or_default().push(*entry);
         }
         self.segment.scan(self.context.disk, &mut |found| match found {
             ScanItem::Record { record, payload } => {
@@ -189,7 +189,7 @@ impl Verifier<'_> {
         let at = self.context.superblock.segment_bytes - footer::footer_bytes(entries.len() as u64);
         let end = entries
             .iter()
-            .map(|e| (u64::from(e.record_block) + u64::from(e.record_blocks)) * ALIGN)
+            .map(|e| (u64::from(e.record_sector) + u64::from(e.record_sectors)) * ALIGN)
             .max();
         // Without tombstones: the field bounds the objects that a tombstone in another segment may
         // hide.

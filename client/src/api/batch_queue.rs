@@ -244,7 +244,7 @@ impl Task for Runner {
             }
         };
         self.running.ticket = None;
-        self.left_reads = is_late(&done);
+        self.left_reads |= is_late(&done);
         self.running.shared.finish(ticket, Some(done));
         Step::Again
     }

@@ -131,7 +131,8 @@ impl Client {
     }
 
     /// As `Store::hint`. The store keeps what is retained for a client within the bounds of the
-    /// client's leases.
+    /// client's leases. Of a session that has ended or is expected back, the last 4096 objects are
+    /// named.
     ///
     /// # Errors
     /// `Denied` if this client may not read the namespace; `Invalid` for several namespaces, or
@@ -140,6 +141,13 @@ impl Client {
     pub fn hint(&self, keys: &[ObjectKey], hint: Hint, options: Options) -> Result<usize> {
         check_namespace(keys)?;
         let number = hint.wire().number();
+        let keys = match hint {
+            // One request: each counts as a hint of its own, whose last pages are watched.
+            Hint::SessionEnded | Hint::ExpectedBack(_) => {
+                &keys[keys.len().saturating_sub(KEYS_MAX)..]
+            }
+            Hint::Demote | Hint::Retain(_) | Hint::Priority(_) => keys,
+        };
         self.sum(keys, &options, |chunk| RequestBody::Hint(number, chunk))
     }
 

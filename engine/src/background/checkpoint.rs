@@ -186,14 +186,14 @@ impl Checkpointer {
                 return;
             }
             if core.is_hidden_at(location) {
-                broken.push((location.segment, location.record_block));
+                broken.push((location.segment, location.record_sector));
                 return;
             }
             entries.push(CheckpointEntry {
                 fingerprint: e.fingerprint.to_le_bytes(),
                 segment: location.segment,
-                record_block: location.record_block,
-                payload_block: location.payload_block,
+                record_sector: location.record_sector,
+                payload_sector: location.payload_sector,
                 length: e.length,
                 tick: CheckpointEntry::tick(e.tick, e.attached),
             });

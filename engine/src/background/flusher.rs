@@ -4,7 +4,7 @@
 //! | part | does |
 //! | --- | --- |
 //! | [`JobWriter`] | appends frames and tombstones from the queue |
-//! | [`Purger`] | drops untrusted entries from the index |
+//! | [`Purger`] | drops the entries of quarantined segments, and all while the tier is off |
 //! | [`DeviceProbe`] | tests a failed device |
 //! | [`TombstoneReadback`] | reads tombstones back before a removal is answered |
 //! | [`Reclaimer`] | empties segments |
@@ -277,7 +277,10 @@ impl Flusher {
         match purpose {
             SyncPurpose::Flush(id) => {
                 let mut core = cx.shared.lock();
-                cx.pending_records.decide_attached(&mut core);
+                if ok {
+                    // After a failure, bases in DRAM are written again once the tier is on.
+                    cx.pending_records.decide_attached(&mut core);
+                }
                 core.jobs.complete(id, result("flush"));
             }
             SyncPurpose::Tombstones(id) if ok => self.readback.read_back(cx, id),
@@ -290,8 +293,8 @@ impl Flusher {
         }
     }
 
-    /// The probe succeeded: the tier is on again. Queue the frames in DRAM whose writes were
-    /// refused.
+    /// The probe succeeded: the tier is on again. Queue the frames that are only in DRAM,
+    /// but not those that the policy keeps off SSD.
     fn resume(&mut self) {
         self.reclaimer.retry_deferred();
         let cx = &mut self.cx;

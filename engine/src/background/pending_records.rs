@@ -38,7 +38,7 @@ pub(crate) enum PendingRecord {
 }
 
 /// Attached objects that a sync has covered, before their base was durable.
-struct UndecidedUnit {
+struct UndecidedRecord {
     record: UnsyncedRecord,
     base: u64,
 }
@@ -50,7 +50,7 @@ pub(crate) struct PendingRecords {
     unsynced: FxHashMap<u64, UnsyncedRecord>,
     /// Segment and first sector of the records of `unsynced`, without those that reclaim moves.
     unsynced_records: FxHashSet<(u32, u16)>,
-    undecided: Vec<UndecidedUnit>,
+    undecided: Vec<UndecidedRecord>,
     last_id: u64,
 }
 
@@ -240,7 +240,7 @@ impl PendingRecords {
             core.note_synced(&w);
             w.record().into_iter().for_each(|record| _ = self.unsynced_records.remove(&record));
             match w.base {
-                Some(base) => self.undecided.push(UndecidedUnit { record: w, base }),
+                Some(base) => self.undecided.push(UndecidedRecord { record: w, base }),
                 None => count_durable(core, &w),
             }
         }
@@ -251,14 +251,14 @@ impl PendingRecords {
     /// refused if it is not on SSD and will not be. Without it a restart hides them.
     pub fn decide_attached(&mut self, core: &mut Core) {
         let records = &self.unsynced_records;
-        self.undecided.retain(|UndecidedUnit { record, base }| {
+        self.undecided.retain(|UndecidedRecord { record, base }| {
             let on_ssd = |fingerprint| core.index.find(fingerprint).any(|e| e.ssd.is_some());
             if !record.members.first().is_some_and(|(fingerprint, _)| on_ssd(*fingerprint)) {
                 return false; // Removed or reclaimed meanwhile.
             }
             match core.base_place(*base) {
                 BasePlace::Undecided => return true,
-                BasePlace::Ssd(at) if records.contains(&(at.segment, at.record_block)) => {
+                BasePlace::Ssd(at) if records.contains(&(at.segment, at.record_sector)) => {
                     return true;
                 }
                 BasePlace::Ssd(_) => count_durable(core, record),

@@ -1,6 +1,6 @@
-//! Removes untrusted entries from the index: those of a quarantined segment or, when the tier is
-//! off, all. They are hidden at once (`VisibilityFilter::is_hidden_at`); the walk over the index
-//! follows in short critical sections. Frames that DRAM holds too are written again.
+//! Removes entries from the index: those of a quarantined segment or, when the tier is off, all.
+//! They are hidden at once (`VisibilityFilter::is_hidden_at`); the walk over the index follows in
+//! short critical sections. Frames that DRAM holds too are written again.
 
 use std::collections::BTreeSet;
 

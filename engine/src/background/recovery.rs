@@ -41,7 +41,7 @@ struct Object {
 impl Object {
     /// The segment and sector of its record.
     fn record(&self) -> (u32, u16) {
-        (self.location.segment, self.location.record_block)
+        (self.location.segment, self.location.record_sector)
     }
 }
 
@@ -251,7 +251,7 @@ impl RecoveryCollector {
 impl RecoverySink for RecoveryCollector {
     fn checkpoint_entry(&mut self, facts: &CheckpointFacts, entry: &CheckpointEntry) {
         if entry.is_withdrawal() {
-            self.withdrawn.insert((entry.segment, entry.record_block));
+            self.withdrawn.insert((entry.segment, entry.record_sector));
             return;
         }
         if let Some(base) = entry.link() {
@@ -266,8 +266,8 @@ impl RecoverySink for RecoveryCollector {
             position: 0,
             location: SsdLocation {
                 segment: entry.segment,
-                record_block: entry.record_block,
-                payload_block: entry.payload_block,
+                record_sector: entry.record_sector,
+                payload_sector: entry.payload_sector,
             },
             length: entry.length,
             tick: Some(entry.ticks()),
@@ -340,7 +340,7 @@ mod tests {
         collector: &mut RecoveryCollector,
         component: &str,
         segment: u32,
-        payload_block: u16,
+        payload_sector: u16,
     ) {
         let facts = CheckpointFacts {
             store: StoreId([7; 16]),
@@ -356,8 +356,8 @@ mod tests {
         let entry = CheckpointEntry {
             fingerprint: fingerprint(&SECRET, &key(component), Generation::FIRST).to_le_bytes(),
             segment,
-            record_block: 1,
-            payload_block,
+            record_sector: 1,
+            payload_sector,
             length: 5000,
             tick: 3,
         };
@@ -370,9 +370,9 @@ mod tests {
             kind: kind as u8,
             generation: 1,
             sequence,
-            record_block: 2,
-            record_blocks: 3,
-            payload_block: 1,
+            record_sector: 2,
+            record_sectors: 3,
+            payload_sector: 1,
             length: 5000,
             member_count: members,
             group: 1,
@@ -416,7 +416,7 @@ mod tests {
         FooterEntry {
             group_kind: kind,
             base_group: name,
-            record_block: 9,
+            record_sector: 9,
             ..entry("t", RecordKind::Data, sequence, 1)
         }
     }
@@ -432,7 +432,7 @@ mod tests {
     fn attached_object_is_recovered_only_with_its_base() {
         let base = entry("k", RecordKind::Data, 5, 1);
         let gone = entry("k", RecordKind::Tombstones, 8, 1);
-        let again = FooterEntry { record_block: 4, ..entry("k", RecordKind::Data, 9, 1) };
+        let again = FooterEntry { record_sector: 4, ..entry("k", RecordKind::Data, 9, 1) };
         let with = |rest: &[FooterEntry]| recovered_from(&[&[attached(7, "k")], rest].concat());
         assert_eq!(with(&[]), (1, vec![]));
         assert_eq!(

@@ -40,6 +40,8 @@ pub(crate) struct Pins {
     leases: HashMap<u128, Lease>,
     /// When [`Pins::expire_due`] looks at the leases next.
     expiry: Option<Mono>,
+    /// It does not before this.
+    not_before: Mono,
     /// Leases of objects that are not stored yet.
     pub early: EarlyLeases,
     /// Objects pinned or leased for clients. They are also counted in `pin_counts` and `leases`.
@@ -75,7 +77,8 @@ impl Pins {
     pub fn lease(&mut self, fingerprint: u128, namespace: NamespaceId, deadline: Mono) {
         let lease = self.leases.entry(fingerprint).or_insert(Lease { until: deadline, namespace });
         lease.until = lease.until.max(deadline);
-        self.expiry = Some(self.expiry.map_or(deadline, |expiry| expiry.min(deadline)));
+        let at = deadline.max(self.not_before);
+        self.expiry = Some(self.expiry.map_or(at, |expiry| expiry.min(at)));
     }
 
     /// An object was removed: end its lease.
@@ -152,7 +155,8 @@ impl Pins {
     pub fn expire(&mut self, now: Mono) {
         self.leases.retain(|_, lease| lease.until > now);
         let next = self.leases.values().map(|lease| lease.until).min();
-        self.expiry = next.map(|until| until.max(now.after(EXPIRY_STEP)));
+        self.not_before = now.after(EXPIRY_STEP);
+        self.expiry = next.map(|until| until.max(self.not_before));
         self.early.expire(now);
         let total = &mut self.clients_total;
         self.clients.retain(|_, client| {
@@ -233,8 +237,9 @@ mod tests {
         assert_eq!(p.count(), (0, 2));
         p.expire_due(|| Mono(10));
         assert_eq!(p.count(), (0, 1));
+        p.lease(3, NAMESPACE, Mono(15));
         p.expire_due(|| Mono(20));
-        assert_eq!(p.count(), (0, 1), "examined a moment ago");
+        assert_eq!(p.count(), (0, 2), "examined a moment ago");
         p.expire_due(|| Mono(10 + step));
         assert_eq!((p.count(), p.expiry), ((0, 0), None));
     }

@@ -41,7 +41,7 @@ impl Visibility {
     /// Hide the record at this location until its segment is reused. One of its objects could not
     /// be read or was removed, and the index does not know the other objects of the record.
     pub fn hide_record(&mut self, location: SsdLocation) {
-        self.records.insert((location.segment, location.record_block));
+        self.records.insert((location.segment, location.record_sector));
         self.changes += 1;
     }
 
@@ -67,7 +67,7 @@ impl Visibility {
     /// Whether the record at a location is hidden.
     pub fn hides(&self, location: SsdLocation) -> bool {
         let record = !self.records.is_empty()
-            && self.records.contains(&(location.segment, location.record_block));
+            && self.records.contains(&(location.segment, location.record_sector));
         record || self.ssd_unread || self.segments.contains(&SegmentId(location.segment))
     }
 

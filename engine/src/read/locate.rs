@@ -261,8 +261,8 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
         let incarnation = guards.enter(segment)?;
         Some(Expected {
             identity: SegmentIdentity { store: volume.store, segment, incarnation },
-            offset: u64::from(location.record_block) * 4096,
-            payload_offset: u64::from(location.payload_block) * 4096,
+            offset: u64::from(location.record_sector) * 4096,
+            payload_offset: u64::from(location.payload_sector) * 4096,
             generation,
             length: entry.length.into(),
         })

@@ -163,21 +163,21 @@ pub(crate) fn retain(
     duration: Duration,
 ) -> Result<usize> {
     let Some(first) = keys.first() else { return Ok(0) };
-    let objects = lease_for_client(shared, client, keys.iter().copied(), duration)?;
-    if objects == keys.len() {
-        return Ok(objects);
-    }
+    // Under one lock: what is put meanwhile is either present or absent.
     let (mut core, now) = (shared.lock(), shared.now());
     let core = &mut *core;
     let generation = core.generation(first.namespace());
     let is_absent = |fp: &u128| !core.index.find(*fp).any(|entry| core.is_visible(&entry));
     let fingerprints = keys.iter().map(|key| shared.fingerprint(key, generation));
     let absent: Vec<u128> = fingerprints.filter(is_absent).collect();
+    let PresentKeys { objects, rows } = find_present(shared, core, keys.iter().copied());
     let until = now.after(duration);
-    core.pins.early.add(client, first.namespace(), &absent, until).or_else(|_| {
+    core.pins.early.check(client, &absent).or_else(|_| {
         core.pins.expire(now);
-        core.pins.early.add(client, first.namespace(), &absent, until)
+        core.pins.early.check(client, &absent)
     })?;
+    pin_for_client(shared, core, client, &rows, Some(until))?;
+    core.pins.early.add(client, first.namespace(), &absent, until);
     Ok(objects)
 }
 
@@ -191,11 +191,12 @@ pub(crate) fn begin_early_leases(
     if core.pins.early.is_empty() {
         return;
     }
-    let now = shared.now();
+    let (now, most) = (shared.now(), PinTotals::of(&shared.config));
     for (key, fingerprint) in objects {
         let Some(lease) = core.pins.early.take(fingerprint, now) else { continue };
         let rows = find_present(shared, core, std::iter::once(key)).rows;
-        let _ = pin_for_client(shared, core, &lease.client, &rows, Some(lease.until));
+        // Expired leases are not ended here: that examines all of them, for each object.
+        let _ = core.pins.pin_for_client(&lease.client, &rows, Some(lease.until), &most);
     }
 }
 

@@ -29,7 +29,7 @@ pub(crate) fn promote(shared: &Shared, items: &mut [BatchItem], at: Recency) -> 
     for (i, item) in items.iter().enumerate() {
         if let Some(VerifiedRecord { facts, location, .. }) = verified(item) {
             let record = records.entry((facts.identity.segment, facts.offset)).or_default();
-            record.insert(location.payload_block, i);
+            record.insert(location.payload_sector, i);
         }
     }
     let mut objects = 0;

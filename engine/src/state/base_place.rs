@@ -30,8 +30,9 @@ impl Core {
             let frame = e.frame.and_then(|frame| self.dram.frames.get(FrameId(frame)));
             frame.is_some_and(|f| match f.state {
                 FrameState::Unwritten | FrameState::Writing => true,
-                // A flush queues what admission has refused.
-                FrameState::Evictable => f.refused,
+                // A flush queues what admission has refused. A location that is hidden is dropped
+                // by the purge, which queues the frame.
+                FrameState::Evictable => f.refused || e.ssd.is_some(),
                 FrameState::Dead => false,
             })
         };

@@ -191,7 +191,7 @@ impl Core {
         if let (Some(location), Some(ssd)) = (entry.ssd, self.ssd.as_mut()) {
             ssd.segments.remove_live(SegmentId(location.segment), tick);
             if let Some(records) = ssd.withdrawn_records.as_mut() {
-                records.insert((location.segment, location.record_block));
+                records.insert((location.segment, location.record_sector));
             }
         }
     }
@@ -403,7 +403,7 @@ impl Core {
         self.flushes.add(namespace, &FlushReport::lost(objects as u64));
     }
 
-    /// Queue a job for the flusher, and return the id of its result. All visible frames are queued
+    /// Queue a job for the flusher, and return the id of its result. All unqueued frames are queued
     /// before it, even if the put of their batch still runs: other clients may have seen those
     /// objects, and may assume that the job covers them.
     pub fn submit_job(&mut self, job: impl FnOnce(u64) -> Job) -> Option<u64> {

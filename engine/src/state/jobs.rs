@@ -116,7 +116,7 @@ impl JobQueue {
         self.unqueued.contains_key(&frame.serial)
     }
 
-    /// Keep a visible frame off SSD; false, without effect, if it is in `jobs` already.
+    /// Keep an unqueued frame off SSD; false, without effect, if it is in `jobs` already.
     pub fn refuse(&mut self, frame: FrameRef) -> bool {
         let is_unqueued = self.unqueued.remove(&frame.serial).is_some();
         if is_unqueued {
@@ -135,10 +135,10 @@ impl JobQueue {
         self.refused.values().rev().copied().collect()
     }
 
-    /// Queue all visible frames, the last first.
+    /// Queue all unqueued frames, the last first.
     pub fn push_all_unqueued(&mut self) {
-        let visible = std::mem::take(&mut self.unqueued);
-        self.jobs.extend(visible.into_values().rev().map(Job::Frame));
+        let unqueued = std::mem::take(&mut self.unqueued);
+        self.jobs.extend(unqueued.into_values().rev().map(Job::Frame));
     }
 }
 
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn visible_frames_are_queued_once_and_the_last_first() {
+    fn unqueued_frames_are_queued_once_and_the_last_first() {
         let mut queue = JobQueue::default();
         (1..=4).for_each(|serial| queue.note_unqueued(frame(serial)));
         queue.push_frames([1, 2].map(frame).into_iter());
@@ -222,11 +222,11 @@ mod tests {
     }
 
     #[test]
-    fn refused_frame_is_not_queued_and_only_a_visible_frame_is_refused() {
+    fn refused_frame_is_not_queued_and_only_an_unqueued_frame_is_refused() {
         let mut queue = JobQueue::default();
         (1..=4).for_each(|serial| queue.note_unqueued(frame(serial)));
         assert!(queue.refuse(frame(2)) && queue.refuse(frame(3)));
-        assert!(!queue.refuse(frame(2)), "it is not visible twice");
+        assert!(!queue.refuse(frame(2)), "it is not unqueued twice");
         queue.push_all_unqueued();
         assert!(!queue.refuse(frame(1)), "it is queued");
         let order: Vec<u64> =

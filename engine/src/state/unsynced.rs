@@ -22,7 +22,7 @@ pub(crate) struct UnsyncedRecord {
 impl UnsyncedRecord {
     /// Segment and first sector of its record, if the index has any of its objects.
     pub fn record(&self) -> Option<(u32, u16)> {
-        self.members.first().map(|(_, at)| (at.segment, at.record_block))
+        self.members.first().map(|(_, at)| (at.segment, at.record_sector))
     }
 }
 

@@ -49,7 +49,7 @@ pub(crate) fn count(
         for e in entries.iter().filter(|e| e.kind == RecordKind::Data as u8) {
             let (namespace, generation) = (e.key.namespace(), Generation(e.generation));
             // The members of a record follow each other.
-            if counted == Some(e.record_block) || core.generation(namespace) != generation {
+            if counted == Some(e.record_sector) || core.generation(namespace) != generation {
                 continue;
             }
             let Some(tenant) = core.tenants.get(namespace) else { continue };
@@ -59,8 +59,8 @@ pub(crate) fn count(
             let location = Some(SsdLocation::of_entry(id, e));
             let is_there = || core.index.find(fingerprint).any(|i| i.ssd == location);
             if !tenant.evicts_own() || is_there() {
-                counted = Some(e.record_block);
-                core.tenants.appended(namespace, (id, order), u64::from(e.record_blocks) * ALIGN);
+                counted = Some(e.record_sector);
+                core.tenants.appended(namespace, (id, order), u64::from(e.record_sectors) * ALIGN);
             }
         }
     }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::harness::Store;
+use pagelith::config::SsdAdmissionRule;
 use pagelith::io::fault::{FaultKind, FaultOp};
 use pagelith::layouts::footer;
 use pagelith::layouts::record::Record;
@@ -11,7 +11,9 @@ use pagelith::{Error, ErrorKind, FlushReport, Options, PutOutcome, Tier};
 use pagelith_sim::disk::{CrashMode, FaultPlan};
 use pagelith_sim::env::SimWorld;
 
+use super::attached::attach;
 use super::env::TestEnv;
+use super::harness::Store;
 use super::helpers::*;
 
 const LEN: usize = 50_000;
@@ -89,6 +91,35 @@ pub fn pages_put_while_read_only_are_written_the_last_first(world: &TestEnv) {
     try_flush(&store).expect("flushed");
     let records = [14, 13, 12, 11, 10].map(|n| find(world, key(n)).record);
     assert!(records.is_sorted(), "{records:?}");
+}
+
+/// A sync covers an attached object while its base is only in DRAM, and the sync of the base fails.
+pub fn attached_object_whose_base_is_synced_later_is_durable_with_it(world: &TestEnv) {
+    let Some(sim) = world.sim() else { return };
+    if !world.tells_keys_apart() {
+        return; // A base is any object.
+    }
+    let mut config = world.config();
+    config.ssd.admission = SsdAdmissionRule::SecondTouch;
+    let store = world.open(&config);
+    store_page(&store, 1, LEN);
+    let state = key_in(namespace("m"), 1, "state");
+    let attached = attach(&store, key(1), &[(state, bytes(8, LEN))]);
+    assert_eq!(attached, Ok(PutOutcome::Stored));
+    // A hit makes the state worth a write, and not its base.
+    assert!(is_present(&store, state, &bytes(8, LEN)));
+    until(world, "the state is written", || store.stats().unflushed_bytes == 0);
+    store.remove(&[key(50)], Options::default()).expect("synced");
+    fail(sim, FaultOp::Sync, 1..2);
+    unavailable(try_flush(&store));
+    wait(sim, 1100);
+    let report = try_flush(&store).expect("flushed");
+    assert_eq!((report.durable_objects, report.refused_objects), (2, 0), "{report:?}");
+    drop(store);
+    sim.crash(CrashMode::DropAll);
+    let store = world.open(&config);
+    hit_page(&store, 1, LEN);
+    assert!(is_present(&store, state, &bytes(8, LEN)));
 }
 
 pub fn removed_file_makes_tier_read_only_for_good(world: &TestEnv) {

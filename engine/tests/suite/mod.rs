@@ -264,6 +264,7 @@ macro_rules! for_all_behaviours {
             damage_after_crash::damage_found_while_read_only_is_kept_until_the_tier_is_on,
             failing_device::failed_sync_makes_tier_read_only_until_a_probe_succeeds,
             failing_device::pages_put_while_read_only_are_written_the_last_first,
+            failing_device::attached_object_whose_base_is_synced_later_is_durable_with_it,
             failing_device::removed_file_makes_tier_read_only_for_good,
             failing_device::second_failed_sync_turns_tier_off_until_a_probe_succeeds,
             failing_device::third_round_of_failing_writes_makes_tier_read_only,

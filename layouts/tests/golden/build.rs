@@ -104,8 +104,8 @@ pub(crate) fn attached_entries() -> [CheckpointEntry; 2] {
     let object = CheckpointEntry {
         fingerprint: fingerprint.to_le_bytes(),
         segment: SEGMENT,
-        record_block: (DATA_END / ALIGN) as u16,
-        payload_block: 1,
+        record_sector: (DATA_END / ALIGN) as u16,
+        payload_sector: 1,
         length: 5000,
         tick: CheckpointEntry::tick(9, true),
     };
@@ -231,11 +231,11 @@ pub(crate) fn marks() -> [SegmentMark; 2] {
 /// Two of the segment's objects, and the withdrawal of the second's record.
 pub(crate) fn checkpoint_entries() -> [CheckpointEntry; 3] {
     let secret = superblock().fingerprint_key;
-    let entry = |key: &ObjectKey, at: u64, payload_block, length, tick| CheckpointEntry {
+    let entry = |key: &ObjectKey, at: u64, payload_sector, length, tick| CheckpointEntry {
         fingerprint: fingerprint(&secret, key, GENERATION).to_le_bytes(),
         segment: SEGMENT,
-        record_block: (at / ALIGN) as u16,
-        payload_block,
+        record_sector: (at / ALIGN) as u16,
+        payload_sector,
         length,
         tick,
     };

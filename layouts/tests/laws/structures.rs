@@ -228,12 +228,12 @@ proptest! {
         tick in 0..1u32 << 20,
         attached in any::<bool>(),
     ) {
-        let (segment, record_block, payload_block) = place;
+        let (segment, record_sector, payload_sector) = place;
         let object = CheckpointEntry {
             fingerprint: fingerprint.to_le_bytes(),
             segment,
-            record_block,
-            payload_block,
+            record_sector,
+            payload_sector,
             length,
             tick: CheckpointEntry::tick(tick, attached),
         };
@@ -242,8 +242,8 @@ proptest! {
         let link = CheckpointEntry::links(fingerprint, base);
         prop_assert_eq!((link.link(), link.is_withdrawal()), (Some(base), false));
         prop_assert_eq!(link.fingerprint, object.fingerprint);
-        let gone = CheckpointEntry::withdrawal(segment, record_block);
+        let gone = CheckpointEntry::withdrawal(segment, record_sector);
         prop_assert_eq!((gone.link(), gone.is_withdrawal()), (None, true));
-        prop_assert_eq!((gone.segment, gone.record_block), (segment, record_block));
+        prop_assert_eq!((gone.segment, gone.record_sector), (segment, record_sector));
     }
 }

@@ -73,8 +73,8 @@ impl Expectations {
     }
 
     /// A row expects that one of these objects, of which the last ones are watched, is requested
-    /// before `until`. Returns whether it is followed. Objects that are watched already stay so with
-    /// their earlier time. Objects are given by hashes that scatter.
+    /// before `until`. Returns whether it is followed. Objects that are watched already keep their
+    /// earlier time. Objects are given by hashes that scatter.
     pub fn expect(&mut self, row: usize, objects: &[u64], until: Mono, now: Mono) -> bool {
         self.decide_due(now);
         let Some(last) = objects.last() else { return false };
@@ -153,8 +153,8 @@ mod tests {
 
     const NOW: Mono = Mono(1000);
 
-    /// One row that expects `count` objects from `from` on by 1 ns later, of which each `wrong`-th is
-    /// not requested.
+    /// One row that expects `count` objects from `from` on by 1 ns later, of which each `wrong`-th
+    /// is not requested.
     fn expect(of: &mut Expectations, from: u64, count: u64, wrong: u64) -> bool {
         let mut is_followed = false;
         for n in from..from + count {

@@ -227,7 +227,7 @@ impl OpenSegment {
     pub fn drop_unwritten(&mut self, records: &[(u64, RecordLocation)]) {
         self.failed = true;
         let dropped = |e: &FooterEntry| {
-            records.iter().any(|(_, p)| p.offset == u64::from(e.record_block) * ALIGN)
+            records.iter().any(|(_, p)| p.offset == u64::from(e.record_sector) * ALIGN)
         };
         self.entries.retain(|e| !dropped(e));
     }

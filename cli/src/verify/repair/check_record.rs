@@ -28,7 +28,7 @@ pub(super) fn check_record(
 ) -> anyhow::Result<RecordState> {
     let first = &entries[0];
     let (offset, bytes) =
-        (u64::from(first.record_block) * ALIGN, u64::from(first.record_blocks) * ALIGN);
+        (u64::from(first.record_sector) * ALIGN, u64::from(first.record_sectors) * ALIGN);
     let read =
         |at: u64, buf: &mut [u8]| disk.read_segment(segment.identity.segment, superblock, at, buf);
     let mut header = vec![0; ALIGN as usize];

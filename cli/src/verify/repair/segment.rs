@@ -86,13 +86,13 @@ impl Planner<'_> {
     fn sealed(&mut self, facts: &FooterFacts, entries: &[FooterEntry]) -> Result<(), UnknownLoss> {
         self.head()?;
         let mut kept = Vec::new();
-        for record in entries.chunk_by(|a, b| a.record_block == b.record_block) {
+        for record in entries.chunk_by(|a, b| a.record_sector == b.record_sector) {
             let state = check_record(self.disk, self.superblock, self.segment, record);
             match state.map_err(|e| format!("{e:#}"))? {
                 RecordState::Intact => kept.extend_from_slice(record),
                 RecordState::Damaged => self.replace(record, &mut kept)?,
                 RecordState::Different => {
-                    let at = u64::from(record[0].record_block) * ALIGN;
+                    let at = u64::from(record[0].record_sector) * ALIGN;
                     return Err(format!(
                         "record header and footer contradict each other offset={at}"
                     ));
@@ -190,8 +190,8 @@ impl Planner<'_> {
         kept: &mut Vec<FooterEntry>,
     ) -> Result<(), UnknownLoss> {
         let first = &entries[0];
-        let from = u64::from(first.record_block) * ALIGN;
-        let range = from..from + u64::from(first.record_blocks) * ALIGN;
+        let from = u64::from(first.record_sector) * ALIGN;
+        let range = from..from + u64::from(first.record_sectors) * ALIGN;
         let removals = first.kind == RecordKind::Tombstones as u8;
         if removals {
             self.rewrite.removals += entries.len() as u64;
@@ -234,7 +234,7 @@ impl Planner<'_> {
     fn facts(&self, entries: &[FooterEntry]) -> FooterFacts {
         let objects = entries.iter().filter(|e| e.kind == RecordKind::Data as u8);
         let end =
-            |e: &FooterEntry| (u64::from(e.record_block) + u64::from(e.record_blocks)) * ALIGN;
+            |e: &FooterEntry| (u64::from(e.record_sector) + u64::from(e.record_sectors)) * ALIGN;
         FooterFacts {
             identity: self.segment.identity,
             order: self.segment.order,

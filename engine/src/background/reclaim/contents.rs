@@ -86,10 +86,10 @@ impl Contents {
             let found = core.index.find(fingerprint).find(|i| i.ssd == Some(location));
             // An attached object without its base is of no use.
             let Some(found) = found.filter(|f| core.is_visible(f)) else { continue };
-            let record = records.entry(e.record_block).or_insert_with(|| LiveRecord {
+            let record = records.entry(e.record_sector).or_insert_with(|| LiveRecord {
                 survivor: Survivor {
-                    offset: u64::from(e.record_block) * ALIGN,
-                    bytes: u64::from(e.record_blocks) * ALIGN,
+                    offset: u64::from(e.record_sector) * ALIGN,
+                    bytes: u64::from(e.record_sectors) * ALIGN,
                     pinned: false,
                     members: Vec::new(),
                 },

@@ -235,8 +235,10 @@ pub(crate) fn record_reinserted(
     for (fingerprint, old) in members.iter().filter(|_| whole) {
         // A record is reinserted as a whole: its payloads keep their distance from its header.
         let (segment, record) = (location.identity.segment, location.offset);
-        let new =
-            SsdLocation { payload_block: old.payload_block, ..SsdLocation::at(segment, record, 0) };
+        let new = SsdLocation {
+            payload_sector: old.payload_sector,
+            ..SsdLocation::at(segment, record, 0)
+        };
         if core.set_ssd_location(*fingerprint, |e| e.ssd == Some(*old), new) {
             now.push((*fingerprint, new));
             from.push(*old);

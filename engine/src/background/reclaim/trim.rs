@@ -49,7 +49,7 @@ fn bytes_of(namespace: NamespaceId, generation: Generation, entries: &[FooterEnt
             && e.generation == generation.0
     });
     let records: BTreeMap<u32, u64> =
-        of_namespace.map(|e| (e.record_block, u64::from(e.record_blocks) * ALIGN)).collect();
+        of_namespace.map(|e| (e.record_sector, u64::from(e.record_sectors) * ALIGN)).collect();
     records.into_values().sum()
 }
 
@@ -70,11 +70,12 @@ fn drop_records(
             (shared.fingerprint(&e.key, current), SsdLocation::of_entry(segment, e));
         let is_there = || core.index.find(fingerprint).any(|i| i.ssd == Some(location));
         if core.pins.is_pinned(fingerprint) && is_there() && !mutant::on(Mutant::PinIgnored) {
-            pinned.insert(e.record_block, u64::from(e.record_blocks) * ALIGN);
+            pinned.insert(e.record_sector, u64::from(e.record_sectors) * ALIGN);
         }
     }
     let mut dropped = 0;
-    for e in entries.iter().filter(of_namespace).filter(|e| !pinned.contains_key(&e.record_block)) {
+    for e in entries.iter().filter(of_namespace).filter(|e| !pinned.contains_key(&e.record_sector))
+    {
         let fingerprint = shared.fingerprint(&e.key, Generation(e.generation));
         let location = SsdLocation::of_entry(segment, e);
         // The event of the clear covers cleared objects: no event for each key.

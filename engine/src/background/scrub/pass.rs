@@ -216,7 +216,7 @@ impl ScrubPass {
         let Some(segment) = members.first().map(|m| SegmentId(m.location.segment)) else { return };
         tracing::warn!(
             segment = segment.0,
-            block = members[0].location.record_block,
+            block = members[0].location.record_sector,
             "scrub: record is lost"
         );
         let now = shared.now();
@@ -269,7 +269,7 @@ impl ScrubPass {
             core.index.visit_homes(from, from + HOMES, |visited| {
                 let SlotContent::Object(e) = visited else { return };
                 let Some(location) = e.ssd.filter(|p| p.segment == segment.0) else { return };
-                if !current.seen.contains(&location.record_block) && !core.is_hidden_at(location) {
+                if !current.seen.contains(&location.record_sector) && !core.is_hidden_at(location) {
                     let (fingerprint, length) = (e.fingerprint, u64::from(e.length));
                     let checksums = Vec::new();
                     unseen.push(Member {
@@ -283,8 +283,8 @@ impl ScrubPass {
                 }
             });
         }
-        unseen.sort_by_key(|m| m.location.record_block);
-        for record in unseen.chunk_by(|a, b| a.location.record_block == b.location.record_block) {
+        unseen.sort_by_key(|m| m.location.record_sector);
+        for record in unseen.chunk_by(|a, b| a.location.record_sector == b.location.record_sector) {
             self.report.damaged += record.len() as u64;
             self.drop_record(shared, record);
         }
@@ -309,7 +309,7 @@ impl SegmentPass {
         let (seen, segment) = (&mut self.seen, self.identity.segment);
         self.walk.feed(bytes, &mut |record| {
             let facts = record.facts();
-            let new = seen.insert(SsdLocation::at(segment, facts.offset, 0).record_block);
+            let new = seen.insert(SsdLocation::at(segment, facts.offset, 0).record_sector);
             if new && facts.kind == RecordKind::Data {
                 records.push(live_record(shared, segment, record));
             }

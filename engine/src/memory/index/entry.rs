@@ -1,9 +1,9 @@
 //! One object in the index: the view that callers see, and the 32 bytes it is packed into.
 //!
 //! ```text
-//! words 0 and 1  fingerprint, low half first; 0 = the slot is empty
-//! word  2        A: segment 18 | record_block 16 | payload_block 16 | flags 4 | tick, high half 10
-//! word  3        B: length 28 | frame 24 | zero 2                             | tick, low half 10
+//! words 0 and 1: fingerprint, low half first; 0 = the slot is empty
+//! word  2  A: segment 18 | record_sector 16 | payload_sector 16 | flags 4 | tick, high half 10
+//! word  3  B: length 28 | frame 24 | zero 2                               | tick, low half 10
 //! ```
 //!
 //! A link sets only its flag in word A, and stores the name of a base group's member in word B.
@@ -73,9 +73,9 @@ pub struct SsdLocation {
     /// Segment number, at most [`SEGMENT_MAX`].
     pub segment: u32,
     /// Offset in the segment of the record's header, in sectors of 4096 bytes.
-    pub record_block: u16,
+    pub record_sector: u16,
     /// Distance from the record's header to this object's payload, in sectors.
-    pub payload_block: u16,
+    pub payload_sector: u16,
 }
 
 impl SsdLocation {
@@ -85,15 +85,16 @@ impl SsdLocation {
         let blocks = |bytes: u64| (bytes / ALIGN) as u16;
         SsdLocation {
             segment: segment.0,
-            record_block: blocks(record),
-            payload_block: blocks(delta),
+            record_sector: blocks(record),
+            payload_sector: blocks(delta),
         }
     }
 
     /// The location that a footer entry names.
     pub fn of_entry(segment: SegmentId, entry: &FooterEntry) -> SsdLocation {
-        let (record_block, payload_block) = (entry.record_block as u16, entry.payload_block as u16);
-        SsdLocation { segment: segment.0, record_block, payload_block }
+        let (record_sector, payload_sector) =
+            (entry.record_sector as u16, entry.payload_sector as u16);
+        SsdLocation { segment: segment.0, record_sector, payload_sector }
     }
 }
 
@@ -175,7 +176,7 @@ impl PackedEntry {
     /// Refuses a field that does not fit: a truncated location would name another object's bytes.
     pub(crate) fn pack(entry: &Entry) -> Result<PackedEntry, IndexError> {
         let location =
-            entry.ssd.unwrap_or(SsdLocation { segment: 0, record_block: 0, payload_block: 0 });
+            entry.ssd.unwrap_or(SsdLocation { segment: 0, record_sector: 0, payload_sector: 0 });
         in_range("segment", location.segment, 0, SEGMENT_MAX)?;
         in_range("length", entry.length, 1, LENGTH_MAX)?;
         if let Some(frame) = entry.frame {
@@ -190,8 +191,8 @@ impl PackedEntry {
         }
         let tick = u64::from(entry.tick & TICK_MASK);
         let a = u64::from(location.segment)
-            | u64::from(location.record_block) << RECORD_BLOCK_AT
-            | u64::from(location.payload_block) << PAYLOAD_BLOCK_AT
+            | u64::from(location.record_sector) << RECORD_BLOCK_AT
+            | u64::from(location.payload_sector) << PAYLOAD_BLOCK_AT
             | flags << FLAGS_AT
             | (tick >> HALF_TICK_BITS) << TICK_HIGH_AT;
         // The shift drops the high half of the tick.
@@ -234,8 +235,8 @@ impl PackedEntry {
             length: bits(self.b, 0, LENGTH_BITS) as u32,
             ssd: (flags & FLAG_ON_SSD != 0).then(|| SsdLocation {
                 segment: bits(self.a, 0, SEGMENT_BITS) as u32,
-                record_block: bits(self.a, RECORD_BLOCK_AT, RECORD_BLOCK_BITS) as u16,
-                payload_block: bits(self.a, PAYLOAD_BLOCK_AT, PAYLOAD_BLOCK_BITS) as u16,
+                record_sector: bits(self.a, RECORD_BLOCK_AT, RECORD_BLOCK_BITS) as u16,
+                payload_sector: bits(self.a, PAYLOAD_BLOCK_AT, PAYLOAD_BLOCK_BITS) as u16,
             }),
             frame: (frame != FRAME_NONE).then_some(frame),
             tick: self.tick(),
@@ -300,9 +301,10 @@ mod tests {
                     for length in [1, LENGTH_MAX - 1, LENGTH_MAX] {
                         for tick in ticks {
                             for attached in [false, true] {
-                                let ssd = location.map(|(segment, record_block, payload_block)| {
-                                    SsdLocation { segment, record_block, payload_block }
-                                });
+                                let ssd =
+                                    location.map(|(segment, record_sector, payload_sector)| {
+                                        SsdLocation { segment, record_sector, payload_sector }
+                                    });
                                 let entry =
                                     Entry { fingerprint, length, ssd, frame, tick, attached };
                                 round_trip(entry);
@@ -319,7 +321,7 @@ mod tests {
 
     #[test]
     fn pack_field_out_of_range_names_field() {
-        let at = |segment| Some(SsdLocation { segment, record_block: 0, payload_block: 0 });
+        let at = |segment| Some(SsdLocation { segment, record_sector: 0, payload_sector: 0 });
         let cases = [
             ("length", Entry { length: 0, ..plain() }),
             ("length", Entry { length: LENGTH_MAX + 1, ..plain() }),

@@ -68,8 +68,8 @@ fn entry(random: &mut Random, fingerprint: u128, name: u32) -> Entry {
         length: name,
         ssd: (bits & 1 == 0).then_some(SsdLocation {
             segment: (bits >> 8) as u32 & SEGMENT_MAX,
-            record_block: (bits >> 26) as u16,
-            payload_block: (bits >> 42) as u16,
+            record_sector: (bits >> 26) as u16,
+            payload_sector: (bits >> 42) as u16,
         }),
         frame: (bits & 2 == 0).then_some((bits >> 40) as u32 & 0xffff),
         tick: (bits >> 32) as u32 % TICK_MODULUS,

@@ -34,14 +34,8 @@ impl EarlyLeases {
         self.leases.is_empty()
     }
 
-    /// Add leases of objects of one namespace, of all or of none. `Busy` if they are too many.
-    pub fn add(
-        &mut self,
-        client: &Arc<str>,
-        namespace: NamespaceId,
-        fingerprints: &[u128],
-        until: Mono,
-    ) -> Result<()> {
+    /// `Busy` if leases of these objects would be too many.
+    pub fn check(&self, client: &Arc<str>, fingerprints: &[u128]) -> Result<()> {
         let is_new = |fingerprint: &&u128| !self.leases.contains_key(fingerprint);
         let more = fingerprints.iter().filter(is_new).count();
         let own = self.of_clients.get(client).copied().unwrap_or(0) + more;
@@ -51,6 +45,17 @@ impl EarlyLeases {
                 "too many objects are retained before their put more_objects={more} client_objects={own} client_max={CLIENT_OBJECTS_MAX} objects={all} max={OBJECTS_MAX}"
             )));
         }
+        Ok(())
+    }
+
+    /// Add leases of objects of one namespace, within the bounds of [`EarlyLeases::check`].
+    pub fn add(
+        &mut self,
+        client: &Arc<str>,
+        namespace: NamespaceId,
+        fingerprints: &[u128],
+        until: Mono,
+    ) {
         for fingerprint in fingerprints {
             let new = || EarlyLease { client: client.clone(), until, namespace };
             let before = self.leases.len();
@@ -60,7 +65,6 @@ impl EarlyLeases {
                 *self.of_clients.entry(client.clone()).or_default() += 1;
             }
         }
-        Ok(())
     }
 
     /// An object is stored: take its lease, unless it has expired.
@@ -106,15 +110,23 @@ mod tests {
 
     const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
 
+    impl EarlyLeases {
+        fn try_add(&mut self, client: &Arc<str>, fingerprints: &[u128], until: u64) -> Result<()> {
+            self.check(client, fingerprints)?;
+            self.add(client, NAMESPACE, fingerprints, Mono(until));
+            Ok(())
+        }
+    }
+
     #[test]
     fn lease_is_taken_once_and_not_after_its_time() {
         let (mut early, client) = (EarlyLeases::default(), Arc::<str>::from("a"));
-        early.add(&client, NAMESPACE, &[1, 2], Mono(10)).expect("few");
-        early.add(&Arc::<str>::from("b"), NAMESPACE, &[2], Mono(20)).expect("few");
+        early.try_add(&client, &[1, 2], 10).expect("few");
+        early.try_add(&Arc::<str>::from("b"), &[2], 20).expect("few");
         assert!(early.take(1, Mono(9)).is_some() && early.take(1, Mono(9)).is_none());
         let lease = early.take(2, Mono(15)).expect("the longer time");
         assert_eq!((&*lease.client, lease.until), ("a", Mono(20)));
-        early.add(&client, NAMESPACE, &[3], Mono(10)).expect("few");
+        early.try_add(&client, &[3], 10).expect("few");
         assert!(early.take(3, Mono(10)).is_none());
         assert!(early.is_empty() && early.of_clients.is_empty());
     }
@@ -124,7 +136,7 @@ mod tests {
         let (mut early, client) = (EarlyLeases::default(), Arc::<str>::from("a"));
         for (fingerprint, namespace, until) in [(1, 1, 10), (2, 1, 20), (3, 2, 20)] {
             let namespace = NamespaceId([namespace; 16]);
-            early.add(&client, namespace, &[fingerprint], Mono(until)).expect("few");
+            early.add(&client, namespace, &[fingerprint], Mono(until));
         }
         early.expire(Mono(10));
         assert!(early.take(1, Mono(0)).is_none());
@@ -140,14 +152,14 @@ mod tests {
         for client in 0..4 {
             let name = Arc::<str>::from(client.to_string());
             let from = client * most;
-            early.add(&name, NAMESPACE, &objects(from, most), Mono(10)).expect("a quarter");
-            let refused = early.add(&name, NAMESPACE, &objects(from, most + 1), Mono(10));
+            early.try_add(&name, &objects(from, most), 10).expect("a quarter");
+            let refused = early.try_add(&name, &objects(from, most + 1), 10);
             assert!(refused.is_err(), "one more");
-            early.add(&name, NAMESPACE, &objects(from, most), Mono(10)).expect("the same again");
+            early.try_add(&name, &objects(from, most), 10).expect("the same again");
         }
         let fifth = Arc::<str>::from("fifth");
-        assert!(early.add(&fifth, NAMESPACE, &objects(4 * most, 1), Mono(10)).is_err(), "all");
+        assert!(early.try_add(&fifth, &objects(4 * most, 1), 10).is_err(), "all");
         early.expire(Mono(10));
-        early.add(&fifth, NAMESPACE, &objects(4 * most, 1), Mono(20)).expect("room");
+        early.try_add(&fifth, &objects(4 * most, 1), 20).expect("room");
     }
 }
