@@ -10,5 +10,7 @@ mod copies;
 mod fake;
 #[path = "devices/locked.rs"]
 mod locked;
+#[path = "devices/no_thread.rs"]
+mod no_thread;
 #[path = "devices/order.rs"]
 mod order;

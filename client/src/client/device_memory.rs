@@ -89,3 +89,10 @@ impl DeviceMemory {
         self.runtime.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
+
+impl Drop for DeviceMemory {
+    /// The caller may keep a handle, and with it late memory, beyond the client.
+    fn drop(&mut self) {
+        self.devices.release_late();
+    }
+}

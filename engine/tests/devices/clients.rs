@@ -137,3 +137,28 @@ fn memory_of_late_calls_of_a_client_is_kept_until_device_is_done() {
     served.end();
     assert_eq!(left(&fake), [0; 6]);
 }
+
+/// The caller keeps the handle, as an engine does, and makes no further call with it.
+#[test]
+fn late_memory_of_a_client_is_released_when_it_is_dropped() {
+    let served = Served::new();
+    let fake = Fake::new(DriverKind::Cuda, "");
+    let handle = served.bind(&fake);
+    put(&served.store, 1);
+    let (memory, pieces) = memory_of(&fake, &handle, object(1).len());
+    let gets = [DeviceGet { key: key(1), range: None, pieces: &pieces }];
+    let options = Options::default().timeout(Duration::from_millis(200));
+    fake.change("hang=1");
+    assert!(served.client.get_to_device(&handle, None, &gets, options)[0].is_err());
+    fake.change("hang=0");
+    while fake.count("work") > 0 {
+        fake.step();
+    }
+    assert_eq!(fake.count("events"), 1, "the end of the late copy");
+    served.end();
+    let kept = ["events", "locked-chunks", "violations"].map(|what| fake.count(what));
+    assert_eq!(kept, [0; 3]);
+    assert!(memory.bytes() == object(1));
+    drop((memory, pieces, handle));
+    assert_eq!(left(&fake), [0; 6]);
+}

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use pagelith::{
-    DeviceGet, DeviceGroup, DevicePut, DriverKind, ErrorKind, GetOutcome, GetSlice, Options,
-    PutSlice, Size,
+    DeviceGet, DeviceGroup, DevicePut, DriverKind, ErrorKind, GetOutcome, GetSlice, MissCause,
+    Options, PutSlice, Size,
 };
 
 use crate::support::{Bench, config, key, object, open, pin, put};
@@ -139,6 +139,42 @@ fn late_gets_together_keep_at_most_a_quarter_of_the_arena() {
     while bench.device.late_copies() > 0 {
         bench.fake.step();
     }
+    bench.end();
+}
+
+/// A hit that exceeds half of the staging memory can only be copied out of DRAM: it waits while
+/// copies of other calls hold as much of the arena as they may.
+#[test]
+fn large_hit_waits_for_memory_that_late_copies_hold() {
+    let bench = Bench::new(DriverKind::Cuda, "hang=1");
+    let whole = |n: usize| -> Vec<u8> { (0..700_000).map(|at| ((at * n) >> 3) as u8).collect() };
+    for n in [5, 7] {
+        let bytes = whole(n);
+        let put = PutSlice { key: key(n), pieces: &[&bytes] };
+        bench.store.put_batch(&[put], Options::default())[0].as_ref().expect("stored");
+    }
+    let memories = [5, 7].map(|n| (n, bench.memory(700_000)));
+    let get = |at: usize, options| {
+        let (n, (_, pieces)) = &memories[at];
+        let get = DeviceGet { key: key(*n), range: None, pieces };
+        bench.store.get_to_device(&bench.device, None, &[get], options).remove(0)
+    };
+    assert!(get(0, SHORT).is_err());
+    assert_eq!(bench.device.late_copies(), 1);
+    assert_eq!(get(1, SHORT), Ok(GetOutcome::Miss(MissCause::Late)));
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| get(1, Options::default().timeout(LONG)));
+        bench.fake.change("hang=0");
+        while !waiting.is_finished() {
+            bench.fake.step();
+        }
+        let got = waiting.join().expect("no panic");
+        assert!(got.as_ref().is_ok_and(GetOutcome::is_hit), "{got:?}");
+    });
+    for (n, (memory, _)) in &memories {
+        assert!(memory.bytes() == whole(*n), "n={n}");
+    }
+    drop(memories);
     bench.end();
 }
 

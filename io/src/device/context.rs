@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::calls::{Called, Calls, Opaque, failed};
+use super::calls::{Called, Calls, Failed, Opaque, failed};
 use super::error::Result;
 use super::kind::Device;
 use crate::verbs::Locality;
@@ -62,12 +62,17 @@ impl BoundContext {
     }
 }
 
-/// Run `call` on a thread that ends with it.
+/// Run `call` on a thread that ends with it. An error too if the system starts no thread: a panic
+/// would release memory that the device uses.
 #[allow(clippy::disallowed_methods, reason = "its thread ends before it returns")]
-fn on_own_thread<T: Send>(call: impl FnOnce() -> T + Send) -> T {
-    std::thread::scope(|scope| match scope.spawn(call).join() {
-        Ok(result) => result,
-        Err(panic) => std::panic::resume_unwind(panic),
+fn on_own_thread<T: Send>(call: impl FnOnce() -> Called<T> + Send) -> Called<T> {
+    std::thread::scope(|scope| {
+        let started = std::thread::Builder::new().spawn_scoped(scope, call);
+        let thread = started.map_err(|error| Failed {
+            call: "thread",
+            code: error.raw_os_error().unwrap_or(libc::EAGAIN),
+        })?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
 

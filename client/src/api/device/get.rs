@@ -147,10 +147,11 @@ impl DeviceBatch<'_> {
                 round.held.push(HeldGet { at, found, counted });
                 return Ok(true);
             }
-            if held > 0 {
+            // Other calls hold as much as they may: this hit is copied through staging memory, or
+            // waits if that never has room for it.
+            if held > 0 || self.check_staging(get, wanted).is_err() {
                 return Ok(false);
             }
-            // Other calls hold as much as they may: this hit is copied through staging memory.
         }
         let Some(staged) = self.stage(at, wanted)? else { return Ok(false) };
         round.staged_bytes += wanted;
@@ -164,11 +165,16 @@ impl DeviceBatch<'_> {
         Options { depth, timeout: Some(self.call.left()), ..self.options }
     }
 
+    /// An error if the bytes of a get never fit into staging memory.
+    fn check_staging(&self, get: &DeviceGet<'_>, bytes: u64) -> Result<()> {
+        let margin = get.range.as_ref().map_or(0, |_| self.call.store.range_margin());
+        self.call.check_staging(bytes, margin)
+    }
+
     /// A get into staging memory; `None` if all of it is in use.
     fn stage(&self, at: usize, bytes: u64) -> Result<Option<StagedGet>> {
         let get = &self.gets[at];
-        let margin = get.range.as_ref().map_or(0, |_| self.call.store.range_margin());
-        self.call.check_staging(bytes, margin)?;
+        self.check_staging(get, bytes)?;
         // Without a destination the get reports what is wrong.
         let (parts, counted) = match bytes {
             0 => (Vec::new(), None),
