@@ -402,10 +402,17 @@ class Registration:
 
 @final
 class Device:
+    """A device that is bound to a store. `(device, address, length)` names memory of it in a put or
+    get, which must stay allocated until `late_copies` is 0.
+    """
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """`cuda:N`, or `ascend:N`."""
     @property
-    def late_copies(self) -> int: ...
+    def late_copies(self) -> int:
+        """Number of lists of copies that calls gave up at their timeout, and that the device may still
+        execute. Their memory is kept.
+        """
 
 @final
 class Pin:
@@ -557,8 +564,9 @@ class Store:
         """Bind a device that the program has initialised (`torch.cuda.init`), by its name, `cuda:N` or
         `npu:N`: puts and gets may then name memory of it, as (device, address, length), a tensor,
         or an object with `__cuda_array_interface__`. They begin after the work that `stream` has
-        then, by default CUDA's default stream, and return when the device is done. An attached
-        store copies through `staging_bytes` of page-locked memory, 64 MiB by default.
+        then, by default CUDA's default stream, and return when the device is done. Memory of an
+        Ascend device requires `stream`. An attached store copies through `staging_bytes` of
+        page-locked memory, 64 MiB by default.
         """
     def begin_request(self) -> Request:
         """Begin a request, for the argument `request`: objects that its calls name count as equally
@@ -668,7 +676,9 @@ class Store:
     ) -> Submitted[GetOutcome]:
         """Submit a batch of gets to a thread of the store and return at once with its handle. The
         memory stays exported until the batch has ended, whether or not the handle is used; no
-        thread may read or write it until then. `timeout` starts when a thread starts the batch.
+        thread may read or write it until then. `timeout` starts when a thread starts the batch. So
+        does the wait for `stream`: its object is kept until the batch has ended; a plain number
+        must stay valid until then.
 
             outcomes = await store.submit_get(keys, memories)
         """
@@ -684,9 +694,10 @@ class Store:
         stream: _Stream | None = None,
     ) -> Submitted[PutOutcome]:
         """Submit a batch of puts, as for `put`. No thread may write to its memory until it has ended.
+        `stream` is as for `submit_get`.
 
-        batch = store.submit_put(keys, pages)
-        outcomes = batch.result(timeout=5)  # or: await batch
+            batch = store.submit_put(keys, pages)
+            outcomes = batch.result(timeout=5)  # or: await batch
         """
     def submit_put_pages(
         self,
@@ -702,7 +713,7 @@ class Store:
         stream: _Stream | None = None,
     ) -> Submitted[PutOutcome]:
         """Submit a batch of pages, as for `put_pages`. No thread may write to its memory until it has
-        ended.
+        ended. `stream` is as for `submit_get`.
         """
     def exists(
         self,
@@ -784,8 +795,9 @@ class Store:
         how many. Name whole groups. Reads not started within `timeout` seconds are skipped.
         """
     def hint(self, keys: Sequence[Key], hint: _Hint, seconds: float | None = None, *, timeout: float | None = None) -> int:
-        """A hint about the future use of objects of one namespace, given from the head of their prompt;
-        it changes what leaves first, never what a get returns. Returns how many objects follow it.
+        """A hint about the future use of objects of one namespace, given from the head of their
+        prompt; it changes what leaves first, never what a get returns. Returns how many objects
+        follow it.
 
             store.hint(keys, "retain", 600)
 

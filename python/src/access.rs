@@ -5,13 +5,14 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use pyo3::prelude::*;
 
-use crate::closing::close_at_exit;
+use crate::closing::{close_at_exit, is_closed};
 use crate::device::BoundDevices;
 use crate::device_memory::DeviceArgs;
 use crate::errors::{ClosedError, ForkedError};
 use crate::handle::StoreHandle;
 use crate::opening::OpenReport;
 use crate::store::{Store, is_forked};
+use crate::stream::Stream;
 use crate::submitted::{Queue, Submitted};
 
 impl Store {
@@ -44,7 +45,7 @@ impl Store {
         let done = py.detach(|| {
             self.store.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(body)
         });
-        done.ok_or_else(|| ClosedError::new_err("store is closed"))
+        done.ok_or_else(closed)
     }
 
     /// Runs `work` on a thread of the queue, and converts each of its outcomes with `to_python`.
@@ -64,9 +65,19 @@ impl Store {
         Submitted::start(&self.submitted, py, self.process, memory, work, to_python)
     }
 
-    /// What a call says of devices.
-    pub(super) fn with_devices(&self, stream: Option<usize>) -> DeviceArgs<'_> {
-        DeviceArgs { devices: Some(&self.devices), stream }
+    /// What a call says of devices. Their memory is inspected only of a usable store: a forked
+    /// child must not call their drivers.
+    pub(super) fn with_devices(&self, stream: Option<Stream>) -> PyResult<DeviceArgs<'_>> {
+        self.check_process()?;
+        if is_closed(&self.store) {
+            return Err(closed());
+        }
+        Ok(DeviceArgs { devices: Some(&self.devices), stream, is_submitted: false })
+    }
+
+    /// The same for a submitted batch.
+    pub(super) fn with_devices_later(&self, stream: Option<Stream>) -> PyResult<DeviceArgs<'_>> {
+        Ok(DeviceArgs { is_submitted: true, ..self.with_devices(stream)? })
     }
 
     pub(super) fn check_process(&self) -> PyResult<()> {
@@ -77,4 +88,8 @@ impl Store {
         }
         Ok(())
     }
+}
+
+fn closed() -> PyErr {
+    ClosedError::new_err("store is closed")
 }

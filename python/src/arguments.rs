@@ -16,6 +16,7 @@ use crate::errors::InvalidError;
 use crate::hits::PoolQuery;
 use crate::keys::{Key, Namespace, Page};
 use crate::sequences::{ListOf, Memories, Pieces, entries};
+use crate::stream::{Stream, driver_number};
 
 /// A `TypeError` that names the argument, the required type and the actual type.
 pub fn wrong_type(arg_name: &str, must_be: &str, arg: &Bound<'_, PyAny>) -> PyErr {
@@ -341,23 +342,25 @@ macro_rules! text_args {
 text_args! { model, tenant, revision, dtype, layout, pool, component, shard, text, device }
 
 /// A stream of a device: its number, or an object that has one; the default stream is 0.
-pub fn stream(arg: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
-    /// CUDA's legacy default stream, as programs number it.
-    const LEGACY: usize = 1;
-    if arg.is_none() {
-        return Ok(None);
-    }
+pub fn stream(arg: &Bound<'_, PyAny>) -> PyResult<Option<Stream>> {
+    let one = || {
+        let number = driver_number(stream_number(arg)?);
+        Ok(Stream { number, owner: arg.clone().unbind() })
+    };
+    (!arg.is_none()).then(one).transpose()
+}
+
+fn stream_number(arg: &Bound<'_, PyAny>) -> PyResult<usize> {
     if arg.hasattr("__cuda_stream__")? {
         let (_, stream): (u32, usize) = arg.call_method0("__cuda_stream__")?.extract()?;
-        return Ok(Some(stream));
+        return Ok(stream);
     }
     for name in ["cuda_stream", "npu_stream"] {
         if arg.hasattr(name)? {
-            return unsigned(name, &arg.getattr(name)?).map(Some);
+            return unsigned(name, &arg.getattr(name)?);
         }
     }
-    let stream: usize = unsigned("stream", arg)?;
-    Ok(Some(if stream == LEGACY { 0 } else { stream }))
+    unsigned("stream", arg)
 }
 
 fn bool_of(arg_name: &str, arg: &Bound<'_, PyAny>) -> PyResult<bool> {

@@ -5,17 +5,16 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::InvalidError;
+use crate::stream::driver_number;
 
 const NAME: &str = "__cuda_array_interface__";
-/// The legacy default stream, as the interface numbers it; for the driver it is 0.
-const LEGACY: usize = 1;
 
 /// The memory of an array.
 pub struct Array {
     pub address: u64,
     pub bytes: usize,
     pub is_read_only: bool,
-    /// The stream that has its work, if the array names one.
+    /// The stream that has its work, if the array names one, as the driver numbers it.
     pub stream: Option<usize>,
 }
 
@@ -48,8 +47,7 @@ pub fn of(object: &Bound<'_, PyAny>) -> PyResult<Array> {
         .ok_or_else(|| PyBufferError::new_err("array is not contiguous"))?;
     let (address, is_read_only): (u64, bool) = wanted("data")?.extract()?;
     let stream: Option<usize> = entry("stream")?.map(|value| value.extract()).transpose()?;
-    let stream = stream.map(|stream| if stream == LEGACY { 0 } else { stream });
-    Ok(Array { address, bytes, is_read_only, stream })
+    Ok(Array { address, bytes, is_read_only, stream: stream.map(driver_number) })
 }
 
 /// Length in bytes, if the elements are contiguous in the order of their indices.

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use pagelith::{DeviceError, DeviceHandle, DriverKind};
 use pyo3::prelude::*;
 
-use crate::errors::{InvalidError, UnavailableError};
+use crate::errors::{ForkedError, InvalidError, UnavailableError};
 use crate::store::is_forked;
 
 /// A device that is bound to a store. `(device, address, length)` names memory of it in a put or
@@ -22,8 +22,14 @@ impl Device {
         Device { handle: ManuallyDrop::new(handle), process }
     }
 
-    pub fn handle(&self) -> &DeviceHandle {
-        &self.handle
+    /// To call the driver with: in a forked child an error.
+    pub fn handle(&self) -> PyResult<&DeviceHandle> {
+        match is_forked(self.process) {
+            true => Err(ForkedError::new_err(
+                "the device was bound before a fork and belongs to the parent process",
+            )),
+            false => Ok(&self.handle),
+        }
     }
 }
 
@@ -38,8 +44,9 @@ impl Device {
     /// Number of lists of copies that calls gave up at their timeout, and that the device may still
     /// execute. Their memory is kept.
     #[getter]
-    fn late_copies(&self, py: Python<'_>) -> usize {
-        py.detach(|| self.handle.late_copies())
+    fn late_copies(&self, py: Python<'_>) -> PyResult<usize> {
+        let handle = self.handle()?;
+        Ok(py.detach(|| handle.late_copies()))
     }
 
     fn __repr__(&self) -> String {

@@ -18,19 +18,20 @@ use crate::drop_with_gil::DropWithGil;
 use crate::errors::InvalidError;
 use crate::memory::{check_overlap, place_of};
 use crate::sequences::Pieces;
+use crate::stream::{OF_THREAD, Stream, program_number};
 use crate::tensor;
 
 /// `kDLCUDA` and `kDLExtDev`, which Ascend's tensors have.
 const TENSORS: [(i32, DriverKind); 2] = [(2, DriverKind::Cuda), (12, DriverKind::Ascend)];
-/// CUDA's legacy default stream, as a number that programs pass; for the driver it is 0.
-const LEGACY: usize = 1;
 
 /// What a call says of devices.
 pub struct DeviceArgs<'a> {
     /// Those of the store; `None` for a call that takes no memory of devices.
     pub devices: Option<&'a BoundDevices>,
     /// The stream whose work copies wait for.
-    pub stream: Option<usize>,
+    pub stream: Option<Stream>,
+    /// Another thread begins the copies, after the call has returned.
+    pub is_submitted: bool,
 }
 
 /// The memory of each object.
@@ -38,6 +39,8 @@ pub struct DeviceMemory {
     pub device: DeviceHandle,
     pub after: Option<CallerStream>,
     pub objects: Vec<Vec<DeviceRange>>,
+    /// What the program passed as the stream: dropped with the memory, once no copy waits for it.
+    _stream: Option<Py<PyAny>>,
 }
 
 /// A piece as its object names it.
@@ -46,6 +49,7 @@ struct NamedPiece {
     address: u64,
     bytes: usize,
     keep: Option<Py<PyAny>>,
+    /// The stream that has its work, if the piece names one.
     stream: Option<usize>,
 }
 
@@ -66,15 +70,16 @@ impl DeviceMemory {
             _ => return Ok(None),
         };
         let name = if writes { "destinations" } else { "sources" };
-        let (mut found, mut all) = (Found { device: None, stream: args.stream }, Vec::new());
+        let stream = args.stream.as_ref().map(|stream| stream.number);
+        let (mut found, mut all) = (Found { device: None, stream }, Vec::new());
         let (mut ranges, mut keep) = (Vec::with_capacity(objects.len()), Vec::new());
         for (n, pieces) in objects.iter().enumerate() {
             let mut of_object = Vec::new();
             for (part, piece) in pieces.as_slice().iter().enumerate() {
                 let place =
                     |error| prefix_error(piece.py(), &place_of(name, pieces, n, part), error);
-                let one = piece_of(piece, &devices, args.stream, writes).map_err(place)?;
-                found.add(&one).map_err(place)?;
+                let one = piece_of(piece, &devices, stream, writes).map_err(place)?;
+                found.add(&one, args).map_err(place)?;
                 if one.bytes > 0 {
                     all.push((one.address as usize, one.bytes, n));
                     of_object.push(one.range().map_err(place)?);
@@ -86,24 +91,26 @@ impl DeviceMemory {
         if writes {
             check_overlap(all)?;
         }
+        let (py, owner) = (first.map(Bound::py), args.stream.as_ref().map(|stream| &stream.owner));
+        let owner = owner.zip(py).map(|(owner, py)| owner.clone_ref(py));
         Ok(found.device.map(|device| {
-            let after = found.stream.or((device.device().driver == DriverKind::Cuda).then_some(0));
             // SAFETY: the caller names a stream that exists, as the documentation of the call
-            // requires; CUDA's default stream always does.
-            let after = after.map(|stream| unsafe { device.caller_stream(stream) });
-            DeviceMemory { device, after, objects: ranges }
+            // requires; the default stream always does.
+            let after = found.stream.map(|stream| unsafe { device.caller_stream(stream) });
+            DeviceMemory { device, after, objects: ranges, _stream: owner }
         }))
     }
 }
 
-/// The device and the stream of a call.
+/// The device and the stream of a call. A stream that the call names is the one that the caller
+/// made wait for the others.
 struct Found {
     device: Option<DeviceHandle>,
     stream: Option<usize>,
 }
 
 impl Found {
-    fn add(&mut self, piece: &NamedPiece) -> PyResult<()> {
+    fn add(&mut self, piece: &NamedPiece, args: &DeviceArgs<'_>) -> PyResult<()> {
         let device = self.device.get_or_insert_with(|| piece.device.clone());
         if !device.is_clone_of(&piece.device) {
             let (one, other) = (device.device(), piece.device.device());
@@ -111,12 +118,34 @@ impl Found {
                 "memory of one call must be of one device devices={one},{other}"
             )));
         }
-        if piece.stream.is_some() && self.stream.is_some() && piece.stream != self.stream {
+        if args.stream.is_none() {
+            self.add_stream(piece)?;
+        }
+        match self.stream {
+            Some(OF_THREAD) if args.is_submitted => Err(InvalidError::new_err(
+                "each thread has its own stream 2, and another thread begins the copies; \
+                 pass another stream",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The stream of a piece, in a call that names none.
+    fn add_stream(&mut self, piece: &NamedPiece) -> PyResult<()> {
+        if piece.device.device().driver == DriverKind::Ascend {
+            return Err(InvalidError::new_err(
+                "memory of an Ascend device requires stream=, the stream that has its work; \
+                 0 is the default stream",
+            ));
+        }
+        // Work that no stream is named for is that of CUDA's default stream.
+        let stream = Some(piece.stream.unwrap_or(0));
+        if self.stream.is_some() && self.stream != stream {
             return Err(InvalidError::new_err(
                 "memory of one call must be of one stream; pass stream=, and let it wait for the others",
             ));
         }
-        self.stream = self.stream.or(piece.stream);
+        self.stream = stream;
         Ok(())
     }
 }
@@ -156,7 +185,7 @@ fn piece_of(
         let device = tuple.get_item(0)?.cast_into::<Device>().map_err(PyErr::from)?;
         let address = unsigned("address", &tuple.get_item(1)?)?;
         let bytes = unsigned("length", &tuple.get_item(2)?)?;
-        let device = device.get().handle().clone();
+        let device = device.get().handle()?.clone();
         return Ok(NamedPiece { device, address, bytes, keep: None, stream: None });
     }
     if let Some((kind, id)) = tensor::device_of(piece)? {
@@ -165,10 +194,7 @@ fn piece_of(
         let device = devices.iter().find(|handle| handle.device() == wanted);
         let device = device.ok_or_else(|| not_bound(&wanted.to_string()))?.clone();
         // The tensor lets this stream wait for its own.
-        let consumer = (known.1 == DriverKind::Cuda).then_some(match stream {
-            None | Some(0) => LEGACY,
-            Some(stream) => stream,
-        });
+        let consumer = (known.1 == DriverKind::Cuda).then_some(program_number(stream.unwrap_or(0)));
         let tensor = tensor::export_of_device(piece, kind, consumer)?;
         let (address, bytes) = (tensor.address as u64, tensor.bytes);
         return Ok(NamedPiece { device, address, bytes, keep: Some(tensor.keep), stream: None });
@@ -188,9 +214,7 @@ fn piece_of(
     };
     let device = devices.iter().find(owns).ok_or_else(|| not_bound("the array's device"))?.clone();
     let (address, bytes, keep) = (array.address, array.bytes, Some(piece.clone().unbind()));
-    // A stream that the call names is the one that the caller made wait.
-    let own = if stream.is_some() { None } else { array.stream };
-    Ok(NamedPiece { device, address, bytes, keep, stream: own })
+    Ok(NamedPiece { device, address, bytes, keep, stream: array.stream })
 }
 
 fn not_bound(device: &str) -> PyErr {

@@ -104,7 +104,7 @@ impl Group {
                 }
             })
         };
-        puts(keys, &sources, &DeviceArgs { devices: None, stream: None }, put)
+        puts(keys, &sources, &DeviceArgs { devices: None, stream: None, is_submitted: false }, put)
     }
 
     /// The keys of the objects that are still to be put.

@@ -27,8 +27,10 @@ const KINDS: [(&str, Kind); 6] = [
 
 /// The argument `hint`.
 pub fn name(arg: &Bound<'_, PyAny>) -> PyResult<String> {
-    let name = arg.cast::<PyString>();
-    name.map_err(|_| arguments::wrong_type("hint", "the name of a hint", arg))?.extract()
+    if !arg.is_instance_of::<PyString>() {
+        return Err(arguments::wrong_type("hint", "the name of a hint", arg));
+    }
+    arguments::text_of("hint", arg).map(str::to_owned)
 }
 
 /// The hint with this name; `seconds` for hints that last so long.

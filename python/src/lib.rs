@@ -37,6 +37,7 @@ mod repr;
 mod sequences;
 mod shared;
 mod store;
+mod stream;
 mod submitted;
 mod tensor;
 mod view;

@@ -31,6 +31,7 @@ use crate::registered::Registration;
 use crate::repr::python_bool;
 use crate::sequences::{ListOf, Memories};
 use crate::shared;
+use crate::stream::Stream;
 use crate::submitted::{Queue, Submitted};
 use crate::view::View;
 
@@ -155,8 +156,9 @@ impl Store {
     /// Bind a device that the program has initialised (`torch.cuda.init`), by its name, `cuda:N` or
     /// `npu:N`: puts and gets may then name memory of it, as (device, address, length), a tensor,
     /// or an object with `__cuda_array_interface__`. They begin after the work that `stream` has
-    /// then, by default CUDA's default stream, and return when the device is done. An attached
-    /// store copies through `staging_bytes` of page-locked memory, 64 MiB by default.
+    /// then, by default CUDA's default stream, and return when the device is done. Memory of an
+    /// Ascend device requires `stream`. An attached store copies through `staging_bytes` of
+    /// page-locked memory, 64 MiB by default.
     #[pyo3(signature = (device, *, staging_bytes=None))]
     fn bind_device(
         &self,
@@ -195,10 +197,10 @@ impl Store {
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
         #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
-        #[pyo3(from_py_with = arguments::stream)] stream: Option<usize>,
+        #[pyo3(from_py_with = arguments::stream)] stream: Option<Stream>,
     ) -> PyResult<Vec<PutOutcome>> {
         let options = put_options(request, depth, timeout, wait)?;
-        puts(keys, &sources, &self.with_devices(stream), |objects| {
+        puts(keys, &sources, &self.with_devices(stream)?, |objects| {
             self.with(py, |store| objects.put(store, &PutKind::Objects, options))
         })
     }
@@ -219,10 +221,10 @@ impl Store {
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
         #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
-        #[pyo3(from_py_with = arguments::stream)] stream: Option<usize>,
+        #[pyo3(from_py_with = arguments::stream)] stream: Option<Stream>,
     ) -> PyResult<PutOutcome> {
         let options = put_options(request, depth, timeout, wait)?;
-        let outcomes = puts(keys, &sources, &self.with_devices(stream), |objects| {
+        let outcomes = puts(keys, &sources, &self.with_devices(stream)?, |objects| {
             self.with(py, |store| objects.put(store, &PutKind::Page(base), options))
         })?;
         let none = || InternalError::new_err("put_group returned no outcome");
@@ -249,11 +251,11 @@ impl Store {
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
         #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
-        #[pyo3(from_py_with = arguments::stream)] stream: Option<usize>,
+        #[pyo3(from_py_with = arguments::stream)] stream: Option<Stream>,
     ) -> PyResult<Vec<PutOutcome>> {
         let options = put_options(request, depth, timeout, wait)?;
         let kind = group_options(base, required)?;
-        puts(keys, &sources, &self.with_devices(stream), |objects| {
+        puts(keys, &sources, &self.with_devices(stream)?, |objects| {
             self.with(py, |store| objects.put(store, &kind, options))
         })
     }
@@ -293,10 +295,10 @@ impl Store {
         #[pyo3(from_py_with = arguments::request)] request: Option<pagelith::RequestEpoch>,
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
-        #[pyo3(from_py_with = arguments::stream)] stream: Option<usize>,
+        #[pyo3(from_py_with = arguments::stream)] stream: Option<Stream>,
     ) -> PyResult<Vec<GetOutcome>> {
         let options = options(request, depth, timeout)?;
-        let mut gets = GetArgs::of(keys, &destinations, ranges, &self.with_devices(stream))?;
+        let mut gets = GetArgs::of(keys, &destinations, ranges, &self.with_devices(stream)?)?;
         let mut batch = gets.lend();
         let outcomes = self.with(py, |store| batch.get(store, options))?;
         Ok(outcomes.into_iter().map(GetOutcome).collect())
@@ -304,7 +306,9 @@ impl Store {
 
     /// Submit a batch of gets to a thread of the store and return at once with its handle. The
     /// memory stays exported until the batch has ended, whether or not the handle is used; no
-    /// thread may read or write it until then. `timeout` starts when a thread starts the batch.
+    /// thread may read or write it until then. `timeout` starts when a thread starts the batch. So
+    /// does the wait for `stream`: its object is kept until the batch has ended; a plain number
+    /// must stay valid until then.
     ///
     ///     outcomes = await store.submit_get(keys, memories)
     #[pyo3(signature = (keys, destinations, *, ranges=None, request=None, depth=0, timeout=None, stream=None))]
@@ -318,14 +322,15 @@ impl Store {
         #[pyo3(from_py_with = arguments::request)] request: Option<pagelith::RequestEpoch>,
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
-        #[pyo3(from_py_with = arguments::stream)] stream: Option<usize>,
+        #[pyo3(from_py_with = arguments::stream)] stream: Option<Stream>,
     ) -> PyResult<Submitted> {
         let options = options(request, depth, timeout)?;
-        let gets = GetArgs::of(keys, &destinations, ranges, &self.with_devices(stream))?;
+        let gets = GetArgs::of(keys, &destinations, ranges, &self.with_devices_later(stream)?)?;
         self.submit(py, gets, move |store, gets| gets.lend().get(store, options), GetOutcome)
     }
 
     /// Submit a batch of puts, as for `put`. No thread may write to its memory until it has ended.
+    /// `stream` is as for `submit_get`.
     ///
     ///     batch = store.submit_put(keys, pages)
     ///     outcomes = batch.result(timeout=5)  # or: await batch
@@ -340,10 +345,10 @@ impl Store {
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
         #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
-        #[pyo3(from_py_with = arguments::stream)] stream: Option<usize>,
+        #[pyo3(from_py_with = arguments::stream)] stream: Option<Stream>,
     ) -> PyResult<Submitted> {
         let options = put_options(request, depth, timeout, wait)?;
-        let puts = PutArgs::of(keys, &sources, &self.with_devices(stream))?;
+        let puts = PutArgs::of(keys, &sources, &self.with_devices_later(stream)?)?;
         self.submit(
             py,
             puts,
@@ -353,7 +358,7 @@ impl Store {
     }
 
     /// Submit a batch of pages, as for `put_pages`. No thread may write to its memory until it has
-    /// ended.
+    /// ended. `stream` is as for `submit_get`.
     #[pyo3(signature = (keys, sources, *, base=None, required=None, request=None, depth=0, timeout=None, wait=None, stream=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn submit_put_pages(
@@ -367,11 +372,11 @@ impl Store {
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
         #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
-        #[pyo3(from_py_with = arguments::stream)] stream: Option<usize>,
+        #[pyo3(from_py_with = arguments::stream)] stream: Option<Stream>,
     ) -> PyResult<Submitted> {
         let options = put_options(request, depth, timeout, wait)?;
         let kind = group_options(base, required)?;
-        let puts = PutArgs::of(keys, &sources, &self.with_devices(stream))?;
+        let puts = PutArgs::of(keys, &sources, &self.with_devices_later(stream)?)?;
         let put =
             move |store: &StoreHandle, puts: &mut PutArgs| puts.lend().put(store, &kind, options);
         self.submit(py, puts, put, PutOutcome)

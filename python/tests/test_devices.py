@@ -1,4 +1,4 @@
-"""Memory of devices in puts and gets, over a fake CUDA driver, whose library `check.sh` passes in
+"""Memory of devices in puts and gets, over a fake of both drivers, whose library `check.sh` passes in
 FAKE_DEVICE. The loader looks for a library when a process starts, so the tests run in another one.
 """
 
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import weakref
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -19,7 +20,8 @@ class OverFakeDriver(unittest.TestCase):
     def test_device_memory_is_put_and_got(self):
         self.assertIn("FAKE_DEVICE", os.environ, "the library of the fake driver, which check.sh builds")
         with tempfile.TemporaryDirectory() as home:
-            shutil.copy(os.environ["FAKE_DEVICE"], os.path.join(home, "libcuda.so.1"))
+            for name in ["libcuda.so.1", "libascendcl.so"]:
+                shutil.copy(os.environ["FAKE_DEVICE"], os.path.join(home, name))
             environment = {**os.environ, "LD_LIBRARY_PATH": home, "FAKE_HOME": home}
             child = subprocess.run([sys.executable, "-W", "error", __file__], env=environment, capture_output=True, text=True)
         print(child.stdout + child.stderr, file=sys.stderr)
@@ -47,13 +49,17 @@ def run():
     import pagelith
     import test_tensors
 
-    fake = ctypes.CDLL(os.path.join(os.environ["FAKE_HOME"], "libcuda.so.1"))
-    fake.fake_device_allocate.restype = fake.fake_device_count.restype = ctypes.c_uint64
-    fake.fake_device_stream.restype = ctypes.c_size_t
-    fake.fake_device_allocate.argtypes = [ctypes.c_uint32, ctypes.c_size_t]
-    fake.fake_device_free.argtypes = [ctypes.c_uint64]
-    fake.fake_device_peek.argtypes = fake.fake_device_poke.argtypes = [ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t]
-    fake.fake_device_fill.argtypes = [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_uint8, ctypes.c_size_t]
+    def loaded(name):
+        fake = ctypes.CDLL(os.path.join(os.environ["FAKE_HOME"], name))
+        fake.fake_device_allocate.restype = fake.fake_device_count.restype = ctypes.c_uint64
+        fake.fake_device_stream.restype = ctypes.c_size_t
+        fake.fake_device_allocate.argtypes = [ctypes.c_uint32, ctypes.c_size_t]
+        fake.fake_device_free.argtypes = [ctypes.c_uint64]
+        fake.fake_device_peek.argtypes = fake.fake_device_poke.argtypes = [ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t]
+        fake.fake_device_fill.argtypes = [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_uint8, ctypes.c_size_t]
+        return fake
+
+    fake, fake_ascend = loaded("libcuda.so.1"), loaded("libascendcl.so")
 
     def count(what):
         return fake.fake_device_count(what.encode())
@@ -64,21 +70,28 @@ def run():
     class Memory:
         """Memory of the device."""
 
+        driver = fake
+
         def __init__(self, content):
             self.length = len(content)
-            self.address = fake.fake_device_allocate(0, self.length)
+            self.address = self.driver.fake_device_allocate(0, self.length)
             self.write(content)
 
         def write(self, content):
-            fake.fake_device_poke(self.address, bytes(content), len(content))
+            self.driver.fake_device_poke(self.address, bytes(content), len(content))
 
         def read(self):
             into = ctypes.create_string_buffer(self.length)
-            fake.fake_device_peek(self.address, into, self.length)
+            self.driver.fake_device_peek(self.address, into, self.length)
             return into.raw
 
         def free(self):
-            fake.fake_device_free(self.address)
+            self.driver.fake_device_free(self.address)
+
+    class AscendMemory(Memory):
+        """Memory of an Ascend device."""
+
+        driver = fake_ascend
 
     class Array(Memory):
         """With `__cuda_array_interface__`: rows of two bytes an element."""
@@ -101,6 +114,21 @@ def run():
         def __dlpack__(self, stream=None):
             self.streams.append(stream)
             return super().__dlpack__()
+
+    class Stream:
+        """A stream as PyTorch has it."""
+
+        def __init__(self, number):
+            self.cuda_stream = number
+
+    class Protocol:
+        """A stream with NVIDIA's protocol."""
+
+        def __init__(self, number):
+            self.number = number
+
+        def __cuda_stream__(self):
+            return 0, self.number
 
     key, content = test_tensors.key, test_tensors.content
 
@@ -155,10 +183,6 @@ def run():
                 self.store.begin_group([key(8)]).put([key(8)], pieces[:1])
 
         def test_copies_wait_for_the_stream(self):
-            class Stream:
-                def __init__(self, number):
-                    self.cuda_stream = number
-
             for n in range(12):
                 stream = fake.fake_device_stream()
                 change(f"late=3 seed={n + 1}")
@@ -174,6 +198,101 @@ def run():
             for given in [{}, {"stream": 0}, {"stream": stream}]:
                 self.store.put([key(1)], [tensor], **given)
             self.assertEqual(tensor.streams, [1, 1, stream])
+            # Work of the default stream is not waited for by a wait for another stream.
+            named, keys = Array(bytes(10_000), stream=stream), [key(20), key(21)]
+            for other in [tensor, (self.device, named.address, 10_000), Array(bytes(10_000))]:
+                for sources in [[named, other], [other, named]]:
+                    with self.assertRaisesRegex(pagelith.InvalidError, r"sources\[1\]: memory of one call must be of one stream"):
+                        self.store.put(keys, sources)
+                    with self.assertRaisesRegex(pagelith.InvalidError, r"sources\[0\]\[1\]: memory of one call must be of one stream"):
+                        self.store.put(keys[:1], [sources])
+                    self.assertEqual(self.store.exists(keys), [False] * 2)
+                self.assertTrue(all(self.store.put(keys, [named, other], stream=stream)))
+                self.assertTrue(all(self.store.put(keys, [Array(bytes(10_000), stream=1), other])))
+                self.store.remove(keys)
+
+        def test_legacy_stream_is_the_default_stream_in_each_form(self):
+            for n, stream in enumerate([1, Stream(1), Protocol(1), 0, Stream(0), Protocol(0)]):
+                array = Array(bytes(10_000))
+                self.assertEqual(fake.fake_device_fill(array.address, 10_000, n + 1, 0), 0)
+                self.assertTrue(all(self.store.put([key(n)], [array], stream=stream)), n)
+                into = bytearray(10_000)
+                self.assertTrue(all(self.store.get([key(n)], [into])))
+                self.assertEqual(into, bytes([n + 1]) * 10_000, n)
+
+        def test_stream_of_submitted_batch_is_kept_until_its_end(self):
+            change("hang=1")
+            stream = Stream(fake.fake_device_stream())
+            number, kept = stream.cuda_stream, weakref.ref(stream)
+            batch = self.store.submit_put([key(1)], [Array(content(1, 10_000))], stream=stream)
+            del stream
+            gc.collect()
+            self.assertEqual((batch.done(), kept().cuda_stream), (False, number))
+            change("hang=0")
+            self.assertTrue(all(batch.result()))
+            gc.collect()
+            self.assertIsNone(kept())
+
+        def test_submitted_batch_refuses_the_default_stream_of_a_thread(self):
+            array = Array(content(1, 10_000))
+            own = Array(content(1, 10_000), stream=2)
+            for sources, given in [([array], {"stream": 2}), ([array], {"stream": Protocol(2)}), ([own], {})]:
+                for submit in [self.store.submit_put, self.store.submit_put_pages, self.store.submit_get]:
+                    with self.assertRaisesRegex(pagelith.InvalidError, "each thread has its own stream 2"):
+                        submit([key(1)], sources, **given)
+            self.assertEqual(self.store.exists([key(1)]), [False])
+
+        def test_ascend_memory_requires_a_stream(self):
+            store = pagelith.Store({"dram": {"bytes": "8MiB"}, "staging": {"bytes": "4MiB"}})
+            self.addCleanup(store.close)
+            self.assertEqual(fake_ascend.fake_device_start(0), 0)
+            device, memory = store.bind_device("npu:0"), AscendMemory(content(1, 10_000))
+            piece, stream = (device, memory.address, 10_000), fake_ascend.fake_device_stream()
+            for memories in [[piece], [Tensor(memory, [5_000], device=12)]]:
+                calls = [store.put, store.put_group, store.put_pages, store.get, store.submit_put, store.submit_put_pages, store.submit_get]
+                for call in calls:
+                    with self.assertRaisesRegex(pagelith.InvalidError, r"\[0\]: memory of an Ascend device requires stream="):
+                        call([key(1)], memories)
+                self.assertEqual(store.exists([key(1)]), [False])
+                self.assertTrue(all(store.put([key(1)], memories, stream=stream)))
+                memory.write(bytes(10_000))
+                self.assertTrue(all(store.get([key(1)], memories, stream=0)))
+                self.assertEqual(memory.read(), content(1, 10_000))
+                store.remove([key(1)])
+
+        def test_closed_store_is_said_whatever_the_memory(self):
+            piece = (self.device, Memory(bytes(10_000)).address, 10_000)
+            tensor = Tensor(Memory(bytes(10_000)), [5_000])
+            self.store.close()
+            calls = ["put", "put_group", "put_pages", "get", "submit_put", "submit_put_pages", "submit_get"]
+            for name in calls:
+                for memory in [piece, tensor, Array(bytes(10_000)), (self.device, 4_096, 10)]:
+                    with self.assertRaisesRegex(pagelith.ClosedError, "store is closed"):
+                        getattr(self.store, name)([key(1)], [memory])
+            self.assertEqual(tensor.streams, [])
+
+        def test_forked_child_calls_no_driver(self):
+            # A child that called the driver would be told that the memory is not of the device.
+            foreign = Array(bytes(10_000), data=(4_096, False))
+            piece = (self.device, 4_096, 10_000)
+
+            def of_own_store():
+                with pagelith.Store({"dram": {"bytes": "1MiB"}}) as store:
+                    store.put([key(1)], [piece])
+
+            calls = [lambda: self.store.put([key(1)], [foreign]), lambda: self.store.get([key(1)], [piece])]
+            calls += [lambda: self.store.submit_put([key(1)], [foreign]), lambda: self.device.late_copies, of_own_store]
+            for call in calls:
+                child = os.fork()
+                if child == 0:
+                    try:
+                        call()
+                    except pagelith.ForkedError:
+                        os._exit(0)
+                    finally:
+                        os._exit(1)
+                self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
+            self.assertEqual(self.device.late_copies, 0)
 
         def test_unusable_memory_is_refused_without_effect(self):
             whole = content(1, 10_000)

@@ -9,7 +9,8 @@ import vllm_engine
 from vllm_engine import TOKENS, hashes
 from vllm_stand_ins import Request
 
-from pagelith.vllm.hints import ACTION, PARAMS, hints_of
+import pagelith
+from pagelith.vllm.hints import ACTION, PARAMS, give, hints_of
 
 
 class Recorded:
@@ -51,12 +52,35 @@ class Fields(unittest.TestCase):
         self.assertEqual(failures.calls, [])
 
     def test_invalid_hints_are_logged_and_others_followed(self):
-        wrong = [5, {}, {"hint": 7}, {**RETAIN, "seconds": -1}, {**RETAIN, "seconds": 86_401}, {**RETAIN, "seconds": "600"}]
+        seconds = [-1, 0, 86_401, 10**400, "600", [600], True, False, float("nan"), float("inf"), -float("inf"), 1j]
+        wrong = [5, {}, {"hint": 7}, *({**RETAIN, "seconds": wrong} for wrong in seconds)]
         failures = Recorded()
         self.assertEqual(hints_of(context(*wrong, RETAIN), failures), [("retain", 600)])
-        self.assertEqual([what for what, _ in failures.calls], ["hint"] * 6)
+        self.assertEqual([what for what, _ in failures.calls], ["hint"] * len(wrong))
         self.assertEqual(hints_of(context(kv_transfer_params={PARAMS: RETAIN}), failures), [])
         self.assertIn("must be a list, not dict", failures.calls[-1][1])
+
+
+class Given(unittest.TestCase):
+    def test_hint_that_the_store_cannot_take_is_logged_and_others_given(self):
+        failures = Recorded()
+        key = pagelith.Key(pagelith.Namespace("m"), "page")
+        with pagelith.Store({"dram": {"bytes": "1MiB"}}) as store:
+            self.assertTrue(all(store.put([key], [b"bytes"])))
+            refused = [("\ud800", None), ("retain", True), ("retain", "600"), ("retain", None)]
+            give(store, [*refused, ("retain", 600)], [key], None, failures)
+            self.assertEqual(store.stats()["objects_leased"], 1)
+        self.assertEqual([what for what, _ in failures.calls], ["hint"] * 4)
+        self.assertIn("hint must be a string in UTF-8", failures.calls[0][1])
+
+    def test_error_of_any_class_ends_no_request(self):
+        class Broken:
+            def hint(self, *_, **__):
+                raise OSError("broken")
+
+        failures = Recorded()
+        give(Broken(), [("demote", None)], [pagelith.Key(pagelith.Namespace("m"), "page")], None, failures)
+        self.assertEqual(failures.calls, [("hint", "broken")])
 
 
 class Tier(test_vllm_adapter.Case):

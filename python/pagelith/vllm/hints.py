@@ -52,7 +52,8 @@ def _hint(payload: Any, failures: "Failures") -> Named | None:
         failures.call("hint", pagelith.InvalidError('a hint must be {"hint": NAME}, or with "seconds"'))
         return None
     seconds = payload.get("seconds")
-    if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds <= _SECONDS_MAX):
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if seconds is not None and not (is_number and 0 < seconds <= _SECONDS_MAX):
         failures.call("hint", pagelith.InvalidError(f'"seconds" of a hint must be a number above 0, at most {_SECONDS_MAX}'))
         return None
     return name, seconds
@@ -60,7 +61,7 @@ def _hint(payload: Any, failures: "Failures") -> Named | None:
 
 def give(store: pagelith.Store, hints: Iterable[Named], keys: Sequence[pagelith.Key], timeout: float | None, failures: "Failures") -> None:
     """Give these hints for the pages of a request, whose keys are in order from its first page.
-    Those that the store refuses are logged."""
+    Those that fail are logged: hints come from users, and none may end the scheduler."""
     spaces: dict[pagelith.Namespace, list[pagelith.Key]] = {}
     for key in keys:
         spaces.setdefault(key.namespace, []).append(key)
@@ -69,7 +70,7 @@ def give(store: pagelith.Store, hints: Iterable[Named], keys: Sequence[pagelith.
         for of in spaces.values():
             try:
                 hint(of, name, seconds, timeout=timeout)
-            except pagelith.PagelithError as error:
+            except Exception as error:
                 failures.call("hint", error)
 
 
