@@ -70,6 +70,9 @@ class Stats(TypedDict):
     hints_ended: int
     hints_ended_followed: int
     hints_ended_wrong: int
+    hints_expected: int
+    hints_expected_followed: int
+    hints_expected_wrong: int
     segments_sealed: int
     segments_reclaimed: int
     checkpoints: int
