@@ -216,7 +216,8 @@ mod tests {
                 "asks_again",
                 "peers",
                 "bases",
-                "holds"
+                "holds",
+                "hints"
             ]
         );
         let strict = Capabilities { required: Feature::Durable.bit(), ..offer((1, 1)) };
