@@ -181,7 +181,7 @@ impl Frame<'_> {
         rows.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
         let mut lines = vec![namespace_row("NAMESPACE", NAMESPACE_COLUMNS)];
         let room = room.unwrap_or(usize::MAX).saturating_sub(1);
-        // The last line counts what is left out.
+        // The last line says how many rows do not fit.
         let shown = if rows.len() > room { room.saturating_sub(1) } else { rows.len() };
         lines.extend(rows.iter().take(shown).map(|(_, line)| line.clone()));
         if shown < rows.len() {

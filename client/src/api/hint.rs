@@ -18,9 +18,9 @@ pub enum Hint {
     /// it is as [`Hint::SessionEnded`].
     Demote,
     /// The objects stay for this duration, like leased ones. Those that are absent stay from their
-    /// put on, until the same time. What is retained for this process, or for one client, takes at
+    /// put on, until the same time. The retained objects of this process, or of one client, take at
     /// most a quarter of the arena's bytes and of the index's objects; beyond it the hint is
-    /// refused as `Busy`, and what is put later is not retained.
+    /// refused as `Busy`, and objects that are put later are not retained.
     Retain(Duration),
     /// The session that used these objects, given from the head of its prompt, goes on within this
     /// duration: the present objects stay until then, within the bounds of [`Hint::Retain`]. It is

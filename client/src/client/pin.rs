@@ -130,9 +130,8 @@ impl Client {
         self.sum(keys, &options, |chunk| RequestBody::Lease(ms, chunk))
     }
 
-    /// As `Store::hint`. The store keeps what is retained for a client within the bounds of the
-    /// client's leases. Of a session that has ended or is expected back, the last 4096 objects are
-    /// named.
+    /// As `Store::hint`. Retained objects count within the bounds of the client's leases. Of a
+    /// session that has ended or is expected back, only the last 4096 objects are sent.
     ///
     /// # Errors
     /// `Denied` if this client may not read the namespace; `Invalid` for several namespaces, or

@@ -163,7 +163,7 @@ pub(crate) fn retain(
     duration: Duration,
 ) -> Result<usize> {
     let Some(first) = keys.first() else { return Ok(0) };
-    // Under one lock: what is put meanwhile is either present or absent.
+    // Under one lock: each object is either present or absent, also if it is being put.
     let (mut core, now) = (shared.lock(), shared.now());
     let core = &mut *core;
     let generation = core.generation(first.namespace());

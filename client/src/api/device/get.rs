@@ -175,7 +175,7 @@ impl DeviceBatch<'_> {
     fn stage(&self, at: usize, bytes: u64) -> Result<Option<StagedGet>> {
         let get = &self.gets[at];
         self.check_staging(get, bytes)?;
-        // Without a destination the get reports what is wrong.
+        // An object without bytes or an invalid range: the get finds the error.
         let (parts, counted) = match bytes {
             0 => (Vec::new(), None),
             bytes => match self.call.stage(bytes as usize)? {
@@ -196,7 +196,7 @@ impl DeviceBatch<'_> {
                 let InPlace { part, owner, .. } = found;
                 let bytes = part.len() as u64;
                 hits.push((at, GetOutcome::Hit { tier: Tier::Memory, bytes }));
-                // Parts are dropped before what is held.
+                // The copies drop their parts before these owners.
                 copies.hold(Box::new((owner, counted)));
                 queue(&mut copies, part, self.gets[at].pieces)?;
             }

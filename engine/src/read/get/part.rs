@@ -21,7 +21,8 @@ pub(crate) struct GetPart {
 }
 
 impl GetBatch {
-    /// As [`GetBatch::begin`]. Returns also what was decided for the other batches of the request.
+    /// As [`GetBatch::begin`]. Also returns the decision to load or to recompute, for the other
+    /// batches of the request.
     pub fn begin_part(
         io: &mut SessionIo,
         part: GetPart,
