@@ -1,4 +1,4 @@
-//! Numbers for people: at most seven characters, with a unit.
+//! Numbers for people: with one decimal and a unit once they are large.
 
 /// A number of bytes in a binary unit with one decimal.
 pub(crate) fn bytes(bytes: u64) -> String {

@@ -106,11 +106,28 @@ impl Top {
 
     /// Read until `text` is on the screen.
     fn shows(&mut self, text: &str) {
-        let mut bytes = [0; 4096];
         while !self.screen.contains(text) {
-            let length = self.terminal.read(&mut bytes).expect("more of the screen");
-            self.screen += std::str::from_utf8(&bytes[..length]).expect("plain text");
+            self.read();
         }
+    }
+
+    /// The next whole frame.
+    fn next_frame(&mut self) -> String {
+        let from = self.screen.len();
+        loop {
+            let rest = &self.screen[from..];
+            let frame = rest.split_once("\x1b[H").and_then(|(_, frame)| frame.split_once("\x1b[J"));
+            if let Some((frame, _)) = frame {
+                return frame.to_owned();
+            }
+            self.read();
+        }
+    }
+
+    fn read(&mut self) {
+        let mut bytes = [0; 4096];
+        let length = self.terminal.read(&mut bytes).expect("more of the screen");
+        self.screen += std::str::from_utf8(&bytes[..length]).expect("plain text");
     }
 
     /// Wait for the end of the program, and for the screen as it was.
@@ -139,17 +156,11 @@ fn top_refreshes_within_the_terminal_until_a_key_or_a_signal() {
         let mut top = Top::start(&server, size);
         // The first frame has no rates yet.
         top.shows("TIER");
-        top.screen.clear();
-        top.shows("\x1b[J");
-        top.screen.clear();
-        top.shows("\x1b[J");
-        let frame = top.screen.clone();
+        let frame = top.next_frame();
         let lines: Vec<_> =
             frame.split("\r\n").map(|line| line.replace('\r', "").replace("\x1b[K", "")).collect();
         assert!(lines.iter().any(|line| line.contains("TIER")), "{lines:?}");
-        let width =
-            |line: &String| line.replace("\x1b[H", "").replace("\x1b[J", "").chars().count();
-        assert!(lines.iter().all(|line| width(line) <= size.0.into()), "{lines:?}");
+        assert!(lines.iter().all(|line| line.chars().count() <= size.0.into()), "{lines:?}");
         assert!(lines.len() <= size.1.into(), "{lines:?}");
         match end.strip_prefix("SIG") {
             Some(signal) => {

@@ -66,7 +66,7 @@ fn child() {
     }
     let before = store.stats().checkpoints;
     while store.stats().checkpoints == before {
-        put_more();
+        assert!(put_more() < 200 * PIECE, "no checkpoint: {:?}", store.stats());
         store.flush(Options::default()).expect("flushed");
     }
     // Standard output itself, which the test harness does not capture.

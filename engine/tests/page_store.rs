@@ -210,15 +210,17 @@ fn gets_during_a_close_hit_or_fail_as_closed() {
             let running = &running;
             scope.spawn(move || {
                 for n in 0.. {
-                    match store.get_one(key(1, "k"), &mut [0; 4096], Options::default()) {
+                    let got = store.get_one(key(1, "k"), &mut [0; 4096], Options::default());
+                    if n == 0 {
+                        // Before a check can end this thread, since the others wait for it.
+                        running.wait();
+                    }
+                    match got {
                         Ok(outcome) => assert!(outcome.is_hit(), "{outcome:?}"),
                         Err(error) => {
                             assert!(n > 0, "the store is open {error}");
                             return assert_eq!(error.kind, ErrorKind::Closed, "{error}");
                         }
-                    }
-                    if n == 0 {
-                        running.wait();
                     }
                 }
             });

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use rustix::termios::{
+    InputModes, LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr,
+};
 use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::low_level::{pipe, unregister};
@@ -41,6 +43,8 @@ impl Terminal {
         }
         let mut keys = terminal.saved.clone();
         keys.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG);
+        // Ctrl-S would block the next write, and with it all signals.
+        keys.input_modes.remove(InputModes::IXON);
         tcsetattr(stdin(), OptionalActions::Now, &keys).context("cannot set up the terminal")?;
         terminal.write(ENTER)?;
         Ok(terminal)

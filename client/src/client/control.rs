@@ -31,7 +31,8 @@ impl Client {
     }
 
     /// Send a request; returns the reply and the process that sent it. If the link ends during the
-    /// request, it is sent once more over a new link: all verbs that are sent here are idempotent.
+    /// request, it is sent once more over a new link: all verbs that are sent here are idempotent,
+    /// but a hint may be counted twice.
     /// A removal or clear is repeated only if the store ended the link. Over a link that only this
     /// side gave up, the first request could still be executed after the caller's next put.
     /// Requests that belong to one link (pins, views, groups) use the

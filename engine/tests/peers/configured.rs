@@ -9,11 +9,9 @@ use pagelith::transport::auth::{Key, KeyRing};
 use super::*;
 
 fn peer(name: &str, process: &Process) -> PeerConfig {
-    {
-        let mut peer = PeerConfig::from(process.address.clone());
-        peer.name = name.to_owned();
-        peer
-    }
+    let mut peer = PeerConfig::from(process.address.clone());
+    peer.name = name.to_owned();
+    peer
 }
 
 fn front(peers: Vec<PeerConfig>) -> Store {
@@ -47,11 +45,9 @@ fn configured_peers_share_pages_by_name_and_weight() {
     let other = front(vec![heavy.clone(), peer("a", &one)]);
     assert_eq!(get(&other, &pages), all(Tier::Remote, 100));
     // With other names it does not, since the names determine the owners.
-    let stranger = front(vec![peer("b", &one), {
-        let mut peer = heavy;
-        peer.name = "a".to_owned();
-        peer
-    }]);
+    let mut renamed = heavy;
+    renamed.name = "a".to_owned();
+    let stranger = front(vec![peer("b", &one), renamed]);
     let found =
         stranger.exists_batch(&pages, Options::default()).into_iter().filter(|here| *here).count();
     assert!(found < 100, "{found}");

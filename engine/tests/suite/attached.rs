@@ -33,12 +33,9 @@ fn present_count(store: &Store, group: &[Object]) -> usize {
     group.iter().filter(|(key, bytes)| is_present(store, *key, bytes)).count()
 }
 
-fn in_world(world: &TestEnv, config: Config) -> Config {
-    {
-        let mut config = config;
-        config.ssd.dirs = world.paths();
-        config
-    }
+fn in_world(world: &TestEnv, mut config: Config) -> Config {
+    config.ssd.dirs = world.paths();
+    config
 }
 
 /// The configurations of a behaviour, each with its own world. With a constant fingerprint the

@@ -62,6 +62,15 @@ pub const EMBEDDED_ONLY: &[(&str, &str)] = &[
         "damage_after_crash::segment_quarantined_during",
         "a call over a link takes longer than a checkpoint",
     ),
+    (
+        "bases::state_of_a_base_that_a_limit_refused_is_not_written",
+        "a server may write the first base before it stores the second",
+    ),
+    (
+        "tenants::one_put_passes_over_a_bounded_number_of_requested_pages",
+        "a server puts as the store does",
+    ),
+    ("hits::superseded_state", "over a link, lookups cannot distinguish the states"),
     ("headers::headers_are_read_once_and_cached", "the server reads into its own memory"),
     ("hits::session_answers_queries_at_once", "sessions are a thread's of the store's process"),
     ("failing_device::second_failed_sync_turns_tier_off_until_a_probe_succeeds", SYNCS),

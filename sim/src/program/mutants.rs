@@ -209,7 +209,8 @@ fn fails(command: &mut Command, limit: Duration) -> std::io::Result<(bool, Strin
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
     // Read while it runs: a process whose output does not fit into the pipe would not end.
     let out = child.stdout.take();
-    let reader = std::thread::spawn(move || out.map(std::io::read_to_string).transpose());
+    let (send, read) = std::sync::mpsc::channel();
+    std::thread::spawn(move || send.send(out.map(std::io::read_to_string).transpose()));
     let began = Instant::now();
     let failed = loop {
         match child.try_wait()? {
@@ -225,8 +226,10 @@ fn fails(command: &mut Command, limit: Duration) -> std::io::Result<(bool, Strin
             None => std::thread::sleep(Duration::from_millis(20)),
         }
     };
-    let read =
-        reader.join().map_err(|_| std::io::Error::other("the reader of the output failed"))?;
+    // A process that the ended one has left may still hold the pipe.
+    let read = read
+        .recv_timeout(limit.saturating_sub(began.elapsed()))
+        .map_err(|_| std::io::Error::other("a process that it started still holds its output"))?;
     let output = read?.unwrap_or_default();
     let last =
         output.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("no output").to_owned();
