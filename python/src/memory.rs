@@ -222,7 +222,7 @@ pub fn place_of(name: &str, object: &ArgPieces<'_>, n: usize, part: usize) -> St
 /// An error if two destinations overlap, each given by its address, its length, and its object.
 pub fn check_overlap(mut all: Vec<(usize, usize, usize)>) -> PyResult<()> {
     all.sort_unstable();
-    match all.windows(2).find(|pair| pair[0].0 + pair[0].1 > pair[1].0) {
+    match all.windows(2).find(|pair| pair[0].0.saturating_add(pair[0].1) > pair[1].0) {
         Some(pair) => Err(InvalidError::new_err(format!(
             "destinations must not overlap: destinations[{}] and destinations[{}] address={:#x} length={}",
             pair[0].2, pair[1].2, pair[1].0, pair[1].1

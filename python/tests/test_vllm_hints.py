@@ -59,6 +59,8 @@ class Fields(unittest.TestCase):
         self.assertEqual([what for what, _ in failures.calls], ["hint"] * len(wrong))
         self.assertEqual(hints_of(context(kv_transfer_params={PARAMS: RETAIN}), failures), [])
         self.assertIn("must be a list, not dict", failures.calls[-1][1])
+        for actions in (5, {"a": 1}, [{"payload": 1}], [types.SimpleNamespace(action_type="pagelith.hint")]):
+            self.assertEqual(hints_of(context(kv_hints=types.SimpleNamespace(actions=actions)), failures), [])
 
 
 class Given(unittest.TestCase):
@@ -81,6 +83,16 @@ class Given(unittest.TestCase):
         failures = Recorded()
         give(Broken(), [("demote", None)], [pagelith.Key(pagelith.Namespace("m"), "page")], None, failures)
         self.assertEqual(failures.calls, [("hint", "broken")])
+
+    def test_store_that_is_down_is_asked_once(self):
+        class Down:
+            def hint(self, *_, **__):
+                raise pagelith.UnavailableError("down")
+
+        failures = Recorded()
+        keys = [pagelith.Key(pagelith.Namespace(model), "page") for model in ("a", "b")]
+        give(Down(), [("demote", None), ("retain", 1)], keys, None, failures)
+        self.assertEqual(failures.calls, [("hint", "down")])
 
 
 class Tier(test_vllm_adapter.Case):

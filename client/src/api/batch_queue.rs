@@ -206,8 +206,9 @@ struct Runner {
     /// Dropped first: after that no read uses the memory of its batch.
     session: Box<dyn PageSession>,
     running: RunningBatch,
-    /// The last batch was late: reads that it left may be in flight, and their ends are processed
-    /// by polls only. Until then their segments cannot be reused.
+    /// A batch was late, or a put failed: reads that it left may be in flight. Their ends are
+    /// processed by polls only, and until then their segments cannot be reused. So from then on an
+    /// idle thread polls.
     left_reads: bool,
 }
 

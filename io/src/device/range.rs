@@ -27,7 +27,9 @@ impl DeviceRange {
             return Err(DeviceError::OutsideMemory { offset: 0, bytes, memory: 0 });
         }
         let device = bound.device();
-        if !bound.call(|calls| calls.owns(device.ordinal, address, bytes))? {
+        // A driver may not know which memory is its own.
+        let fits = address.checked_add(bytes as u64).is_some();
+        if !fits || !bound.call(|calls| calls.owns(device.ordinal, address, bytes))? {
             return Err(DeviceError::ForeignMemory { device, address, bytes });
         }
         Ok(DeviceRange { bound: bound.clone(), address, bytes, keep })

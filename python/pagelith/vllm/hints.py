@@ -30,8 +30,10 @@ def hints_of(request: Any, failures: "Failures") -> list[Named]:
     """The hints of a request, or of its context; invalid ones are logged and ignored."""
     params = getattr(request, "kv_transfer_params", None)
     given = params.get(PARAMS) if isinstance(params, Mapping) else None
-    actions = getattr(getattr(request, "kv_hints", None), "actions", None) or ()
-    payloads = [*_listed(given, failures), *(one.payload for one in actions if one.action_type == ACTION)]
+    actions = getattr(getattr(request, "kv_hints", None), "actions", None)
+    actions = actions if isinstance(actions, list | tuple) else ()
+    asked = [getattr(one, "payload", None) for one in actions if getattr(one, "action_type", None) == ACTION]
+    payloads = [*_listed(given, failures), *asked]
     hints = [hint for payload in payloads if (hint := _hint(payload, failures)) is not None]
     priority = getattr(request, "priority", 0)
     if isinstance(priority, int) and priority:
@@ -72,6 +74,8 @@ def give(store: pagelith.Store, hints: Iterable[Named], keys: Sequence[pagelith.
                 hint(of, name, seconds, timeout=timeout)
             except Exception as error:
                 failures.call("hint", error)
+                if isinstance(error, pagelith.UnavailableError):
+                    return  # The others would wait as long.
 
 
 class RequestHints:

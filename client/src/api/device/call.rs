@@ -43,8 +43,8 @@ impl DeviceCall<'_> {
                 return Err(Error::new(
                     ErrorKind::Unavailable,
                     format!(
-                        "device is not done with copies in time; their memory is kept until it \
-                         is device={device}"
+                        "device is not done with copies in time; their memory is kept until the \
+                         device is done device={device}"
                     ),
                 ));
             }

@@ -217,19 +217,25 @@ impl DeviceBatch<'_> {
             Ok(done) => done,
             Err(error) => return self.fail(&all, &error),
         };
-        let mut hits = Vec::new();
+        let (mut hits, mut sources) = (Vec::new(), Vec::new());
+        for ((at, counted), done) in slots.into_iter().zip(done) {
+            let CompletedGet { outcome, destination, .. } = done;
+            match outcome {
+                Ok(hit @ GetOutcome::Hit { .. }) => {
+                    hits.push((at, hit));
+                    sources.push((at, counted, destination.0));
+                }
+                other => self.outcomes[at] = Some(other),
+            }
+        }
+        if hits.is_empty() {
+            return; // Misses need not wait for the caller's stream.
+        }
         let queued = self.call.begin().and_then(|mut copies| {
-            for ((at, counted), done) in slots.into_iter().zip(done) {
-                let CompletedGet { outcome, destination, .. } = done;
-                match outcome {
-                    Ok(hit @ GetOutcome::Hit { .. }) => {
-                        hits.push((at, hit));
-                        counted.into_iter().for_each(|counted| copies.hold(Box::new(counted)));
-                        for part in destination.0 {
-                            queue(&mut copies, part, self.gets[at].pieces)?;
-                        }
-                    }
-                    other => self.outcomes[at] = Some(other),
+            for (at, counted, parts) in sources {
+                counted.into_iter().for_each(|counted| copies.hold(Box::new(counted)));
+                for part in parts {
+                    queue(&mut copies, part, self.gets[at].pieces)?;
                 }
             }
             Ok(copies)

@@ -46,7 +46,7 @@ impl<'a> DeviceGroup<'a> {
 
 /// Sum of the ranges' lengths.
 pub fn total(ranges: &[DeviceRange]) -> u64 {
-    ranges.iter().map(|range| range.bytes() as u64).sum()
+    ranges.iter().fold(0, |sum: u64, range| sum.saturating_add(range.bytes() as u64))
 }
 
 /// `part` in pieces of the ranges' lengths, whose sum is its own.
