@@ -11,7 +11,8 @@ use crate::output::out;
 /// Print the counters of a store process, one a line.
 ///
 /// Counters count from the open of the store. Some are values of this moment: the table in
-/// docs/operations.md describes each, and marks those with "now". Exit status: 0; 2 if the store process does not answer or refuses this one.
+/// docs/operations.md describes each, and marks those with "now". Exit status: 0; 2 if the store
+/// process does not answer or refuses this one.
 #[derive(Args, Debug)]
 #[command(after_help = "Example: pagelith stats unix:/run/pagelith/socket | grep misses")]
 pub(crate) struct StatsArgs {

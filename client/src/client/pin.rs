@@ -132,8 +132,8 @@ impl Client {
 
     /// As `Store::hint`. Retained objects count within the bounds of the client's leases. Of a
     /// session that has ended or is expected back, only the last 4096 objects are sent.
-    /// Other hints of more objects are several requests: if one is refused, the earlier ones stay in
-    /// force.
+    /// Other hints of more objects are several requests: if one is refused, the earlier ones stay
+    /// in force.
     ///
     /// # Errors
     /// `Denied` if this client may not read the namespace; `Invalid` for several namespaces, or
