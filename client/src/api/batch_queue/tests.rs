@@ -14,8 +14,8 @@ struct ScriptedSession {
     submitted: Sender<()>,
     /// Whether the batch ends, or the session panics.
     orders: Receiver<bool>,
-    /// The outcomes of each batch.
-    outcomes: Vec<GetOutcome>,
+    /// The outcome of each batch in turn; then batches are empty.
+    outcomes: std::vec::IntoIter<GetOutcome>,
 }
 
 impl PageSession for ScriptedSession {
@@ -36,13 +36,13 @@ impl PageSession for ScriptedSession {
 
     fn wait(&mut self, _: Ticket, _: Duration) -> Option<CompletedBatch> {
         assert!(self.orders.recv().expect("an order"), "planted");
-        let done = |outcome: &GetOutcome| CompletedGet {
-            outcome: Ok(*outcome),
+        let done = |outcome: GetOutcome| CompletedGet {
+            outcome: Ok(outcome),
             destination: Destination(Vec::new()),
             length: 0,
             meta: None,
         };
-        Some(CompletedBatch::Get(self.outcomes.iter().map(done).collect()))
+        Some(CompletedBatch::Get(self.outcomes.next().map(done).into_iter().collect()))
     }
 
     fn wait_any(&mut self, _: Duration) -> Option<(Ticket, CompletedBatch)> {
@@ -55,10 +55,10 @@ fn scripted() -> (BatchQueue, Sender<bool>, Receiver<()>) {
     scripted_with(Vec::new())
 }
 
-/// The same; each batch has these outcomes.
+/// The same; its batches have these outcomes.
 fn scripted_with(outcomes: Vec<GetOutcome>) -> (BatchQueue, Sender<bool>, Receiver<()>) {
     let ((submitted, reports), (order, orders)) = (channel(), channel());
-    let session = Box::new(ScriptedSession { submitted, orders, outcomes });
+    let session = Box::new(ScriptedSession { submitted, orders, outcomes: outcomes.into_iter() });
     (BatchQueue::with_sessions(vec![session]).expect("a queue"), order, reports)
 }
 
@@ -193,6 +193,19 @@ fn session_is_polled_after_a_late_batch_and_not_after_others() {
         drop(batches);
         assert!(is_late || reports.recv().is_err(), "polled without a reason");
     }
+}
+
+#[test]
+fn session_is_polled_after_a_late_batch_also_if_the_next_was_in_time() {
+    let late_then_absent = [MissCause::Late, MissCause::Absent].map(GetOutcome::Miss);
+    let (batches, order, reports) = scripted_with(late_then_absent.into());
+    let (_, second) = (get(&batches), get(&batches));
+    for _ in 0..2 {
+        reports.recv_timeout(LONG).expect("the batch has started");
+        order.send(true).expect("the queue runs");
+    }
+    assert!(block_on(batches.completion(second)).is_some());
+    reports.recv_timeout(LONG).expect("the session is polled");
 }
 
 /// Drops its queue when it is woken.
