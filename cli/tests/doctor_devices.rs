@@ -2,16 +2,15 @@
 #![allow(clippy::disallowed_methods, reason = "a test copies the library")]
 
 mod common;
+#[path = "../../io/tests/fakes/library.rs"]
+mod fake_library;
 
 use common::{ProgramOutput, pagelith_with};
 use serde_json::Value;
 
 /// Run the program on a machine with a fake driver of this name.
 fn doctor(library: &str, script: &str) -> ProgramOutput {
-    let test = std::env::current_exe().unwrap();
-    let name = "libpagelith_fake_device.so";
-    let found = test.ancestors().skip(1).take(2).map(|dir| dir.join(name)).find(|at| at.exists());
-    let fake = found.unwrap_or_else(|| panic!("no {name} next to {}", test.display()));
+    let fake = fake_library::built("pagelith-fake-device");
     let dir = tempfile::tempdir().unwrap();
     std::fs::copy(fake, dir.path().join(library)).unwrap();
     let env =

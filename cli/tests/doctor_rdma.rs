@@ -2,8 +2,8 @@
 #![allow(clippy::disallowed_methods, reason = "a test copies the library")]
 
 mod common;
-
-use std::path::PathBuf;
+#[path = "../../io/tests/fakes/library.rs"]
+mod fake_library;
 
 use common::{ProgramOutput, pagelith_with};
 use serde_json::Value;
@@ -15,18 +15,11 @@ const CASES: [&str; 6] =
 /// Bytes of each device are under way for a time, so that a transfer can be ended amid them.
 const SLOW: &str = "late-bytes=400";
 
-/// The fake library, which cargo builds next to the test.
-fn fake_library() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let name = "libpagelith_fake_verbs.so";
-    let found = test.ancestors().skip(1).take(2).map(|dir| dir.join(name)).find(|at| at.exists());
-    found.unwrap_or_else(|| panic!("no {name} next to {}", test.display()))
-}
-
 /// Run the program on a machine with these devices.
 fn doctor(args: &[&str], devices: &[&str]) -> ProgramOutput {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::copy(fake_library(), dir.path().join("libibverbs.so.1")).unwrap();
+    std::fs::copy(fake_library::built("pagelith-fake-verbs"), dir.path().join("libibverbs.so.1"))
+        .unwrap();
     let devices: Vec<String> = devices.iter().map(|device| format!("{SLOW} {device}")).collect();
     let env = [
         ("LD_LIBRARY_PATH", dir.path().to_str().unwrap()),

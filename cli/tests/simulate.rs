@@ -205,12 +205,31 @@ fn admission_costs_few_hits_on_any_structure() {
         ("popular", traces::popular(11, 8000)),
         ("sessions", traces::sessions(12, 8000)),
         ("shifted", traces::shifted(13, 10_000)),
+        ("agents", traces::agents(14, 8000)),
+        ("retrieval", traces::retrieval(15, 8000)),
+        ("mixed", traces::mixed(16, 10_000)),
     ];
     for (name, requests) in all {
         for ssd in ["5%", "25%"] {
             let [(through, all), (worth, written)] = compare(&requests, ssd, ADMISSION);
             assert!(worth > through - 1.2, "{name} ssd={ssd} {worth} {through}");
             assert!(written < all * 1.05, "{name} ssd={ssd} {written} {all}");
+        }
+    }
+}
+
+#[test]
+fn admission_costs_few_hits_of_a_model_with_states() {
+    for seed in [64, 65, 66] {
+        let (_dir, path) = trace(&traces::short_sessions(seed, 8000));
+        let policy = ADMISSION.join(",");
+        let args = ["--trace", &path, "--state-blocks=16", "--policy", &policy];
+        let reports = simulate(&args);
+        let (through, default) = reports.split_at(reports.len() / 2);
+        for (through, default) in through.iter().zip(default) {
+            let hits = |report| 100.0 * number(report, "hit_ratio");
+            let gain = hits(default) - hits(through);
+            assert!(gain > -1.2, "seed={seed} gain={gain} {default}");
         }
     }
 }
@@ -255,15 +274,18 @@ fn learned_admission_writes_less_across_restarts() {
     assert!(restarted < whole + 0.1 && whole < 0.7, "{restarted} {whole}");
 }
 
-/// Hits in per cent for each of these values of a flag. Everything is written: learned admission
-/// amplifies small differences.
-fn hits_by(requests: &Requests, args: &[&str], flag: &str, values: &[&str]) -> Vec<f64> {
+/// Hits in per cent for each of these values of a flag.
+fn hits_by(
+    policy: &str,
+    requests: &Requests,
+    args: &[&str],
+    (flag, values): (&str, &[&str]),
+) -> Vec<f64> {
     let (_dir, path) = trace(requests);
     let hits = |value: &&str| {
         let (flag, value) =
             if value.is_empty() { (&[][..], &[][..]) } else { (&[flag][..], &[*value][..]) };
-        let all =
-            [&["--trace", &path, "--policy", "s3fifo+recency+through"], args, flag, value].concat();
+        let all = [&["--trace", &path, "--policy", policy], args, flag, value].concat();
         100.0 * number(&simulate(&all)[0], "hit_ratio")
     };
     values.iter().map(hits).collect()
@@ -275,13 +297,13 @@ fn superseded_states_leave_first_unless_prompts_go_back() {
     for (edits, ssd, gain) in [(0.0, "5%", 0.5), (0.0, "50%", -0.5), (0.1, "10%", 0.2)] {
         let requests = traces::edited(61, 6000, edits);
         let args = ["--state-blocks=16", "--ssd", ssd];
-        let hits = hits_by(&requests, &args, "--states", &rules);
+        let hits = hits_by(ADMISSION[0], &requests, &args, ("--states", &rules));
         assert!(hits[2] > hits[0] + gain, "edits={edits} ssd={ssd} {hits:?}");
     }
     for ssd in ["5%", "25%", "50%"] {
         let requests = traces::edited(62, 6000, 0.3);
         let args = ["--state-blocks=16", "--ssd", ssd];
-        let hits = hits_by(&requests, &args, "--states", &rules);
+        let hits = hits_by(ADMISSION[0], &requests, &args, ("--states", &rules));
         assert!(hits[2] > hits[0] - 0.5, "ssd={ssd} {hits:?}");
     }
 }
@@ -290,10 +312,13 @@ fn superseded_states_leave_first_unless_prompts_go_back() {
 fn hints_of_session_ends_gain_hits_if_right_and_cost_few_if_wrong() {
     let requests = traces::sessions(71, 10_000);
     for ssd in ["5%", "10%", "25%"] {
-        let hits = hits_by(&requests, &["--ssd", ssd], "--session-ends", &["", "0", "0.2"]);
-        let gain = if ssd == "25%" { -0.5 } else { 1.0 };
-        assert!(hits[1] > hits[0] + gain, "ssd={ssd} {hits:?}");
-        assert!(hits[2] > hits[0] - 0.5, "ssd={ssd} {hits:?}");
+        for policy in ADMISSION {
+            let hints = ("--session-ends", &["", "0", "0.2"][..]);
+            let hits = hits_by(policy, &requests, &["--ssd", ssd], hints);
+            let gain = if ssd == "25%" { -0.5 } else { 1.0 };
+            assert!(hits[1] > hits[0] + gain, "{policy} ssd={ssd} {hits:?}");
+            assert!(hits[2] > hits[0] - 0.5, "{policy} ssd={ssd} {hits:?}");
+        }
     }
 }
 

@@ -7,7 +7,7 @@
 //! let store = Store::builder().dram("8MiB").open()?; // add `.ssd("/nvme0", "1TiB")` to survive a restart
 //!
 //! let model = Namespace { model: "llama-3-8b".into(), page_tokens: 64, ..Namespace::default() }.id();
-//! // An object is one component of a page's pool: of the target or draft model, whole or of one rank.
+//! // An object is one tensor of one page: of the target or draft model, whole or of one rank.
 //! let key = |component| ObjectKey::new(model, PrefixHash([7; 32]), Role::Target, "kv", component, Shard::Whole);
 //! let page = [(key("k")?, &b"keys"[..]), (key("v")?, &b"values"[..])];
 //! store.put_page(&page, Options::default())?; // both visible, or neither

@@ -158,9 +158,13 @@ fn put(client: &Client, page: u8) -> pagelith::Result<PutOutcome> {
 }
 
 fn get(client: &Client, page: u8) -> pagelith::Result<GetOutcome> {
+    get_with(client, page, Options::default())
+}
+
+fn get_with(client: &Client, page: u8, options: Options) -> pagelith::Result<GetOutcome> {
     let mut bytes = vec![0xee; LEN];
     let get = GetSlice { key: key(page), range: None, pieces: &mut [&mut bytes] };
-    let outcome = client.get_batch(&mut [get], Options::default()).remove(0);
+    let outcome = client.get_batch(&mut [get], options).remove(0);
     if outcome.as_ref().is_ok_and(GetOutcome::is_hit) {
         assert!(bytes.iter().all(|byte| *byte == page), "wrong bytes page={page}");
     }
@@ -353,6 +357,16 @@ fn server_without_hints_is_named_and_connection_survives() {
     let expected = (ErrorKind::Incompatible, "the store does not support hints of other processes");
     assert_eq!((hint.kind, hint.message.as_str()), expected);
     assert!(get(&client, 1).is_ok_and(|outcome| outcome.is_hit()));
+}
+
+#[test]
+fn server_without_prefill_rates_loads_gets_that_have_one() {
+    let old = Capabilities::of_this_build([1; 16]).without(Feature::PrefillRate);
+    let process = Process::offering(&anywhere(), old);
+    let client = process.client(Duration::from_secs(60));
+    assert_eq!(put(&client, 1), Ok(PutOutcome::Stored));
+    let rated = Options::default().prefill_tokens_per_s(u64::MAX);
+    assert!(get_with(&client, 1, rated).is_ok_and(|outcome| outcome.is_hit()));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pagelith::config::SsdAdmissionRule;
 use pagelith::io::clock::Clock;
 use pagelith::io::entropy::Entropy;
 use pagelith::io::fault::{FaultKind, FaultOp, IoFault};
@@ -16,7 +17,9 @@ use pagelith::layouts::shard::Shard;
 use pagelith::rpc::Peer;
 use pagelith::transport::capability::Capabilities;
 use pagelith::transport::dial::SocketDial;
-use pagelith::{Config, ErrorKind, MachineLimits, Options, PutOutcome, PutSlice, Size, Store};
+use pagelith::{
+    Config, ErrorKind, MachineLimits, Options, PageStore, PutOutcome, PutSlice, Size, Store,
+};
 use pagelith_sim::disk::FaultPlan;
 use pagelith_sim::env::SimWorld;
 
@@ -24,13 +27,28 @@ const LEN: usize = 50_000;
 const PAGES: u64 = 60;
 
 fn key(page: u64) -> ObjectKey {
+    component(page, "k")
+}
+
+fn component(page: u64, component: &str) -> ObjectKey {
     let model = Namespace { model: "m".into(), page_tokens: 64, ..Namespace::default() }.id();
     let mut hash = [0; 32];
     hash[..8].copy_from_slice(&page.to_le_bytes());
-    ObjectKey::new(model, PrefixHash(hash), Role::Target, "kv", "k", Shard::Whole).expect("a key")
+    ObjectKey::new(model, PrefixHash(hash), Role::Target, "kv", component, Shard::Whole)
+        .expect("a key")
 }
 
 fn config() -> pagelith::ValidConfig {
+    validated(&unvalidated())
+}
+
+fn validated(config: &Config) -> pagelith::ValidConfig {
+    config
+        .validate(&MachineLimits::of_this_machine().expect("facts"))
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn unvalidated() -> Config {
     let mut config = Config::default();
     config.deadline_ms = 100;
     config.close_timeout_ms = 60_000;
@@ -41,8 +59,6 @@ fn config() -> pagelith::ValidConfig {
     config.ssd.write_depth = 1;
     config.memory.reserve = Size::ZERO;
     config
-        .validate(&MachineLimits::of_this_machine().expect("facts"))
-        .unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn open(world: &SimWorld) -> Store {
@@ -141,6 +157,33 @@ fn timed_out_close_counts_unsaved_objects() {
     assert!(report.unsaved_objects > 0, "{report:?}");
     assert_eq!(report.unsaved_objects, PAGES - report.flushed.durable_objects, "{report:?}");
     assert_eq!(report.unsaved_bytes, report.unsaved_objects * LEN as u64, "{report:?}");
+}
+
+/// The state was written and synced, and its base was not: without it the state is lost.
+#[test]
+fn timed_out_close_counts_attached_object_without_its_base_as_unsaved() {
+    let world = SimWorld::new(6);
+    let mut config = unvalidated();
+    config.ssd.admission = SsdAdmissionRule::SecondTouch;
+    let store = Store::open_in(validated(&config), world.env()).expect("a store");
+    let base = PutSlice { key: key(1), pieces: &[&[1; LEN]] };
+    assert_eq!(store.put_batch(&[base], Options::default()), [Ok(PutOutcome::Stored)]);
+    let (state_key, mut state) = (component(1, "state"), [2; LEN]);
+    let attached = PutSlice { key: state_key, pieces: &[&state] };
+    let outcomes = store.put_attached(&[(key(1), &[attached])], Options::default());
+    assert_eq!(outcomes, [Ok(PutOutcome::Stored)]);
+    // A hit makes the state worth a write, and not its base.
+    let hit = store.get_one(state_key, &mut state, Options::default()).expect("got");
+    assert!(hit.is_hit());
+    (0..1000).for_each(|_| world.runtime.run_for(Duration::from_millis(1)));
+    assert_eq!(store.stats().unflushed_bytes, 0);
+    store.remove(&[key(9)], Options::default()).expect("synced");
+    world.disk.hold(FaultOp::Write, None);
+    let report = store.close_within(Duration::from_millis(50));
+    assert!(report.error.is_some(), "{report:?}");
+    let unsaved = (report.unsaved_objects, report.unsaved_bytes);
+    assert_eq!(unsaved, (2, 2 * LEN as u64), "{report:?}");
+    world.disk.release();
 }
 
 #[test]

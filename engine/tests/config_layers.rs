@@ -350,7 +350,8 @@ fn every_setting_of_a_file_is_applied() {
     assert_eq!(valid.staging_chunk_bytes(), 96 << 10);
     assert_eq!((valid.group_deadline(), valid.events_max()), (Duration::from_millis(5), 77));
     assert_eq!(valid.max_objects(), 1000);
-    assert_eq!(valid.page_recompute_seconds(), Some(0.0032));
+    assert_eq!(valid.page_recompute_seconds(0), Some(0.0032));
+    assert_eq!(valid.page_recompute_seconds(6400), Some(0.01));
     assert_eq!(
         (valid.read_depth(), valid.memory_reserve(), valid.batch_summary()),
         (1024, 0, true)

@@ -3,11 +3,21 @@
 
 mod suite;
 
+use std::fs::File;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use pagelith::io::clock::{Clock, Mono};
+use pagelith::io::fault::IoFault;
+use pagelith::io::probe::{BackendChoice, open_disk};
+use pagelith::io::runtime::{Env, Join, Runtime, Task};
+use pagelith::io::signal::Signal;
+use pagelith::io::system::{SystemEntropy, Threads};
 use pagelith::layouts::checksum::checksum_around;
-use pagelith::{Config, ErrorKind, PutOutcome, Size};
+use pagelith::{Config, ErrorKind, MachineLimits, Options, PutOutcome, Size};
 use suite::env::{IoKind, TestEnv};
 use suite::harness::Store;
 use suite::helpers::*;
@@ -58,8 +68,8 @@ fn directory_of_an_open_store_is_refused() {
     let first = open(&world).expect("made");
     store_page(&first, 1, LEN);
     let message = format!(
-        "store is open elsewhere dir={} file=segments owner=({}); if that process has ended, a child that it forked still \
-             has the file, or its last writes are under way",
+        "store is open elsewhere dir={} file=segments owner=({}); if that process has ended, a child that it forked \
+             still has the file, its last writes are under way, or `pagelith verify` reads it",
         dir(&world),
         pagelith::io::lock_owner::this_process().trim()
     );
@@ -69,6 +79,80 @@ fn directory_of_an_open_store_is_refused() {
     hit_page(&first, 1, LEN);
     first.close().expect("closed");
     hit_page(&open(&world).expect("free again"), 1, LEN);
+}
+
+/// A clock and a runtime of which each pause advances the clock. After `pauses_left` of them the
+/// files that a killed process's writes still hold are released.
+struct LastWrites {
+    now: AtomicU64,
+    pauses_left: AtomicU64,
+    files: Mutex<Option<File>>,
+}
+
+impl LastWrites {
+    /// The last writes of a process that has ended: the store in `world` is closed and locked.
+    fn hold(world: &TestEnv, pauses_left: u64) -> Arc<LastWrites> {
+        // Above the kernel's largest process number, 2^22.
+        world.write(0, "LOCK", 0, format!("{:4095}\n", "pid=4194305").as_bytes());
+        let file = File::open(world.paths()[0].join("segments")).expect("opened");
+        file.try_lock().expect("locked");
+        let (now, pauses_left) = (AtomicU64::new(0), AtomicU64::new(pauses_left));
+        Arc::new(LastWrites { now, pauses_left, files: Mutex::new(Some(file)) })
+    }
+
+    fn open(self: &Arc<LastWrites>, world: &TestEnv) -> Result<pagelith::Store, pagelith::Error> {
+        let limits = MachineLimits::of_this_machine().expect("facts");
+        let config = config(world).validate(&limits).expect("valid");
+        let disk = Some(open_disk(config.ssd_dirs(), BackendChoice::Auto).expect("a disk"));
+        let entropy = Arc::new(SystemEntropy);
+        let env = Env { disk, clock: self.clone(), entropy, runtime: self.clone() };
+        pagelith::Store::open_in(config, env)
+    }
+}
+
+impl Clock for LastWrites {
+    fn now(&self) -> Mono {
+        Mono(self.now.load(Relaxed))
+    }
+}
+
+impl Runtime for LastWrites {
+    fn spawn(
+        &self,
+        name: &str,
+        task: Box<dyn Task>,
+        wake: Signal,
+    ) -> Result<Box<dyn Join>, IoFault> {
+        Threads.spawn(name, task, wake)
+    }
+
+    fn pause(&self, _: &Signal, _: u64, timeout: Duration) {
+        self.now.fetch_add(timeout.as_nanos() as u64, Relaxed);
+        if self.pauses_left.fetch_sub(1, Relaxed) == 1 {
+            self.files.lock().expect("no panic").take();
+        }
+    }
+}
+
+#[test]
+fn open_waits_for_the_last_writes_of_a_killed_process() {
+    let world = closed();
+    let writes = LastWrites::hold(&world, 3);
+    let store = writes.open(&world).expect("opened once they have landed");
+    assert!(writes.files.lock().expect("no panic").is_none(), "it did not wait");
+    let page = store.exists_batch(&[key(1)], Options::default());
+    assert_eq!(page, [true]);
+}
+
+/// A process that the killed one forked may hold the lock for ever.
+#[test]
+fn directory_that_a_killed_process_keeps_locked_is_refused_after_ten_seconds() {
+    let world = closed();
+    let writes = LastWrites::hold(&world, u64::MAX);
+    let error = writes.open(&world).map(drop).expect_err("refused");
+    assert_eq!(error.kind, ErrorKind::Denied, "{error}");
+    assert!(error.message.contains("owner=(pid=4194305)"), "{error}");
+    assert_eq!(writes.now(), Mono(Duration::from_secs(10).as_nanos() as u64));
 }
 
 #[test]

@@ -260,7 +260,8 @@ fn words_to_live(rng: &mut Rng) -> u64 {
     }
 }
 
-/// Open a store whose process was just killed; a write in flight may hold its lock for a moment.
+/// Open a store whose process was just killed. If that was before it wrote LOCK, its last write is
+/// not waited for, and may hold the lock for a moment.
 fn open(plan: &Plan) -> (Store, Duration) {
     let began = Instant::now();
     loop {

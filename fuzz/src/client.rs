@@ -247,8 +247,13 @@ fn frame(kind: FrameKind, op: OpId, body: Vec<u8>) -> Vec<u8> {
 /// A well-formed request.
 fn ask(verb: u8, page: u8, other: u8, number: u8) -> Vec<u8> {
     let (deadline_ms, request) = (u32::from(number % 8), u64::from(other % 3));
-    let terms =
-        RequestOptions { deadline_ms, depth: number.into(), request, from_store: page % 32 == 31 };
+    let terms = RequestOptions {
+        deadline_ms,
+        depth: number.into(),
+        request,
+        from_store: page % 32 == 31,
+        prefill_tokens_per_s: u64::from(page % 8),
+    };
     let keys = [key(page), key(other)];
     let length = [70_000, 1, 100, 70_001][usize::from(number % 4)];
     let items = [

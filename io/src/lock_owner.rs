@@ -38,11 +38,15 @@ pub fn has_ended(owner: &str) -> bool {
     }
 }
 
-/// The start time of a process in seconds since 1970; `None` if no process has this id.
+/// The start time of a process in seconds since 1970; `None` if no process has this id, or it has
+/// ended.
 fn started(pid: u32) -> Option<u64> {
     let stat = read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name, in brackets, may contain any character.
-    let ticks: u64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    // A process that has ended stays in state Z or X until its parent waits for it (proc(5)).
+    fields.next().filter(|state| !matches!(*state, "Z" | "X"))?;
+    let ticks: u64 = fields.nth(18)?.parse().ok()?;
     let machine = read_to_string("/proc/stat").ok()?;
     let boot: u64 =
         machine.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;
@@ -61,6 +65,8 @@ fn boot() -> String {
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+
     use super::*;
 
     #[test]
@@ -70,6 +76,18 @@ mod tests {
         for name in ["pid=", "pid_ns=", "started=", "host=", "boot="] {
             assert!(text.contains(name) && !text.contains(&format!("{name}unknown")), "{text}");
         }
+    }
+
+    /// Its parent has not waited for it yet.
+    #[test]
+    fn zombie_has_ended() {
+        let mut child = std::process::Command::new("true").spawn().expect("a child");
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(Pid::from_child(&child)), options).expect("it ended");
+        let stat = read_to_string(format!("/proc/{}/stat", child.id())).expect("a zombie");
+        assert!(stat.contains(") Z "), "{stat}");
+        assert!(has_ended(&format!("pid={}", child.id())));
+        child.wait().expect("reaped");
     }
 
     #[test]

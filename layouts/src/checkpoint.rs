@@ -18,11 +18,11 @@ use crate::format::{VERSION, is_zero, read, structure};
 use crate::ids::{SegmentOrder, Sequence, StoreId};
 
 structure! {
-    /// First block of a checkpoint file (the rest of its 4096 bytes is zero).
+    /// First block of a checkpoint file.
     pub struct CheckpointHead = 128 {
         /// `PLCHKPNT`.
         magic: [u8; 8],
-        /// XXH3-128 of the block with this field zero.
+        /// XXH3-128 of the block.
         checksum: Checksum,
         /// Format version.
         version: u16,
@@ -56,7 +56,7 @@ structure! {
     pub struct ChunkHead = 64 {
         /// `PLCHUNK1`.
         magic: [u8; 8],
-        /// XXH3-128 of the chunk with this field zero.
+        /// XXH3-128 of the chunk.
         checksum: Checksum,
         /// 1 segment marks, 2 entries.
         kind: u32,
@@ -78,8 +78,8 @@ structure! {
         pub incarnation: u64,
         /// Order in which that incarnation was opened.
         pub order: u64,
-        /// Smallest sequence of an object in the segment; tombstones do not count. All ones if
-        /// there is none.
+        /// Smallest sequence of an object in the segment, without tombstones; all ones if there is
+        /// none.
         pub min_sequence: u64,
         /// End of the last record in bytes; 0 if nothing was appended to this incarnation, so that
         /// the segment is free. The length of a segment if it could not be read.
@@ -95,12 +95,12 @@ structure! {
         /// Segment. All ones mark a link, which names the base group that the object is attached
         /// to.
         pub segment: u32,
-        /// Offset of the record in the segment, in units of 4096 bytes; 0 in a link.
+        /// Offset of the record in the segment, in sectors; 0 in a link.
         pub record_sector: u16,
-        /// Offset of the payload in the record, in units of 4096 bytes; 0 in a link.
+        /// Offset of the payload in the record, in sectors; 0 in a link.
         pub payload_sector: u16,
-        /// Length in bytes; 0 withdraws every entry of the record. In a link, the lower half of the
-        /// name of the base group.
+        /// Length; 0 withdraws every entry of the record. In a link, the lower half of the name of
+        /// the base group.
         pub length: u32,
         /// Bits 0 to 19: recency, in ticks of the store's logical clock. Bit 31: the object is
         /// attached to a base group. In a link, the upper half of the name of the base group.

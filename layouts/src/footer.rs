@@ -24,17 +24,17 @@ structure! {
         pub sequence: u64,
         /// Generation of its namespace at that time.
         pub generation: u64,
-        /// Identifier of the group: the sequence of its put or remove.
+        /// Sequence of the group's put or remove.
         pub group: u64,
-        /// Base group of an attached record; else zero.
+        /// Base group of an attached record.
         pub base_group: u64,
-        /// Length in bytes; 0 in a tombstone.
+        /// Length; 0 in a tombstone.
         pub length: u64,
-        /// Offset of the record in the segment, in units of 4096 bytes.
+        /// Offset of the record in the segment, in sectors.
         pub record_sector: u32,
-        /// Offset of the payload in the record, in units of 4096 bytes; 0 in a tombstone.
+        /// Offset of the payload in the record, in sectors; 0 in a tombstone.
         pub payload_sector: u32,
-        /// Length of the record in units of 4096 bytes.
+        /// Length of the record in sectors.
         pub record_sectors: u32,
         /// Number of members of the record.
         pub member_count: u32,
@@ -55,7 +55,7 @@ structure! {
     pub struct FooterTail = 128 {
         /// `PLFOOTER`.
         magic: [u8; 8],
-        /// XXH3-128 of the whole footer with this field zero.
+        /// XXH3-128 of the whole footer.
         checksum: Checksum,
         /// Format version.
         version: u16,
@@ -65,7 +65,7 @@ structure! {
         entry_count: u32,
         /// Store.
         store: StoreId,
-        /// Length of the footer in bytes, a multiple of 4096.
+        /// Length of the footer, a multiple of 4096.
         footer_bytes: u64,
         /// Segment number.
         segment: u32,
@@ -73,14 +73,14 @@ structure! {
         reserved2: u32,
         /// Incarnation.
         incarnation: u64,
-        /// Count of incarnations opened in the store, this one included.
+        /// Number of incarnations opened in the store so far.
         order: u64,
-        /// Smallest sequence of an object in the segment; tombstones do not count. All ones if
-        /// there is none.
+        /// Smallest sequence of an object in the segment, without tombstones; all ones if there is
+        /// none.
         min_sequence: u64,
         /// Largest sequence in the segment, tombstones included; 0 if it has no record.
         max_sequence: u64,
-        /// End of the last record, in bytes from the start of the segment.
+        /// End of the last record, from the start of the segment.
         data_end: u64,
         /// Zero.
         tail: [u8; 24],

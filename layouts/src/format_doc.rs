@@ -1,9 +1,9 @@
 //! The structures of the format and of the wire protocol, in the order of the pages
-//! `docs/format.md` and `docs/protocol.md`, and the rendering of their field tables.
+//! `docs/format.md` and `docs/protocol.md`, and the rendering of their fields.
 
 use std::fmt::Write;
 
-use crate::format::Structure;
+use crate::format::{Field, Structure};
 use crate::{checkpoint, footer, key, learned, manifest, record, segment, shard, wire};
 
 /// Every structure of the format, in the order of `docs/format.md`.
@@ -53,9 +53,10 @@ const WIRE_STRUCTURES: &[Structure] = &[
     wire::outcome::OutcomeItem::STRUCTURE,
     wire::outcome::Flushed::STRUCTURE,
     wire::outcome::EventItem::STRUCTURE,
+    wire::outcome::ViewItem::STRUCTURE,
 ];
 
-/// Every structure of the format as a Markdown section with its field table. `docs/format.md` has
+/// Every structure of the format as a Markdown section with its fields. `docs/format.md` has
 /// this text between its markers, and a test compares it, so that the page cannot drift from the
 /// code.
 pub fn render_structures() -> String {
@@ -72,19 +73,24 @@ fn render(structures: &[Structure]) -> String {
     for s in structures {
         // Writing to a String cannot fail.
         let _ = write!(out, "### {}: {} bytes\n\n{}\n\n", s.name, s.size, s.doc.trim());
-        out.push_str("| offset | bytes | field | meaning |\n| ---: | ---: | --- | --- |\n");
-        for f in s.fields {
-            // The length of an unsigned integer says its type.
+        for f in s.fields.iter().filter(|f| !is_reserved(f)) {
+            // The length of an unsigned integer, or of bytes, says its type.
             let ty = match f.ty {
                 "u8" | "u16" | "u32" | "u64" => String::new(),
+                ty if ty.starts_with("[u8;") => String::new(),
                 ty => format!(" `{ty}`"),
             };
-            let doc = f.doc.trim().replace('|', "\\|");
-            let _ = writeln!(out, "| {} | {} | `{}`{ty} | {doc} |", f.offset, f.size, f.name);
+            let (end, doc) = (f.offset + f.size, f.doc.trim());
+            let _ = writeln!(out, "- {}..{end} `{}`{ty}: {doc}", f.offset, f.name);
         }
         out.push('\n');
     }
     out
+}
+
+/// The pages say once that bytes without a field are reserved.
+fn is_reserved(field: &Field) -> bool {
+    field.doc.trim() == "Zero."
 }
 
 #[cfg(test)]
@@ -116,8 +122,8 @@ mod tests {
         for s in STRUCTURES {
             assert!(page.contains(&format!("### {}: {} bytes\n", s.name, s.size)), "{}", s.name);
             for f in s.fields {
-                let row = format!("| {} | {} | `{}`", f.offset, f.size, f.name);
-                assert!(page.contains(&row), "{}.{}", s.name, f.name);
+                let item = format!("\n- {}..{} `{}`", f.offset, f.offset + f.size, f.name);
+                assert_eq!(page.contains(&item), !is_reserved(f), "{}.{}", s.name, f.name);
             }
         }
     }

@@ -22,13 +22,13 @@ structure! {
         namespace: NamespaceId,
         /// Prefix hash of the page.
         hash: PrefixHash,
-        /// Model that the state belongs to: 1 target model, 2 draft model; 0 is never valid.
+        /// Model that the state belongs to: 1 target model, 2 draft model.
         role: u8,
-        /// Length of the pool name in bytes, 1 to 30.
+        /// Length of the pool name, 1 to 30.
         pool_len: u8,
         /// Pool name, padded with zeros.
         pool: [u8; 30],
-        /// Length of the component name in bytes, 1 to 23.
+        /// Length of the component name, 1 to 23.
         component_len: u8,
         /// Component name, padded with zeros.
         component: [u8; 23],

@@ -20,7 +20,7 @@ structure! {
     pub struct LearnedHead = 128 {
         /// `PLLEARND`.
         magic: [u8; 8],
-        /// XXH3-128 of everything with this field zero.
+        /// XXH3-128 of everything.
         checksum: Checksum,
         /// Format version.
         version: u16,

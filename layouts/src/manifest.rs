@@ -27,7 +27,7 @@ structure! {
     pub struct BlockHead = 64 {
         /// `PLMANIFB`.
         magic: [u8; 8],
-        /// XXH3-128 of the block with this field zero.
+        /// XXH3-128 of the block.
         checksum: Checksum,
         /// Format version.
         version: u16,
@@ -51,11 +51,11 @@ structure! {
 structure! {
     /// Block 0 after its header: the permanent parameters of the store.
     pub struct Superblock = 320 {
-        /// Length of a segment in bytes, a multiple of 4096 from 16384 to 268435456.
+        /// Length of a segment, a multiple of 4096 from 16384 to 268435456.
         pub segment_bytes: u64,
-        /// Largest total length of all files of the store in bytes.
+        /// Largest total length of all files of the store.
         pub capacity_bytes: u64,
-        /// Length of each checkpoint file in bytes.
+        /// Length of each checkpoint file.
         pub checkpoint_bytes: u64,
         /// Most objects of a checkpoint.
         pub objects_max: u64,
@@ -91,7 +91,7 @@ structure! {
     pub struct NamespaceFact = 32 {
         /// Namespace.
         pub namespace: NamespaceId,
-        /// Generation, at least 1.
+        /// Generation.
         pub generation: u64,
         /// Zero.
         pub reserved: u64,

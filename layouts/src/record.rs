@@ -21,13 +21,12 @@ use crate::segment::SegmentIdentity;
 pub use encode::{MemberSpec, encode, encode_into, spec_bytes};
 
 structure! {
-    /// Start of a record. It is followed by `member_count` members, `block_count` checksums of 16
-    /// bytes, and zeros up to `header_bytes`; then the payloads, each padded with zeros to a
-    /// multiple of 4096.
+    /// Start of a record. `member_count` members, `block_count` checksums of 16 bytes, and zeros up
+    /// to `header_bytes` follow; then the payloads, each padded with zeros to a multiple of 4096.
     pub struct RecordHead = 192 {
         /// `PLRECORD`.
         magic: [u8; 8],
-        /// XXH3-128 of `header_bytes` with this field zero.
+        /// XXH3-128 of `header_bytes`.
         checksum: Checksum,
         /// Format version.
         version: u16,
@@ -36,38 +35,38 @@ structure! {
         /// 1 a single object (always so in tombstones), 2 the base group of a page, 3 objects
         /// attached to a base group.
         group_kind: u8,
-        /// Length of the header in bytes, a multiple of 4096.
+        /// Length of the header, a multiple of 4096.
         header_bytes: u32,
         /// Store.
         store: StoreId,
         /// Namespace of every member.
         namespace: NamespaceId,
-        /// Generation of the namespace that the members were put under, at least 1.
+        /// Generation of the namespace at the put.
         generation: u64,
         /// Segment number.
         segment: u32,
         /// Number of members, 1 to 1024.
         member_count: u32,
-        /// Incarnation of the segment, at least 1.
+        /// Incarnation of the segment.
         incarnation: u64,
-        /// Byte offset of this header in the segment, a multiple of 4096, at least 4096.
+        /// Offset of this header in the segment, a multiple of 4096, at least 4096.
         offset: u64,
-        /// Sequence of the put or remove of the members, at least 1.
+        /// Sequence of the members' put or remove.
         sequence: u64,
-        /// Identifier of the group: the sequence of its put or remove.
+        /// Sequence of the group's put or remove.
         group: u64,
-        /// Length of header and padded payloads in bytes.
+        /// Length of header and padded payloads.
         record_bytes: u64,
-        /// Block size of the payload checksums in bytes, a multiple of 4096, at most 1048576.
+        /// Block size of the payload checksums, a multiple of 4096, at most 1048576.
         block_bytes: u32,
         /// Number of payload checksums.
         block_count: u32,
         /// In an attached record, the name of its base group: the upper 8 bytes of the keyed
-        /// fingerprint of one of that group's members; else zero.
+        /// fingerprint of one of that group's members.
         base_group: u64,
-        /// Chain depth of the page if the writer knew it; else zero.
+        /// Chain depth of the page if the writer knew it.
         depth: u32,
-        /// Bit 0: reinserted by reclaim. Other bits are zero.
+        /// Bit 0: reinserted by reclaim.
         flags: u32,
         /// Zero.
         reserved: [u8; 48],
@@ -79,9 +78,9 @@ structure! {
     pub struct Member = 160 {
         /// Whole key.
         pub key: ObjectKey,
-        /// Length in bytes, without padding; 0 in a tombstone.
+        /// Length, without padding; 0 in a tombstone.
         pub length: u64,
-        /// Offset of its payload, in bytes from the start of the record; 0 in a tombstone.
+        /// Offset of its payload, from the start of the record; 0 in a tombstone.
         pub payload_offset: u64,
         /// Number of its first payload checksum in the record.
         pub first_block: u32,

@@ -8,11 +8,11 @@ use crate::format::{VERSION, read, structure};
 use crate::ids::{Incarnation, SegmentId, SegmentOrder, StoreId};
 
 structure! {
-    /// First block of a segment (the rest of its 4096 bytes is zero).
+    /// First block of a segment.
     pub struct SegmentHead = 96 {
         /// `PLSEGMNT`.
         magic: [u8; 8],
-        /// XXH3-128 of the block with this field zero.
+        /// XXH3-128 of the block.
         checksum: Checksum,
         /// Format version.
         version: u16,
@@ -24,9 +24,9 @@ structure! {
         store: StoreId,
         /// Incarnation.
         incarnation: u64,
-        /// Count of incarnations opened in the store, this one included.
+        /// Number of incarnations opened in the store so far.
         order: u64,
-        /// Length of the segment in bytes.
+        /// Length of the segment.
         segment_bytes: u64,
         /// Zero.
         tail: [u8; 24],

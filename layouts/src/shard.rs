@@ -8,7 +8,7 @@ use crate::format::structure;
 structure! {
     /// The encoding of a shard in a key. Fields that a kind does not use are zero.
     pub struct RawShard = 24 {
-        /// 1 whole, 2 rank, 3 heads; 0 is never valid.
+        /// 1 whole, 2 rank, 3 heads.
         kind: u8,
         /// Zero.
         reserved: [u8; 3],

@@ -63,7 +63,7 @@ fn format_page_states_limits_of_code() {
         ("checkpoint chunk", checkpoint::CHUNK_BYTES as u64),
         ("items of a chunk", checkpoint::CHUNK_ITEMS as u64),
     ] {
-        let row = format!("| {what} | {number} |");
+        let row = format!("\n{what} | {number}\n");
         assert!(page.contains(&row), "docs/format.md must say: {row}");
     }
 }
@@ -73,6 +73,6 @@ fn format_page_names_every_file() {
     let page = page();
     let names = [names::LOCK, names::CREATING, names::SEGMENTS];
     for name in names.into_iter().chain(names::MANIFESTS).chain(names::CHECKPOINTS) {
-        assert!(page.contains(&format!("| `{name}` |")), "{name}");
+        assert!(page.contains(&format!("\n`{name}` | ")), "{name}");
     }
 }

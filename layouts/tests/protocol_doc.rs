@@ -57,7 +57,7 @@ fn protocol_page_states_limits_of_code() {
         ("longest object", OBJECT_BYTES_MAX),
         ("text of a failure", outcome::TEXT_MAX as u64),
     ] {
-        let row = format!("| {what} | {number} |");
+        let row = format!("\n{what} | {number} | ");
         assert!(page.contains(&row), "docs/protocol.md must say: {row}");
     }
     assert!(page.starts_with("# The wire protocol\n\nVersion 1."));
@@ -73,7 +73,7 @@ fn protocol_page_states_limits_of_code() {
 fn protocol_page_names_every_feature() {
     let page = page();
     for feature in Feature::ALL {
-        let row = format!("\n| {} | `{}` | ", feature.bit().trailing_zeros(), feature.name());
+        let row = format!("\n{} | `{}` | ", feature.bit().trailing_zeros(), feature.name());
         assert!(page.contains(&row), "docs/protocol.md must say: {row}");
     }
 }

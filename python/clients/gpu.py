@@ -15,8 +15,10 @@ rounds, with the medians of their ratios to pageable memory in parentheses. The 
 to GPU, with the copies of one half of the pool concurrent with the reads into the other. Then puts
 and gets name memory of the GPU themselves, from a page-locked and a pageable arena, from SSD, and
 through a store process: in GB/s, and in parts of a bare asynchronous copy of the same bytes. The
-exit status is 1 if a page is wrong or missing, or none was compared. Unsupported measurements are
-reported, and the rest continues.
+last table has blocks of many layers, saved and loaded as by vLLM's connector, with copies by the
+store and by torch. The exit status is 1 if a page is wrong or missing, or none was compared.
+Unsupported measurements are reported, and the rest continues. It needs some 6 GiB of the drive at
+a time and 16 GiB of memory. --device cpu tries it without a GPU, --seconds (100) bounds it.
 """
 
 import argparse
@@ -30,6 +32,7 @@ import sys
 import tempfile
 import time
 
+import gpu_caches
 import gpu_memory as memory
 from gpu_bench import Bench
 from gpu_devices import DirectBench, table
@@ -128,6 +131,17 @@ def direct(device, hosts, page_bytes, pages, given, until):
     return [bench]
 
 
+def caches(device, page_bytes, pages, given, until):
+    """The measurements with the caches of vLLM's connector."""
+    bench = gpu_caches.CachesBench(device, page_bytes, pages)
+    folder = tempfile.mkdtemp(prefix="pagelith-gpu-", dir=given.dir)
+    try:
+        bench.run(folder, given.rounds, lambda turn: turn == 0 or time.monotonic() < until)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return [bench]
+
+
 def main():
     faulthandler.enable()
     begun, given = time.monotonic(), arguments()
@@ -143,27 +157,32 @@ def main():
     print(json.dumps(here), file=sys.stderr, flush=True)
     os.makedirs(given.dir, exist_ok=True)
     # An embedded store has twice as many measurements.
-    steps = [(size, way, 2 if way == "own" else 1) for size in pages_of for way in [*ways, "direct"]]
+    steps = [(size, way, 2 if way == "own" else 1) for size in pages_of for way in [*ways, "direct", "caches"]]
     whole, until = sum(share for _, _, share in steps), begun
-    directs = []
+    directs, of_layers = [], []
     for size, way, share in steps:
         until += given.seconds * share / whole
         if way == "direct":
             directs += direct(device, hosts, size, pages_of[size], given, until)
-            record(given.json, here, given, rows + directs)
+            record(given.json, here, given, rows + directs + of_layers)
+            continue
+        if way == "caches":
+            of_layers += caches(device, size, pages_of[size], given, until)
+            record(given.json, here, given, rows + directs + of_layers)
             continue
         bench = Bench(device, size, pages_of[size], {kind: hosts[kind] for kind in ways[way]}, way)
         bench.prove()
         rows += bench.rows
         run(bench, given, failed, until)
-        record(given.json, here, given, rows + directs)
+        record(given.json, here, given, rows + directs + of_layers)
     print(tables(rows))
     print(table(directs) if directs else "not done: memory of the GPU in puts and gets: there is no GPU, or no page-locked pool")
+    print(gpu_caches.table(of_layers))
     for kind, host in hosts.items():
         print(f"pool: {kind}: {host.told() if host else failed[kind]}")
     for host in filter(None, hosts.values()):
         host.release()
-    wrong, missing, compared = (sum(getattr(row, name) for row in rows + directs) for name in ("wrong", "missing", "compared"))
+    wrong, missing, compared = (sum(getattr(row, name) for row in rows + directs + of_layers) for name in ("wrong", "missing", "compared"))
     print(f"\n{compared:,} pages compared, {wrong} wrong, {missing} missing, in {time.monotonic() - begun:.0f} s", flush=True)
     raise SystemExit(1 if wrong or missing or not compared else 0)
 

@@ -48,7 +48,8 @@ class Home(unittest.TestCase):
             self.skipTest("no STORE_PROGRAM")
         address = "unix:" + os.path.join(self.home, "socket")
         directory = os.path.join(self.home, "served")
-        sizes = ["--dram", "32MiB", "--ssd", "128MiB"]
+        # A client may pin a quarter of the memory: one request's chunks have 14 MiB.
+        sizes = ["--dram", "64MiB", "--ssd", "128MiB"]
         command = [os.environ["STORE_PROGRAM"], "serve", "--listen", address, "--dir", directory, *sizes]
         store = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:

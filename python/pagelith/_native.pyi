@@ -566,7 +566,7 @@ class Store:
         or an object with `__cuda_array_interface__`. They begin after the work that `stream` has
         then, by default CUDA's default stream, and return when the device is done. Memory of an
         Ascend device requires `stream`. An attached store copies through `staging_bytes` of
-        page-locked memory, 64 MiB by default.
+        page-locked memory, 64 MiB by default, which all its devices share.
         """
     def begin_request(self) -> Request:
         """Begin a request, for the argument `request`: objects that its calls name count as equally
@@ -654,11 +654,15 @@ class Store:
         request: Request | None = None,
         depth: int = 0,
         timeout: float | None = None,
+        prefill_tokens_per_s: int | None = None,
         stream: _Stream | None = None,
     ) -> list[GetOutcome]:
         """Get objects, or byte ranges (from, to) of them, each into its memory, which must have
         exactly the length of the object or range. Returns n outcomes. The content of the memory is
         undefined unless it is a hit. No thread may read or write it until the call returns.
+        `prefill_tokens_per_s` is how many tokens the engine recomputes in a second, by default the
+        setting `read.prefill_tokens_per_s`: objects on SSD whose load would take longer than that
+        are misses, if `read.page_tokens` says how many tokens a page has.
 
             for outcome in store.get(keys, memories, ranges=[(0, 4096)] * len(keys)):
                 print(outcome.tier, outcome.bytes, outcome.cause, outcome.error)
@@ -672,6 +676,7 @@ class Store:
         request: Request | None = None,
         depth: int = 0,
         timeout: float | None = None,
+        prefill_tokens_per_s: int | None = None,
         stream: _Stream | None = None,
     ) -> Submitted[GetOutcome]:
         """Submit a batch of gets to a thread of the store and return at once with its handle. The

@@ -246,6 +246,10 @@ pub fn staging_bytes(arg: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
     (!arg.is_none()).then(|| unsigned("staging_bytes", arg)).transpose()
 }
 
+pub fn prefill_tokens_per_s(arg: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
+    (!arg.is_none()).then(|| unsigned("prefill_tokens_per_s", arg)).transpose()
+}
+
 pub fn page_count(arg: &Bound<'_, PyAny>) -> PyResult<usize> {
     unsigned("pages", arg)
 }

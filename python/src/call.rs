@@ -36,6 +36,17 @@ pub fn options(
     Ok(Options::default().request(request).depth(depth).timeout(timeout))
 }
 
+/// Options of a get.
+pub fn get_options(
+    request: Option<pagelith::RequestEpoch>,
+    depth: u32,
+    timeout: Option<f64>,
+    prefill_tokens_per_s: Option<u64>,
+) -> PyResult<Options> {
+    let rate = prefill_tokens_per_s.unwrap_or(0);
+    Ok(options(request, depth, timeout)?.prefill_tokens_per_s(rate))
+}
+
 /// Options of a put.
 pub fn put_options(
     request: Option<pagelith::RequestEpoch>,

@@ -11,8 +11,8 @@ use pyo3::types::{PyBytes, PyTuple};
 
 use crate::arguments;
 use crate::call::{
-    ByteRange, GetArgs, PutArgs, PutKind, Request, group_options, options, put_options, puts,
-    seconds,
+    ByteRange, GetArgs, PutArgs, PutKind, Request, get_options, group_options, options,
+    put_options, puts, seconds,
 };
 use crate::closing::{StoreCell, close_on_drop, close_once, is_closed};
 use crate::device::{self, BoundDevices, Device};
@@ -158,7 +158,7 @@ impl Store {
     /// or an object with `__cuda_array_interface__`. They begin after the work that `stream` has
     /// then, by default CUDA's default stream, and return when the device is done. Memory of an
     /// Ascend device requires `stream`. An attached store copies through `staging_bytes` of
-    /// page-locked memory, 64 MiB by default.
+    /// page-locked memory, 64 MiB by default, which all its devices share.
     #[pyo3(signature = (device, *, staging_bytes=None))]
     fn bind_device(
         &self,
@@ -281,10 +281,13 @@ impl Store {
     /// Get objects, or byte ranges (from, to) of them, each into its memory, which must have
     /// exactly the length of the object or range. Returns n outcomes. The content of the memory is
     /// undefined unless it is a hit. No thread may read or write it until the call returns.
+    /// `prefill_tokens_per_s` is how many tokens the engine recomputes in a second, by default the
+    /// setting `read.prefill_tokens_per_s`: objects on SSD whose load would take longer than that
+    /// are misses, if `read.page_tokens` says how many tokens a page has.
     ///
     ///     for outcome in store.get(keys, memories, ranges=[(0, 4096)] * len(keys)):
     ///         print(outcome.tier, outcome.bytes, outcome.cause, outcome.error)
-    #[pyo3(signature = (keys, destinations, *, ranges=None, request=None, depth=0, timeout=None, stream=None))]
+    #[pyo3(signature = (keys, destinations, *, ranges=None, request=None, depth=0, timeout=None, prefill_tokens_per_s=None, stream=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn get(
         &self,
@@ -295,9 +298,10 @@ impl Store {
         #[pyo3(from_py_with = arguments::request)] request: Option<pagelith::RequestEpoch>,
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
+        #[pyo3(from_py_with = arguments::prefill_tokens_per_s)] prefill_tokens_per_s: Option<u64>,
         #[pyo3(from_py_with = arguments::stream)] stream: Option<Stream>,
     ) -> PyResult<Vec<GetOutcome>> {
-        let options = options(request, depth, timeout)?;
+        let options = get_options(request, depth, timeout, prefill_tokens_per_s)?;
         let mut gets = GetArgs::of(keys, &destinations, ranges, &self.with_devices(stream)?)?;
         let mut batch = gets.lend();
         let outcomes = self.with(py, |store| batch.get(store, options))?;
@@ -311,7 +315,7 @@ impl Store {
     /// must stay valid until then.
     ///
     ///     outcomes = await store.submit_get(keys, memories)
-    #[pyo3(signature = (keys, destinations, *, ranges=None, request=None, depth=0, timeout=None, stream=None))]
+    #[pyo3(signature = (keys, destinations, *, ranges=None, request=None, depth=0, timeout=None, prefill_tokens_per_s=None, stream=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn submit_get(
         &self,
@@ -322,9 +326,10 @@ impl Store {
         #[pyo3(from_py_with = arguments::request)] request: Option<pagelith::RequestEpoch>,
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
+        #[pyo3(from_py_with = arguments::prefill_tokens_per_s)] prefill_tokens_per_s: Option<u64>,
         #[pyo3(from_py_with = arguments::stream)] stream: Option<Stream>,
     ) -> PyResult<Submitted> {
-        let options = options(request, depth, timeout)?;
+        let options = get_options(request, depth, timeout, prefill_tokens_per_s)?;
         let gets = GetArgs::of(keys, &destinations, ranges, &self.with_devices_later(stream)?)?;
         self.submit(py, gets, move |store, gets| gets.lend().get(store, options), GetOutcome)
     }

@@ -6,28 +6,20 @@ import ctypes
 import gc
 import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
 import unittest
 import weakref
 
+import fake_driver
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class OverFakeDriver(unittest.TestCase):
     def test_device_memory_is_put_and_got(self):
-        self.assertIn("FAKE_DEVICE", os.environ, "the library of the fake driver, which check.sh builds")
-        with tempfile.TemporaryDirectory() as home:
-            for name in ["libcuda.so.1", "libascendcl.so"]:
-                shutil.copy(os.environ["FAKE_DEVICE"], os.path.join(home, name))
-            environment = {**os.environ, "LD_LIBRARY_PATH": home, "FAKE_HOME": home}
-            child = subprocess.run([sys.executable, "-W", "error", __file__], env=environment, capture_output=True, text=True)
-        print(child.stdout + child.stderr, file=sys.stderr)
-        self.assertEqual(child.returncode, 0)
-        self.assertIn("OK", child.stderr)
-        self.assertNotIn("skipped", child.stderr)
+        fake_driver.run_file(self, __file__)
 
     def test_absent_driver_is_unavailable_and_package_works(self):
         import pagelith
@@ -49,17 +41,7 @@ def run():
     import pagelith
     import test_tensors
 
-    def loaded(name):
-        fake = ctypes.CDLL(os.path.join(os.environ["FAKE_HOME"], name))
-        fake.fake_device_allocate.restype = fake.fake_device_count.restype = ctypes.c_uint64
-        fake.fake_device_stream.restype = ctypes.c_size_t
-        fake.fake_device_allocate.argtypes = [ctypes.c_uint32, ctypes.c_size_t]
-        fake.fake_device_free.argtypes = [ctypes.c_uint64]
-        fake.fake_device_peek.argtypes = fake.fake_device_poke.argtypes = [ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t]
-        fake.fake_device_fill.argtypes = [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_uint8, ctypes.c_size_t]
-        return fake
-
-    fake, fake_ascend = loaded("libcuda.so.1"), loaded("libascendcl.so")
+    fake, fake_ascend = fake_driver.loaded("libcuda.so.1"), fake_driver.loaded("libascendcl.so")
 
     def count(what):
         return fake.fake_device_count(what.encode())
@@ -67,26 +49,10 @@ def run():
     def change(script):
         assert fake.fake_device_change(script.encode()) == 0, script
 
-    class Memory:
+    class Memory(fake_driver.Memory):
         """Memory of the device."""
 
         driver = fake
-
-        def __init__(self, content):
-            self.length = len(content)
-            self.address = self.driver.fake_device_allocate(0, self.length)
-            self.write(content)
-
-        def write(self, content):
-            self.driver.fake_device_poke(self.address, bytes(content), len(content))
-
-        def read(self):
-            into = ctypes.create_string_buffer(self.length)
-            self.driver.fake_device_peek(self.address, into, self.length)
-            return into.raw
-
-        def free(self):
-            self.driver.fake_device_free(self.address)
 
     class AscendMemory(Memory):
         """Memory of an Ascend device."""

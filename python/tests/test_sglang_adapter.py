@@ -173,6 +173,7 @@ from pagelith.identity.host import model_of_this_process  # noqa: E402
 from pagelith.sglang import HiCache  # noqa: E402
 from pagelith.sglang.pools import Placement  # noqa: E402
 from pagelith.sglang.pools import Pool as Host  # noqa: E402
+from pagelith.sglang.prompts import Prompts  # noqa: E402
 
 PAGE = 4
 
@@ -323,6 +324,47 @@ class Pages(Case):
             self.assertEqual(backend.batch_set_v1(pages, slots(0, 2)), [False] * 2)
             self.assertEqual(backend.batch_set_v1(pages, slots(0, 2)), [False] * 2)
         self.assertEqual((backend.batch_exists(pages), backend.batch_get_v1(pages, slots(4, 2))), (0, [False] * 2))
+
+    def test_prompt_larger_than_its_room_keeps_first_pages_if_put_in_several_calls(self):
+        """As SGLang backs up a long prompt: with `hicache_storage_pass_prefix_keys`, or sidecars of
+        the whole prompt first."""
+        memory = {"store": {"dram": {"bytes": "1MiB"}, "index": {"max_objects": 10000}}}
+        length, pages = 16000, keys(60)
+        for by_prefix in (True, False):
+            sidecars = [] if by_prefix else [("indexer", Pool(length=500, pages=64))]
+            backend = self.open(Pool(length=length, pages=64), sidecars, extra=memory, is_mla_model=True)
+            self.addCleanup(backend.close)
+            # Pages that are requested often fill the store.
+            other = pagelith.Key(pagelith.Namespace("other"), bytes(32))
+            often = [other.on_page(f"{n}") for n in range(60)]
+            backend._store.put(often, [bytes(length)] * 60)
+            for _ in range(3):
+                backend._store.get(often, [bytearray(length) for _ in often])
+            if sidecars:
+                backend.batch_set_v2([Transfer("indexer", pages, 0)])
+            for at in range(0, 60, 10):
+                prefix = types.SimpleNamespace(prefix_keys=pages[:at] if by_prefix else None)
+                backend.batch_set_v1(pages[at : at + 10], slots(at, 10), prefix)
+            self.assertIn(backend.batch_exists(pages), range(1, 60), by_prefix)
+
+    def test_calls_of_one_prompt_are_one_request_until_its_pages_are_wanted_again(self):
+        backend, pages = self.open(Pool()), keys(8)
+        self.addCleanup(backend.close)
+        after = [types.SimpleNamespace(prefix_keys=pages[:at] or None) for at in range(8)]
+        for by_prefix in (True, False):
+            place = Prompts(backend._store).place
+            calls = [("indexer", 0, 4), ("mamba", 3, 4), ("kv", 0, 2), ("kv", 2, 4)]
+            placed = [place(pool, pages[a:b], after[a] if by_prefix else None) for pool, a, b in calls]
+            self.assertEqual([depth for _, depth in placed], [0, 3, 0, 2])
+            self.assertEqual(len({id(request) for request, _ in placed}), 1)
+            again = [place("kv", pages[a:b], after[a] if by_prefix else None) for a, b in ((0, 2), (2, 4), (1, 3))]
+            self.assertEqual(len({id(request) for request, _ in [placed[0], *again]}), 3 if by_prefix else 4)
+            if by_prefix:
+                # A call that begins where the last one ended continues it; one further on does not.
+                last = place("kv", pages[3:5], after[3])
+                self.assertEqual((last[0] is again[2][0], last[1]), (True, 3))
+                other = place("kv", pages[7:8], after[7])
+                self.assertEqual((other[0] is last[0], other[1]), (False, 7))
 
     def test_kv_refused_by_full_store_needs_its_sidecar_again(self):
         backend, pages = self.open(Pool(), [("indexer", Pool(length=500))], is_mla_model=True), keys(2)

@@ -13,7 +13,10 @@ import unittest
 
 ARENA_MIB = 32
 # Tests that set up a store of their own in this process, so they attach to none.
-EMBEDDED = {"test_page_is_not_stored_if_full_store_refused_sidecar"}
+EMBEDDED = {
+    "test_page_is_not_stored_if_full_store_refused_sidecar",
+    "test_prompt_larger_than_its_room_keeps_first_pages_if_put_in_several_calls",
+}
 
 
 class OverRdma(unittest.TestCase):

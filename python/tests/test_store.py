@@ -154,6 +154,28 @@ class RoundTrips(Case):
         self.assertFalse(got[0])
         self.assertEqual((got[0].cause, got[0].tier, got[0].bytes, got[0].error), ("absent", None, 0, None))
 
+    def test_load_that_is_slower_than_the_prefill_rate_is_a_miss(self):
+        settings = {**config(self.home.name, bytes=0), "read": {"page_tokens": 64}}
+        store = pagelith.Store(settings)
+        self.addCleanup(store.close)
+        keys = [key(n) for n in range(8)]
+        self.assertTrue(all(store.put(keys, [content(1)] * 8)))
+        store.flush()
+
+        def causes(**rate):
+            return {(g.tier, g.cause) for g in store.get(keys, [bytearray(PAGE) for _ in keys], **rate)}
+
+        # The first load is measured.
+        self.assertEqual(causes(prefill_tokens_per_s=10**9), {("ssd", None)})
+        self.assertEqual(causes(prefill_tokens_per_s=10**9), {(None, "slow")})
+        self.assertEqual(causes(prefill_tokens_per_s=1), {("ssd", None)})
+        self.assertEqual(causes(), {("ssd", None)})
+        batch = store.submit_get(keys, [bytearray(PAGE) for _ in keys], prefill_tokens_per_s=10**9)
+        self.assertEqual({g.cause for g in batch.result(timeout=60)}, {"slow"})
+        for wrong in (-1, 2**64):
+            with self.assertRaisesRegex(pagelith.InvalidError, "^prefill_tokens_per_s must be a whole number"):
+                causes(prefill_tokens_per_s=wrong)
+
     def test_memory_of_every_kind_is_accepted(self):
         store = self.open()
         whole = content(3)

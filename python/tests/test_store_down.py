@@ -202,7 +202,7 @@ class Down(unittest.TestCase):
                 for request in ("one", "two"):
                     asked = types.SimpleNamespace(req_id=request)
                     tier.lookup(chunks[0], asked)
-                    tier.on_schedule_end(None)
+                    tier.on_schedule_end(test_vllm_adapter.SCHEDULED)
                     self.assertEqual(tier.lookup(chunks[0], asked), LookupResult.MISS)
                     tier.on_request_finished(asked)
                 of.run_job(tier.submit_store, chunks, [0, 1])

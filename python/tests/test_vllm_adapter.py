@@ -21,6 +21,8 @@ from pagelith.vllm import PagelithOffloadingConnector, PagelithTier  # noqa: E40
 ROW = 4096
 ROWS = 4096
 REQUEST = types.SimpleNamespace(req_id="request")
+# The end of a step that preempted no request.
+SCHEDULED = types.SimpleNamespace(preempted_req_ids=())
 
 
 def told(config=None):
@@ -290,7 +292,7 @@ class Tier(Case):
         # The lookup manager for a store process.
         tier._lookup_manager = sys.modules["pagelith.vllm.tier"]._Lookups(tier)
         self.assertEqual([tier.lookup(chunk, REQUEST) for chunk in chunks], [LookupResult.RETRY] * 2)
-        tier.on_schedule_end(None)
+        tier.on_schedule_end(SCHEDULED)
         self.assertEqual([tier.lookup(chunk, REQUEST) for chunk in chunks], [LookupResult.HIT, LookupResult.MISS])
         tier.on_request_finished(REQUEST)
         self.assertEqual(tier.lookup(chunks[0], REQUEST), LookupResult.RETRY)

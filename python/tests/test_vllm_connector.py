@@ -73,7 +73,10 @@ class Connector(Case):
         request, ids = Request("second", 4 * TOKENS + 1, hashes(4)), [10, 11, 12, 13, 14]
         engine.begin(request, ids)
         # No destination: an error of the call fails all of its objects.
-        engine.workers[0]._work._save_memory = types.SimpleNamespace(at_once=64, into=lambda blocks: [], out=None, copies=False)
+        nothing = lambda *_: None  # noqa: E731
+        engine.workers[0]._work._load_memory = types.SimpleNamespace(
+            at_once=64, copies=False, ready_event=nothing, call_arguments=lambda after: {}, settle=nothing, end=nothing
+        )
         with self.assertLogs("pagelith.vllm.worker", "ERROR"):
             told = engine.step(engine.new(request, ids, 4 * TOKENS, 0))
         self.assertEqual(told.failed, {10, 11, 12, 13})

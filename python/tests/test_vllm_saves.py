@@ -189,12 +189,21 @@ class Saves(Case):
             def destination_ranges(self, objects):
                 return [made]
 
+            def call_arguments(self, after):
+                return {}
+
+            def settle(self):
+                pass
+
+            end = settle
+
             def finish_read(self, objects):
                 for n, cache in enumerate(engine.caches[0]):
                     for at, place in enumerate(cache.at(objects[0].blocks[0])):
                         cache.memory[place] = made[n * length + at]
 
-        own, work._save_memory = work._save_memory, Copies()
+        own = work._save_memory
+        work._save_memory = work._load_memory = Copies()
         self.computed(engine, "first", [1, 2, 3])
         was = engine.bytes([1, 2, 3])
         # The blocks are vLLM's again at once, without a wait.
@@ -205,7 +214,7 @@ class Saves(Case):
         self.assertEqual(self.stored(engine, [1], [11]), was[:1])
         self.assertGreater(self.waiting(engine), 0)
         work._saving.end()
-        work._save_memory = own
+        work._save_memory = work._load_memory = own
         self.assertEqual(self.stored(engine, [1, 2, 3], [21, 22, 23]), was)
         self.assertEqual(self.stored(engine, [1, 2], [31, 32], "another"), engine.bytes([1, 2]))
 

@@ -7,7 +7,7 @@ import random
 import types
 import unittest
 
-from vllm_engine import FULL, TOKENS, Case, hashes, window
+from vllm_engine import FULL, TOKENS, Case, Recorded, hashes, window
 from vllm_stand_ins import Blocks, Output, Request, Spec
 
 STATE = Spec(TOKENS, "mamba")
@@ -71,6 +71,13 @@ class States(Case):
         self.assertEqual(engine.bytes(tables[2][:8]), pages)
         self.assertEqual(engine.bytes([tables[0][7], tables[1][7]]), states)
         self.assertEqual(engine.bytes([0]), null)
+
+    def test_state_has_request_and_depth_of_its_page(self):
+        engine = self.hybrid()
+        engine.workers[0]._work._store = store = Recorded(engine.store)
+        self.computed(engine, 9, [4, 8])
+        self.assertEqual([(name, *place) for name, _, *place in store.calls], [("put", 0, 4), ("put_pages", 3, 1), ("put", 4, 4), ("put_pages", 7, 1)])
+        self.assertEqual(len({id(request) for _, request, *_ in store.calls}), 1)
 
     def test_state_is_stored_in_its_step_and_not_from_tables(self):
         engine = self.hybrid()

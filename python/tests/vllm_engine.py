@@ -45,6 +45,29 @@ class AtOnce:
         pass
 
 
+class Recorded:
+    """A store that records the requests and depths of its calls, and how long puts wait."""
+
+    def __init__(self, store):
+        self._store, self.calls, self.waits = store, [], []
+
+    def __getattr__(self, name):
+        body = getattr(self._store, name)
+        if name not in ("put", "put_pages", "get"):
+            return body
+
+        def call(keys, *given, **how):
+            self.calls.append((name, how["request"], how["depth"], len(keys)))
+            self.waits += [how["wait"]] if "wait" in how else []
+            return body(keys, *given, **how)
+
+        return call
+
+    def take(self):
+        calls, self.calls = self.calls, []
+        return calls
+
+
 class Engine:
     """An engine whose cache groups have these specifications."""
 
@@ -88,7 +111,7 @@ class Engine:
             worker._work._threads = AtOnce()
         shape, order = self.different.get("shape", (self.blocks, 2, TOKENS, 8)), self.different.get("order", (0, 1, 2, 3))
         # Groups share memory, as in vLLM: a block belongs to one group at a time.
-        caches = [Cache(shape, order) for _ in range(2)]
+        caches = [self.different.get("cache", Cache)(shape, order) for _ in range(2)]
         self.caches.append(caches)
         worker.register_kv_caches({name: cache for names in self.layers for name, cache in zip(names, caches)})
 

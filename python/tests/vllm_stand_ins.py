@@ -221,7 +221,11 @@ class Cache:
         steps, step = [0] * len(shape), 1
         for axis in reversed(order):
             steps[axis], step = step, step * shape[axis]
-        self._steps, self.memory = tuple(steps), (bytearray(step))
+        self._steps = tuple(steps)
+        self.allocate(step)
+
+    def allocate(self, length):
+        self.memory = bytearray(length)
         self._address = address(self.memory)
 
     def stride(self, axis=None):
@@ -263,6 +267,12 @@ class Request:
     block_hashes: list
     skip_reading_prefix_cache: bool = False
     lora_request: Any = None
+    # Without an answer, all of them.
+    prompt_tokens: int | None = None
+
+    @property
+    def num_prompt_tokens(self):
+        return self.num_tokens if self.prompt_tokens is None else self.prompt_tokens
 
     @property
     def all_token_ids(self):
@@ -290,6 +300,7 @@ class Output:
     scheduled_cached_reqs: Cached = field(default_factory=Cached)
     num_scheduled_tokens: dict = field(default_factory=dict)
     finished_req_ids: set = field(default_factory=set)
+    preempted_req_ids: set | None = None
     kv_connector_block_state: Any = None
 
 

@@ -170,7 +170,7 @@ fn server_of(
     let (store, pushed, closed, pinned) =
         (Arc::new(store), Arc::default(), Arc::default(), Arc::default());
     let sent = Arc::default();
-    let terms = RequestOptions { deadline_ms: 60_000, depth: 0, request: 0, from_store: false };
+    let terms = RequestOptions { deadline_ms: 60_000, ..RequestOptions::default() };
     let request = request::encode(terms, request);
     let link = LateLink {
         clock: clock.clone(),

@@ -217,7 +217,8 @@ mod tests {
                 "peers",
                 "bases",
                 "holds",
-                "hints"
+                "hints",
+                "prefill_rate"
             ]
         );
         let strict = Capabilities { required: Feature::Durable.bit(), ..offer((1, 1)) };

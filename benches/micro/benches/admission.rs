@@ -30,8 +30,14 @@ fn pages(batch: usize) -> impl Iterator<Item = Vec<TouchedPage>> {
     (0_u64..).map(move |number| {
         let first = if number % 4 == 0 { OBJECTS + number } else { mix(number) % OBJECTS };
         let page = |n| PolicyKey(mix(mix(first) ^ n));
-        let of =
-            |n| TouchedPage { page: page(n), bytes: PAGE_BYTES, on_ssd: false, required: false };
+        let of = |n| TouchedPage {
+            page: page(n),
+            bytes: PAGE_BYTES,
+            depth: n as u32,
+            on_ssd: false,
+            required: false,
+            attached: false,
+        };
         (0..batch as u64).map(of).collect()
     })
 }

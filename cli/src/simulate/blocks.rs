@@ -50,8 +50,18 @@ impl Objects {
         self.pages as u32 + page
     }
 
+    /// Whether an object is a state.
+    pub(super) fn is_state(self, object: u32) -> bool {
+        object as usize >= self.pages
+    }
+
+    /// The page of an object.
+    pub(super) fn page(self, object: u32) -> u32 {
+        if self.is_state(object) { object - self.pages as u32 } else { object }
+    }
+
     /// Blocks of an object.
     pub(super) fn blocks(self, object: u32) -> usize {
-        if (object as usize) < self.pages { 1 } else { self.state_blocks }
+        if self.is_state(object) { self.state_blocks } else { 1 }
     }
 }

@@ -4,6 +4,8 @@
 //! As in the store, one segment is open, the next one is prepared, and reclaim keeps a number of
 //! segments free. So the log holds fewer blocks than its segments have room for.
 
+use std::collections::HashSet;
+
 use pagelith_layouts::ids::{SegmentId, SegmentOrder};
 use pagelith_tiers::policy::admission::VICTIM_SAMPLES;
 use pagelith_tiers::policy::{
@@ -166,13 +168,6 @@ impl SimulatedLog {
         };
         let leaving = self.clock.now().saturating_sub(TICKS_OF_LEAVING);
         let live: Vec<u32> = records.iter().enumerate().filter_map(is_live).collect();
-        let sample = |at: usize| {
-            let at = at * records.len() / VICTIM_SAMPLES;
-            // Objects that leave first are worth nothing.
-            let stays = |block: &u32| blocks[*block as usize].tick > leaving;
-            is_live((at, records.get(at)?)).filter(stays)
-        };
-        self.sampled.push((0..VICTIM_SAMPLES).map(sample).collect());
         let facts = |block: &u32| LiveRecordFacts {
             bytes: self.bytes(*block),
             tick: blocks[*block as usize].tick,
@@ -183,6 +178,15 @@ impl SimulatedLog {
         let segment_bytes = self.segment_blocks as u64 * BLOCK_BYTES;
         let budget = (segment_bytes as f64 * self.policy.reinsert_ratio()) as u64;
         let kept = self.policy.reinsert(&facts, self.table.mean_tick(), budget);
+        let survivors: HashSet<u32> = kept.iter().map(|at| live[*at]).collect();
+        let mut given_up: Vec<Option<u32>> = records.iter().enumerate().map(is_live).collect();
+        given_up.retain(|block| block.is_none_or(|block| !survivors.contains(&block)));
+        let sample = |at: usize| {
+            // Objects that leave first are worth nothing.
+            let stays = |block: &u32| blocks[*block as usize].tick > leaving;
+            given_up.get(at * given_up.len() / VICTIM_SAMPLES)?.filter(stays)
+        };
+        self.sampled.push((0..VICTIM_SAMPLES).map(sample).collect());
         for block in &live {
             let state = &mut blocks[*block as usize];
             self.table.remove_live(victim, state.tick);

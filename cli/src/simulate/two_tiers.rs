@@ -299,10 +299,12 @@ impl TwoTiers {
     fn write(&mut self, batch: &[u32], kind: BatchKind) {
         let Some(Ssd { log, admission, write_budget }) = self.ssd.as_mut() else { return };
         let page = |object: &u32| TouchedPage {
-            page: PolicyKey(hash_of(*object)),
+            page: PolicyKey(hash_of(self.objects.page(*object))),
             bytes: self.objects.blocks(*object) as u64 * BLOCK_BYTES,
+            depth: self.blocks[*object as usize].depth,
             on_ssd: self.blocks[*object as usize].location.is_some(),
             required: false,
+            attached: self.objects.is_state(*object),
         };
         let pages: Vec<TouchedPage> = batch.iter().map(page).collect();
         let mut chosen = Vec::new();

@@ -102,6 +102,16 @@ pub fn sessions(seed: u64, requests: u64) -> Requests {
 /// Sessions that grow, in which the share `edits` of the requests goes back to an earlier turn and
 /// continues differently.
 pub fn edited(seed: u64, requests: u64, edits: f64) -> Requests {
+    grown(seed, requests, edits, 0.3)
+}
+
+/// Sessions of which most have one or two requests.
+pub fn short_sessions(seed: u64, requests: u64) -> Requests {
+    grown(seed, requests, 0.0, 0.6)
+}
+
+/// Sessions that grow: the share `new` of the requests begins one, and the share `edits` goes back.
+fn grown(seed: u64, requests: u64, edits: f64, new: f64) -> Requests {
     let mut numbers = Numbers(seed);
     let mut sessions: Vec<Vec<Vec<u64>>> = Vec::new();
     let mut next = 6_000_000_000;
@@ -111,7 +121,7 @@ pub fn edited(seed: u64, requests: u64, edits: f64) -> Requests {
             next += blocks;
             (next - blocks..next).collect::<Vec<u64>>()
         };
-        if sessions.is_empty() || numbers.unit() < 0.3 {
+        if sessions.is_empty() || numbers.unit() < new {
             sessions.push(vec![turn(4)]);
         }
         let back = (-(1.0 - numbers.unit()).ln() * 150.0) as usize;
@@ -124,6 +134,70 @@ pub fn edited(seed: u64, requests: u64, edits: f64) -> Requests {
         all.push(sessions[at].concat());
     }
     all
+}
+
+/// Agents at work: each goes on with its own long prompt, a step after another, behind a prompt
+/// that those of its kind share. Some steps begin a sub-agent, which has a copy of the prompt.
+pub fn agents(seed: u64, requests: u64) -> Requests {
+    let mut numbers = Numbers(seed);
+    let mut next = 7_000_000_000;
+    let mut new = |blocks: u64| {
+        next += blocks;
+        next - blocks..next
+    };
+    let mut running: Vec<(Vec<u64>, u64)> = Vec::new();
+    let mut all = Requests::new();
+    for _ in 0..requests {
+        if running.len() < 40 {
+            let mut prompt = document(5_000 + numbers.zipf(4), 20);
+            prompt.extend(new(numbers.within(1, 10)));
+            running.push((prompt, numbers.within(3, 40)));
+        }
+        let at = numbers.within(0, running.len() as u64 - 1) as usize;
+        let (prompt, steps) = &mut running[at];
+        prompt.extend(new(numbers.within(1, 6)));
+        *steps -= 1;
+        let (prompt, is_done) = (prompt.clone(), *steps == 0);
+        if is_done {
+            running.swap_remove(at);
+        } else if numbers.unit() < 0.05 {
+            running.push((prompt.clone(), numbers.within(2, 6)));
+        }
+        all.push(prompt);
+    }
+    all
+}
+
+/// Questions about several documents by popularity: only the first of them is behind the same
+/// prefix each time.
+pub fn retrieval(seed: u64, requests: u64) -> Requests {
+    let mut numbers = Numbers(seed);
+    let mut next = 8_000_000_000;
+    let request = |_| {
+        let first = numbers.zipf(2000);
+        let mut blocks = vec![9_999_000];
+        blocks.extend(document(10_000 + first, 6));
+        // What follows another document has other prefixes.
+        let second = numbers.zipf(2000);
+        blocks.extend(document(20_000 + first * 2000 + second, 6));
+        next += 2;
+        blocks.extend(next - 2..next);
+        blocks
+    };
+    (0..requests).map(request).collect()
+}
+
+/// Several workloads at the same time.
+pub fn mixed(seed: u64, requests: u64) -> Requests {
+    let mut numbers = Numbers(seed);
+    let each = requests / 2;
+    let mut parts = [sessions(seed, each), agents(seed + 1, each), scanned(seed + 2, each)];
+    parts.iter_mut().for_each(|part| part.reverse());
+    let next = |_| {
+        let at = numbers.within(0, 2) as usize;
+        parts[at].pop().unwrap_or_else(|| document(0, 1))
+    };
+    (0..requests).map(next).collect()
 }
 
 /// One workload after another.

@@ -208,7 +208,7 @@ struct Runner {
     running: RunningBatch,
     /// A batch was late, or a put failed: reads that it left may be in flight. Their ends are
     /// processed by polls only, and until then their segments cannot be reused. So from then on an
-    /// idle thread polls.
+    /// idle thread polls, until they have ended.
     left_reads: bool,
 }
 
@@ -228,11 +228,11 @@ impl Task for Runner {
             if is_closed {
                 return Step::Done;
             }
-            let most = if self.left_reads { WAIT_STEP } else { Duration::MAX };
             if self.left_reads {
                 self.session.poll();
+                self.left_reads = self.session.is_busy();
             }
-            return Step::Idle(most);
+            return Step::Idle(if self.left_reads { WAIT_STEP } else { Duration::MAX });
         };
         self.running.ticket = Some(ticket);
         let own = match batch {

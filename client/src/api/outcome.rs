@@ -37,7 +37,8 @@ pub enum MissCause {
     /// The batch's deadline passed before the store reached the object.
     Late,
     /// The object is on SSD, and loading it would have been slower than recomputing it
-    /// (`read.prefill_tokens_per_s`). A client of a store process gets `Absent` instead.
+    /// ([`Options::prefill_tokens_per_s`](crate::Options::prefill_tokens_per_s), or the setting
+    /// `read.prefill_tokens_per_s`). A client of a store process gets `Absent` instead.
     Slow,
 }
 
@@ -210,12 +211,12 @@ pub struct FlushReport {
     pub durable_objects: u64,
     /// Their bytes.
     pub durable_bytes: u64,
-    /// Objects whose put was refused since the last report, objects that were kept off SSD and left
-    /// memory before a flush wrote them, and objects attached to a base that is not on SSD.
+    /// Objects whose put was refused since the last report, objects that left every tier before a
+    /// flush covered them, and objects attached to a base that is not on SSD.
     pub refused_objects: u64,
-    /// Objects that were acknowledged and could not be made durable: the device failed, or the SSD
-    /// tier took no writes. Those still in memory are served until they are evicted. 0 without an
-    /// SSD tier.
+    /// Objects that were acknowledged and could not be made durable: the device failed, the SSD
+    /// tier took no writes, or they were found damaged. Those still in memory are served until they
+    /// are evicted, and count as durable once they are written after all. 0 without an SSD tier.
     pub lost_objects: u64,
 }
 

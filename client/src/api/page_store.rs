@@ -213,6 +213,11 @@ pub trait PageSession: Send {
 
     /// Wait for the first batch that finishes, at most `timeout`.
     fn wait_any(&mut self, timeout: Duration) -> Option<(Ticket, CompletedBatch)>;
+
+    /// Whether a batch, or what a late batch left, may be in flight, so that polls are needed.
+    fn is_busy(&self) -> bool {
+        true
+    }
 }
 
 /// The outcome of a batch of one.

@@ -27,12 +27,17 @@ pub struct Options {
     /// Longest wait of a put for room in a full arena before it returns `Busy`; by default until
     /// the timeout.
     pub wait: Option<Duration>,
+    /// Tokens that the caller of a get recomputes in a second. Pages on SSD that a load would bring
+    /// later are misses (`Slow`), if `read.page_tokens` says how many tokens a page has. 0, the
+    /// default, stands for the rate of `read.prefill_tokens_per_s`.
+    pub prefill_tokens_per_s: u64,
 }
 
 impl Options {
     /// Those of a call that may take so long.
     pub const fn within(timeout: Duration) -> Options {
-        Options { request: None, depth: 0, timeout: Some(timeout), wait: None }
+        let (request, depth, wait, prefill_tokens_per_s) = (None, 0, None, 0);
+        Options { request, depth, timeout: Some(timeout), wait, prefill_tokens_per_s }
     }
 
     /// With another request.
@@ -53,6 +58,11 @@ impl Options {
     /// With another longest wait for room; `None` is until the timeout.
     pub fn wait(self, wait: impl Into<Option<Duration>>) -> Options {
         Options { wait: wait.into(), ..self }
+    }
+
+    /// With another rate at which the caller recomputes tokens; 0 is the configured one.
+    pub fn prefill_tokens_per_s(self, prefill_tokens_per_s: u64) -> Options {
+        Options { prefill_tokens_per_s, ..self }
     }
 }
 

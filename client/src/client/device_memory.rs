@@ -18,7 +18,9 @@ const STAGING_BYTES: usize = 64 << 20;
 /// The devices of a client.
 pub(super) struct DeviceMemory {
     pub devices: Devices,
-    staging: OnceLock<StagingPool>,
+    /// With its size as the caller gave it.
+    staging: OnceLock<(StagingPool, usize)>,
+    /// The size for the next bind.
     staging_bytes: AtomicUsize,
     /// Held while a device is bound.
     binding: Mutex<()>,
@@ -42,7 +44,8 @@ impl DeviceMemory {
         self.staging_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Bind a device; with the first one, lock staging memory and pass it to `share`.
+    /// Bind a device; with the first one, lock staging memory and pass it to `share`. Another size
+    /// of it is refused from then on.
     pub fn bind(
         &self,
         driver: &Driver,
@@ -53,7 +56,13 @@ impl DeviceMemory {
         let bytes = self.staging_bytes.load(Ordering::Relaxed);
         let mut made = None;
         let pool = match self.staging.get() {
-            Some(pool) => pool.clone(),
+            Some((pool, has)) if *has == bytes => pool.clone(),
+            Some((_, has)) => {
+                self.staging_bytes.store(*has, Ordering::Relaxed);
+                let detail = "device: the devices of a client share its staging memory; bind the \
+                              first one with the size for all";
+                return Err(Error::invalid(format!("{detail} has={has} staging_bytes={bytes}")));
+            }
             None => {
                 let no_memory = |error: std::io::Error| {
                     Error::invalid(format!("device: {error} staging_bytes={bytes}"))
@@ -68,7 +77,7 @@ impl DeviceMemory {
             LockedMemory::new(handle, "staging_bytes", memory).map(|locked| vec![locked])
         })?;
         if let Some(region) = made {
-            self.staging.get_or_init(|| pool);
+            self.staging.get_or_init(|| (pool, bytes));
             share(region);
         }
         Ok(handle)
@@ -76,7 +85,7 @@ impl DeviceMemory {
 
     /// The memory through which bytes are copied.
     pub fn staging(&self) -> Result<&StagingPool> {
-        self.staging.get().ok_or_else(|| {
+        self.staging.get().map(|(pool, _)| pool).ok_or_else(|| {
             Error::invalid("no device was bound through this client; bind it with this one")
         })
     }

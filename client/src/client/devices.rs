@@ -20,8 +20,8 @@ use crate::api::outcome::{CompletedGet, GetOutcome, PutOutcome};
 use crate::api::request::{Get, Options};
 
 impl Client {
-    /// Copy to and from devices through so much memory, a multiple of 4096; 64 MiB by default.
-    /// Without effect once a device is bound.
+    /// Copy to and from devices through so much memory, a multiple of 4096; 64 MiB by default. Once
+    /// a device is bound, the next bind refuses another size.
     #[must_use]
     pub fn with_device_staging(self, bytes: usize) -> Client {
         self.device_memory.set_staging_bytes(bytes);

@@ -152,7 +152,8 @@ impl LeaseConnection {
 
     /// The options of calls without a timeout of their own.
     pub fn default_options(&self) -> CallOptions {
-        CallOptions { request: 0, depth: 0, deadline: self.clock.now().after(self.timeout) }
+        let deadline = self.clock.now().after(self.timeout);
+        CallOptions { request: 0, depth: 0, deadline, prefill_tokens_per_s: 0 }
     }
 
     /// Use the link; waits while another caller uses it.

@@ -444,7 +444,8 @@ impl Client {
     fn call_options(&self, options: &Options) -> CallOptions {
         let RequestEpoch(request) = self.request(options);
         let deadline = self.clock.now().after(options.timeout.unwrap_or(self.timeout));
-        CallOptions { request, depth: options.depth, deadline }
+        let (depth, prefill_tokens_per_s) = (options.depth, options.prefill_tokens_per_s);
+        CallOptions { request, depth, deadline, prefill_tokens_per_s }
     }
 
     fn lock_idle(&self) -> pagelith_io::sync::MutexGuard<'_, IdleConnections> {

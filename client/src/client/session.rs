@@ -115,6 +115,11 @@ impl Session {
         self.wait_for(None, timeout)
     }
 
+    /// Whether a request is in flight, or its answer is not taken yet.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.connections.is_busy()
+    }
+
     fn wait_for(
         &mut self,
         wanted: Option<Ticket>,

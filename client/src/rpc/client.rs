@@ -152,7 +152,7 @@ impl RpcClient {
         if capacity.exposures < requests.len() || capacity.frames == 0 {
             return Err((self.capacity_error(("objects", requests.len())), requests));
         }
-        let body = request::encode(self.with_origin(options), &RequestBody::Get(List::of(&items)));
+        let body = request::encode(self.for_peer(options), &RequestBody::Get(List::of(&items)));
         if body.len() > self.link.params().control_bytes_max as usize
             || !self.has_capacity(body.len())
         {
@@ -208,7 +208,7 @@ impl RpcClient {
         options: RequestOptions,
         deadline: Mono,
     ) -> Result<()> {
-        let body = request::encode(self.with_origin(options), request_body);
+        let body = request::encode(self.for_peer(options), request_body);
         self.send(body, PendingCall::control(token, deadline, request_body.verb()))
     }
 
@@ -218,7 +218,7 @@ impl RpcClient {
         request_body: &RequestBody<'_>,
         call: PendingCall,
     ) -> Result<()> {
-        let body = request::encode(self.with_origin(options), request_body);
+        let body = request::encode(self.for_peer(options), request_body);
         match self.may_send(body.len()) {
             true => self.send(body, call),
             false => Err(self.capacity_error(("request_bytes", body.len()))),
@@ -235,9 +235,15 @@ impl RpcClient {
         Ok(())
     }
 
-    /// The options with the origin of the request: a client or a store.
-    fn with_origin(&self, options: RequestOptions) -> RequestOptions {
-        RequestOptions { from_store: self.is_store && self.has_feature(Feature::Peers), ..options }
+    /// The options with the origin of the request, a client or a store, and without those that the
+    /// peer does not know.
+    fn for_peer(&self, options: RequestOptions) -> RequestOptions {
+        let knows_rate = self.has_feature(Feature::PrefillRate);
+        RequestOptions {
+            from_store: self.is_store && self.has_feature(Feature::Peers),
+            prefill_tokens_per_s: if knows_rate { options.prefill_tokens_per_s } else { 0 },
+            ..options
+        }
     }
 
     fn next_op(&mut self) -> OpId {

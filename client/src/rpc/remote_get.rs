@@ -43,6 +43,8 @@ pub struct CallOptions {
     /// Position of the first key's page in its prefix chain.
     pub depth: u32,
     pub deadline: Mono,
+    /// How many tokens the caller recomputes in a second; 0 for the rate that the peer is set to.
+    pub prefill_tokens_per_s: u64,
 }
 
 impl CallOptions {
@@ -51,7 +53,14 @@ impl CallOptions {
         let left = self.deadline.since(now).max(Duration::from_millis(1));
         let deadline_ms = u32::try_from(left.as_millis()).unwrap_or(u32::MAX);
         let depth = self.depth.saturating_add(u32::try_from(depth).unwrap_or(u32::MAX));
-        RequestOptions { deadline_ms, depth, request: self.request, from_store: false }
+        let prefill_tokens_per_s = self.prefill_tokens_per_s;
+        RequestOptions {
+            deadline_ms,
+            depth,
+            request: self.request,
+            from_store: false,
+            prefill_tokens_per_s,
+        }
     }
 }
 

@@ -223,8 +223,11 @@ impl Flusher {
                     }
                 }
                 Some(PendingRecord::Move(members)) => {
-                    record_reinserted(&mut self.cx, id, members, &location);
-                    self.reclaimer.record_written();
+                    if record_reinserted(&mut self.cx, id, members, &location) {
+                        self.reclaimer.record_written();
+                    } else {
+                        self.reclaimer.record_failed();
+                    }
                 }
                 Some(PendingRecord::Tombstones(None)) => self.reclaimer.record_written(),
                 Some(PendingRecord::Tombstones(Some(job))) => self.readback.written(job, location),

@@ -51,11 +51,10 @@ impl PendingFlushes {
 mod tests {
     use crate::api::outcome::{GetOutcome, MissCause};
     use crate::api::request::{GetSlice, Options, PutSlice};
-    use crate::config::Config;
     use crate::memory::frames::{Frame, FrameState};
     use crate::server::tests::{key, object, overwrite};
     use crate::store::embedded::Store;
-    use crate::store::stepped_runtime::SteppedRuntime;
+    use crate::store::stepped_runtime::{SteppedRuntime, small_config};
 
     const LEN: usize = 100_000;
 
@@ -76,12 +75,7 @@ mod tests {
     fn page_damaged_in_memory_during_its_write_stays_gone_after_flush_and_crash() {
         for by_view in [false, true] {
             let dir = tempfile::tempdir().expect("a directory");
-            let mut config = Config::default();
-            config.dram.bytes = crate::Size::mib(4);
-            config.ssd.bytes = crate::Size::mib(32);
-            config.ssd.segment_bytes = Some(crate::Size::mib(1));
-            config.ssd.dirs = vec![dir.path().to_owned()];
-            config.index.max_objects = Some(1000);
+            let config = small_config(dir.path());
             let runtime = SteppedRuntime::default();
             let store = runtime.open(&config);
             put(&store, 1);

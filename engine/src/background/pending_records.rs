@@ -3,8 +3,10 @@
 //! Invariants:
 //! - A record is in `pending` until its write ends, and then in `unsynced` until a sync covers it,
 //!   if the index has its members.
-//! - A record of attached objects is then in `undecided` until its base is durable or will not be.
+//! - A record of attached objects is then in [`crate::memory::undecided`] until its base is durable
+//!   or will not be.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use pagelith_layouts::align::align_up;
@@ -19,7 +21,7 @@ use crate::api::error::{Error, ErrorKind};
 use crate::api::outcome::FlushReport;
 use crate::memory::departed::Departure;
 use crate::memory::frames::{Frame, FrameData};
-use crate::memory::index::{Entry, SsdLocation};
+use crate::memory::index::{Entry, RecordPlace, SsdLocation, name_of};
 use crate::state::base_place::BasePlace;
 use crate::state::core::Core;
 use crate::state::frame_access::FrameGuard;
@@ -37,20 +39,13 @@ pub(crate) enum PendingRecord {
     Tombstones(Option<u64>),
 }
 
-/// Attached objects that a sync has covered, before their base was durable.
-struct UndecidedRecord {
-    record: UnsyncedRecord,
-    base: u64,
-}
-
 /// The records in the log that are not durable.
 #[derive(Default)]
 pub(crate) struct PendingRecords {
     pending: FxHashMap<u64, PendingRecord>,
     unsynced: FxHashMap<u64, UnsyncedRecord>,
-    /// Segment and first sector of the records of `unsynced`, without those that reclaim moves.
-    unsynced_records: FxHashSet<(u32, u16)>,
-    undecided: Vec<UndecidedRecord>,
+    /// Places of the records of `unsynced`, without those that reclaim moves.
+    unsynced_records: FxHashSet<RecordPlace>,
     last_id: u64,
 }
 
@@ -233,67 +228,90 @@ impl PendingRecords {
         core.end_write(held.frame);
     }
 
-    /// A sync covers these records.
+    /// A sync covers these records: decide what waits for them, or for a base that has left.
     pub fn count_durable(&mut self, core: &mut Core, records: &[(u64, RecordLocation)]) {
+        let mut bases = BTreeMap::new();
         for (id, _) in records {
             let Some(w) = self.unsynced.remove(id).filter(|w| w.from.is_empty()) else { continue };
-            core.note_synced(&w);
             w.record().into_iter().for_each(|record| _ = self.unsynced_records.remove(&record));
-            match w.base {
-                Some(base) => self.undecided.push(UndecidedRecord { record: w, base }),
-                None => count_durable(core, &w),
+            let synced = core.synced_objects(&w, |at| self.unsynced_records.contains(&at));
+            let namespace = w.namespace.map(|(namespace, _)| namespace);
+            let mut report = |report| {
+                namespace.iter().for_each(|namespace| core.flushes.add(*namespace, &report));
+            };
+            report(FlushReport::lost(synced.lost));
+            report(FlushReport::refused(synced.refused));
+            if let Some(base) = w.base {
+                core.await_base(&w, &synced, base);
+                bases.insert(base, None);
+                continue;
             }
+            report(FlushReport::durable(synced.durable, synced.bytes));
+            core.note_synced(&w);
+            let undecided = core.ssd.as_ref().map(|ssd| &ssd.undecided).filter(|u| !u.is_empty());
+            let names = w.members.iter().map(|(fingerprint, _)| name_of(*fingerprint));
+            let waited = names.filter(|name| undecided.is_some_and(|u| u.has_base(*name)));
+            bases.extend(waited.map(|name| (name, None)));
         }
-        self.decide_attached(core);
+        self.decide(core, bases);
     }
 
-    /// Count the attached objects that a sync has covered: as durable if their base is, and as
-    /// refused if it is not on SSD and will not be. Without it a restart hides them.
-    pub fn decide_attached(&mut self, core: &mut Core) {
-        let records = &self.unsynced_records;
-        self.undecided.retain(|UndecidedRecord { record, base }| {
-            let on_ssd = |fingerprint| core.index.find(fingerprint).any(|e| e.ssd.is_some());
-            if !record.members.first().is_some_and(|(fingerprint, _)| on_ssd(*fingerprint)) {
-                return false; // Removed or reclaimed meanwhile.
-            }
-            match core.base_place(*base) {
-                BasePlace::Undecided => return true,
-                BasePlace::Ssd(at) if records.contains(&(at.segment, at.record_sector)) => {
-                    return true;
+    /// Decide all attached objects whose base is durable or will not be.
+    pub fn decide_attached(&self, core: &mut Core) {
+        let bases = core.ssd.as_ref().map(|ssd| ssd.undecided.bases()).unwrap_or_default();
+        self.decide(core, bases.into_iter().map(|base| (base, None)).collect());
+    }
+
+    /// Count the objects attached to these bases, and to those that have left, as durable if their
+    /// base is and they are read, and as refused if it is not on SSD and will not be: without it a
+    /// restart hides them.
+    fn decide(&self, core: &mut Core, mut bases: BTreeMap<u64, Option<Departure>>) {
+        let Some(ssd) = core.ssd.as_mut() else { return };
+        bases.extend(ssd.undecided.take_left().into_iter().map(|(base, why)| (base, Some(why))));
+        for (base, left) in bases {
+            match core.base_place(base) {
+                BasePlace::Undecided => {}
+                BasePlace::Ssd(at) if self.unsynced_records.contains(&at.record()) => {}
+                BasePlace::Ssd(_) => core.end_durable_of(base),
+                // They are removed with it.
+                BasePlace::Nowhere if left == Some(Departure::Removed) => {
+                    core.end_undecided_of(base, |_| FlushReport::default());
                 }
-                BasePlace::Ssd(_) => count_durable(core, record),
-                BasePlace::Nowhere => {
-                    let objects = refused(record.members.len());
-                    record.namespace.iter().for_each(|namespace| {
-                        core.flushes.add(*namespace, &objects);
-                    });
-                }
+                BasePlace::Nowhere => core.end_undecided_of(base, FlushReport::refused),
             }
-            false
-        });
+        }
     }
 
     /// A sync failed: writes that it should have covered may be lost although reads still see them,
     /// and another sync would prove nothing. Drop their SSD locations. Frames in DRAM are written
     /// again once the tier is on; reinserted objects get their old locations back.
     pub fn drop_untrusted(&mut self, core: &mut Core, records: &[(u64, RecordLocation)]) {
-        for (id, _) in records {
-            let Some(w) = self.unsynced.remove(id) else { continue };
-            if w.from.is_empty() {
-                core.note_synced(&w);
-                w.record().into_iter().for_each(|record| _ = self.unsynced_records.remove(&record));
-                let lost = w
-                    .members
-                    .into_iter()
-                    .filter(|(fp, location)| core.drop_ssd(*fp, *location, None, Departure::Lost))
-                    .count();
-                w.namespace.iter().for_each(|namespace| core.count_lost(*namespace, lost));
-                core.events.forgot();
-                continue;
-            }
+        let untrusted = records.iter().filter_map(|(id, _)| self.unsynced.remove(id));
+        let (puts, moves): (Vec<_>, Vec<_>) = untrusted.partition(|w| w.from.is_empty());
+        // The old location may be that of one of the puts.
+        for w in moves {
             for ((fingerprint, location), from) in w.members.into_iter().zip(w.from) {
                 core.set_ssd_location(fingerprint, |e| e.ssd == Some(location), from);
+                if core.is_unread(from.record()) {
+                    // Its purge may have passed.
+                    core.drop_ssd(fingerprint, from, None, Departure::Lost);
+                    core.events.forgot();
+                }
             }
+        }
+        for w in puts {
+            core.note_synced(&w);
+            w.record().into_iter().for_each(|record| _ = self.unsynced_records.remove(&record));
+            let namespace = w.namespace.filter(|_| !core.was_cleared(&w));
+            // A purge may have dropped them already.
+            let is_lost = |member: &&(u128, SsdLocation)| {
+                let (fingerprint, location) = **member;
+                core.is_lost(fingerprint)
+                    || core.drop_ssd(fingerprint, location, None, Departure::Lost)
+            };
+            let lost = w.members.iter().filter(is_lost).count();
+            namespace.iter().for_each(|(namespace, _)| core.count_lost(*namespace, lost));
+            core.events.forgot();
         }
     }
 }
@@ -318,6 +336,7 @@ fn frame_written(
         return None;
     }
     let mut members = Vec::with_capacity(data.members.len());
+    let mut bytes = 0;
     for m in &data.members {
         let at = SsdLocation::at(location.identity.segment, location.offset, offset);
         offset += align_up(m.extent.bytes);
@@ -330,25 +349,21 @@ fn frame_written(
         };
         if !dead && core.set_ssd_location(m.fingerprint, mine, at) {
             members.push((m.fingerprint, at));
+            bytes += m.extent.bytes;
         }
     }
-    let bytes = data.object_bytes();
     let counts = core.namespaces.counts(data.namespace);
-    counts.into_iter().for_each(|counts| counts.count_written(bytes));
+    counts.into_iter().for_each(|counts| counts.count_written(data.object_bytes()));
     core.release_frame(guard.frame);
     core.end_write(guard.frame);
-    Some(UnsyncedRecord { namespace: Some(data.namespace), members, bytes, base, from: Vec::new() })
+    let namespace = Some((data.namespace, data.generation));
+    Some(UnsyncedRecord { namespace, members, bytes, base, from: Vec::new() })
 }
 
 /// Name of the base that a frame is attached to; `None` also if it was dropped.
 fn base_of(core: &Core, data: &FrameData) -> Option<u64> {
     let first = data.members.first().filter(|_| data.is_attached())?;
     core.index.link(first.fingerprint)
-}
-
-fn count_durable(core: &mut Core, record: &UnsyncedRecord) {
-    let durable = FlushReport::durable(record.members.len() as u64, record.bytes);
-    record.namespace.iter().for_each(|namespace| core.flushes.add(*namespace, &durable));
 }
 
 fn refused(objects: usize) -> FlushReport {

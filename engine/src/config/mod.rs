@@ -364,9 +364,11 @@ pub struct ReadConfig {
     /// Tokens that the caller's engine prefills a second. Default 0: everything that is present is
     /// loaded; up to 10^9. If set, objects on SSD whose load would take longer than recomputing
     /// their pages, by the rate of recent loads, are misses (`slow`). Set it, with
-    /// `read.page_tokens`, if the drive may be slower than the engine.
+    /// `read.page_tokens`, if the drive may be slower than the engine. A get may have a rate of its
+    /// own ([`Options::prefill_tokens_per_s`](crate::Options::prefill_tokens_per_s)).
     pub prefill_tokens_per_s: u64,
-    /// Tokens of a page, for `read.prefill_tokens_per_s`. Default 0; up to 65 536.
+    /// Tokens of a page, for `read.prefill_tokens_per_s` and the rates of gets. Default 0; up to
+    /// 65 536.
     pub page_tokens: u32,
 }
 
@@ -437,7 +439,7 @@ impl Default for SsdConfig {
             reinsert_ratio: 0.25,
             admission: SsdAdmissionRule::Worth,
             min_reuse: 0.2,
-            thrift: 0.3,
+            thrift: 0.9,
             write_budget: Size::ZERO,
             io: SsdIo::Auto,
             write_depth: 8,

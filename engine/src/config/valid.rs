@@ -320,11 +320,18 @@ impl ValidConfig {
         self.config.read.depth
     }
 
-    /// Time in which the caller recomputes a page, in seconds; `None` if all pages are loaded.
-    pub fn page_recompute_seconds(&self) -> Option<f64> {
+    /// Whether the number of tokens of a page is known.
+    pub fn knows_page_tokens(&self) -> bool {
+        self.config.read.page_tokens > 0
+    }
+
+    /// Time in seconds in which a caller recomputes a page, at its rate in tokens a second or, if
+    /// that is 0, at the configured one; `None` if all pages are loaded.
+    pub fn page_recompute_seconds(&self, tokens_per_s: u64) -> Option<f64> {
         let read = &self.config.read;
-        let rate = Some(read.prefill_tokens_per_s as f64).filter(|rate| *rate > 0.0)?;
-        Some(f64::from(read.page_tokens) / rate)
+        let rates = [tokens_per_s, read.prefill_tokens_per_s];
+        let rate = rates.into_iter().find(|rate| *rate > 0)?;
+        Some(f64::from(read.page_tokens) / rate as f64).filter(|_| self.knows_page_tokens())
     }
 
     /// Lifetime of an incomplete group.

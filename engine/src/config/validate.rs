@@ -23,7 +23,7 @@ const WRITE_BUFFER_SEGMENTS: u64 = 2;
 const SEGMENT_DERIVED: (u64, u64) = (4 << 20, 256 << 20);
 /// The tier's size divided by the derived segment's: reclaim then frees 1 to 2 % at a time.
 const SEGMENTS_DERIVED: u64 = 64;
-/// The limit of DESIGN.md, "Index".
+/// Most memory of the index itself for each object (`docs/operations.md`, "Size").
 const INDEX_BYTES_PER_OBJECT: u64 = 40;
 /// Bytes that remember why objects left, for each object of the index: one entry of 4 bytes for
 /// two. With the 8 bytes of the history all policies together take 10.
@@ -264,10 +264,11 @@ impl Relations {
         let read = &self.draft.config.read;
         let (rate, tokens) = (read.prefill_tokens_per_s, read.page_tokens);
         if self.are_valid(&["read.prefill_tokens_per_s", "read.page_tokens"])
-            && (rate > 0) != (tokens > 0)
+            && rate > 0
+            && tokens == 0
         {
             let message = format!(
-                "must be above 0 with read.prefill_tokens_per_s, and only then, got={tokens} \
+                "must be above 0 with read.prefill_tokens_per_s, got={tokens} \
                  read.prefill_tokens_per_s={rate}"
             );
             self.problem("read.page_tokens", message);

@@ -85,6 +85,11 @@ impl DepartedObjects {
         self.0.clone()
     }
 
+    /// Why the object left, if it is known.
+    pub fn find(&self, fingerprint: u128) -> Option<Departure> {
+        self.0.find(fingerprint)
+    }
+
     /// Make its memory resident now.
     pub fn prefault(&self) -> std::io::Result<()> {
         self.0.0.prefault()

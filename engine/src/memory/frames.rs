@@ -69,6 +69,12 @@ impl FrameData {
         self.group_kind == GroupKind::Attached
     }
 
+    /// Whether all members are of one pool.
+    pub fn has_one_pool(&self) -> bool {
+        let mut pools = self.members.iter().map(|member| (member.key.role(), member.key.pool()));
+        pools.next().is_some_and(|first| pools.all(|pool| pool == first))
+    }
+
     /// Padded bytes of all members.
     pub fn bytes(&self) -> u64 {
         self.members.iter().map(|m| m.extent.padded_bytes()).sum()

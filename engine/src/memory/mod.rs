@@ -6,4 +6,5 @@ pub(crate) mod index;
 pub(crate) mod namespaces;
 pub(crate) mod pins;
 pub(crate) mod tenants;
+pub(crate) mod undecided;
 pub(crate) mod visibility;

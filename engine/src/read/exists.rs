@@ -6,14 +6,15 @@ use std::sync::atomic::Ordering;
 
 use pagelith_layouts::ids::{Generation, NamespaceId, PrefixHash};
 use pagelith_layouts::key::ObjectKey;
-use pagelith_tiers::policy::Recency;
+use pagelith_tiers::policy::{FrameId, LastRequests, Recency};
 
-use crate::memory::index::{PREFETCH_GROUP, TICK_MODULUS};
+use crate::memory::index::{Entry, PREFETCH_GROUP, TICK_MODULUS};
 use crate::read::absence::AbsenceFinder;
+use crate::read::locate::leave_frame;
 use crate::read::page_depth::PageDepths;
 use crate::state::absence::{Absence, AbsenceCounts};
 use crate::state::core::Core;
-use crate::state::leaving::may_leave_first;
+use crate::state::frame_access::FrameReadGuard;
 use crate::state::read_view::{LOCK_FREE_TRIES, Snapshot};
 use crate::state::recency;
 use crate::state::recency::{FoundObject, record};
@@ -64,7 +65,7 @@ pub(crate) fn lookup_at_one_moment<R>(
         let IndexLookup { requested, superseded, found, absent, .. } = lookup;
         if snapshot.validate(&epoch_guard) {
             drop(epoch_guard);
-            record(shared, &requested, at);
+            record(shared, &requested, at, LastRequests::refresh);
             if !superseded.is_empty() {
                 let mut core = shared.lock();
                 superseded.iter().for_each(|object| object.demote_in(&mut core));
@@ -92,9 +93,26 @@ fn lookup_locked<R>(
     let mut lookup = IndexLookup::new(finder, at);
     let answer = query(&mut lookup);
     let IndexLookup { requested, superseded, found, absent, .. } = lookup;
-    recency::record_locked(shared, core, &requested, at);
+    recency::record_locked(shared, core, &requested, at, LastRequests::refresh);
     superseded.iter().for_each(|object| object.demote_in(core));
     (answer, found, absent)
+}
+
+/// Whether a state is in DRAM, does not leave it first yet, and will if it is demoted: its frame
+/// has no other object of its page. Without the core's lock, or each lookup of a state that stays
+/// would take it.
+fn may_leave_first(shared: &Shared, entry: &Entry) -> bool {
+    let read_view = &shared.read_view;
+    let Some(frame) = entry.frame.map(FrameId) else { return false };
+    if read_view.last_requests.leaves_first(frame) {
+        return false;
+    }
+    let entered = read_view.frames.enter(frame.0 as usize).map(FrameReadGuard::new);
+    let Some(entered) = entered else { return false };
+    let is_alone = entered.has_one_pool();
+    // Takes the lock only if the frame was dropped meanwhile, hence never for a caller that has it.
+    leave_frame(shared, entered, frame);
+    is_alone
 }
 
 /// A key of a lookup.
@@ -169,7 +187,7 @@ impl<'a> IndexLookup<'a> {
             for key in state.iter().map(|object| object.on_page(pages[page])) {
                 let fingerprint = self.shared.fingerprint(&key, generation);
                 let Some(entry) = self.snapshot.find(fingerprint) else { continue };
-                if may_leave_first(&self.shared.read_view.last_requests, &entry) {
+                if may_leave_first(self.shared, &entry) {
                     self.superseded.push(FoundObject::new(&entry, self.depth, self.tick));
                 }
             }
@@ -242,6 +260,60 @@ impl<'a> IndexLookup<'a> {
                 return found;
             }
             std::mem::swap(&mut group, &mut next);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pagelith_layouts::key::Role;
+    use pagelith_layouts::shard::Shard;
+
+    use super::*;
+    use crate::api::request::{Options, PutSlice};
+    use crate::config::{Config, MachineLimits};
+    use crate::server::tests::key;
+    use crate::state::session_io::recency;
+    use crate::store::embedded::Store;
+
+    const PAGES: u8 = 3;
+
+    fn state(page: u8) -> ObjectKey {
+        let namespace = key(page, "k").namespace();
+        ObjectKey::new(namespace, PrefixHash([page; 32]), Role::Target, "mamba", "s", Shard::Whole)
+            .expect("a key")
+    }
+
+    /// States that a lookup of all pages would let leave first, under the lock.
+    fn superseded_by_a_lookup(store: &Store) -> usize {
+        let pages: Vec<_> = (0..PAGES).map(|page| PrefixHash([page; 32])).collect();
+        let at = recency(&store.shared, &Options::default());
+        lookup_at_one_moment(&store.shared, at, |lookup| {
+            lookup.note_states(&pages, &[state(0)], &[true; PAGES as usize], PAGES.into());
+            lookup.superseded.len()
+        })
+    }
+
+    #[test]
+    fn superseded_state_that_stays_costs_later_lookups_no_lock() {
+        for in_one_group in [false, true] {
+            let mut config = Config::default();
+            config.dram.bytes = crate::Size::mib(4);
+            config.index.max_objects = Some(1000);
+            let facts = MachineLimits::of_this_machine().expect("facts");
+            let store = Store::open(config.validate(&facts).expect("valid")).expect("opened");
+            for page in 0..PAGES {
+                let (bytes, keys) = ([page; 100], [key(page, "k"), state(page)]);
+                let pieces = [&bytes[..]];
+                let both = keys.map(|key| PutSlice { key, pieces: &pieces });
+                let groups: &[&[PutSlice<'_>]] =
+                    if in_one_group { &[&both] } else { &[&both[..1], &both[1..]] };
+                let outcomes = store.put_groups(groups, Options::default());
+                assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+            }
+            let expected = if in_one_group { 0 } else { usize::from(PAGES) - 1 };
+            assert_eq!(superseded_by_a_lookup(&store), expected, "in_one_group={in_one_group}");
+            assert_eq!(superseded_by_a_lookup(&store), 0, "in_one_group={in_one_group}");
         }
     }
 }

@@ -52,6 +52,8 @@ pub(crate) struct BatchItem {
     pub fingerprint: u128,
     /// It was found in DRAM, and had no place on SSD.
     pub only_in_memory: bool,
+    /// It is an attached object.
+    pub attached: bool,
     /// It continues an object, and counts with its first part.
     pub is_continued: bool,
     pub attempts: Attempts,
@@ -221,6 +223,7 @@ impl BatchItem {
             depth_offset: 0,
             fingerprint: 0,
             only_in_memory: false,
+            attached: false,
             is_continued: false,
             attempts: Attempts::default(),
             progress: Progress::Lookup,

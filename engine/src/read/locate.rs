@@ -21,7 +21,7 @@ use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::Record;
 use pagelith_layouts::segment::SegmentIdentity;
-use pagelith_tiers::policy::{FrameId, Recency};
+use pagelith_tiers::policy::{FrameId, LastRequests, Recency};
 use pagelith_tiers::ssd::read::Expected;
 
 use crate::api::error::Error;
@@ -70,7 +70,7 @@ pub(crate) fn locate<'a>(
         drop(epoch_guard);
         free_dropped(shared, &dropped_frames);
         if holds {
-            record(shared, &requested, at);
+            record(shared, &requested, at, LastRequests::raise);
             return located;
         }
         located.into_iter().for_each(|(i, located)| undo(shared, &mut items[i], located));
@@ -82,7 +82,7 @@ pub(crate) fn locate<'a>(
     attempt.locate_all(items, which, at);
     let LocateAttempt { located, requested, dropped_frames, .. } = attempt;
     dropped_frames.into_iter().for_each(|frame| core.free_if_unread(frame));
-    record_locked(shared, &mut core, &requested, at);
+    record_locked(shared, &mut core, &requested, at, LastRequests::raise);
     located
 }
 
@@ -205,6 +205,7 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
             };
             self.requested.push(FoundObject::new(entry, depth, self.tick));
             item.only_in_memory = entry.ssd.is_none();
+            item.attached = entry.attached;
             return Located::Memory(LocatedMember { entered, frame: FrameId(frame), member, want });
         }
         self.locate_on_ssd(item, entries, generation, depth)
@@ -229,6 +230,7 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
                 Ok(want) => {
                     if let Some(expected) = self.enter_segment(entry, location, generation) {
                         item.set_ssd_object(SsdObject { expected, want });
+                        item.attached = entry.attached;
                         self.requested.push(FoundObject::new(entry, depth, self.tick));
                         return Located::Ssd;
                     }
@@ -292,7 +294,7 @@ pub(crate) fn guard_in_memory(
     let (frame, member) = core.find_memory(key, fingerprint, generation)?;
     core.dram.frames.get(frame.id).filter(|f| fits(f.data.members[member].extent.bytes))?;
     shared.hints.requested(std::iter::once(fingerprint), || shared.now());
-    core.record_request(fingerprint, |e| e.frame == Some(frame.id.0), at);
+    core.record_request(fingerprint, |e| e.frame == Some(frame.id.0), at, LastRequests::raise);
     Some((FrameGuard::new(core, frame)?, member))
 }
 

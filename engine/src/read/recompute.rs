@@ -7,9 +7,9 @@ use pagelith_io::clock::Mono;
 pub(crate) enum Recompute {
     /// Its caller needs the bytes.
     Never,
-    /// It may, and that is not decided yet. Later batches of its request load this many bytes of
-    /// its pages.
-    Undecided { more: u64 },
+    /// It may, and that is not decided yet. Later batches of its request load `more` bytes of its
+    /// pages. The caller recomputes this many tokens in a second; 0 is the configured rate.
+    Undecided { more: u64, tokens_per_s: u64 },
     /// The request is loaded.
     Load,
     /// Its objects are loaded; when that began, and when the last read ended.
@@ -19,6 +19,11 @@ pub(crate) enum Recompute {
 }
 
 impl Recompute {
+    /// Not decided yet, for a whole request.
+    pub fn asking(tokens_per_s: u64) -> Recompute {
+        Recompute::Undecided { more: 0, tokens_per_s }
+    }
+
     /// A read of the batch ended.
     pub fn read_ended(&mut self, now: Mono) {
         if let Recompute::Loading(_, last) = self {
@@ -30,7 +35,7 @@ impl Recompute {
     pub fn of_next_batch(self) -> Recompute {
         match self {
             Recompute::Load | Recompute::Loading(..) => Recompute::Load,
-            Recompute::Undecided { .. } => Recompute::Undecided { more: 0 },
+            Recompute::Undecided { tokens_per_s, .. } => Recompute::asking(tokens_per_s),
             Recompute::Never | Recompute::Slow => self,
         }
     }

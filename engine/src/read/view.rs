@@ -93,7 +93,7 @@ pub(crate) fn of_hit(
     let mut core = shared.lock();
     let found = locate::guard_in_memory(shared, &mut core, key, at, fits);
     let Some((guard, member)) = found else { return Ok(None) };
-    touch_guarded(shared, &mut core, key, guard.frame, at.request);
+    touch_guarded(shared, &mut core, key, guard.frame, at);
     Ok(verified(shared, core, guard, member, key))
 }
 

@@ -63,7 +63,11 @@ impl Server {
         // A client may shorten the store's own deadline, but not extend it.
         let shared = self.ctx.shared();
         let timeout = timeout.map(|t| t.min(shared.config.deadline()));
-        let options = Options::default().request(request).depth(options.depth).timeout(timeout);
+        let options = Options::default()
+            .request(request)
+            .depth(options.depth)
+            .timeout(timeout)
+            .prefill_tokens_per_s(options.prefill_tokens_per_s);
         CallContext { options, deadline: shared.deadline(timeout), origin }
     }
 }

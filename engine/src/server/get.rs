@@ -68,7 +68,7 @@ impl GetOp {
         let (has_peers, remote_queue) = (false, VecDeque::new());
         // Another store does not know what its caller would recompute.
         let recompute = match call.origin {
-            PutOrigin::Put => Recompute::Undecided { more: 0 },
+            PutOrigin::Put => Recompute::asking(call.options.prefill_tokens_per_s),
             PutOrigin::Offered(_) | PutOrigin::Fetched => Recompute::Never,
         };
         GetOp {
@@ -192,8 +192,8 @@ impl GetOp {
         let continued =
             chunks.iter().map(|(at, chunk)| chunk.start > self.objects[*at].range.start).collect();
         let recompute = match self.recompute {
-            Recompute::Undecided { .. } => {
-                Recompute::Undecided { more: self.rest_of_last(&chunks) }
+            Recompute::Undecided { tokens_per_s, .. } => {
+                Recompute::Undecided { more: self.rest_of_last(&chunks), tokens_per_s }
             }
             decided => decided,
         };

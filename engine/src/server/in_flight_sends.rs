@@ -179,7 +179,7 @@ fn guard_frames(
         };
         let found = locate::guard_in_memory(shared, &mut core, &request.key, at, fits);
         if let Some((guard, _)) = &found {
-            touch_guarded(shared, &mut core, &request.key, guard.frame, at.request);
+            touch_guarded(shared, &mut core, &request.key, guard.frame, at);
             left -= length;
             pushes -= 1;
         }

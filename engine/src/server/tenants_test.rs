@@ -7,19 +7,22 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 
+use pagelith_io::buffer::Part;
 use pagelith_io::clock::Clock;
 use pagelith_io::system::SystemClock;
+use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
 use pagelith_layouts::ids::{NamespaceId, PrefixHash};
 use pagelith_layouts::key::{ObjectKey, Role};
 use pagelith_layouts::shard::Shard;
+use pagelith_layouts::wire::put::PutBuilder;
 use pagelith_layouts::wire::request::{RequestBody, RequestOptions};
 use pagelith_transport::rights::{Namespaces, Rights};
 
 use super::Server;
 use crate::api::error::{ErrorKind, Result};
-use crate::api::outcome::FlushReport;
+use crate::api::outcome::{FlushReport, PutOutcome};
 use crate::api::request::{Options, PutSlice};
-use crate::config::{Config, MachineLimits};
+use crate::config::{Config, MachineLimits, NamespaceLimits};
 use crate::rpc::client::RpcClient;
 use crate::rpc::{ControlReply, Response};
 use crate::server::tests::{Pair, TIMEOUT};
@@ -32,7 +35,12 @@ fn id(n: u32) -> NamespaceId {
 }
 
 fn store(dir: Option<&std::path::Path>) -> Store {
+    store_with(dir, Vec::new())
+}
+
+fn store_with(dir: Option<&std::path::Path>, limits: Vec<NamespaceLimits>) -> Store {
     let mut config = Config::default();
+    config.namespaces.limits = limits;
     config.dram.bytes = crate::Size::mib(4);
     config.index.max_objects = Some(1000);
     config.namespaces_max = NAMESPACES_MAX;
@@ -75,15 +83,36 @@ impl Tenant {
         self.caller
             .send_control(1, ask, RequestOptions::default(), self.clock.now().after(TIMEOUT))
             .expect("link capacity");
+        match self.reply() {
+            Response::Control(reply) => reply,
+            other => panic!("unexpected reply {other:?}"),
+        }
+    }
+
+    /// Put an object of 4096 bytes.
+    fn put(&mut self, namespace: NamespaceId, page: u8) -> Result<PutOutcome> {
+        let hash = PrefixHash([page; 32]);
+        let key = ObjectKey::new(namespace, hash, Role::Target, "kv", "k", Shard::Whole);
+        let (bytes, mut draft) = ([page; 4096], PutBuilder::new(BLOCK_BYTES));
+        draft.group(None);
+        draft.object(key.expect("a key"), 4096, &[checksum(&bytes)]);
+        let lend = Box::new(move |_: u32| vec![Part::from_shared(Arc::from(&bytes[..]))]);
+        let deadline = self.clock.now().after(TIMEOUT);
+        let options = RequestOptions::default();
+        self.caller.put(1, &draft, lend, options, deadline).expect("link capacity");
+        match self.reply() {
+            Response::Put(mut outcomes) => outcomes.remove(0),
+            other => panic!("unexpected reply {other:?}"),
+        }
+    }
+
+    fn reply(&mut self) -> Response {
         let mut replies = Vec::new();
         while replies.is_empty() {
             self.server.poll();
             self.caller.poll(self.clock.now(), &mut replies);
         }
-        match replies.remove(0).1 {
-            Response::Control(reply) => reply,
-            other => panic!("unexpected reply {other:?}"),
-        }
+        replies.remove(0).1
     }
 
     fn flush(&mut self) -> FlushReport {
@@ -92,6 +121,26 @@ impl Tenant {
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// So a limit of the namespaces to which a key is restricted is a limit of that key.
+#[test]
+fn client_restricted_to_a_limited_namespace_puts_no_more_than_the_limit() {
+    let mut limits = NamespaceLimits::of(id(1));
+    limits.dram_bytes = Some(crate::Size::kib(64));
+    let store = store_with(None, vec![limits]);
+    let (mut limited, mut other) =
+        (Tenant::in_namespace(&store, id(1)), Tenant::in_namespace(&store, id(2)));
+    let stored = |tenant: &mut Tenant, namespace| {
+        (0..20)
+            .map(|page| tenant.put(namespace, page))
+            .filter(|o| *o == Ok(PutOutcome::Stored))
+            .count()
+    };
+    assert_eq!(stored(&mut limited, id(1)), 16);
+    assert_eq!(limited.put(id(1), 50), Ok(PutOutcome::Refused));
+    assert_eq!(limited.put(id(2), 50).map_err(|error| error.kind), Err(ErrorKind::Denied));
+    assert_eq!(stored(&mut other, id(2)), 20);
 }
 
 #[test]

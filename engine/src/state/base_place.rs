@@ -42,3 +42,63 @@ impl Core {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use pagelith_layouts::ids::SegmentId;
+
+    use super::*;
+    use crate::api::request::{Options, PutSlice};
+    use crate::memory::index::name_of;
+    use crate::server::tests::{key, object};
+    use crate::store::embedded::Store;
+    use crate::store::stepped_runtime::{SteppedRuntime, small_config};
+
+    const LEN: usize = 10_000;
+    const PAGES: u8 = 8;
+
+    fn place(store: &Store, page: u8) -> BasePlace {
+        let core = store.shared.lock();
+        let base = key(page, "k");
+        let generation = core.generation(base.namespace());
+        core.base_place(name_of(store.shared.fingerprint(&base, generation)))
+    }
+
+    fn attach_state(store: &Store, page: u8) {
+        let state = PutSlice { key: key(page, "state"), pieces: &[&object(page, LEN)] };
+        store
+            .put_attached(&[(key(page, "k"), &[state])], Options::default())
+            .remove(0)
+            .expect("put");
+    }
+
+    /// The segment is quarantined before the purge has queued the frames of the bases again.
+    #[test]
+    fn base_in_quarantined_segment_is_undecided_while_memory_has_it() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut config = small_config(dir.path());
+        config.ssd.quarantine_after = 1;
+        let store = SteppedRuntime::default().open(&config);
+        for page in 0..PAGES {
+            let put = PutSlice { key: key(page, "k"), pieces: &[&object(page, LEN)] };
+            store.put_batch(&[put], Options::default()).remove(0).expect("put");
+        }
+        store.flush(Options::default()).expect("flushed");
+        let BasePlace::Ssd(at) = place(&store, 0) else { panic!("not on ssd") };
+        store.shared.lock().suspect(SegmentId(at.segment), store.shared.now());
+        for page in 0..PAGES {
+            assert_eq!(place(&store, page), BasePlace::Undecided, "page={page}");
+            attach_state(&store, page);
+        }
+        let mut report = store.flush(Options::default()).expect("flushed");
+        // The purge may have queued bases after the first flush.
+        report.durable_objects += store.flush(Options::default()).expect("flushed").durable_objects;
+        let counts = (report.durable_objects, report.refused_objects, report.lost_objects);
+        assert_eq!(counts, (2 * u64::from(PAGES), 0, 0), "{report:?}");
+        store.abandon();
+        let store = SteppedRuntime::default().open(&config);
+        let keys = ["k", "state"].map(|c| (0..PAGES).map(move |page| key(page, c)));
+        let keys: Vec<_> = keys.into_iter().flatten().collect();
+        assert!(store.exists_batch(&keys, Options::default()).into_iter().all(|here| here));
+    }
+}

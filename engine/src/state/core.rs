@@ -8,13 +8,13 @@ use std::sync::Arc;
 use pagelith_io::clock::Mono;
 use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId, Sequence};
 use pagelith_layouts::key::ObjectKey;
-use pagelith_tiers::policy::{FrameId, Recency};
+use pagelith_tiers::policy::{FrameId, Recency, RecordRequest};
 
 use crate::api::events::Event;
 use crate::api::outcome::{FlushReport, Tier};
 use crate::memory::departed::{DepartedObjects, Departure};
 use crate::memory::frames::{Frame, FrameData, FrameRef, FrameState};
-use crate::memory::index::{Entry, Index, SsdLocation, TICK_MODULUS, tick_age};
+use crate::memory::index::{Entry, Index, RecordPlace, SsdLocation, TICK_MODULUS, tick_age};
 use crate::memory::namespaces::KnownNamespaces;
 use crate::memory::pins::Pins;
 use crate::memory::tenants::Tenants;
@@ -59,10 +59,7 @@ pub(crate) struct Core {
 
 impl VisibilityFilter for Core {
     fn is_hidden_at(&self, location: SsdLocation) -> bool {
-        let Some(ssd) = &self.ssd else { return false };
-        let is_unread =
-            !ssd.health.reads() || ssd.health.is_quarantined(SegmentId(location.segment));
-        is_unread || self.visibility.hides(location)
+        self.ssd.is_some() && (self.is_unread(location.record()) || self.visibility.hides(location))
     }
 
     fn link(&self, fingerprint: u128) -> Option<u64> {
@@ -75,6 +72,13 @@ impl VisibilityFilter for Core {
 }
 
 impl Core {
+    /// Whether the segment of a record, or the whole tier, is no longer read.
+    pub fn is_unread(&self, (segment, _): RecordPlace) -> bool {
+        let is_unread =
+            |ssd: &SsdCore| !ssd.health.reads() || ssd.health.is_quarantined(SegmentId(segment));
+        self.ssd.as_ref().is_some_and(is_unread)
+    }
+
     /// The current generation of a namespace.
     pub fn generation(&self, namespace: NamespaceId) -> Generation {
         self.visibility.generation(namespace)
@@ -91,6 +95,7 @@ impl Core {
             self.dram.frames.iter().filter(|(_, f)| in_namespace(f)).map(|(id, _)| id).collect();
         frames.into_iter().for_each(|id| self.drop_frame(id, true, Departure::Removed));
         self.pins.end_leases(namespace);
+        self.clear_undecided(namespace);
         self.tenants.cleared(namespace);
         self.events.note(|| Event::Cleared { namespace });
         generation
@@ -150,11 +155,12 @@ impl Core {
         fingerprint: u128,
         is_match: impl Fn(&Entry) -> bool,
         at: Recency,
+        how: RecordRequest,
     ) {
         let Some((slot, entry)) = self.index.locate(fingerprint, is_match) else { return };
         let now = self.now_tick();
         if let Some(frame) = entry.frame.map(FrameId) {
-            self.dram.frames.last_requests().raise(frame, at);
+            how(self.dram.frames.last_requests(), frame, at);
         }
         // Ticks wrap by design.
         let tick = (now % u64::from(TICK_MODULUS)) as u32;
@@ -178,6 +184,7 @@ impl Core {
     ) -> Option<Entry> {
         let entry = self.index.remove(fingerprint, matches)?;
         self.departed.note(fingerprint, departure);
+        self.note_undecided(&entry, departure);
         if entry.attached {
             self.index.remove_link(fingerprint);
         }
@@ -191,7 +198,7 @@ impl Core {
         if let (Some(location), Some(ssd)) = (entry.ssd, self.ssd.as_mut()) {
             ssd.segments.remove_live(SegmentId(location.segment), tick);
             if let Some(records) = ssd.withdrawn_records.as_mut() {
-                records.insert((location.segment, location.record_sector));
+                records.insert(location.record());
             }
         }
     }
@@ -238,6 +245,7 @@ impl Core {
         if let Some(key) = self.key_in_frame(frame, fingerprint) {
             self.events.removed(Tier::Ssd, &key, false);
         }
+        self.note_undecided(&entry, departure);
         self.subtract_live(&entry);
         self.index.update(fingerprint, at, |e| e.ssd = None).unwrap_or(false)
     }
@@ -290,6 +298,7 @@ impl Core {
             if let Some(key) = new.and_then(|frame| self.key_in_frame(frame, fingerprint)) {
                 self.events.stored(Tier::Ssd, &key, false);
             }
+            self.move_undecided(&entry, location);
             self.subtract_live(&entry);
             let tick = self.full_tick(entry.tick);
             if let Some(ssd) = self.ssd.as_mut() {
@@ -432,6 +441,13 @@ impl Core {
             // damage was noted when it was dropped.
             FrameState::Evictable | FrameState::Dead => false,
         });
+        let frame = self.dram.frames.get(id).filter(|_| self.ssd.is_some());
+        if let Some((serial, data)) = frame.map(|f| (f.serial, f.data.clone())) {
+            self.count_refused_frame(FrameRef { id, serial });
+            if may_be_written {
+                self.count_lost(data.namespace, data.members.len());
+            }
+        }
         self.drop_frame(id, false, Departure::Damaged);
         if let Some(ssd) = self.ssd.as_mut().filter(|_| may_be_written) {
             ssd.damage.writing = true;

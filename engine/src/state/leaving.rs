@@ -4,9 +4,7 @@
 use pagelith_io::sync::{Mutex, MutexGuard, PoisonError};
 use pagelith_layouts::ids::{PrefixHash, SegmentId};
 use pagelith_layouts::key::ObjectKey;
-use pagelith_tiers::policy::{
-    FrameId, LastRequests, StateLookup, SupersededStates, TICKS_OF_LEAVING,
-};
+use pagelith_tiers::policy::{FrameId, StateLookup, SupersededStates, TICKS_OF_LEAVING};
 
 use crate::memory::frames::FrameState;
 use crate::memory::index::{Entry, TICK_MODULUS};
@@ -57,15 +55,10 @@ impl Superseded {
     }
 }
 
-/// Whether an object is in DRAM and does not leave it first yet.
-pub(crate) fn may_leave_first(last_requests: &LastRequests, entry: &Entry) -> bool {
-    entry.frame.is_some_and(|frame| !last_requests.leaves_first(FrameId(frame)))
-}
-
-/// The tick of an object that leaves first, as the index stores it. Not before the last wrap of the
-/// counter: an open takes the largest tick of a checkpoint for the newest.
+/// The tick of an object that leaves first, as the index stores it. Like those of requests it may
+/// be from before the last wrap of the counter.
 fn leaving_tick(now: u64) -> u32 {
-    (now % u64::from(TICK_MODULUS)).saturating_sub(TICKS_OF_LEAVING) as u32
+    (now.wrapping_sub(TICKS_OF_LEAVING) % u64::from(TICK_MODULUS)) as u32
 }
 
 impl Core {
@@ -89,13 +82,7 @@ impl Core {
     /// state's pool: others of the page are still of use.
     pub fn demote_state(&mut self, id: FrameId) {
         let Some(f) = self.dram.frames.get(id) else { return };
-        let is_state_alone = f.single_object().is_some() || {
-            let mut keys = f.data.members.iter().map(|member| &member.key);
-            keys.next().is_some_and(|first| {
-                keys.all(|key| (key.role(), key.pool()) == (first.role(), first.pool()))
-            })
-        };
-        if is_state_alone {
+        if f.single_object().is_some() || f.data.has_one_pool() {
             self.demote_frame(id);
         }
     }
@@ -114,16 +101,16 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::index::{newest_tick, tick_age};
 
     #[test]
-    fn object_that_leaves_first_has_no_newer_tick_than_others_in_a_checkpoint() {
+    fn object_that_leaves_first_is_old_also_after_a_wrap_of_the_counter() {
         let wrap = u64::from(TICK_MODULUS);
-        for now in [0, 100, TICKS_OF_LEAVING, wrap - 1, wrap, wrap + 100, 3 * wrap + 70_000] {
-            let newest = (now % wrap) as u32;
-            let tick = leaving_tick(now);
-            assert!(tick <= newest, "now={now} tick={tick}");
-            let most = TICKS_OF_LEAVING.min(u64::from(newest));
-            assert_eq!(u64::from(newest - tick), most, "now={now}");
+        for now in [TICKS_OF_LEAVING, wrap - 1, wrap, wrap + 100, 3 * wrap + 70_000] {
+            let (newest, tick) = ((now % wrap) as u32, leaving_tick(now));
+            assert_eq!(u64::from(tick_age(newest, tick)), TICKS_OF_LEAVING, "now={now}");
+            // An open finds the newest tick in a checkpoint.
+            assert_eq!(newest_tick([newest, tick].into_iter()), newest, "now={now}");
         }
     }
 }

@@ -40,6 +40,7 @@ pub(crate) mod ssd_admission;
 pub(crate) mod ssd_core;
 pub(crate) mod stats;
 pub(crate) mod tick_history;
+pub(crate) mod undecided;
 pub(crate) mod unsynced;
 pub(crate) mod verify_sampler;
 pub(crate) mod written_namespaces;

@@ -1,6 +1,6 @@
 //! Recency of requested objects: recorded for frames without the lock, and in the index under it.
 
-use pagelith_tiers::policy::{FrameId, Recency};
+use pagelith_tiers::policy::{FrameId, Recency, RecordRequest};
 
 use crate::memory::index::Entry;
 use crate::state::core::Core;
@@ -28,9 +28,9 @@ impl FoundObject {
     }
 
     /// Record the request under the lock.
-    fn record_in(&self, core: &mut Core, at: Recency) {
+    fn record_in(&self, core: &mut Core, at: Recency, how: RecordRequest) {
         let same_frame = |e: &Entry| e.frame.unwrap_or(NO_FRAME) == self.frame;
-        core.record_request(self.fingerprint, same_frame, Recency { depth: self.depth, ..at });
+        core.record_request(self.fingerprint, same_frame, Recency { depth: self.depth, ..at }, how);
     }
 
     /// Let this state leave DRAM first, under the lock.
@@ -49,24 +49,30 @@ pub(crate) fn prefetch(shared: &Shared, found: &[FoundObject]) {
 }
 
 /// Record requests under the lock.
-pub(crate) fn record_locked(shared: &Shared, core: &mut Core, found: &[FoundObject], at: Recency) {
+pub(crate) fn record_locked(
+    shared: &Shared,
+    core: &mut Core,
+    found: &[FoundObject],
+    at: Recency,
+    how: RecordRequest,
+) {
     shared.hints.requested(found.iter().map(|object| object.fingerprint), || shared.now());
-    found.iter().for_each(|object| object.record_in(core, at));
+    found.iter().for_each(|object| object.record_in(core, at, how));
 }
 
 /// Record requests without the lock. The lock is taken only for objects whose tick in the index is
 /// stale; the current tick changes 4096 times per lap of the log.
-pub(crate) fn record(shared: &Shared, found: &[FoundObject], at: Recency) {
+pub(crate) fn record(shared: &Shared, found: &[FoundObject], at: Recency, how: RecordRequest) {
     let found_now = found.iter().map(|object| object.fingerprint);
     shared.hints.requested(found_now, || shared.now());
     let last_requests = &shared.read_view.last_requests;
     let in_memory = found.iter().filter(|object| object.frame != NO_FRAME);
     in_memory.for_each(|object| {
-        last_requests.raise(FrameId(object.frame), Recency { depth: object.depth, ..at })
+        how(last_requests, FrameId(object.frame), Recency { depth: object.depth, ..at });
     });
     let mut stale = found.iter().filter(|object| object.tick_is_stale).peekable();
     if stale.peek().is_some() {
         let mut core = shared.lock();
-        stale.for_each(|object| object.record_in(&mut core, at));
+        stale.for_each(|object| object.record_in(&mut core, at, how));
     }
 }

@@ -166,10 +166,12 @@ fn touched_pages(core: &mut Core, frames: &[FrameRef]) -> (Vec<FrameRef>, Vec<To
         depth = f.data.depth;
         live.push(*frame);
         pages.push(TouchedPage {
-            page: policy_key(&first.key),
+            page: policy_key(f.data.base.as_deref().unwrap_or(&first.key)),
             bytes: f.data.bytes() + ALIGN,
+            depth: f.data.depth,
             on_ssd: !ssd.is_some_and(|ssd| ssd.queue.is_unqueued(*frame)),
             required: core.pins.any() && f.any_fingerprint(|fp| core.pins.is_pinned(fp)),
+            attached: f.data.is_attached(),
         });
     }
     (live, pages, depth)

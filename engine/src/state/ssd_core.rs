@@ -8,6 +8,7 @@ use pagelith_tiers::policy::{SegmentPolicy, TickClock};
 use pagelith_tiers::ssd::guards::SegmentGuards;
 use pagelith_tiers::ssd::segments::SegmentTable;
 
+use crate::memory::undecided::UndecidedRecords;
 use crate::state::damage::Damage;
 use crate::state::health::Health;
 use crate::state::jobs::JobQueue;
@@ -21,8 +22,10 @@ pub(crate) struct SsdCore {
     pub policy: Box<dyn SegmentPolicy>,
     pub queue: JobQueue,
     pub health: Health,
-    /// Number and bytes of objects that were written but not yet synced.
+    /// Number and bytes of objects that were written and are not durable yet.
     pub unsynced: (u64, u64),
+    /// Attached objects among them that wait for their base only.
+    pub undecided: UndecidedRecords,
     pub ticks: TickClock,
     /// Ticks at earlier times, for limits of namespaces.
     pub tick_history: TickHistory,

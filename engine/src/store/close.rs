@@ -77,12 +77,15 @@ fn close(store: &RunningStore, timeout: Duration) -> CloseReport {
         shared.signals.flusher.raise();
         asked.map_or(Ok(()), |id| await_answer_or_failure(&shared, id, deadline))
     });
-    let unsaved = shared.lock().unsaved();
-    let (unsaved_objects, unsaved_bytes) = unsaved;
     // Do not wait for a failed tier: operations that it has not completed by now may never
     // complete.
     stop(store, if closed.is_ok() { deadline } else { shared.now() });
-    let flushed = shared.lock().flushes.last_report();
+    // In one critical section, because a flusher that still runs may be making objects durable.
+    let (unsaved, flushed) = {
+        let mut core = shared.lock();
+        (core.unsaved(), core.flushes.last_report())
+    };
+    let (unsaved_objects, unsaved_bytes) = unsaved;
     let error = closed.err();
     if unsaved_objects > 0 || error.is_some() {
         let why = error.as_ref().map(tracing::field::display);

@@ -15,6 +15,7 @@ pub(crate) mod hint;
 pub mod key_file;
 pub(crate) mod log_use;
 pub(crate) mod open;
+mod open_volume;
 pub(crate) mod page_store;
 pub(crate) mod prefetch;
 pub(crate) mod put_parts;

@@ -23,9 +23,7 @@ use pagelith_tiers::ssd::guards::SegmentGuards;
 use pagelith_tiers::ssd::log::{Log, LogConfig};
 use pagelith_tiers::ssd::recover::{Recovered, recover};
 use pagelith_tiers::ssd::serial_queue::SerialQueue;
-use pagelith_tiers::ssd::volume::{
-    FileSystemFull, OpenedVolume, Volume, VolumeError, open_or_create,
-};
+use pagelith_tiers::ssd::volume::{FileSystemFull, OpenedVolume, Volume};
 
 use crate::api::device::bound::Devices;
 use crate::api::error::{Error, ErrorKind, Result};
@@ -66,6 +64,7 @@ use crate::state::ssd_core::SsdCore;
 use crate::state::stats::Counters;
 use crate::state::tick_history::TickHistory;
 use crate::state::written_namespaces::WrittenNamespaces;
+use crate::store::open_volume::open_volume;
 use crate::store::{configured_peers, log_use, rdma};
 
 const OPEN_WAIT_MIN: Duration = Duration::from_secs(30);
@@ -184,7 +183,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     };
     // After all other steps that may fail: a store that cannot be opened is not created.
     let mut ssd = match (&env.disk, config.has_ssd()) {
-        (Some(_), true) => Some(open_volume(&config, &env)?),
+        (Some(_), true) => Some(open_volume(&config, &env, io_timeout(&config))?),
         _ => None,
     };
     if config.dram_prefault() {
@@ -347,44 +346,6 @@ fn open_for_reading(
     full
 }
 
-fn open_volume(config: &ValidConfig, env: &Env) -> Result<OpenedVolume> {
-    let Some(disk) = env.disk.clone() else {
-        return Err(Error::new(ErrorKind::Internal, "no disk for the ssd tier"));
-    };
-    let dirs = disk.dirs() as u32;
-    let geometry = config.geometry(dirs);
-    let geometry =
-        geometry.ok_or_else(|| Error::invalid(format!("ssd.bytes: too small dirs={dirs}")))?;
-    let owner = pagelith_io::lock_owner::this_process();
-    let opened = open_or_create(disk.clone(), geometry, &*env.entropy, &owner, io_timeout(config));
-    opened.map_err(|error| {
-        let mut error = volume_error(error);
-        if error.kind == ErrorKind::Damaged {
-            let dirs: Vec<String> = (0..disk.dirs()).map(|dir| disk.dir_name(dir)).collect();
-            let dirs = dirs.join(" ");
-            error.message += &format!(
-                "; `pagelith verify {dirs}` says what is damaged, `pagelith verify --repair {dirs}` drops it"
-            );
-        }
-        error
-    })
-}
-
-fn volume_error(error: VolumeError) -> Error {
-    let kind = match &error {
-        VolumeError::Io(fault) => return Error::from(fault.clone()).context("open store"),
-        VolumeError::NotAStore { .. } => ErrorKind::Invalid,
-        VolumeError::Locked { .. } => ErrorKind::Denied,
-        VolumeError::NoDrive { .. } => ErrorKind::Unavailable,
-        VolumeError::Missing { .. } | VolumeError::Length { .. } => ErrorKind::Damaged,
-        VolumeError::Manifest { error: inner, .. } => {
-            return Error::format(inner, error.to_string());
-        }
-        VolumeError::Incompatible { .. } | VolumeError::Misplaced { .. } => ErrorKind::Incompatible,
-    };
-    Error::new(kind, error.to_string())
-}
-
 fn recover_into(
     core: &mut Core,
     config: &ValidConfig,
@@ -424,6 +385,7 @@ fn recover_into(
         written: WrittenNamespaces::of_log(opened.made),
         health: Health::new(limits, now),
         unsynced: (0, 0),
+        undecided: Default::default(),
         ticks: TickClock::new(first_tick, config.ssd_bytes()),
         tick_history: TickHistory::new(
             core.tenants.iter().filter_map(Tenant::idle_max).max().unwrap_or_default(),

@@ -228,4 +228,8 @@ impl PageSession for Session {
     fn wait_any(&mut self, timeout: Duration) -> Option<(Ticket, CompletedBatch)> {
         self.wait_any(timeout)
     }
+
+    fn is_busy(&self) -> bool {
+        self.is_busy()
+    }
 }

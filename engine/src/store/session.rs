@@ -141,7 +141,7 @@ impl Session {
         let ticket = self.ticket();
         let at = recency(&self.io.shared, &options);
         let deadline = self.io.shared.deadline(options.timeout);
-        let undecided = Recompute::Undecided { more: 0 };
+        let undecided = Recompute::asking(options.prefill_tokens_per_s);
         let batch = GetBatch::begin(&mut self.io, gets, at, deadline, undecided);
         self.batches.push((ticket, Batch::Get(Box::new(batch))));
         ticket
@@ -212,7 +212,8 @@ impl Session {
             return ticket;
         };
         let deadline = self.io.shared.deadline(options.timeout);
-        let call = CallOptions { request: at.request, depth: at.depth, deadline };
+        let (request, depth) = (at.request, at.depth);
+        let call = CallOptions { request, depth, deadline, prefill_tokens_per_s: 0 };
         let exists = RemoteExists::begin(connections, keys, found, call);
         self.batches.push((ticket, Batch::Exists(Box::new(exists))));
         self.drive();

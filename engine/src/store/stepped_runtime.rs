@@ -1,6 +1,7 @@
 //! A runtime whose background tasks make progress only while a caller waits for them: for tests
 //! that inspect a store between two steps.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use pagelith_io::runtime::{Env, Join, Runtime, Step, Task};
 use pagelith_io::signal::Signal;
 use pagelith_io::system::{SystemClock, SystemEntropy};
 
-use crate::config::{Config, MachineLimits};
+use crate::config::{Config, MachineLimits, Size};
 use crate::store::embedded::Store;
 
 /// Limit of steps for a condition or a task.
@@ -19,6 +20,17 @@ const STEPS_MAX: usize = 100_000;
 /// A runtime that steps its tasks on the waiting thread.
 #[derive(Clone, Default)]
 pub(crate) struct SteppedRuntime(Arc<Mutex<Vec<Box<dyn Task>>>>);
+
+/// A store of 4 MiB of DRAM and 32 segments of 1 MiB in `dir`.
+pub(crate) fn small_config(dir: &Path) -> Config {
+    let mut config = Config::default();
+    config.dram.bytes = Size::mib(4);
+    config.ssd.bytes = Size::mib(32);
+    config.ssd.segment_bytes = Some(Size::mib(1));
+    config.ssd.dirs = vec![dir.to_owned()];
+    config.index.max_objects = Some(1000);
+    config
+}
 
 impl SteppedRuntime {
     /// Open a store in real directories, with its background tasks on this runtime.

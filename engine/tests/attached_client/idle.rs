@@ -204,12 +204,15 @@ fn simultaneous_end_of_idle_connections_fails_no_call() {
     for (page, session) in (10..).zip(&mut sessions) {
         tickets.push(if page % 2 == 0 { submit_get(session) } else { submit_put(session, page) });
     }
-    // Each finds its connection ended before any has a new one.
+    // Each finds its connection ended, most of them before any has a new one.
+    let mut done: Vec<_> = sessions.iter().map(|_| None).collect();
     for _ in 0..3 {
-        sessions.iter_mut().for_each(|session| assert!(session.poll().is_none()));
+        for (session, done) in sessions.iter_mut().zip(&mut done) {
+            *done = done.take().or_else(|| session.poll().map(|(_, batch)| batch));
+        }
     }
-    for (session, ticket) in sessions.iter_mut().zip(tickets) {
-        match session.wait(ticket, WAIT_MAX).expect("it ends") {
+    for ((session, ticket), done) in sessions.iter_mut().zip(tickets).zip(done) {
+        match done.or_else(|| session.wait(ticket, WAIT_MAX)).expect("it ends") {
             CompletedBatch::Get(done) => {
                 assert!(done[0].outcome.as_ref().is_ok_and(GetOutcome::is_hit))
             }

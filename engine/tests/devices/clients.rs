@@ -72,7 +72,13 @@ fn client_binds_in_the_order_of_any_store_and_locks_its_staging_memory() {
     assert_eq!(fake.count("locked-bytes"), STAGING as u64);
     let again = served.bind(&fake);
     assert!(again.is_clone_of(&handle));
-    drop((handle, again));
+    // All devices of a client share its staging memory.
+    let larger = served.client.clone().with_device_staging(2 * STAGING);
+    let error = larger.bind_device_of(&fake.driver(), 0).expect_err("another size");
+    let sizes = format!("has={STAGING} staging_bytes={}", 2 * STAGING);
+    assert!(error.kind == ErrorKind::Invalid && error.message.ends_with(&sizes), "{error}");
+    assert!(served.bind(&fake).is_clone_of(&handle), "the size is as before");
+    drop((handle, again, larger));
     served.end();
     assert_eq!(left(&fake), [0; 6]);
 }

@@ -1,6 +1,6 @@
 //! Documents name existing files, functions, tests and dependencies.
 
-use super::source::{code, exists, files, root, rust_files, text};
+use super::source::{cells, code, exists, files, root, rust_files, text};
 
 /// Markdown pages written by hand or rendered, by path from the root.
 pub fn pages() -> Vec<String> {
@@ -135,7 +135,7 @@ fn misplaced_functions(page: &str, sources: &[(String, String)]) -> Vec<String> 
             };
             let next = named.iter().find(|j| **j > i && joined(**j));
             let own = next.or_else(|| named.iter().rfind(|j| **j < i)).copied();
-            let files = if block.starts_with('|') { named } else { Vec::from_iter(own) };
+            let files = if cells(&block).is_empty() { Vec::from_iter(own) } else { named };
             let files: Vec<_> = files.iter().map(|j| architecture_file(parts[*j])).collect();
             let there = sources.iter().filter(|(path, _)| files.contains(path));
             if absent_functions(&format!("`{}`", parts[i]), &there.cloned().collect::<Vec<_>>())
@@ -164,7 +164,8 @@ fn blocks(page: &str) -> Vec<String> {
     for line in outside.lines() {
         let text = line.trim_start();
         let item = text.split_once(". ").is_some_and(|(n, _)| n.parse::<u32>().is_ok());
-        if text.is_empty() || item || text.starts_with(['|', '#']) || text.starts_with("- ") {
+        let row = !cells(text).is_empty();
+        if text.is_empty() || item || row || text.starts_with('#') || text.starts_with("- ") {
             blocks.push(String::new());
         }
         if let Some(block) = blocks.last_mut() {
@@ -225,7 +226,7 @@ fn files_in_numbered_steps_define_their_functions() {
 /// and the names in the spans after it up to the next path.
 fn absent_tests(page: &str) -> Vec<String> {
     let mut absent = Vec::new();
-    for row in page.lines().filter(|line| line.starts_with("| ")) {
+    for row in page.lines().filter(|line| !cells(line).is_empty()) {
         let mut file: Option<(&str, String)> = None;
         for span in row.split('`').skip(1).step_by(2) {
             if span.ends_with(".rs") && span.contains('/') {
@@ -249,10 +250,15 @@ fn absent_tests(page: &str) -> Vec<String> {
 #[test]
 fn tests_named_in_promises_exist() {
     let page = text("docs/promises.md");
-    assert!(page.lines().filter(|line| line.starts_with("| ")).count() > 8);
+    assert!(page.lines().filter(|line| !cells(line).is_empty()).count() > 8);
     assert_eq!(absent_tests(&page), Vec::<String>::new());
-    let planted = "| 1 | `engine/tests/none.rs` `x` `engine/tests/house.rs` `nor_this` |";
+    let planted = "1 | `engine/tests/none.rs` `x` `engine/tests/house.rs` `nor_this`";
     assert_eq!(absent_tests(planted), ["engine/tests/none.rs", "engine/tests/house.rs nor_this"]);
+}
+
+/// Whether the page has a row that begins with the name.
+fn has_row(page: &str, name: &str) -> bool {
+    page.lines().any(|line| cells(line).first() == Some(&format!("`{name}`").as_str()))
 }
 
 /// External dependencies of the workspace without a row in the page.
@@ -260,11 +266,7 @@ fn without_reason(manifest: &str, page: &str) -> Vec<String> {
     let table: toml::Table = manifest.parse().expect("a manifest");
     let all = table["workspace"]["dependencies"].as_table().expect("the workspace's dependencies");
     let own = |name: &&String| name.as_str() != "pagelith" && !name.starts_with("pagelith-");
-    all.keys()
-        .filter(own)
-        .filter(|name| !page.contains(&format!("| `{name}` |")))
-        .cloned()
-        .collect()
+    all.keys().filter(own).filter(|name| !has_row(page, name)).cloned().collect()
 }
 
 #[test]
@@ -281,7 +283,7 @@ fn every_dependency_has_a_reason() {
                 table.get(kind).and_then(toml::Value::as_table).into_iter().flatten()
             {
                 let shared = value.get("workspace").and_then(toml::Value::as_bool) == Some(true);
-                let alone = page.contains(&format!("| `{name}` |"));
+                let alone = has_row(&page, name);
                 // A crate that is its own workspace has no such list.
                 let own = name == "pagelith" || name.starts_with("pagelith-");
                 assert!(shared || alone || own, "{path}: {name} is not from the workspace's list");

@@ -4,7 +4,7 @@
 use pagelith::Stats;
 use pagelith::config::{Config, Field, fields};
 
-use super::source::{root, text};
+use super::source::{cells, root, text};
 
 const PAGE: &str = "docs/operations.md";
 const BEGIN: &str =
@@ -13,12 +13,27 @@ const END: &str = "<!-- end of settings -->\n";
 
 fn settings() -> String {
     let config = Config::default();
-    let mut page = "\n| setting | default | must be |\n| --- | --- | --- |\n".to_owned();
-    let row =
-        |f: &Field| format!("| `{}` | {} | {} |\n", f.path(), f.format_value(&config), f.expects());
+    let mut page = "\nsetting | default | must be\n---|---|---\n".to_owned();
+    let row = |f: &Field| {
+        let (value, range) = (f.format_value(&config), range(&f.expects()));
+        format!("`{}` | {value} | {range}\n", f.path())
+    };
     page.extend(fields().iter().map(row));
     page.push('\n');
     page
+}
+
+/// What a setting must be, without words that its default shows: "1 to 64" for an integer.
+fn range(expects: &str) -> String {
+    let short = expects.split_once(" between ").and_then(|(kind, range)| {
+        let range = range.replace(" and ", " to ");
+        match kind {
+            "an integer" | "a size" => Some(range),
+            "0 or a size" => Some(format!("0, {range}")),
+            _ => None,
+        }
+    });
+    short.unwrap_or_else(|| expects.trim_start_matches("one of ").to_owned())
 }
 
 #[test]
@@ -42,8 +57,8 @@ fn uncounted(page: &str, names: &[String]) -> Vec<String> {
     let section = section.split("\n## ").next().unwrap_or(section);
     let rows: Vec<&str> = section
         .lines()
-        .filter(|line| line.starts_with("| `"))
-        .flat_map(|line| line.split('|').nth(1).unwrap_or("").split('`').skip(1).step_by(2))
+        .filter_map(|line| cells(line).first().copied().filter(|cell| cell.starts_with('`')))
+        .flat_map(|cell| cell.split('`').skip(1).step_by(2))
         .collect();
     let missing = names.iter().filter(|name| !rows.contains(&name.as_str())).cloned();
     let strange =
@@ -57,6 +72,6 @@ fn every_counter_is_explained() {
     let names: Vec<String> = stats.as_object().expect("an object").keys().cloned().collect();
     assert!(names.len() > 20, "{names:?}");
     assert_eq!(uncounted(&text(PAGE), &names), Vec::<String>::new());
-    let planted = "## Counters\n| `a`, `b` | x |\n| `c` | y |\n## Next\n| `d` | z |\n";
+    let planted = "## Counters\n`a`, `b` | x\n| `c` | y |\n## Next\n`d` | z\n";
     assert_eq!(uncounted(planted, &["a".into(), "c".into(), "d".into()]), ["d", "b"]);
 }

@@ -45,6 +45,16 @@ fn walk(dir: &Path, shown: &str, end: &str, found: &mut Vec<String>) {
     }
 }
 
+/// The cells of a table's row, which may have bars at its ends; nothing for any other line.
+pub fn cells(line: &str) -> Vec<&str> {
+    let line = line.trim();
+    if !line.starts_with('|') && !line.contains(" | ") {
+        return Vec::new();
+    }
+    let row = line.strip_prefix('|').unwrap_or(line);
+    row.strip_suffix('|').unwrap_or(row).split('|').map(str::trim).collect()
+}
+
 /// Every Rust file of the workspace's crates.
 pub fn rust_files() -> Vec<String> {
     CRATES.iter().flat_map(|dir| files(dir, ".rs")).collect()

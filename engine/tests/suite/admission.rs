@@ -3,8 +3,9 @@
 use pagelith::config::SsdAdmissionRule;
 use pagelith::layouts::checkpoint::CHUNK_BYTES;
 use pagelith::layouts::names::CHECKPOINTS;
-use pagelith::{Config, Options, Size};
+use pagelith::{Config, Options, PutOutcome, Size};
 
+use super::attached::attach;
 use super::env::TestEnv;
 use super::harness::Store;
 use super::helpers::*;
@@ -93,6 +94,35 @@ pub fn refused_page_that_is_hit_is_written(world: &TestEnv) {
     store_pages(&store, 100..100 + pages, LEN);
     hit_page(&store, 1, LEN);
     assert_absent(world, &store, key(2), LEN);
+}
+
+pub fn state_is_written_unless_its_page_is_refused(world: &TestEnv) {
+    if !world.tells_keys_apart() {
+        return;
+    }
+    let mut config = second_touch(world);
+    config.dram.bytes = Size::mib(1);
+    let store = world.open(&config);
+    let state = |n: u64| vec![(key_in(namespace("m"), n, "temporal"), bytes(n + 50, LEN))];
+    let base = |n: u64| vec![(key_in(namespace("m"), n, "k"), bytes(n, LEN))];
+    let put_base = |n: u64| put(&store, base(n)[0].0, &base(n)[0].1).expect("stored");
+    for n in [1, 2] {
+        put_base(n);
+        let attached = attach(&store, base(n)[0].0, &state(n)).expect("attached");
+        assert_eq!(attached, PutOutcome::Stored);
+    }
+    assert_eq!(store.stats().ssd_refused, 4, "two pages and their states");
+    // The page was touched before, and the state is written with it, though it is new.
+    for object in [&base(1)[0], &state(1)[0]] {
+        assert!(is_present(&store, object.0, &object.1));
+    }
+    until(world, "both are written", || store.stats().unflushed_bytes == 0);
+    let pages = 3 * config.dram.bytes.bytes() / LEN as u64;
+    store_pages(&store, 100..100 + pages, LEN);
+    for object in [&base(1)[0], &state(1)[0]] {
+        assert!(is_present(&store, object.0, &object.1));
+    }
+    assert_absent(world, &store, base(2)[0].0, LEN);
 }
 
 pub fn removed_page_counts_as_new(world: &TestEnv) {

@@ -7,7 +7,7 @@ use pagelith::config::SsdAdmissionRule;
 use pagelith::io::fault::{FaultKind, FaultOp};
 use pagelith::layouts::footer;
 use pagelith::layouts::record::Record;
-use pagelith::{Error, ErrorKind, FlushReport, Options, PutOutcome, Tier};
+use pagelith::{Error, ErrorKind, FlushReport, Hint, Options, PutOutcome, Tier};
 use pagelith_sim::disk::{CrashMode, FaultPlan};
 use pagelith_sim::env::SimWorld;
 
@@ -71,6 +71,27 @@ pub fn failed_sync_makes_tier_read_only_until_a_probe_succeeds(world: &TestEnv) 
     }
 }
 
+/// A damaged page has a segment quarantined and purged before the sync of its pages fails.
+pub fn pages_purged_before_a_failed_sync_are_reported_as_lost(world: &TestEnv) {
+    let Some(sim) = world.sim().filter(|_| world.tells_keys_apart()) else { return };
+    let mut config = world.cold_config();
+    config.ssd.quarantine_after = 1;
+    let store = world.open(&config);
+    store_pages(&store, 0..5, LEN);
+    until(world, "they are written", || store.stats().unflushed_bytes == 0);
+    world.flip(0, "segments", find(world, key(3)).payload + 40_000);
+    sim.disk.hold(FaultOp::Sync, None);
+    fail(sim, FaultOp::Sync, 1..2);
+    assert!(!is_page_present(&store, 3, LEN));
+    // The purge is over before the sync fails.
+    wait(sim, 5);
+    sim.disk.release();
+    unavailable(try_flush(&store));
+    wait(sim, 1200);
+    let report = try_flush(&store).expect("flushed");
+    assert_eq!((report.durable_objects, report.lost_objects), (0, 5), "{report:?}");
+}
+
 pub fn pages_put_while_read_only_are_written_the_last_first(world: &TestEnv) {
     let Some(sim) = world.sim() else { return };
     if !world.tells_keys_apart() {
@@ -104,10 +125,10 @@ pub fn attached_object_whose_base_is_synced_later_is_durable_with_it(world: &Tes
     let store = world.open(&config);
     store_page(&store, 1, LEN);
     let state = key_in(namespace("m"), 1, "state");
+    // A retained state is written, and its base is not.
+    store.hint(&[state], Hint::Retain(Duration::from_secs(3600))).expect("retained");
     let attached = attach(&store, key(1), &[(state, bytes(8, LEN))]);
     assert_eq!(attached, Ok(PutOutcome::Stored));
-    // A hit makes the state worth a write, and not its base.
-    assert!(is_present(&store, state, &bytes(8, LEN)));
     until(world, "the state is written", || store.stats().unflushed_bytes == 0);
     store.remove(&[key(50)], Options::default()).expect("synced");
     fail(sim, FaultOp::Sync, 1..2);

@@ -1,9 +1,12 @@
 //! The log wraps repeatedly: which records are overwritten, which are kept, and the size limit.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use pagelith::config::SsdPolicy;
+use pagelith::io::fault::FaultOp;
 use pagelith::{Options, PutOutcome, PutSlice};
+use pagelith_sim::env::SimWorld;
 
 use super::env::TestEnv;
 use super::harness::Store;
@@ -149,6 +152,95 @@ pub fn survivors_are_appended_the_most_recent_last(world: &TestEnv) {
     // Any of them may be the first, because reclaim may begin between two requests.
     let falls = (0..HOT.len()).filter(|n| after[*n] > after[(n + 1) % HOT.len()]).count();
     assert_eq!(falls, 1, "{after:?}");
+}
+
+/// A segment is quarantined while a copy of one of its records is written: the members that DRAM
+/// has are written again, since a flush has reported them as durable.
+pub fn group_moved_out_of_a_quarantined_segment_is_written_again(world: &TestEnv) {
+    // A client's put takes many steps of the store, and the test needs to see each.
+    if world.sim().is_none() || !world.is_embedded() || !world.tells_keys_apart() {
+        return;
+    }
+    let sim = world.sim().expect("a simulated world");
+    let mut config = world.config();
+    config.ssd.quarantine_after = 1;
+    config.ssd.scrub_bytes_per_s = pagelith::Size::ZERO;
+    // The purge of so large an index takes many steps.
+    config.index.max_objects = Some(1_000_000);
+    let store = world.open(&config);
+    let group = group(5000, 2);
+    put_group(&store, &group).expect("put");
+    store_pages(&store, 0..5, LEN);
+    flush(&store);
+    // Reclaim must move pinned records.
+    let pin = store.pin(&group.iter().map(|(key, _)| *key).collect::<Vec<_>>());
+    world.flip(0, "segments", find(world, key(3)).payload + 40_000);
+    put_until_moved(sim, &store);
+    sim.disk.hold(FaultOp::Write, Some("segments"));
+    until(world, "the copy is being written", || sim.disk.held() > 0);
+    assert!(!is_page_present(&store, 3, LEN));
+    assert_eq!(store.stats().segments_quarantined, 1);
+    sim.disk.release();
+    flush(&store);
+    drop(pin);
+    let store = world.reopen(store, &config);
+    for (key, bytes) in &group {
+        assert!(is_present(&store, *key, bytes));
+    }
+}
+
+/// A segment is quarantined while the copy of a record is being written to it: the record stays
+/// where it was.
+pub fn group_moved_into_a_quarantined_segment_stays_where_it_was(world: &TestEnv) {
+    if world.sim().is_none() || !world.is_embedded() || !world.tells_keys_apart() {
+        return;
+    }
+    let sim = world.sim().expect("a simulated world");
+    let mut config = world.cold_config();
+    config.ssd.quarantine_after = 1;
+    config.ssd.scrub_bytes_per_s = pagelith::Size::ZERO;
+    let store = world.open(&config);
+    let group = group(5000, 2);
+    put_group(&store, &group).expect("put");
+    // Reclaim must move pinned records.
+    let pin = store.pin(&group.iter().map(|(key, _)| *key).collect::<Vec<_>>());
+    flush(&store);
+    let first = find(world, group[0].0).record;
+    let next = put_until_moved(sim, &store);
+    // Held writes are on the disk, and the store does not know.
+    sim.disk.hold(FaultOp::Write, Some("segments"));
+    let copy = || find_all(world, group[0].0).into_iter().find(|(_, at)| at.record != first);
+    until(world, "the copy is being written", || copy().is_some());
+    let segment = copy().expect("a copy").1.record / SEGMENT;
+    let shares_segment = |n: &u64| find(world, key(*n)).record / SEGMENT == segment;
+    let damaged =
+        (1000..next - 1).rev().find(shares_segment).expect("a page in the segment of the copy");
+    world.flip(0, "segments", find(world, key(damaged)).payload + 40_000);
+    assert!(!is_page_present(&store, damaged, LEN));
+    assert_eq!(store.stats().segments_quarantined, 1);
+    // The index is purged.
+    sim.runtime.run_for(Duration::from_millis(5));
+    sim.disk.release();
+    flush(&store);
+    drop(pin);
+    let store = world.reopen(store, &config);
+    for (key, bytes) in &group {
+        assert!(is_present(&store, *key, bytes));
+    }
+}
+
+/// Put pages from page 1000 on until reclaim has appended a record again; returns the next page.
+fn put_until_moved(sim: &SimWorld, store: &Store) -> u64 {
+    let mut next = 1000;
+    while store.stats().bytes_reinserted == 0 {
+        assert!(next < 2000, "nothing was moved: {:?}", store.stats());
+        store_page(store, next, LEN);
+        next += 1;
+        while store.stats().bytes_reinserted == 0 && store.stats().unflushed_bytes > 0 {
+            sim.runtime.run_for(Duration::from_micros(1));
+        }
+    }
+    next
 }
 
 pub fn fifo_policy_rewrites_nothing(world: &TestEnv) {

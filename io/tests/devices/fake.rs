@@ -7,13 +7,9 @@ use std::sync::Arc;
 
 use pagelith_io::device::{DeviceHandle, DeviceRange, Driver, DriverKind};
 
-/// The path of the fake library, which cargo builds next to the test.
-fn library() -> PathBuf {
-    let test = std::env::current_exe().expect("the test's own path");
-    let name = "libpagelith_fake_device.so";
-    let found = test.ancestors().skip(1).take(2).map(|dir| dir.join(name)).find(|at| at.exists());
-    found.unwrap_or_else(|| panic!("no {name} next to {}", test.display()))
-}
+#[allow(clippy::duplicate_mod, reason = "the other fake has it too")]
+#[path = "../fakes/library.rs"]
+mod library;
 
 /// A copy of the fake library, with a state of its own.
 pub struct Fake {
@@ -55,7 +51,7 @@ impl Fake {
     pub fn new(kind: DriverKind, script: &str) -> Arc<Fake> {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join(kind.library());
-        std::fs::copy(library(), &path).expect("a copy");
+        std::fs::copy(library::built("pagelith-fake-device"), &path).expect("a copy");
         let name = CString::new(path.to_str().expect("a text")).expect("no NUL");
         // SAFETY: the library is the fake one, which is never unloaded, and its functions have the
         // types of the fields.

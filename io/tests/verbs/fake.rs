@@ -9,12 +9,13 @@ use std::sync::{Arc, LazyLock};
 
 use pagelith_io::verbs::Library;
 
-/// The path of the fake library, which cargo builds next to the test.
+#[allow(clippy::duplicate_mod, reason = "the other fake has it too")]
+#[path = "../fakes/library.rs"]
+mod library;
+
+/// The path of the fake library.
 pub fn fake_path() -> PathBuf {
-    let test = std::env::current_exe().expect("the test's own path");
-    let name = "libpagelith_fake_verbs.so";
-    let found = test.ancestors().skip(1).take(2).map(|dir| dir.join(name)).find(|at| at.exists());
-    found.unwrap_or_else(|| panic!("no {name} next to {}", test.display()))
+    library::built("pagelith-fake-verbs")
 }
 
 /// Another copy of the fake library, with a state of its own.

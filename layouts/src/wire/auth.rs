@@ -17,12 +17,12 @@ structure! {
     pub struct ProofBody = 96 {
         /// Name of the key (not secret), padded with zeros. The server's proof repeats it.
         pub key_name: [u8; 31],
-        /// Length of the key's name in bytes, 1 to 31.
+        /// Length of the key's name, 1 to 31.
         pub key_name_bytes: u8,
         /// In the client's proof random bytes, new for every connection; zero in the server's
         /// proof.
         pub nonce: [u8; 32],
-        /// HMAC-SHA-256 with the key.
+        /// HMAC-SHA-256, see the proofs.
         pub proof: [u8; 32],
     }
 }

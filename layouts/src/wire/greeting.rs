@@ -8,35 +8,33 @@ use crate::wire::{CONTROL_BODY_LEAST, DATA_BODY_LEAST, GREETING_BODY_MAX};
 
 structure! {
     /// Body of a hello and of a welcome. Later versions may append fields: a reader ignores the
-    /// bytes that it does not know, so that different versions can negotiate. The proof covers
-    /// these bytes too.
+    /// bytes that it does not know. The proof covers them too.
     pub struct Greeting = 64 {
-        /// Oldest protocol version that the sender speaks, at least 1.
+        /// Oldest protocol version of the sender, at least 1.
         pub version_min: u16,
-        /// Newest protocol version that the sender speaks.
+        /// Newest protocol version of the sender.
         pub version_max: u16,
-        /// Authentication methods. Bit 0: by the connection itself (Unix credentials, or any
-        /// process of this host), bit 1: by a pre-shared key. In a hello, the methods that the
-        /// client supports; in a welcome, the one that the server requires.
+        /// Authentication. Bit 0: by the connection itself (Unix credentials, or any process of
+        /// this host), bit 1: by a pre-shared key. In a hello, the methods that the client
+        /// supports; in a welcome, the one that the server requires.
         pub auth: u8,
         /// Payload checksums that the sender computes and verifies. Bit 0: XXH3-128.
         pub checksums: u8,
         /// Zero.
         pub reserved: u16,
-        /// Alignment in bytes of memory into which the sender can receive without a copy, a power
-        /// of two.
+        /// Alignment of memory into which the sender can receive without a copy, a power of two.
         pub alignment: u32,
-        /// Longest control body in bytes that the sender reads, at least 16384.
+        /// Longest control body that the sender reads.
         pub control_bytes_max: u32,
-        /// Longest body of a data frame in bytes that the sender reads, at least 65536.
+        /// Longest data body that the sender reads.
         pub data_bytes_max: u32,
-        /// Most operations in flight on the connection that the sender supports, at least 1.
+        /// Most operations in flight, at least 1.
         pub operations_max: u32,
-        /// Longest object in bytes that the sender can hold, at least 1.
+        /// Longest object that the sender can hold, at least 1.
         pub object_bytes_max: u64,
-        /// Features of the sender, one bit each; a reader ignores bits that it does not know.
+        /// One bit each; a reader ignores bits that it does not know.
         pub features: u64,
-        /// Random identifier of the sender's process; it changes when a store process restarts.
+        /// Random identifier of the sender's process.
         pub instance: [u8; 16],
         /// Zero.
         pub reserved_too: [u8; 8],
@@ -45,10 +43,10 @@ structure! {
 
 structure! {
     /// Optional in a hello, after the greeting: the name of the client's host, for the server's
-    /// log. The text follows: letters, digits, dots, hyphens and underscores. A server ignores
-    /// another text.
+    /// log. The text follows: letters, digits, dots, hyphens and underscores; another text is
+    /// ignored.
     pub struct HostNameHead = 8 {
-        /// Length of the text in bytes, 1 to 253.
+        /// Length of the text, 1 to 253.
         host_bytes: u16,
         /// Zero.
         reserved: [u8; 6],
@@ -56,19 +54,19 @@ structure! {
 }
 
 structure! {
-    /// Start of a refusal's body; a human-readable text of at most 512 bytes follows.
+    /// Start of a refusal's body; a text of at most 512 bytes follows.
     pub struct RefusalHead = 16 {
-        /// Reason: 1 no common version, 2 a feature is missing, 3 authentication or authorization
-        /// failed, 4 too many connections, 5 the first frame was not a greeting, 6 the greeting
-        /// took too long; 0 is never valid.
+        /// 1 no common version, 2 a feature is missing, 3 authentication or authorization failed, 4
+        /// too many connections, 5 the first frame was not a greeting, 6 the greeting took too
+        /// long.
         reason: u8,
         /// Zero.
         reserved: u8,
-        /// Oldest protocol version that the server speaks.
+        /// Oldest protocol version of the server.
         version_min: u16,
-        /// Newest protocol version that the server speaks.
+        /// Newest protocol version of the server.
         version_max: u16,
-        /// Length of the text in bytes.
+        /// Length of the text.
         text_bytes: u16,
         /// Missing features, one bit each.
         missing: u64,
@@ -141,6 +139,8 @@ pub enum Feature {
     Rdma = 1 << 22,
     /// Hints about the future use of objects.
     Hints = 1 << 23,
+    /// A get may state how fast its sender recomputes tokens.
+    PrefillRate = 1 << 24,
 }
 
 impl Feature {
@@ -149,7 +149,7 @@ impl Feature {
     const RESERVED: [Feature; 1] = [Feature::Files];
 
     /// All features, by bit.
-    pub const ALL: [Feature; 22] = [
+    pub const ALL: [Feature; 23] = [
         Feature::Ranges,
         Feature::Groups,
         Feature::Attached,
@@ -172,6 +172,7 @@ impl Feature {
         Feature::Holds,
         Feature::Rdma,
         Feature::Hints,
+        Feature::PrefillRate,
     ];
 
     /// The bits of the features that every process of this build has: all except RDMA, which needs
@@ -212,6 +213,7 @@ impl Feature {
             Feature::Holds => "holds",
             Feature::Rdma => "rdma",
             Feature::Hints => "hints",
+            Feature::PrefillRate => "prefill_rate",
         }
     }
 

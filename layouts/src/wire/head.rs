@@ -12,30 +12,27 @@ structure! {
     pub struct FrameHead = 64 {
         /// `PLWF`.
         magic: [u8; 4],
-        /// Negotiated protocol version; 1 in greetings, challenge and proof, which precede
-        /// negotiation.
+        /// Agreed version; 1 until there is one.
         version: u16,
-        /// Kind of frame: 1 hello, 2 welcome, 3 refusal, 4 challenge, 5 proof, 6 request, 7 pull, 8
-        /// data, 9 outcome, 10 cancel, 11 ping, 12 pong, 13 bye, 14 shown, 15 taken, 16 rails,
-        /// 17 regions, 18 targets, 19 placed, 20 noticed; 0 is never valid.
+        /// 1 hello, 2 welcome, 3 refusal, 4 challenge, 5 proof, 6 request, 7 pull, 8 data, 9
+        /// outcome, 10 cancel, 11 ping, 12 pong, 13 bye, 14 shown, 15 taken, 16 rails, 17 regions,
+        /// 18 targets, 19 placed, 20 noticed.
         kind: u8,
         /// Zero.
         flags: u8,
         /// Operation, numbered by the client from 1; in a ping any value, in a pong that of the
-        /// ping; else zero.
+        /// ping.
         op: u64,
-        /// In data and placed: number of the item in its request, from 0; else zero.
+        /// In data and placed: number of the item.
         item: u32,
-        /// Length of the body in bytes.
+        /// Length of the body.
         body_bytes: u32,
-        /// In data and placed: position of the first byte, in bytes from the start of the requested
-        /// range; else zero.
+        /// In data and placed: first byte, from the start of the requested range.
         offset: u64,
         /// XXH3-64 of the body; zero in data, whose bytes have the block checksums of their outcome
         /// or request.
         body_checksum: u64,
-        /// First 16 bytes of an HMAC-SHA-256 with the sender's session key, see the text; zero
-        /// without a session key.
+        /// First 16 bytes of an HMAC-SHA-256, see the MAC of a frame.
         mac: [u8; 16],
         /// XXH3-64 of the 56 bytes before.
         checksum: u64,

@@ -25,24 +25,23 @@ structure! {
     /// then keys of bases, then texts; or bits, one per item from the lowest of each byte; or four
     /// numbers; or a text; or events; or views.
     pub struct OutcomeHead = 40 {
-        /// Form: 1 items (get, put), 2 bits (exists, missing), 3 a number (exists prefix, remove,
-        /// clear, ping, pin, unpin, lease, begin, prefetch, commit, abort, hold, release, used,
-        /// hint), 4 flushed, 5 a text (stats), 6 failed as a whole, 7 events, 8 views; 0 is never
-        /// valid.
+        /// 1 items (get, put), 2 bits (exists, missing), 3 a number (exists prefix, remove, clear,
+        /// ping, pin, unpin, lease, begin, prefetch, commit, abort, hold, release, used, hint), 4
+        /// flushed, 5 a text (stats), 6 failed as a whole, 7 events, 8 views.
         form: u8,
         /// Verb of the request.
         verb: u8,
-        /// In form 6, the error tag of the failure, see the text; else zero.
+        /// In form 6, the error tag.
         error: u8,
         /// Zero.
         reserved: u8,
-        /// Number of items, bits, events or views; else zero.
+        /// Number of items, bits, events or views.
         item_count: u32,
-        /// Number of checksums; else zero.
+        /// Number of checksums.
         checksum_count: u32,
-        /// Block size of the checksums in bytes; zero without checksums.
+        /// Block size of the checksums; zero without checksums.
         block_bytes: u32,
-        /// Length of all texts in bytes.
+        /// Length of all texts.
         text_bytes: u32,
         /// The kernel's errno of a failure; zero if none.
         errno: i32,
@@ -50,9 +49,9 @@ structure! {
         /// (hint), are being read (prefetch) or were present (remove, unpin); generation after a
         /// clear; state of a group after a commit (3, 4 or 5, as of an item); 1 if the hold was in
         /// force (release); position of the next event, never zero (events); number of keys of
-        /// bases (items); else zero.
+        /// bases (items).
         number: u64,
-        /// Number of events that were dropped before these; else zero.
+        /// Events that were dropped before these.
         lost: u64,
     }
 }
@@ -60,23 +59,21 @@ structure! {
 structure! {
     /// Result of one item.
     pub struct OutcomeItem = 48 {
-        /// 1 hit, 2 miss, 3 stored, 4 present already, 5 waiting, 6 refused, 7 failed; 0 is never
-        /// valid.
+        /// 1 hit, 2 miss, 3 stored, 4 present already, 5 waiting, 6 refused, 7 failed.
         state: u8,
-        /// In a hit, the source of the bytes: 1 memory, 2 SSD, 3 a peer; else zero.
+        /// In a hit, the source of the bytes: 1 memory, 2 SSD, 3 a peer.
         tier: u8,
-        /// In a miss, the cause: 1 absent, 2 damaged, 3 unreadable, 4 gone, 5 late; else zero.
+        /// In a miss, the cause: 1 absent, 2 damaged, 3 unreadable, 4 gone, 5 late.
         cause: u8,
-        /// In a failure, the error tag, see the text; else zero.
+        /// In a failure, the error tag.
         error: u8,
-        /// In a hit, the number of its checksums, one per block that the sent bytes touch; else
-        /// zero.
+        /// In a hit, the number of its checksums.
         checksum_count: u32,
         /// XXH3-128 of the whole key, never zero.
         key_hash: Checksum,
-        /// In a hit, the number of bytes sent; else zero.
+        /// In a hit, the number of bytes sent.
         length: u64,
-        /// Length of its text in bytes; zero unless it failed.
+        /// Length of its text; zero unless it failed.
         text_bytes: u32,
         /// The kernel's errno of a failure; zero if none.
         errno: i32,

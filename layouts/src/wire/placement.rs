@@ -7,32 +7,31 @@ use crate::format::{read, structure};
 use crate::record::OBJECT_BYTES_MAX;
 
 structure! {
-    /// Where a range of an item is to be written; the body of a targets frame is one or several,
-    /// of the frame's operation. It precedes the operation's request.
+    /// Where a range of an item is to be written; the body of a targets frame is one or several, of
+    /// the frame's operation.
     pub struct TargetItem = 32 {
-        /// Number of the item in the request, from 0.
+        /// Number of the item.
         pub item: u32,
-        /// Number of the client's region.
+        /// Number of the region.
         pub region: u32,
-        /// Position of the first byte, in bytes from the start of the requested range.
+        /// First byte, from the start of the requested range.
         pub offset: u64,
-        /// Offset in the region in bytes.
+        /// Offset in the region.
         pub at: u64,
-        /// Length in bytes, at least 1.
+        /// Length, at least 1.
         pub length: u64,
     }
 }
 
 structure! {
-    /// Body of a placed frame: bytes that were written to their targets in place of a data frame.
-    /// Operation, item and offset are in the head of the frame.
+    /// Body of a placed frame. Operation, item and offset are in its head.
     pub struct PlacedBody = 16 {
         /// Number of the notice on that rail that follows the bytes, from 1. They have landed once
         /// the client has polled it.
         pub notice: u64,
         /// Number of bytes, at least 1.
         pub length: u32,
-        /// Position of the rail, from 0, in the server's rails frame.
+        /// Number of the rail.
         pub rail: u32,
     }
 }
@@ -41,11 +40,11 @@ structure! {
     /// The notices of one rail that the client has polled; the body of a noticed frame is one or
     /// several.
     pub struct NoticedItem = 16 {
-        /// Position of the rail, from 0, in the server's rails frame.
+        /// Number of the rail.
         pub rail: u32,
         /// Zero.
         reserved: u32,
-        /// Number of notices polled since the connection began.
+        /// Notices polled since the connection began.
         pub notices: u64,
     }
 }

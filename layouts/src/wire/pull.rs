@@ -9,13 +9,13 @@ use crate::record::OBJECT_BYTES_MAX;
 structure! {
     /// One byte range of one item; the body of a pull is one or several.
     pub struct PullItem = 24 {
-        /// Number of the item in the put, from 0.
+        /// Number of the item.
         pub item: u32,
         /// Zero.
         reserved: u32,
         /// First byte of the range in the object.
         pub offset: u64,
-        /// Length of the range in bytes, at least 1.
+        /// Length of the range, at least 1.
         pub length: u64,
     }
 }

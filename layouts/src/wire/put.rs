@@ -13,19 +13,17 @@ structure! {
     pub struct PutItem = 160 {
         /// Whole key.
         pub key: ObjectKey,
-        /// Length in bytes, at least 1.
+        /// Length, at least 1.
         pub length: u64,
-        /// Number of its group in the request, from 0, in order.
+        /// Its group in the request, from 0, in order.
         pub group: u32,
-        /// Number of its payload checksums: one per block; 0 if the server computes them from the
-        /// received bytes.
+        /// Number of its payload checksums; 0 if the server computes them.
         pub checksum_count: u32,
-        /// 1 plus the number of the sender's region that holds all of its bytes, if they are passed
-        /// by reference; else 0.
+        /// 1 plus the sender's region that holds all of its bytes, if they are passed by reference.
         shown: u32,
         /// Zero.
         reserved: u32,
-        /// Offset of the bytes in that region, in bytes; else zero.
+        /// Offset of the bytes in that region.
         at: u64,
     }
 }

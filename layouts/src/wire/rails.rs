@@ -5,15 +5,15 @@ use crate::error::FormatError;
 use crate::format::{is_zero, read, structure};
 
 structure! {
-    /// Start of the body of a rails frame. It is followed by `rails` rails, then by a text that
-    /// says why there is none.
+    /// Start of the body of a rails frame. `rails` rails follow, then a text that says why there is
+    /// none.
     pub struct RailsHead = 16 {
         /// Number of rails, at most 16; 0 if the sender does not use RDMA on this connection.
         rails: u32,
-        /// Length of the text in bytes, at most 512; zero if there are rails.
+        /// Length of the text, at most 512; zero if there are rails.
         text_bytes: u32,
         /// In a client's frame, the number of notices that each of its rails can receive before it
-        /// reports them as polled, at least 2; else zero.
+        /// reports them as polled, at least 2.
         notices: u32,
         /// Zero.
         reserved: u32,
@@ -38,7 +38,7 @@ structure! {
         pub lid: u16,
         /// Number of the port, at least 1.
         pub port: u8,
-        /// Link layer: 1 InfiniBand, 2 Ethernet.
+        /// 1 InfiniBand, 2 Ethernet.
         pub link_layer: u8,
         /// Code of the port's MTU, 1 to 5: 256 bytes and its doubles, up to 4096.
         pub mtu: u8,

@@ -6,8 +6,8 @@ use crate::error::FormatError;
 use crate::format::{read, structure};
 
 structure! {
-    /// Start of the body of a regions frame. It is followed by `items` items, then by the remote
-    /// keys of all chunks, of 4 bytes each, in the order of the items and of the addresses.
+    /// Start of the body of a regions frame. `items` items follow, then the remote keys of all
+    /// chunks, of 4 bytes each, in the order of the items and of the addresses.
     pub struct RegionsHead = 8 {
         /// Number of items, at least 1.
         items: u32,
@@ -21,14 +21,14 @@ structure! {
     pub struct RegionItem = 32 {
         /// Number of the region, which no other region of the connection ever has.
         pub number: u32,
-        /// Position of the rail, from 0, in the server's rails frame.
+        /// Number of the rail.
         pub rail: u32,
         /// Address of its first byte in the client's process.
         pub base: u64,
-        /// Length in bytes; 0 if the region is removed, which is no longer used.
+        /// Length; 0 if the region is removed, which is no longer used.
         pub length: u64,
-        /// Length of each chunk in bytes, except that the last may be shorter; zero if the region
-        /// is removed.
+        /// Length of each chunk, except that the last may be shorter; zero if the region is
+        /// removed.
         pub chunk_bytes: u64,
     }
 }

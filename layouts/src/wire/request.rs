@@ -13,45 +13,44 @@ use crate::key::{KeyCheck, ObjectKey};
 use crate::record::OBJECT_BYTES_MAX;
 
 structure! {
-    /// Start of a request's body. It is followed by `item_count` keys (exists, prefix, remove, pin,
-    /// lease, begin, prefetch, view, used, hint), get items or put items; then `group_count` keys
-    /// of bases (attached puts only) or `required_count` keys (parts only); then `checksum_count`
-    /// checksums of 16 bytes.
+    /// Start of a request's body. `item_count` keys (exists, prefix, remove, pin, lease, begin,
+    /// prefetch, view, used, hint), get items or put items follow; then `group_count` keys of bases
+    /// (attached puts only) or `required_count` keys (parts only); then `checksum_count` checksums
+    /// of 16 bytes.
     pub struct RequestHead = 64 {
-        /// Verb: 1 exists, 2 exists prefix, 3 get, 4 put, 5 put attached, 6 remove, 7 clear, 8
-        /// flush, 9 stats, 10 ping, 11 put parts, 12 pin, 13 unpin, 14 lease, 15 begin, 16 put
-        /// into, 17 commit, 18 abort, 19 missing, 20 events, 21 prefetch, 22 view, 23 hold, 24
-        /// release, 25 used, 26 hint; 0 is never valid.
+        /// 1 exists, 2 exists prefix, 3 get, 4 put, 5 put attached, 6 remove, 7 clear, 8 flush, 9
+        /// stats, 10 ping, 11 put parts, 12 pin, 13 unpin, 14 lease, 15 begin, 16 put into, 17
+        /// commit, 18 abort, 19 missing, 20 events, 21 prefetch, 22 view, 23 hold, 24 release, 25
+        /// used, 26 hint.
         verb: u8,
-        /// Bit 0: the sender is a store that has this one as a peer. The request is then answered
-        /// from local objects and not forwarded to other stores. Other bits are zero.
+        /// Bit 0: the sender is a store that has this one as a peer.
         flags: u8,
         /// Zero.
         reserved: u16,
-        /// Deadline in milliseconds from when the server has read the request; 0 for the server's
-        /// default.
+        /// Milliseconds from when the server has read the request; 0 for the server's default.
         deadline_ms: u32,
         /// Number of items, at least 1 if the verb has items.
         item_count: u32,
-        /// Number of groups of a put, at least 1 in a put; else zero.
+        /// Groups of a put, at least 1.
         group_count: u32,
-        /// Number of payload checksums of a put; else zero.
+        /// Payload checksums of a put.
         checksum_count: u32,
-        /// Block size of the payload checksums in bytes; zero without checksums.
+        /// Block size of the payload checksums; zero without checksums.
         block_bytes: u32,
         /// Chain depth in pages of the first key; deeper keys follow in order.
         depth: u32,
-        /// In a put of parts, the number of objects of a complete group, at least 1; else zero.
+        /// In a put of parts, the number of objects of a complete group, at least 1.
         required_count: u32,
         /// Identifier of the client's own request, for recency; 0 if the request stands alone.
         request: u64,
-        /// Namespace to clear; else zero.
+        /// Namespace to clear.
         namespace: NamespaceId,
-        /// The client's name of a pin (pin, unpin, view) or an open group (begin, put into,
-        /// commit, abort, missing) or a hold (hold, release), of this connection; how many
-        /// milliseconds (lease), how many bytes (used), which hint (hint, see the text). At least 1
-        /// there. From where on (events), 0 for what happens from now on. Reserved, of any value
-        /// (put, put attached, put parts). Else zero.
+        /// The client's name of a pin (pin, unpin, view) or an open group (begin, put into, commit,
+        /// abort, missing) or a hold (hold, release), of this connection; how many milliseconds
+        /// (lease), how many bytes (used), which hint (hint). At least 1 there. From where on
+        /// (events), 0 for what happens from now on. How many tokens the client recomputes in a
+        /// second (get), 0 for the server's setting. Reserved, of any value (put, put attached, put
+        /// parts).
         number: u64,
     }
 }
@@ -65,7 +64,7 @@ structure! {
         from: u64,
         /// One past the last byte of the range; 0 for the whole object.
         to: u64,
-        /// Length of the destination in bytes, equal to the length of the object or of the range.
+        /// Length of the destination, equal to the length of the object or of the range.
         length: u64,
         /// Bit 0: a range. Bit 1: its bytes are to be sent, and not shown. Bit 2: reserved, and
         /// without effect. Other bits are zero, and bit 2 where bit 1 is set.
@@ -240,6 +239,9 @@ pub struct RequestOptions {
     pub request: u64,
     /// Whether the sender is a store that has this one as a peer. Requires the feature `peers`.
     pub from_store: bool,
+    /// In a get, how many tokens the client recomputes in a second; 0 for the rate that the server
+    /// is set to. Requires the feature `prefill_rate`. Without effect in other requests.
+    pub prefill_tokens_per_s: u64,
 }
 
 /// A decoded request, borrowed from its frame.
@@ -348,7 +350,8 @@ pub fn encode(terms: RequestOptions, ask: &RequestBody<'_>) -> Vec<u8> {
             (head.item_count, parts[0]) = (keys.len() as u32, keys.bytes());
         }
         RequestBody::Get(items) => {
-            (head.item_count, parts[0]) = (items.len() as u32, items.bytes())
+            (head.item_count, parts[0]) = (items.len() as u32, items.bytes());
+            head.number = terms.prefill_tokens_per_s;
         }
         RequestBody::Put(puts) => {
             head.item_count = puts.items().len() as u32;
@@ -407,6 +410,7 @@ pub fn decode(body: &[u8]) -> Result<(RequestOptions, RequestBody<'_>), FormatEr
         depth: head.depth,
         request: head.request,
         from_store,
+        prefill_tokens_per_s: if verb == Verb::Get { head.number } else { 0 },
     };
     Ok((terms, ask))
 }
@@ -429,8 +433,8 @@ fn check_counts(head: &RequestHead, verb: Verb) -> Result<(), FormatError> {
             (false, false, true)
         }
     };
-    // Reserved there.
-    let may_be_any = puts && verb != Verb::PutInto;
+    // Reserved in puts.
+    let may_be_any = puts && verb != Verb::PutInto || matches!(verb, Verb::Events | Verb::Get);
     let block_ok = if head.checksum_count > 0 {
         is_valid_block_bytes(head.block_bytes)
     } else {
@@ -440,7 +444,7 @@ fn check_counts(head: &RequestHead, verb: Verb) -> Result<(), FormatError> {
         ("item_count", (head.item_count > 0) == items),
         ("group_count", (head.group_count > 0) == puts && head.group_count <= head.item_count),
         ("required_count", (head.required_count > 0) == (verb == Verb::PutParts)),
-        ("number", verb == Verb::Events || (head.number > 0) == number || may_be_any),
+        ("number", may_be_any || (head.number > 0) == number),
         ("checksum_count", puts || head.checksum_count == 0),
         ("block_bytes", block_ok),
         ("namespace", verb == Verb::Clear || is_zero(&head.namespace.0)),

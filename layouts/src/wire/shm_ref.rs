@@ -9,14 +9,13 @@ use crate::ids::OpId;
 use crate::record::OBJECT_BYTES_MAX;
 
 structure! {
-    /// Start of the body of a frame that passes bytes by reference. It is followed by `pieces`
-    /// pieces.
+    /// Start of the body of a shown frame. `pieces` pieces follow.
     pub struct ShownHead = 16 {
-        /// Number of the item in its request, from 0.
+        /// Number of the item.
         item: u32,
         /// Number of pieces, at least 1.
         pieces: u32,
-        /// Position of the first byte, in bytes from the start of the requested range.
+        /// First byte, from the start of the requested range.
         offset: u64,
     }
 }
@@ -24,13 +23,13 @@ structure! {
 structure! {
     /// Contiguous bytes in one region.
     pub struct ShownPiece = 24 {
-        /// Number of the region, in the order in which the sender handed them over, from 0.
+        /// Number of the region.
         pub region: u32,
         /// Zero.
         reserved: u32,
-        /// Offset in the region or file, in bytes.
+        /// Offset in the region or file.
         pub at: u64,
-        /// Length in bytes, at least 1.
+        /// Length, at least 1.
         pub length: u64,
     }
 }
@@ -42,8 +41,7 @@ structure! {
         op: u64,
         /// Number of the item, as in the shown frame.
         item: u32,
-        /// Bit 0, only over RDMA: the bytes were not read and are to be sent as data. Other bits
-        /// are zero.
+        /// Bit 0, only over RDMA: the bytes were not read and are to be sent as data.
         flags: u32,
         /// Position of the range in the item, as in the shown frame.
         offset: u64,

@@ -102,9 +102,9 @@ fn shape(buffer: &Buffer) -> String {
     format!("{} ({})", buffer.name, letters.join(", "))
 }
 
+/// One row for all layouts in which a class has the same buffers.
 fn shapes() -> String {
-    let mut out =
-        "| layout | pool | buffers | chunks a component |\n| --- | --- | --- | --- |\n".to_owned();
+    let mut rows: Vec<(String, Vec<String>)> = Vec::new();
     for layout in Layout::ALL {
         for (class, model, role, name) in samples() {
             let Ok(geometry) = Geometry::new(&model, &Placement::single(layout)) else { continue };
@@ -114,19 +114,27 @@ fn shapes() -> String {
             let layers =
                 pool.buffers[0].axes.iter().find(|a| a.kind == AxisKind::Layer).map(|a| a.count);
             let chunks = match extents.chunk_count(0) {
-                n if n > 1 && Some(n) == layers => "L".to_owned(),
-                n => n.to_string(),
+                1 => String::new(),
+                n if Some(n) == layers => ", in L chunks".to_owned(),
+                n => format!(", in {n} chunks"),
             };
-            writeln!(out, "| `{layout}` | {class} | {} | {chunks} |", buffers.join("; "))
-                .expect("a string");
+            let row = format!("{class} | {}{chunks}", buffers.join("; "));
+            match rows.iter_mut().find(|(other, _)| *other == row) {
+                Some((_, layouts)) => layouts.push(format!("`{layout}`")),
+                None => rows.push((row, vec![format!("`{layout}`")])),
+            }
         }
+    }
+    let mut out = "layout | pool | buffers\n---|---|---\n".to_owned();
+    for (row, layouts) in rows {
+        writeln!(out, "{} | {row}", layouts.join(", ")).expect("a string");
     }
     out
 }
 
 fn sizes() -> String {
-    let mut out = "| preset | tp | pool | hit | components | bytes of each | multiple of 4096 |\n\
-                   | --- | --- | --- | --- | --- | --- | --- |\n"
+    let mut out = "preset | tp | pool | hit | components | bytes of each\n\
+                   ---|---|---|---|---|---\n"
         .to_owned();
     for (name, tp) in [
         ("llama-3-8b", 1),
@@ -152,10 +160,10 @@ fn sizes() -> String {
             };
             for alike in pool.components.chunk_by(|a, b| a.bytes == b.bytes) {
                 let bytes = alike[0].bytes;
-                let aligned = if bytes.is_multiple_of(4096) { "yes" } else { "no" };
+                let aligned = if bytes.is_multiple_of(4096) { "" } else { " (not aligned)" };
                 let names: Vec<_> = alike.iter().map(|c| format!("`{}`", c.name)).collect();
                 let (pool, names) = (pool.client_name(), names.join(", "));
-                writeln!(out, "| {name} | {tp} | {pool} | {hit} | {names} | {bytes} | {aligned} |")
+                writeln!(out, "{name} | {tp} | {pool} | {hit} | {names} | {bytes}{aligned}")
                     .expect("a string");
             }
         }

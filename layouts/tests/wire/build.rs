@@ -149,12 +149,22 @@ pub(crate) fn for_open_group() -> PutBuilder {
     put
 }
 
+/// The options of all requests.
+pub(crate) const TERMS: RequestOptions = RequestOptions {
+    deadline_ms: 250,
+    depth: 3,
+    request: 7,
+    from_store: false,
+    prefill_tokens_per_s: 0,
+};
+/// Those of a get that states how fast its sender recomputes.
+pub(crate) const RATED: RequestOptions = RequestOptions { prefill_tokens_per_s: 25_000, ..TERMS };
+
 /// A hint with a duration.
 pub(crate) const HINT: WireHint = WireHint::Retain { ms: 60_000 };
 
 fn requests() -> Vec<Named> {
-    let (keys, terms) =
-        (keys(), RequestOptions { deadline_ms: 250, depth: 3, request: 7, from_store: false });
+    let keys = keys();
     let (put, attached, parts, for_open_group) = (put(), attached(), parts(), for_open_group());
     let steady = steady();
     let gets = [GetItem::new(keys[0], None, 70_000), GetItem::new(keys[1], Some(100..4096), 0)];
@@ -189,8 +199,11 @@ fn requests() -> Vec<Named> {
         ("request_used", RequestBody::Used(135_536, List::of(&keys[..2]))),
         ("request_hint", RequestBody::Hint(HINT.number(), List::of(&keys[..2]))),
     ];
-    let frame = |ask| control(&Frame::new(FrameKind::Request, OP, request::encode(terms, ask)));
-    asks.iter().map(|(name, ask)| (*name, frame(ask))).collect()
+    let frame =
+        |terms, ask| control(&Frame::new(FrameKind::Request, OP, request::encode(terms, ask)));
+    let rated = RequestBody::Get(List::of(&gets));
+    let rated = [("request_get_rate", frame(RATED, &rated))];
+    asks.iter().map(|(name, ask)| (*name, frame(TERMS, ask))).chain(rated).collect()
 }
 
 fn outcomes() -> Vec<Named> {

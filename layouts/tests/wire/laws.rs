@@ -34,7 +34,7 @@ fn keys() -> impl Strategy<Value = Vec<ObjectKey>> {
 
 fn terms() -> impl Strategy<Value = RequestOptions> {
     any::<(u32, u32, u64, bool)>().prop_map(|(deadline_ms, depth, request, from_store)| {
-        RequestOptions { deadline_ms, depth, request, from_store }
+        RequestOptions { deadline_ms, depth, request, from_store, ..RequestOptions::default() }
     })
 }
 
@@ -131,8 +131,9 @@ proptest! {
     }
 
     #[test]
-    fn get_round_trips(terms in terms(), items in prop::collection::vec(get_item(), 1..20)) {
+    fn get_round_trips(terms in terms(), rate in any::<u64>(), items in prop::collection::vec(get_item(), 1..20)) {
         let ask = RequestBody::Get(List::of(&items));
+        let terms = RequestOptions { prefill_tokens_per_s: rate, ..terms };
         let body = request::encode(terms, &ask);
         prop_assert_eq!(request::decode(&body), Ok((terms, ask)));
     }

@@ -23,6 +23,7 @@ from ..identity.sglang import ServedModel
 from .events import PageEvent
 from .listening import Listening
 from .pools import Pieces, Placement, Pool, has_heads, of_pages, page_of, splits_layers, text_of
+from .prompts import Prompts
 from .puts import Put, first_of
 from .settings import Settings
 
@@ -111,6 +112,7 @@ class HiCache(HiCacheStorage):
         except Exception:
             self._listening.close()
             raise
+        self._backed_up, self._prefetched = Prompts(self._store), Prompts(self._store)
         try:
             self._listening.begin(self._store, self._anchor)
         except Exception:
@@ -283,19 +285,22 @@ class HiCache(HiCacheStorage):
 
     def batch_get_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
         def read() -> list[bool]:
-            return self._read([("kv", keys, host_indices)])[0] if "kv" in self._current_names().keys else [True] * len(keys)
+            if "kv" not in self._current_names().keys:
+                return [True] * len(keys)
+            return self._read([("kv", keys, host_indices)], extra_info)[0]
 
         return self._guarded("read", [False] * len(keys), read)
 
     def batch_get_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
         asked = [(text_of(t.name), t.keys or [], t.host_indices) for t in transfers]
         none = [[False] * len(keys) for _, keys, _ in asked]
-        got = self._guarded("read", none, lambda: self._read(asked))
+        got = self._guarded("read", none, lambda: self._read(asked, extra_info))
         return {transfer.name: pages for transfer, pages in zip(transfers, got, strict=True)}
 
-    def _read(self, asked: Sequence[tuple[str, Sequence[str], Any]]) -> list[list[bool]]:
+    def _read(self, asked: Sequence[tuple[str, Sequence[str], Any]], extra_info: Any) -> list[list[bool]]:
         """Read pages of pools. Returns for each pool whether each page was read."""
         names, started = self._current_names(), time.perf_counter()
+        request, depth = self._prefetched.place(*next(((name, keys) for name, keys, _ in asked), ("", ())), extra_info)
         objects: list[pagelith.Key] = []
         into: list[Any] = []
         for name, keys, indices in asked:
@@ -304,7 +309,7 @@ class HiCache(HiCacheStorage):
                 raise ValueError(f"pool {name!r} is not registered")
             objects += of_pages(names.keys[name], [page_of(key) for key in keys])
             into += [pieces for page in pool.memory(indices, len(keys)) for pieces in page]
-        outcomes = self._store.get(objects, into, timeout=self._timeout)
+        outcomes = self._store.get(objects, into, request=request, depth=depth, timeout=self._timeout)
         self._failures.read(objects, outcomes)
         got, at = [], 0
         for name, keys, _ in asked:
@@ -328,12 +333,13 @@ class HiCache(HiCacheStorage):
             if "kv" not in names.keys:
                 # The pages consist of their sidecars, which were put before.
                 return self._store.exists(self._anchor_keys(keys, names))
-            return self._write_kv(keys, partial(self._pools["kv"].memory, host_indices, len(keys)))
+            return self._write_kv(keys, partial(self._pools["kv"].memory, host_indices, len(keys)), extra_info)
 
         return self._guarded("write", [False] * len(keys), write)
 
-    def _write_kv(self, keys: Sequence[str], memory: Callable[[], list[list[Pieces]]]) -> list[bool]:
+    def _write_kv(self, keys: Sequence[str], memory: Callable[[], list[list[Pieces]]], extra_info: Any) -> list[bool]:
         names, started = self._current_names(writes=True), time.perf_counter()
+        place = self._backed_up.place("kv", keys, extra_info)
         stored = self._store.exists(self._anchor_keys(keys, names))
         first, put = first_of(keys), Put()
         with self._lock:
@@ -349,7 +355,7 @@ class HiCache(HiCacheStorage):
             for page in new:
                 put.add(page, [held.on_page(page_of(keys[page])) for held in names.keys["kv"]], pieces[page])
             # If an object that a page needs was evicted meanwhile, the page is not stored.
-            for page, state in self._put(put, required=self._required(names, needed)):
+            for page, state in self._put(put, place, required=self._required(names, needed)):
                 stored[page] = state in ("stored", "present")
         stored = [stored[page] for page in first]
         with self._lock:
@@ -365,9 +371,9 @@ class HiCache(HiCacheStorage):
         some = [t for t in transfers if t.hit_policy != PoolHitPolicy.ALL_PAGES]
         self._record_required_pools(each)
         self._drop_sidecars(each)
-        self._guarded("write", None, lambda: self._write_sidecars(each, stored))
+        self._guarded("write", None, lambda: self._write_sidecars(each, stored, extra_info))
         for transfer in some:
-            stored[transfer.name] = self._guarded("write", stored[transfer.name], partial(self._write_attached, transfer))
+            stored[transfer.name] = self._guarded("write", stored[transfer.name], partial(self._write_attached, transfer, extra_info))
         return stored
 
     def _record_required_pools(self, transfers: Sequence[Any]) -> None:
@@ -377,13 +383,14 @@ class HiCache(HiCacheStorage):
             if not each <= self._required_pools:
                 self._required_pools |= each
 
-    def _write_sidecars(self, transfers: Sequence[Any], stored: dict[Any, list[bool]]) -> None:
+    def _write_sidecars(self, transfers: Sequence[Any], stored: dict[Any, list[bool]], extra_info: Any) -> None:
         """Put the pages' objects of some pools: as parts of groups that the page's KV completes, or
         if the KV is stored already, attached to it."""
         if not transfers:
             return
         names, started = self._current_names(writes=True), time.perf_counter()
         keys = list(dict.fromkeys(key for transfer in transfers for key in transfer.keys or ()))
+        place = self._backed_up.place("sidecars", keys, extra_info)
         rows: dict[str, dict[str, list[Pieces]]] = {key: {} for key in keys}
         for transfer in transfers:
             pool = self._pools.get(text_of(transfer.name))
@@ -411,10 +418,10 @@ class HiCache(HiCacheStorage):
         if waiting.pages:
             with self._lock:
                 needed = self._required_pools
-            for page, state in self._put(waiting, required=self._required(names, needed)):
+            for page, state in self._put(waiting, place, required=self._required(names, needed)):
                 done[keys[page]] = state in ("stored", "present", "waiting")
         if whole.pages:
-            for page, state in self._put(whole, base=names.anchor if has_kv else None):
+            for page, state in self._put(whole, place, base=names.anchor if has_kv else None):
                 done[keys[page]] = state in ("stored", "present", "waiting")
         for transfer in transfers:
             stored[transfer.name] = [done[key] for key in transfer.keys]
@@ -447,7 +454,7 @@ class HiCache(HiCacheStorage):
             raise ValueError(f"every page has objects in pool {missing[0]!r}, but that pool is not registered")
         return [key for name in ("kv", *others) for key in names.keys[name]] if others else None
 
-    def _write_attached(self, transfer: Any) -> list[bool]:
+    def _write_attached(self, transfer: Any, extra_info: Any) -> list[bool]:
         """Put objects that only some pages have: attached, so visible once their page is."""
         names, pool = self._current_names(writes=True), self._pools.get(text_of(transfer.name))
         if pool is None:
@@ -458,16 +465,19 @@ class HiCache(HiCacheStorage):
         if all(stored):
             return stored
         memory, put, first = pool.memory(transfer.host_indices, len(pages)), Put(), first_of(transfer.keys)
+        place = self._backed_up.place(pool.name, transfer.keys, extra_info)
         for at in sorted(set(first)):
             if not stored[at]:
                 put.add(at, [key.on_page(pages[at]) for key in held], memory[at])
-        for at, state in self._put(put, base=names.anchor):
+        for at, state in self._put(put, place, base=names.anchor):
             stored[at] = state in ("stored", "present", "waiting")
         return [stored[at] for at in first]
 
-    def _put(self, put: Put, **how: Any) -> list[tuple[int, str]]:
-        """The state of each page after the put."""
-        outcomes = self._store.put_pages(put.keys, put.sources, wait=self._wait, **how)
+    def _put(self, put: Put, place: tuple[Any, int], **how: Any) -> list[tuple[int, str]]:
+        """The state of each page after the put. `place` is that of the call's first page."""
+        request, depth = place
+        depth += put.pages[0] if put.pages else 0
+        outcomes = self._store.put_pages(put.keys, put.sources, request=request, depth=depth, wait=self._wait, **how)
         self._failures.written(outcomes)
         return [(page, outcome.state) for page, outcome in zip(put.pages, outcomes, strict=True)]
 
@@ -490,7 +500,7 @@ class HiCache(HiCacheStorage):
         pages = values if values is not None else target_locations
         if pages is None or len(pages) != len(keys):
             return False
-        return all(self._guarded("write", [False], lambda: self._write_kv(keys, lambda: [[[_flat(page)]] for page in pages])))
+        return all(self._guarded("write", [False], lambda: self._write_kv(keys, lambda: [[[_flat(page)]] for page in pages], None)))
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:
         return self.batch_get([key], None if target_location is None else [target_location])[0]

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 _HASH = re.compile("[0-9a-f]{64}")
 # Draft state is stored in the pool of the same kind, with another role.
-_DRAFTS = {"draft": "kv", "draft_indexer": "indexer", "draft_swa": "swa"}
+DRAFTS = {"draft": "kv", "draft_indexer": "indexer", "draft_swa": "swa"}
 
 Pieces = list[tuple[int, int]]
 
@@ -165,8 +165,8 @@ class Pool:
 
     def keys(self, namespace: pagelith.Namespace) -> list[pagelith.Key]:
         """A key template, without a page, for each component."""
-        pool = _DRAFTS.get(self.name, self.name)
-        draft = self.name in _DRAFTS
+        pool = DRAFTS.get(self.name, self.name)
+        draft = self.name in DRAFTS
         return [
             pagelith.Key(namespace, bytes(32), pool=pool, component=c.name, draft=draft, shard=c.shard)
             for c in self.components

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from ..devices import BoundDevice
 from ..settings import joined
 from .pools import Object
 
@@ -66,6 +67,8 @@ class InPlace:
         # The layers, by pool and group.
         self._pools = [[[Layer.of(cache, blocks) for cache in caches] for caches in groups] for groups in pools]
         self._blocks = blocks
+        # Bytes of an object of each pool.
+        self.bytes = [sum(layer.bytes for layers in groups for layer in layers) for groups in self._pools]
         # Most objects per call: a call of any size is one batch.
         self.at_once = blocks * len(pools)
 
@@ -74,7 +77,7 @@ class InPlace:
         layers = (layer for groups in self._pools for layers in groups for layer in layers)
         return joined((of.base, of.stride * (self._blocks - 1) + sum(of.pieces[-1])) for of in layers)
 
-    def source_ranges(self, objects: Sequence[Object]) -> list[list[tuple[int, int]]]:
+    def source_ranges(self, objects: Sequence[Object]) -> list[list[Any]]:
         """For each object its memory ranges, with adjacent ranges joined."""
         return [self._of(one) for one in objects]
 
@@ -88,7 +91,18 @@ class InPlace:
     def finish_read(self, objects: Sequence[Object]) -> None:
         """Called after a read: the bytes are in place already."""
 
-    def _of(self, one: Object) -> list[tuple[int, int]]:
+    def call_arguments(self, after: Any) -> dict[str, Any]:
+        """Further arguments of a call of the store, which accesses the caches after this event."""
+        return {}
+
+    def settle(self) -> None:
+        """Called after a failed load, and before vLLM releases the caches: nothing accesses them by
+        calls that have returned."""
+
+    def end(self) -> None:
+        """The engine ends."""
+
+    def _of(self, one: Object) -> list[Any]:
         found: list[tuple[int, int]] = []
         for block, layers in zip(one.blocks, self._pools[one.pool], strict=True):
             for layer in layers:
@@ -99,3 +113,35 @@ class InPlace:
                     else:
                         found.append((start + offset, length))
         return found
+
+
+class OnDevice(InPlace):
+    """Caches in memory of a device, which the store copies to and from, on streams of its own.
+
+    For use by one thread at a time, whose stream is not that of the computation.
+    """
+
+    def __init__(self, pools: Sequence[Sequence[Sequence[Any]]], blocks: int, device: BoundDevice) -> None:
+        super().__init__(pools, blocks)
+        self._device, self._stream = device, device.stream()
+
+    def spans(self) -> list[tuple[int, int]]:
+        """No memory of the host."""
+        return []
+
+    def ready_event(self) -> Any:
+        """An event: all operations submitted so far, also those that zero new blocks."""
+        return self._device.ready()
+
+    def call_arguments(self, after: Any) -> dict[str, Any]:
+        self._stream.wait_event(after)
+        return {"stream": self._stream}
+
+    def settle(self) -> None:
+        self._device.settle()
+
+    def end(self) -> None:
+        self._device.end()
+
+    def _of(self, one: Object) -> list[Any]:
+        return [(self._device.handle, *piece) for piece in super()._of(one)]

@@ -15,10 +15,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
 
+from ..devices import bound
 from ..identity import Identity, admit
 from ..identity.vllm import identify
 from ..threads import submit
-from .blocks import InPlace
+from .blocks import InPlace, OnDevice
 from .events import EVENTS_MAX
 from .messages import Named, Plan, Report
 from .names import Place, named
@@ -67,6 +68,7 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
         has_events = events is not None and events.enable_kv_cache_events
         part = f"dp_{vllm_config.parallel_config.data_parallel_index}"
         opened = Opened(self.settings, transfer.engine_id, part, EVENTS_MAX if has_events else 0)
+        self._store = opened.store
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
         self._event_executor: ThreadPoolExecutor | None = None
@@ -118,16 +120,31 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
             )
         by_pool = [[{name: kv_caches[name] for name in groups[at].layer_names} for at in pool.groups] for pool in self._pools.each]
         caches = [[list(layers.values()) for layers in of] for of in by_pool]
-        memory: list[Any]
-        if all(on_host(cache) for of in caches for layers in of for cache in layers):
-            way, memory = "in place", [InPlace(caches, blocks)] * copies
-        else:
-            from .staged import Staged
-
-            way, memory = "staged", [Staged(caches, blocks, self.settings.staging_bytes) for _ in range(copies)]
+        way, memory = self._memory(caches, blocks, copies)
         # Consecutive tensor-parallel ranks with the same bytes store them once.
         place = Place.of(config.parallel_config, int(getattr(cache_config, "kv_tp_replicas", 1)))
         self._work.register(named(self.settings, config, self._identity, self._kinds, by_pool, self._pools, way, place), memory)
+
+    def _memory(self, caches: list[Any], blocks: int, copies: int) -> tuple[str, list[Any]]:
+        """How the store accesses the caches: a name, and one object for each thread."""
+        each = [cache for of in caches for layers in of for cache in layers]
+        if all(on_host(cache) for cache in each):
+            return "in place", [InPlace(caches, blocks)] * copies
+        most = self._pools.longest(InPlace(caches, blocks).bytes)
+        device = bound(self._store, {cache.device for cache in each}, self.settings.wants_device_pieces, self.settings.staging_bytes, most)
+        if device is not None:
+            # The same bytes as in place. Loads within the step have a stream too.
+            return "in place", [OnDevice(caches, blocks, device) for _ in range(max(2, copies))]
+        from .staged import Staged
+
+        return "staged", [Staged(caches, blocks, self.settings.staging_bytes) for _ in range(copies)]
+
+    def unregister_kv_caches(self) -> None:
+        """vLLM is about to sleep, and releases the memory of its caches. Their addresses stay."""
+        self._work.quiesce()
+
+    def restore_kv_caches(self) -> None:
+        """The caches have memory again: nothing of it is registered."""
 
     def get_handshake_metadata(self) -> Named:
         return self._work.named

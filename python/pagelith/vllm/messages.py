@@ -43,6 +43,8 @@ class Step:
     # Tokens that were computed before the step, and those that the step computes.
     computed: int
     scheduled: int
+    # Pages that the prompt fills; further ones contain an answer.
+    prompt: int = 0
     # Pages to be stored: the index of the first, their names, and by group their blocks.
     first: int = 0
     pages: list[bytes] = field(default_factory=list)
@@ -51,9 +53,11 @@ class Step:
 
 @dataclass
 class State:
-    """A recurrent state that is stable at the end of a step: the page that it follows, its pool,
-    and its block in each group."""
+    """A recurrent state that is stable at the end of a step: its request, index and name of the
+    page that it follows, its pool, and its block in each group."""
 
+    request: str
+    index: int
     page: bytes
     pool: int
     blocks: tuple[int, ...]
@@ -67,7 +71,8 @@ class Plan(KVConnectorMetadata):
     steps: list[Step] = field(default_factory=list)
     # States to be stored.
     states: list[State] = field(default_factory=list)
-    finished: list[str] = field(default_factory=list)
+    # Requests that have finished, or were aborted or preempted, since the last plan.
+    ended: list[str] = field(default_factory=list)
     # Blocks assigned to requests since the last plan: their content is overwritten from here on.
     taken: list[int] = field(default_factory=list)
     # Number of resets of the cache.

@@ -87,6 +87,13 @@ class Pools:
         back to blocks that were never loaded."""
         return self.groups > 1 or any(pool.pages is not None for pool in self.each)
 
+    def longest(self, lengths: Sequence[int]) -> int:
+        """Most bytes of a page that are stored together, if objects of each pool have these
+        lengths."""
+        pages = [length * pool.blocks for length, pool in zip(lengths, self.each, strict=True)]
+        whole = sum(length for length, pool in zip(pages, self.each, strict=True) if pool.pages is None)
+        return max([whole, *pages])
+
     def names(self, hashes: Sequence[bytes], first: int, end: int) -> list[bytes]:
         """The names of the pages `first..end` of a request with these hashes, as far as they
         exist."""

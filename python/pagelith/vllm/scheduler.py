@@ -145,7 +145,8 @@ class Scheduler:
             plan.steps.append(self._step(output, name, name in cached.resumed_req_ids, blocks, computed))
         if self._pools.states:
             plan.states = list(self._states(output.kv_connector_block_state.boundary_state_offloads))
-        plan.finished, plan.resets = sorted(output.finished_req_ids), self._resets
+        plan.ended = sorted({*output.finished_req_ids, *(output.preempted_req_ids or ())})
+        plan.resets = self._resets
         return plan
 
     def _states(self, offered: Mapping[str, Iterable[tuple[int, int, int]]]) -> Iterator[State]:
@@ -166,7 +167,7 @@ class Scheduler:
                 pages = self._pools.names(tracked.request.block_hashes, end - 1, end)
                 for n, pool in enumerate(self._pools.each):
                     if pages and pool.state and blocks.keys() >= set(pool.groups):
-                        yield State(pages[0], n, tuple(blocks[group] for group in pool.groups))
+                        yield State(name, end - 1, pages[0], n, tuple(blocks[group] for group in pool.groups))
 
     def _step(self, output: Any, name: str, begins: bool, blocks: Sequence[Sequence[int]] | None, computed: int) -> Step:
         step = Step(name, begins, [list(of) for of in blocks or ()], computed, output.num_scheduled_tokens[name])
@@ -174,6 +175,7 @@ class Scheduler:
         if tracked is not None:
             # Speculative tokens are scheduled too; the page that contains them has no name yet.
             whole = (computed + step.scheduled) // tokens
+            step.prompt = tracked.request.num_prompt_tokens // tokens
             # A request that was set back after a failed load recomputes pages, which were not
             # stored.
             step.first = min(tracked.stored, computed // tokens)

@@ -22,10 +22,22 @@ class ConnectorSettings(PoolSettings):
     read_threads: int = threads(2)
     # Save on a thread, concurrently with the next step.
     save_async: bool = of_type(bool, "true or false", False)
-    # Host memory through which a device's caches are copied, for saves and for each reading thread.
+    # Let the store copy to and from a device. Default: where its memory is page-locked and it can;
+    # otherwise torch copies.
+    device_pieces: bool | None = of_type(bool, "true or false", None)
+    # Host memory through which a device's caches are copied: by torch, for saves and for each reading
+    # thread; or all that the link to a store process has.
     staging_bytes: int = number(256 << 20)
     # The locality of the store in vLLM's events.
     locality: str | None = of_type(str, '"LOCAL" or "REMOTE"', None)
+
+    @property
+    def wants_device_pieces(self) -> bool | None:
+        """Whether the store must, or must not, copy to and from a device; `None`: if it can."""
+        # A link to a store process locks its memory.
+        dram = (self.store or {}).get("dram", {})
+        locked = self.attach is not None or (isinstance(dram, dict) and dram.get("pin", "off") != "off")
+        return self.device_pieces if self.device_pieces is not None or locked else False
 
 
 def check(settings: ConnectorSettings, config: Any, cache_config: Any, kinds: Sequence[str]) -> None:

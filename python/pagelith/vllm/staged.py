@@ -1,5 +1,5 @@
-"""Caches in device memory: torch copies them through host memory, which is pinned if the device
-supports that.
+"""Caches in device memory that the store cannot access: torch copies them through host memory,
+which is pinned if the device supports that.
 
 Not run with a device yet. It is tested under vLLM on the CPU, where the copies are within host
 memory (python/clients/test_vllm.py).
@@ -60,6 +60,18 @@ class Staged:
             cache.index_copy_(0, self._rows(blocks), part.reshape(len(blocks), *cache.shape[1:]))
         if self._device.type != "cpu":
             torch.accelerator.current_stream(self._device).synchronize()
+
+    def call_arguments(self, after: Any) -> dict[str, Any]:
+        """Wait for this event; the store then reads or writes host memory."""
+        if after is not None:
+            after.synchronize()
+        return {}
+
+    def settle(self) -> None:
+        """Torch's copies have ended already."""
+
+    def end(self) -> None:
+        """The engine ends."""
 
     def ready_event(self) -> Any:
         """An event to wait for before accessing the caches: the completion of all operations

@@ -25,6 +25,7 @@ from ..threads import submit
 from .events import EVENTS_MAX, ChunkEvents
 from .hashes import Missed, page_of
 from .hints import Named, RequestHints, give
+from .prompts import Prompts
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +101,9 @@ class PagelithTier(SecondaryTierManager):
         self._lookup_manager = _Lookups(self) if self.settings.attach is not None else None
         self._failed = Missed()
         self._hints = RequestHints(self._failures)
+        # Of jobs: those of one request are in the order of its prompt, but vLLM does not say at
+        # which depth, and does not order the chunks of a job that stores.
+        self._prompts = Prompts(self._store)
         self._finished: queue.SimpleQueue[JobResult] = queue.SimpleQueue()
         self._open = 0
         self._settled = threading.Condition()
@@ -132,6 +136,7 @@ class PagelithTier(SecondaryTierManager):
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: Any) -> None:
+        self._prompts.end([req_context.req_id])
         if self._lookup_manager is not None:
             self._lookup_manager.cleanup(req_context.req_id)
         hints, keys = self._hints.finished(req_context)
@@ -146,6 +151,7 @@ class PagelithTier(SecondaryTierManager):
         give(self._store, hints, [self._key(key) for key in keys], None, self._failures)
 
     def on_schedule_end(self, context: Any) -> None:
+        self._prompts.end(context.preempted_req_ids)
         if self._lookup_manager is not None:
             self._lookup_manager.flush()
 
@@ -164,10 +170,12 @@ class PagelithTier(SecondaryTierManager):
     def _submit(self, threads: ThreadPoolExecutor, job: Any, keys: list[Any], body: Callable[..., list[bool]]) -> None:
         late = self._hints.seen(job.req_context, keys)
         rows = [(self._base + int(row) * self._block_size_bytes, self._block_size_bytes) for row in job.chunk_ids]
+        prompt = self._prompts.of(job.req_context.req_id)
+        of_prompt = partial(body, request=prompt.request, depth=prompt.append(len(keys)))
         with self._settled:
             self._open += 1
         try:
-            submit(threads, self._run, job.job_id, keys, rows, body, late)
+            submit(threads, self._run, job.job_id, keys, rows, of_prompt, late)
         except RuntimeError as error:
             # The executor was shut down or could not start a thread: the job is reported as failed.
             logger.warning("pagelith: a job of %d chunks was not started: %s", len(keys), error)
@@ -190,14 +198,17 @@ class PagelithTier(SecondaryTierManager):
             self._open -= 1
             self._settled.notify_all()
 
-    def _store_chunks(self, chunks: list[Any], keys: list[pagelith.Key], rows: list[tuple[int, int]]) -> list[bool]:
+    def _store_chunks(
+        self, chunks: list[Any], keys: list[pagelith.Key], rows: list[tuple[int, int]], *, request: pagelith.Request | None, depth: int
+    ) -> list[bool]:
         if self._chunk_events is None:
             present = self._store.exists(keys)
         else:
             self._hashed.update((key, chunk) for key, chunk in zip(keys, chunks, strict=True) if len(chunk) != 36)
             present = self._chunk_events.look(chunks, lambda: self._store.exists(keys))
         new = [at for at, is_present in enumerate(present) if not is_present]
-        outcomes = self._store.put([keys[at] for at in new], [rows[at] for at in new], wait=self.settings.put_wait_ms / 1000)
+        wait = self.settings.put_wait_ms / 1000
+        outcomes = self._store.put([keys[at] for at in new], [rows[at] for at in new], request=request, depth=depth, wait=wait)
         self._failures.written(outcomes)
         for at, outcome in zip(new, outcomes, strict=True):
             present[at] = bool(outcome)
@@ -205,8 +216,10 @@ class PagelithTier(SecondaryTierManager):
             self._chunk_events.stored([chunks[at] for at in new if present[at]])
         return present
 
-    def _load_chunks(self, _: list[Any], keys: list[pagelith.Key], rows: list[tuple[int, int]]) -> list[bool]:
-        outcomes = self._store.get(keys, rows, timeout=self.settings.get_timeout_ms / 1000)
+    def _load_chunks(
+        self, _: list[Any], keys: list[pagelith.Key], rows: list[tuple[int, int]], *, request: pagelith.Request | None, depth: int
+    ) -> list[bool]:
+        outcomes = self._store.get(keys, rows, request=request, depth=depth, timeout=self.settings.get_timeout_ms / 1000)
         self._failures.read(keys, outcomes)
         return [bool(outcome) for outcome in outcomes]
 

@@ -32,7 +32,6 @@ pub struct ReportArgs {
 #[derive(Deserialize)]
 struct Lane {
     lane: String,
-    row: String,
     runs: u64,
     injected: u64,
     detected: u64,
@@ -75,21 +74,15 @@ pub fn render(results: &Path) -> Result<String, String> {
 
 const HEAD: &str = "# Faults, and how the store handled them
 
-Rendered by `cargo run --release -p pagelith-sim -- report --out docs/faults.md` from `sim/results`;
-a test compares the two. [sim/README.md](../sim/README.md) and
+Rendered by `cargo run --release -p pagelith-sim -- report --out docs/faults.md` from `sim/results`,
+which has each run; a test compares the two. [sim/README.md](../sim/README.md) and
 [sim/kernel/README.md](../sim/kernel/README.md) describe how each fault is made.
 
-| term | meaning |
-| --- | --- |
-| injected | how often the fault struck |
-| detected | the operation failed, or the store reported data that did not verify |
-| harmless | the fault changed nothing that a call requested |
-| finding | a wrong answer, lost data without a fault that explains it, a panic, a hang, a leak |
-| lane | a series of runs over the real kernel with one kind of fault |
-
-Every byte of every hit was compared. No answer was wrong, so `injected = detected + harmless`. For
-silent faults the simulator splits the two: it matches each report of the store with the oldest
-silent fault.
+A fault that was injected is *detected* if the operation failed, or the store reported data that did
+not verify. Otherwise it was harmless: it changed nothing that a call requested. (For silent faults
+the simulator matches each report of the store with the oldest one.) A *finding* is a wrong answer,
+lost data without a fault that explains it, a panic, a hang or a leak. Every byte of every hit was
+compared, and no answer was wrong.
 ";
 
 /// The seeds that were run, by plan; returns the sums of all.
@@ -103,11 +96,7 @@ fn seeds(out: &mut String, blocks: &[Block]) -> RunTotals {
             commits.insert(&block.commit);
         }
     }
-    *out +=
-        "\n## Seeds\n\n`pagelith-sim run --seeds A..B PLAN --done FILE`; ranges are resumable.\n\n";
-    *out += "| plan | commits | seeds | operations | reads compared | crashes | findings | \
-             slowest recovery | longest over a deadline |\n";
-    *out += "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n";
+    *out += "\n## Seeds\n\n";
     let mut all = RunTotals::default();
     for (plan, (s, commits, _)) in &plans {
         let commits: Vec<_> = commits.iter().copied().collect();
@@ -115,7 +104,9 @@ fn seeds(out: &mut String, blocks: &[Block]) -> RunTotals {
         let findings = s.wrong + losses + s.panics + s.hangs + s.leaks + s.other_findings;
         let _ = writeln!(
             out,
-            "| `{plan}` | {} | {} | {} | {} | {} | {findings} | {} ms | {} ms |",
+            "- `pagelith-sim run --seeds A..B {plan} --done FILE` ({}): {} seeds, {} operations, {} \
+             reads\n  compared, {} crashes, {findings} findings; slowest recovery {} ms, longest \
+             over a deadline {} ms.",
             commits.join(" "),
             s.seeds,
             s.ops,
@@ -141,133 +132,117 @@ fn seeds(out: &mut String, blocks: &[Block]) -> RunTotals {
     all
 }
 
-/// The runs over simulated links and their results.
+/// The sums of the runs over simulated links, by arrangement.
 fn links(out: &mut String, done: &[StoredRun]) {
     *out += LINKS;
-    for StoredRun { seeds_from, seeds_to, ops, shape, sums: s } in done {
-        let shape = shape.as_ref().map_or_else(String::new, |shape| format!(" --shape {shape}"));
-        let memory = s.touched_late + s.held_late;
+    let mut shapes: BTreeMap<String, Vec<&StoredRun>> = BTreeMap::new();
+    for run in done {
+        let shape =
+            run.shape.as_ref().map_or_else(String::new, |shape| format!(" --shape {shape}"));
+        shapes.entry(format!("--ops {}{shape}", run.ops)).or_default().push(run);
+    }
+    for (shape, runs) in shapes {
+        let sum = |of: &dyn Fn(&StoredRun) -> u64| runs.iter().map(|run| of(run)).sum::<u64>();
+        let findings = sum(&|r| {
+            let (s, memory) = (&r.sums, r.sums.touched_late + r.sums.held_late);
+            s.broken + s.left + s.circles + s.overdue + s.wrong + memory
+        });
         let _ = writeln!(
             out,
-            "| {seeds_from}..{seeds_to}, `--ops {ops}{shape}` | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
-            s.packets,
-            s.reordered,
-            s.duplicated,
-            s.late,
-            s.dropped,
-            s.flipped,
-            s.cuts,
-            s.kills,
-            s.hits,
-            s.shown,
-            s.fabric.placed + s.fabric.fetched,
-            s.fabric.landed_late,
-            s.fabric.forced,
-            s.broken + s.left + s.circles + s.overdue + s.wrong + memory
+            "`{shape}` | {} | {} | {} | {} | {} | {findings}",
+            sum(&|r| r.seeds_to - r.seeds_from),
+            sum(&|r| r.sums.packets),
+            sum(&|r| r.sums.cuts),
+            sum(&|r| r.sums.kills),
+            sum(&|r| r.sums.hits),
         );
     }
+    let all = |of: &dyn Fn(&StoredRun) -> u64| done.iter().map(of).sum::<u64>();
+    let _ = writeln!(
+        out,
+        "\nOf the packets {} were reordered, {} duplicated, {} dropped and {} flipped, and {} \
+         arrived for a\nfinished operation. {} ranges were passed by reference, {} one-sided (a \
+         server wrote to, or read from,\nmemory that its client registered); {} pieces of WRITEs \
+         landed after their completion at the server, or\nafter its flush or crash; clients took \
+         {} queue pairs down.",
+        all(&|r| r.sums.reordered),
+        all(&|r| r.sums.duplicated),
+        all(&|r| r.sums.dropped),
+        all(&|r| r.sums.flipped),
+        all(&|r| r.sums.late),
+        all(&|r| r.sums.shown),
+        all(&|r| r.sums.fabric.placed + r.sums.fabric.fetched),
+        all(&|r| r.sums.fabric.landed_late),
+        all(&|r| r.sums.fabric.forced),
+    );
 }
 
 const LINKS: &str = "\n## Links\n
-`pagelith-sim links --seeds A..B --ops N --jobs 2 --json`: stores and clients over simulated links,
-an eighth of the seeds for each arrangement ([sim/README.md](../sim/README.md)), or only that of
-`--shape NAME`.
+`pagelith-sim links --seeds A..B ARRANGEMENT --jobs 2 --json`: stores and clients over simulated
+links, an eighth of the seeds for each arrangement ([sim/README.md](../sim/README.md)), or only that
+of `--shape NAME`. Findings are wrong hits; memory written, or owned by a link, after its operation
+had ended; one-sided transfers outside of registered or exposed memory; notices without a posted
+receive; calls that ended more than 400 ms after their deadlines; referenced ranges that changed or
+did not match the outcome; resources kept for clients that are gone; requests that peers forwarded;
+and, with `--shape Rdma`, cancelled operations without exactly one outcome.
 
-| column | meaning |
-| --- | --- |
-| late | packets that arrived for a finished operation |
-| referenced | ranges passed by reference to memory |
-| one-sided | ranges that a server wrote to, or read from, memory that its client registered |
-| landed late | pieces of WRITEs that landed after their completion at the server, or after its flush or crash |
-| taken down | queue pairs that clients took down because memory was exposed when the link ended, or did not come back |
-| findings | wrong hits; memory written, or owned by a link, after its operation had ended; one-sided transfers outside of registered or exposed memory; notices without a posted receive; calls that ended more than 400 ms after their deadlines; referenced ranges that changed or did not match the outcome; resources kept for clients that are gone; requests that peers forwarded; and, in the last row, cancelled operations without exactly one outcome |
-
-| seeds | packets | reordered | duplicated | late | dropped | flipped | links cut | stores killed | hits | referenced | one-sided | landed late | taken down | findings |
-| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+arrangement | seeds | packets | links cut | stores killed | hits | findings
+---|---:|---:|---:|---:|---:|---:
 ";
 
 const RACES: &str = "
 ## Threads, memory and any input
 
-Runs outside of `.ci/run` of the checks in [sim/concurrency](../sim/concurrency/README.md) and
-[fuzz](../fuzz/README.md). Fuzz targets run under AddressSanitizer.
-
-| commit | command | no finding in |
-| --- | --- | --- |
-| 0714350 | `sim/concurrency.sh loom` | 17 kernels, 170,599 orders |
-| 0714350 | `sim/concurrency.sh shuttle` | 22 scenarios, 44,400 schedules |
-| 0714350 | `cargo +nightly fuzz run TARGET -- -max_total_time=300 -timeout=60`, `server` and `rings` | 34,797 and 31,449 inputs |
-| 0714350 | the same for 45 to 240 s, 12 other targets | 2.4 million inputs |
-| ac65ba4 | `fuzz/all.sh 20` | 15 targets, 9.9 million inputs |
-| 62cdb4b, ca9b9b3 | `fuzz/all.sh 20` | 15 targets, 5.7 million inputs |
-| 62cdb4b, ca9b9b3 | `pagelith-sim links --seeds 0..300 --ops 2000` | 2,943,685 packets, 173,997 hits compared |
-| 62cdb4b, ca9b9b3 | `TEST_PAGELITH_CLIENT_KILLS=1000 cargo test --release -p pagelith-cli --test client_kills` | 1,000 clients killed over TCP and 1,000 over shared memory |
-| 62ebf55 | `sim/sanitize.sh address io engine` | the suite |
-| c8007cae | ThreadSanitizer, the unit tests of io, transport, tiers and the engine | the tests |
-
-Before c8007cae, `sim/sanitize.sh thread io engine` made eight reports about memory handed over
-under a mutex or `Once` of `std`, whose waiting half is not built with the sanitizer. One test that
-expects a signal ended differently, and the rest did not run. loom and shuttle have not run at
-62cdb4b and ca9b9b3, nor the whole table since [decision 0014](decisions/0014-peers.md) changed.
+[sim/results/threads.md](../sim/results/threads.md) has the runs of loom, shuttle, sanitizers and
+fuzz targets outside of `.ci/run`, without a finding.
 ";
 
 /// One line for each fault: the seeds' sums and the tests.
 fn matrix(out: &mut String, sums: &RunTotals) {
     *out += "\n## The matrix\n\n";
-    let _ = writeln!(
-        out,
-        "Counts are of all {} seeds together. The lanes over the real kernel follow below.\n",
-        sums.seeds
-    );
-    *out += "| # | fault | injected | detected | harmless | other tests |\n";
-    *out += "| ---: | --- | ---: | ---: | ---: | --- |\n";
+    let _ = writeln!(out, "Counts are of all {} seeds together.\n", sums.seeds);
+    *out += "row | fault | injected, detected | other tests\n---:|---|---|---\n";
     for row in ROWS {
         let kinds: Vec<_> = row.kinds.iter().filter_map(|kind| sums.faults.get(*kind)).collect();
-        let cells = if kinds.is_empty() {
-            "| | |".to_owned()
+        let cell = if kinds.is_empty() {
+            String::new()
         } else {
-            format!(
-                "{} | {} | {} |",
-                kinds.iter().map(|f| f.injected).sum::<u64>(),
-                kinds.iter().map(|f| f.detected).sum::<u64>(),
-                kinds.iter().map(|f| f.harmless).sum::<u64>()
-            )
+            let injected: u64 = kinds.iter().map(|f| f.injected).sum();
+            let detected: u64 = kinds.iter().map(|f| f.detected).sum();
+            format!(" {injected}, {detected}")
         };
-        let _ = writeln!(out, "| {} | {} | {cells} {} |", row.number, row.fault, row.tests);
+        // An empty last cell needs its bar.
+        let end = if row.tests.is_empty() { " |" } else { "" };
+        let _ = writeln!(out, "{} | {} |{cell} | {}{end}", row.number, row.fault, row.tests);
     }
 }
 
 /// Each lane over the real kernel.
 fn kernel(out: &mut String, lanes: &[Lane]) {
     let wrong: u64 = lanes.iter().map(|l| l.wrong + l.phantom).sum();
+    let undone: u64 = lanes.iter().map(|l| l.removals_undone).sum();
+    let late = lanes.iter().map(|l| l.longest_over_deadline_ms).max().unwrap_or(0);
+    let runs: u64 = lanes.iter().map(|l| l.runs).sum();
+    let recovery = lanes.iter().map(|l| l.worst_recovery_ms).max().unwrap_or(0);
     *out += "\n## Over the real kernel\n\n";
     let _ = writeln!(
         out,
         "`sim/kernel`, and for the lanes `kill-` `engine/tests/reopen_after_kill.rs` with\n\
-         `TEST_PAGELITH_KILLS=1000`. Wrong or phantom answers in all lanes: {wrong}. *Lost* counts \
+         `TEST_PAGELITH_KILLS=1000`. Wrong or phantom answers in {runs} runs: {wrong}. *Lost* counts \
          flushed\nobjects that a device lost by lying, rotting or failing reads; devices that kept \
-         acknowledged data\nlost none. A removal is undone only if the device acknowledged a write \
-         or sync and did not execute\nit. Times in ms are from a busy machine: the slowest recovery, \
-         and the longest time over a deadline.\n"
+         acknowledged data\nlost none. Removals undone: {undone}, each by a device that \
+         acknowledged a write or sync and did not\nexecute it. On a busy machine the slowest \
+         recovery took {recovery} ms, and the longest time over a\ndeadline was {late} ms.\n"
     );
-    *out += "| lane | row | runs | injected | detected | harmless | lost | removals undone | recovery | over deadline |\n";
-    *out += "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n";
+    let mut each = Vec::new();
     for l in lanes {
-        let _ = writeln!(
-            out,
-            "| `{}` | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
-            l.lane,
-            l.row,
-            l.runs,
-            l.injected,
-            l.detected,
-            l.harmless,
-            l.synced_lost,
-            l.removals_undone,
-            l.worst_recovery_ms,
-            l.longest_over_deadline_ms
-        );
+        // What was neither detected nor harmless would be a wrong answer.
+        debug_assert_eq!(l.injected, l.detected + l.harmless, "{}", l.lane);
+        let lost = Some(l.synced_lost).filter(|lost| *lost > 0);
+        let lost = lost.map_or_else(String::new, |lost| format!(", {lost} lost"));
+        each.push(format!("`{}` {}, {}{lost}", l.lane, l.injected, l.detected));
     }
+    let _ = writeln!(out, "Injected and detected in each lane: {}.", each.join("; "));
 }
 
 /// Each planted bug, by the checker that caught it.
@@ -275,18 +250,22 @@ fn planted(out: &mut String, mutants: &[Outcome]) {
     *out += "\n## Planted bugs\n\n\
              A planted bug (mutant) is built in on purpose, to show that a check detects it. \
              `sim/mutants.sh`\nruns one bug in a process. `sim/mutants/src/lib.rs` describes those \
-             of the shipped code,\n`sim/src/link/planted_bug.rs` those of simulated links.\n\n\
-             | caught by | planted bugs, with the seconds until each was caught |\n| --- | --- |\n";
-    let mut by: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    for m in mutants.iter().filter(|m| m.mutant != "none") {
-        let checker = if m.caught { m.by.as_str() } else { "**nothing**" };
-        by.entry(checker).or_default().push(format!("`{}` {:.1}", m.mutant, m.seconds));
+             of the shipped code,\n`sim/src/link/planted_bug.rs` those of simulated links.\n\n";
+    let mut by: BTreeMap<&str, u32> = BTreeMap::new();
+    let bugs = || mutants.iter().filter(|m| m.mutant != "none");
+    for m in bugs().filter(|m| m.caught) {
+        *by.entry(m.by.as_str()).or_default() += 1;
     }
-    for (checker, bugs) in by {
-        let _ = writeln!(out, "| {checker} | {} |", bugs.join(", "));
+    let missed: Vec<_> = bugs().filter(|m| !m.caught).map(|m| format!("`{}`", m.mutant)).collect();
+    let by: Vec<_> = by.iter().map(|(checker, count)| format!("{count} by {checker}")).collect();
+    let _ = writeln!(out, "Of {} planted bugs were caught:\n{}.", bugs().count(), by.join(", "));
+    if !missed.is_empty() {
+        let _ = writeln!(out, "**Not caught: {}.**", missed.join(", "));
     }
+    let slowest = bugs().map(|m| m.seconds).fold(0.0, f64::max);
+    let _ = writeln!(out, "The slowest was caught after {slowest:.0} s.");
     for m in mutants.iter().filter(|m| m.mutant == "none") {
-        let _ = writeln!(out, "\nWithout a planted bug: {} ({:.1} s).", m.how, m.seconds);
+        let _ = writeln!(out, "Without a planted bug: {} ({:.1} s).", m.how, m.seconds);
     }
 }
 
@@ -299,15 +278,20 @@ fn pairs(out: &mut String, sums: &RunTotals) {
         }
     }
     let operations = sums.operations.len();
+    let (all, some): (Vec<_>, Vec<_>) = struck.iter().partition(|(_, of)| of.len() == operations);
+    let rarest = all.iter().filter_map(|(fault, of)| of.iter().min().map(|of| (of, **fault))).min();
     let _ = writeln!(
         out,
-        "\n## Faults by operation\n\nThe seeds have {operations} kinds of operations.\n\n\
-         | fault | kinds of operations that it struck | rarest |\n| --- | ---: | --- |"
+        "\n## Faults by operation\n\nThe seeds have {operations} kinds of operations. {} kinds of \
+         faults struck all of them.",
+        all.len()
     );
-    for (fault, of) in &struck {
-        if let Some((count, operation)) = of.iter().min() {
-            let _ = writeln!(out, "| {fault} | {} | {operation}, {count} |", of.len());
-        }
+    if let Some(((count, operation), fault)) = rarest {
+        let _ = writeln!(out, "The rarest pair is {fault} in {operation}, {count} times.");
+    }
+    for (fault, of) in some {
+        let of: Vec<_> = of.iter().map(|(count, on)| format!("{on} ({count})")).collect();
+        let _ = writeln!(out, "{fault} struck {} only.", of.join(", "));
     }
 }
 

@@ -7,27 +7,35 @@ use pagelith_io::prefetch;
 
 use super::frame::{FrameId, Recency};
 
-/// Bits of a word for the depth: 16 million pages of a prefix. Two bits count later requests, one
-/// is set if the frame leaves first, and the other 37 number the request: up to 1.3 * 10^11.
-const DEPTH_BITS: u32 = 24;
+/// Bits of a word for the depth: a million pages of a prefix. Two bits count requests that read,
+/// one is set if the frame leaves first, one if it was looked up and not read since, and the other
+/// 40 number the last request: up to 1.1 * 10^12, which is 125 days of 100,000 calls a second.
+const DEPTH_BITS: u32 = 20;
 const DEPTH_MAX: u64 = (1 << DEPTH_BITS) - 1;
 const USES_BITS: u32 = 2;
 /// The frame leaves first. Below the depth, so that the next request in the order clears it.
 const LEAVES_FIRST: u64 = 1 << USES_BITS;
-const FLAG_BITS: u32 = USES_BITS + 1;
+/// The frame was looked up, and was not read since.
+const LOOKED_UP: u64 = 2 << USES_BITS;
+const FLAG_BITS: u32 = USES_BITS + 2;
 const REQUEST_MAX: u64 = u64::MAX >> (DEPTH_BITS + FLAG_BITS);
 
 /// Maximum of a frame's count of requests.
 pub(super) const USES_MAX: u8 = (1 << USES_BITS) - 1;
 
-/// One [`Recency`] per frame, the number of requests for it since it was filled, and whether it
-/// leaves first, in eight bytes. Depths saturate at 2^24 - 1, numbers at 2^37 - 1, and counts at 3.
+/// One [`Recency`] per frame, the number of requests that read it since it was filled, and whether
+/// it leaves first, in eight bytes. Depths saturate at 2^20 - 1, numbers at 2^40 - 1, and counts at
+/// 3.
 ///
 /// A thread may record a request after the frame's number was reused for another page. That page
 /// then counts as requested, and the only effect is that it is evicted later.
 pub struct LastRequests {
     words: AtomicArray,
 }
+
+/// How a request is recorded for a frame: [`LastRequests::raise`] for a read, or
+/// [`LastRequests::refresh`] for a lookup.
+pub type RecordRequest = fn(&LastRequests, FrameId, Recency);
 
 impl LastRequests {
     /// A table for frame numbers below `frames`. Fails if the system has no memory.
@@ -48,19 +56,31 @@ impl LastRequests {
         }
     }
 
-    /// Record a request for a frame. Requests may arrive out of order: an older one changes
-    /// nothing. A request that looks a frame up and then reads it counts once.
+    /// Record that a request read a frame. Requests may arrive out of order: an older one changes
+    /// nothing, unless the frame was looked up and not read since. A request counts once, however
+    /// often it reads a frame between lookups.
     #[inline]
     pub fn raise(&self, frame: FrameId, at: Recency) {
+        self.record(frame, at, true);
+    }
+
+    /// Record that a request looked a frame up: it becomes recent, and is not counted. So a caller
+    /// that looks a page up and then reads it counts once, in one request or in two, and one that
+    /// repeats a lookup until it may read does not count more often.
+    #[inline]
+    pub fn refresh(&self, frame: FrameId, at: Recency) {
+        self.record(frame, at, false);
+    }
+
+    #[inline]
+    fn record(&self, frame: FrameId, at: Recency, is_read: bool) {
         let Some(word) = self.words.get(frame.0 as usize) else { return };
         let at = pack(at);
         let mut known = word.load(Relaxed);
         // Load first: other threads use most frames of a batch too, and an atomic update waits for
         // the cache line.
-        while known >> FLAG_BITS < at >> FLAG_BITS {
-            let is_later = request_of(known) < request_of(at);
-            let uses = (uses_of(known) + u8::from(is_later)).min(USES_MAX);
-            match word.compare_exchange_weak(known, at | u64::from(uses), Relaxed, Relaxed) {
+        while let Some(next) = after(known, at, is_read) {
+            match word.compare_exchange_weak(known, next, Relaxed, Relaxed) {
                 Ok(_) => break,
                 Err(now) => known = now,
             }
@@ -87,7 +107,7 @@ impl LastRequests {
         word.is_some_and(|word| word & LEAVES_FIRST != 0)
     }
 
-    /// Number of requests after that for which the frame was filled, at most 3.
+    /// Number of requests that read the frame after that for which it was filled, at most 3.
     pub(super) fn uses(&self, frame: FrameId) -> u8 {
         self.words.get(frame.0 as usize).map_or(0, |word| uses_of(word.load(Relaxed)))
     }
@@ -116,6 +136,22 @@ impl std::fmt::Debug for LastRequests {
 fn pack(at: Recency) -> u64 {
     let depth = DEPTH_MAX - u64::from(at.depth).min(DEPTH_MAX);
     (at.request.min(REQUEST_MAX) << DEPTH_BITS | depth) << FLAG_BITS
+}
+
+/// The word after a request at `at`; `None` if it changes nothing.
+fn after(known: u64, at: u64, is_read: bool) -> Option<u64> {
+    let is_later = request_of(known) < request_of(at);
+    // Also for another request, which may have begun before the lookup.
+    let was_looked_up = known & LOOKED_UP != 0;
+    let counts = is_read && (is_later || was_looked_up);
+    let uses = u64::from((uses_of(known) + u8::from(counts)).min(USES_MAX));
+    let looked_up = if !is_read && (is_later || was_looked_up) { LOOKED_UP } else { 0 };
+    if known >> FLAG_BITS < at >> FLAG_BITS {
+        Some(at | looked_up | uses)
+    } else {
+        let leaves_first = known & LEAVES_FIRST;
+        counts.then_some(known >> FLAG_BITS << FLAG_BITS | leaves_first | looked_up | uses)
+    }
 }
 
 fn unpack(word: u64) -> Recency {
@@ -155,6 +191,16 @@ mod tests {
     }
 
     #[test]
+    fn request_after_a_hundred_billion_others_is_a_later_one() {
+        let last_requests = LastRequests::new(1).expect("memory");
+        let at = |request| Recency { request, depth: 0 };
+        last_requests.set(FrameId(0), at(200_000_000_000));
+        last_requests.raise(FrameId(0), at(200_000_000_001));
+        assert_eq!(last_requests.get(FrameId(0)), Some(at(200_000_000_001)));
+        assert_eq!(last_requests.uses(FrameId(0)), 1);
+    }
+
+    #[test]
     fn latest_request_wins_in_any_order() {
         let last_requests = LastRequests::new(2).expect("memory");
         let (early, late) = (Recency { request: 4, depth: 0 }, Recency { request: 5, depth: 9 });
@@ -187,6 +233,32 @@ mod tests {
         assert!(!last_requests.leaves_first(frame), "the number was reused");
         last_requests.leave_first(FrameId(1));
         assert!(!last_requests.leaves_first(FrameId(1)), "beyond the table");
+    }
+
+    #[test]
+    fn lookups_refresh_and_only_reads_count() {
+        let last_requests = LastRequests::new(1).expect("memory");
+        let at = |request| Recency { request, depth: 3 };
+        let frame = FrameId(0);
+        last_requests.set(frame, at(4));
+        (5..9).for_each(|request| last_requests.refresh(frame, at(request)));
+        assert_eq!((last_requests.get(frame), last_requests.uses(frame)), (Some(at(8)), 0));
+        for (case, read_at, uses) in [("of the same request", 8, 1), ("of its own", 9, 2)] {
+            last_requests.raise(frame, at(read_at));
+            assert_eq!(last_requests.uses(frame), uses, "read {case}");
+            last_requests.raise(frame, at(read_at));
+            last_requests.refresh(frame, at(read_at));
+            last_requests.raise(frame, at(read_at));
+            assert_eq!(last_requests.uses(frame), uses, "read {case} again");
+        }
+        last_requests.refresh(frame, at(11));
+        last_requests.raise(frame, at(10));
+        last_requests.raise(frame, at(10));
+        assert_eq!(last_requests.uses(frame), 3, "looked up by another request meanwhile");
+        assert_eq!(last_requests.get(frame), Some(at(11)));
+        last_requests.leave_first(frame);
+        last_requests.refresh(frame, at(12));
+        assert!(!last_requests.leaves_first(frame), "a lookup is a request");
     }
 
     #[test]

@@ -41,7 +41,7 @@ use self::leaving_first::LeavingFirst;
 pub use expectations::Expectations;
 pub use fifo::Fifo;
 pub use frame::{FrameId, FramePolicy, Recency};
-pub use last_requests::LastRequests;
+pub use last_requests::{LastRequests, RecordRequest};
 pub use lowest_mean_recency::LowestMeanRecency;
 pub use lru::Lru;
 pub use predictions::{Predictions, WATCHED_OBJECTS, WATCHED_PAGES};

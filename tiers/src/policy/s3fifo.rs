@@ -11,8 +11,9 @@
 //!   the resident bytes, which equal the capacity at the time of an eviction.
 //! - Within a request the deeper page leaves first, in both queues. Across requests S3-FIFO keeps
 //!   no chain order: an old parent that was requested once leaves before a new child.
-//! - A request counts once per frame; in a batched store, a request may look a frame up and then
-//!   read it. Threads count requests without the store's lock ([`LastRequests`]).
+//! - A request counts once per frame, and only if it reads it: callers of a batched store look
+//!   pages up, perhaps repeatedly, before they read them. Threads count requests without the
+//!   store's lock ([`LastRequests`]).
 //! - Frames that enter main shortly after each other are ordered by depth.
 //! - Second chances, and frames examined in one call, are bounded.
 

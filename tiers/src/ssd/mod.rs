@@ -36,3 +36,4 @@ pub mod serial_queue;
 pub mod sync;
 pub mod volume;
 mod volume_error;
+mod volume_lock;

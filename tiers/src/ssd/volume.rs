@@ -1,7 +1,6 @@
 //! The files of a store: computes their sizes, creates, opens and locks them.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use pagelith_io::disk::{Disk, FileId};
 use pagelith_io::entropy::Entropy;
@@ -16,6 +15,8 @@ use pagelith_layouts::names;
 use super::dir_check;
 use super::serial_queue::SerialQueue;
 pub use super::volume_error::VolumeError;
+pub use super::volume_lock::Opening;
+use super::volume_lock::{lock, lock_text};
 
 /// Fewest segments of a store: one open, one spare, one being reclaimed, one with data.
 pub const SEGMENTS_MIN: u32 = 4;
@@ -166,21 +167,20 @@ impl FileSystemFull {
     }
 }
 
-/// Open the store in `disk`'s directories, or create one if they are empty. `owner` is written to
-/// the LOCK file for people. If creation fails, no files are left.
+/// Open the store in `disk`'s directories, or create one if they are empty. If creation fails, no
+/// files are left.
 pub fn open_or_create(
     disk: Arc<dyn Disk>,
     geometry: VolumeGeometry,
     entropy: &dyn Entropy,
-    owner: &str,
-    timeout: Duration,
+    opening: &Opening<'_>,
 ) -> Result<OpenedVolume, VolumeError> {
-    match inspect_dirs(&*disk)? {
-        DirsState::Store => open(disk, geometry, owner, timeout),
-        DirsState::Empty => create(disk, geometry, entropy, owner, timeout),
+    match inspect_dirs(&*disk, opening)? {
+        DirsState::Store => open(disk, geometry, opening),
+        DirsState::Empty => create(disk, geometry, entropy, opening),
         DirsState::HalfCreated => {
             remove_files(&*disk)?;
-            create(disk, geometry, entropy, owner, timeout)
+            create(disk, geometry, entropy, opening)
         }
     }
 }
@@ -192,7 +192,7 @@ enum DirsState {
 }
 
 /// Determine the state of the directories.
-fn inspect_dirs(disk: &dyn Disk) -> Result<DirsState, VolumeError> {
+fn inspect_dirs(disk: &dyn Disk, opening: &Opening<'_>) -> Result<DirsState, VolumeError> {
     let (mut ours, mut without) = (None, None);
     let mut manifest = false;
     for dir in 0..disk.dirs() {
@@ -206,8 +206,12 @@ fn inspect_dirs(disk: &dyn Disk) -> Result<DirsState, VolumeError> {
             }
             if name == names::CREATING {
                 // A process that is creating the store now holds the lock of this file.
-                lock(disk, dir, names::CREATING)?;
-                return Ok(DirsState::HalfCreated);
+                return match lock(disk, dir, names::CREATING, opening) {
+                    Ok(_) => Ok(DirsState::HalfCreated),
+                    // It has created the store meanwhile.
+                    Err(VolumeError::Missing { .. }) => inspect_dirs(disk, opening),
+                    Err(other) => Err(other),
+                };
             }
             manifest |= names::MANIFESTS.contains(&&*name);
             ours.get_or_insert(dir);
@@ -227,29 +231,6 @@ fn inspect_dirs(disk: &dyn Disk) -> Result<DirsState, VolumeError> {
     }
 }
 
-/// Open and lock a file of the store.
-fn lock(disk: &dyn Disk, dir: usize, name: &'static str) -> Result<(FileId, u64), VolumeError> {
-    disk.open(dir, name).map_err(|fault| match fault.kind {
-        FaultKind::Locked => {
-            let (dir, file) = (disk.dir_name(dir), name.into());
-            VolumeError::Locked {
-                dir,
-                file,
-                owner: owner_of(disk).unwrap_or_else(|| "unknown".into()),
-            }
-        }
-        FaultKind::NotFound => VolumeError::Missing { dir: disk.dir_name(dir), file: name },
-        _ => VolumeError::Io(fault),
-    })
-}
-
-/// The content of the LOCK file, if it is printable.
-fn owner_of(disk: &dyn Disk) -> Option<String> {
-    let bytes = disk.read_prefix(0, names::LOCK)?;
-    let text = String::from_utf8_lossy(&bytes).trim_matches(['\0', '\n', ' ']).to_owned();
-    (!text.is_empty() && !text.contains(char::is_control)).then_some(text)
-}
-
 fn remove_files(disk: &dyn Disk) -> Result<(), IoFault> {
     for dir in 0..disk.dirs() {
         let files = disk.list(dir)?;
@@ -267,10 +248,9 @@ fn create(
     disk: Arc<dyn Disk>,
     geometry: VolumeGeometry,
     entropy: &dyn Entropy,
-    owner: &str,
-    timeout: Duration,
+    opening: &Opening<'_>,
 ) -> Result<OpenedVolume, VolumeError> {
-    let created = create_files(&disk, geometry, entropy, owner, timeout);
+    let created = create_files(&disk, geometry, entropy, opening);
     if created.is_err() {
         // The first failure is reported; a directory that cannot be cleaned keeps its marker.
         let _ = remove_files(&*disk);
@@ -282,8 +262,7 @@ fn create_files(
     disk: &Arc<dyn Disk>,
     geometry: VolumeGeometry,
     entropy: &dyn Entropy,
-    owner: &str,
-    timeout: Duration,
+    opening: &Opening<'_>,
 ) -> Result<OpenedVolume, VolumeError> {
     disk.create(0, names::CREATING, ALIGN)?;
     let mut segments = Vec::new();
@@ -297,7 +276,7 @@ fn create_files(
     entropy.fill(&mut key);
     let manifest = Manifest::new(StoreId(entropy.bytes16()), geometry.superblock(key));
     let mut manifests = [FileId(0); 2];
-    let mut serial = SerialQueue::new(&**disk, timeout)?;
+    let mut serial = SerialQueue::new(&**disk, opening.timeout)?;
     let copy = manifest.copy();
     for (i, file) in manifests.iter_mut().enumerate() {
         *file = disk.create(
@@ -309,11 +288,7 @@ fn create_files(
         serial.sync(*file)?;
     }
     let lock_file = disk.create(0, names::LOCK, ALIGN)?;
-    serial.write(
-        lock_file,
-        0,
-        owner.as_bytes().get(..ALIGN as usize).unwrap_or(owner.as_bytes()),
-    )?;
+    serial.write(lock_file, 0, lock_text(opening.owner))?;
     // Everything above is synced; without the marker the store is valid.
     disk.remove(0, names::CREATING)?;
     let store = manifest.store();
@@ -330,21 +305,20 @@ fn manifest_dir(dirs: u32, copy: usize) -> usize {
 fn open(
     disk: Arc<dyn Disk>,
     geometry: VolumeGeometry,
-    owner: &str,
-    timeout: Duration,
+    opening: &Opening<'_>,
 ) -> Result<OpenedVolume, VolumeError> {
     let dirs = geometry.dirs;
     dir_check::check_names(&*disk, dirs as usize)?;
     // Take every lock before reading any byte.
     let mut segments = Vec::new();
     for dir in 0..dirs as usize {
-        segments.push(lock(&*disk, dir, names::SEGMENTS)?);
+        segments.push(lock(&*disk, dir, names::SEGMENTS, opening)?);
     }
-    let mut serial = SerialQueue::new(&*disk, timeout)?;
+    let mut serial = SerialQueue::new(&*disk, opening.timeout)?;
     let mut files = [None; 2];
     let mut copies = [Vec::new(), Vec::new()];
     for i in 0..2 {
-        match lock(&*disk, manifest_dir(dirs, i), names::MANIFESTS[i]) {
+        match lock(&*disk, manifest_dir(dirs, i), names::MANIFESTS[i], opening) {
             Ok((file, len)) => {
                 files[i] = Some((file, len));
                 if len >= ALIGN {
@@ -380,14 +354,11 @@ fn open(
         repair_manifests(&*disk, &mut serial, &geometry, &manifest, files, &copies)?;
     let mut checkpoints = [FileId(0); 2];
     for (i, file) in checkpoints.iter_mut().enumerate() {
-        *file = open_or_replace(&*disk, 0, names::CHECKPOINTS[i], geometry.checkpoint_bytes())?;
+        *file =
+            open_or_replace(&*disk, names::CHECKPOINTS[i], geometry.checkpoint_bytes(), opening)?;
     }
-    let lock_file = open_or_replace(&*disk, 0, names::LOCK, ALIGN)?;
-    let owner_written = serial.write(
-        lock_file,
-        0,
-        owner.as_bytes().get(..ALIGN as usize).unwrap_or(owner.as_bytes()),
-    );
+    let lock_file = open_or_replace(&*disk, names::LOCK, ALIGN, opening)?;
+    let owner_written = serial.write(lock_file, 0, lock_text(opening.owner));
     full = full.or(FileSystemFull::of(owner_written, None)?);
     let store = manifest.store();
     let volume =
@@ -395,21 +366,21 @@ fn open(
     Ok(OpenedVolume { volume, manifest, made: false, mended: damage.len() as u32, full })
 }
 
-/// Open a file that the store does not depend on; it is created again if it is missing or has
-/// another length.
+/// Open a file of the first directory that the store does not depend on; it is created again if it
+/// is missing or has another length.
 fn open_or_replace(
     disk: &dyn Disk,
-    dir: usize,
     name: &'static str,
     len: u64,
+    opening: &Opening<'_>,
 ) -> Result<FileId, VolumeError> {
-    match lock(disk, dir, name) {
+    match lock(disk, 0, name, opening) {
         Ok((file, found)) if found == len => return Ok(file),
-        Ok(_) => disk.remove(dir, name)?,
+        Ok(_) => disk.remove(0, name)?,
         Err(VolumeError::Missing { .. }) => {}
         Err(other) => return Err(other),
     }
-    Ok(disk.create(dir, name, len)?)
+    Ok(disk.create(0, name, len)?)
 }
 
 fn check_length(

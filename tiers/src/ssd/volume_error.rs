@@ -19,8 +19,8 @@ pub enum VolumeError {
     },
     /// Another process has the store open, or a killed process still has writes in flight.
     #[error(
-        "store is open elsewhere dir={dir} file={file} owner=({owner}); if that process has ended, a child that it forked still \
-         has the file, or its last writes are under way"
+        "store is open elsewhere dir={dir} file={file} owner=({owner}); if that process has ended, a child that it forked \
+         still has the file, its last writes are under way, or `pagelith verify` reads it"
     )]
     Locked {
         /// The directory.

@@ -201,7 +201,8 @@ pub fn pendings(
         .without(Feature::Peers)
         .without(Feature::Bases)
         .without(Feature::Holds)
-        .without(Feature::Hints);
+        .without(Feature::Hints)
+        .without(Feature::PrefillRate);
     let client = Handshake::client(offer, key, &*entropy());
     let server = Handshake::server(offer, admission, &*entropy());
     let client =

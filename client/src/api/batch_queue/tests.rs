@@ -16,6 +16,8 @@ struct ScriptedSession {
     orders: Receiver<bool>,
     /// The outcome of each batch in turn; then batches are empty.
     outcomes: std::vec::IntoIter<GetOutcome>,
+    /// Polls until what a late batch left has ended.
+    busy_polls: usize,
 }
 
 impl PageSession for ScriptedSession {
@@ -29,6 +31,7 @@ impl PageSession for ScriptedSession {
     }
 
     fn poll(&mut self) -> Option<(Ticket, CompletedBatch)> {
+        self.busy_polls = self.busy_polls.saturating_sub(1);
         // A later poll may find that the test has ended.
         let _ = self.submitted.send(());
         None
@@ -48,6 +51,10 @@ impl PageSession for ScriptedSession {
     fn wait_any(&mut self, _: Duration) -> Option<(Ticket, CompletedBatch)> {
         unreachable!("the queue waits for one batch")
     }
+
+    fn is_busy(&self) -> bool {
+        self.busy_polls > 0
+    }
 }
 
 /// A queue of one thread, its orders and its reports.
@@ -58,7 +65,8 @@ fn scripted() -> (BatchQueue, Sender<bool>, Receiver<()>) {
 /// The same; its batches have these outcomes.
 fn scripted_with(outcomes: Vec<GetOutcome>) -> (BatchQueue, Sender<bool>, Receiver<()>) {
     let ((submitted, reports), (order, orders)) = (channel(), channel());
-    let session = Box::new(ScriptedSession { submitted, orders, outcomes: outcomes.into_iter() });
+    let outcomes = outcomes.into_iter();
+    let session = Box::new(ScriptedSession { submitted, orders, outcomes, busy_polls: 1 });
     (BatchQueue::with_sessions(vec![session]).expect("a queue"), order, reports)
 }
 
@@ -206,6 +214,24 @@ fn session_is_polled_after_a_late_batch_also_if_the_next_was_in_time() {
     }
     assert!(block_on(batches.completion(second)).is_some());
     reports.recv_timeout(LONG).expect("the session is polled");
+}
+
+#[test]
+fn session_is_not_polled_again_once_late_reads_have_ended() {
+    let late_then_absent = [MissCause::Late, MissCause::Absent].map(GetOutcome::Miss);
+    let (batches, order, reports) = scripted_with(late_then_absent.into());
+    let run = || {
+        let ticket = get(&batches);
+        reports.recv_timeout(LONG).expect("the batch has started");
+        order.send(true).expect("the queue runs");
+        assert!(block_on(batches.completion(ticket)).is_some());
+    };
+    run();
+    reports.recv_timeout(LONG).expect("the session is polled");
+    // A thread that still polls would do it after this batch, before it waits.
+    (0..100).for_each(|_| run());
+    drop(batches);
+    assert!(reports.recv().is_err(), "polled without a reason");
 }
 
 /// Drops its queue when it is woken.

@@ -1,6 +1,6 @@
 //! Contents of a victim, and which of them must be written again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::footer::FooterEntry;
@@ -103,16 +103,20 @@ impl Contents {
             record.survivor.pinned |= is_pinned;
             record.tick = record.tick.max(core.full_tick(found.tick));
         }
-        note_victim(cx, &core, &members);
         let survivors = survivors(&core, records, cx.volume.geometry.segment_bytes);
+        note_victim(cx, &core, &members, &survivors);
         Contents { members, survivors, tombstones }
     }
 }
 
-/// Notify admission of some of the members of the victim, spread over it.
-fn note_victim(cx: &LogContext, core: &Core, members: &[Member]) {
-    let sampled = (0..VICTIM_SAMPLES.min(members.len())).map(|at| {
-        let member = &members[at * members.len() / VICTIM_SAMPLES.min(members.len())];
+/// Notify admission of some of the members that the victim gives up, spread over it.
+fn note_victim(cx: &LogContext, core: &Core, members: &[Member], survivors: &[Survivor]) {
+    let kept: HashSet<SsdLocation> =
+        survivors.iter().flat_map(|s| &s.members).map(|(_, location)| *location).collect();
+    let given_up: Vec<&Member> = members.iter().filter(|m| !kept.contains(&m.location)).collect();
+    let samples = VICTIM_SAMPLES.min(given_up.len());
+    let sampled = (0..samples).map(|at| {
+        let member = given_up[at * given_up.len() / samples];
         // What leaves first is worth nothing.
         let stays = |e: &Entry| {
             e.ssd == Some(member.location)

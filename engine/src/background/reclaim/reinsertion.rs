@@ -213,13 +213,14 @@ fn waits_for_segment(cx: &LogContext) -> bool {
     cx.log.is_trusted() && (free > 0 || !cx.log.wants_segment())
 }
 
-/// A record was written at its new location: update the index.
+/// A record was written at its new location: update the index. False if that location is not read
+/// any more: the record stays where it was.
 pub(crate) fn record_reinserted(
     cx: &mut LogContext,
     id: u64,
     members: Vec<(u128, SsdLocation)>,
     location: &RecordLocation,
-) {
+) -> bool {
     let mut core = cx.shared.lock();
     let (mut now, mut from) = (Vec::new(), Vec::new());
     // A member that could not be read was dropped in the meantime, and takes the others along: a
@@ -227,10 +228,19 @@ pub(crate) fn record_reinserted(
     let whole =
         all_in_place(&core, &members) && !members.iter().any(|(_, old)| core.is_hidden_at(*old));
     if !whole {
-        members.iter().for_each(|(fingerprint, old)| {
+        let mut frames = BTreeSet::new();
+        for (fingerprint, old) in &members {
+            let entry = core.index.find(*fingerprint).find(|e| e.ssd == Some(*old));
+            frames.extend(entry.and_then(|e| e.frame));
             core.drop_ssd(*fingerprint, *old, None, Departure::Damaged);
-        });
+        }
         core.events.forgot();
+        // They were reported as durable, or will be, and only DRAM has them now.
+        for frame in frames {
+            core.requeue_frame(FrameId(frame));
+        }
+    } else if core.is_unread((location.identity.segment.0, 0)) {
+        return false;
     }
     for (fingerprint, old) in members.iter().filter(|_| whole) {
         // A record is reinserted as a whole: its payloads keep their distance from its header.
@@ -249,6 +259,7 @@ pub(crate) fn record_reinserted(
     if !now.is_empty() {
         cx.pending_records.reinserted(id, now, from, location.bytes);
     }
+    true
 }
 
 /// Whether the index still finds every member where it was read; vacuously true for tombstones.

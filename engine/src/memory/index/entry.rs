@@ -78,7 +78,15 @@ pub struct SsdLocation {
     pub payload_sector: u16,
 }
 
+/// Segment and first sector of a record.
+pub type RecordPlace = (u32, u16);
+
 impl SsdLocation {
+    /// The place of the record.
+    pub fn record(&self) -> RecordPlace {
+        (self.segment, self.record_sector)
+    }
+
     /// The location of a payload at offset `delta` of the record at byte `record` of a segment.
     /// Both are multiples of 4096 below 256 MiB.
     pub fn at(segment: SegmentId, record: u64, delta: u64) -> SsdLocation {
@@ -136,13 +144,17 @@ pub fn tick_age(now: u32, tick: u32) -> u32 {
 /// The newest of the ticks of a store, 0 without any. The counter wraps, so it is not the largest:
 /// the ticks of a store are close together, and the longest stretch without any follows the newest.
 pub fn newest_tick(ticks: impl Iterator<Item = u32>) -> u32 {
-    let mut seen = vec![false; TICK_MODULUS as usize];
-    ticks.for_each(|tick| seen[(tick & TICK_MASK) as usize] = true);
-    let is_seen = |tick: &u32| seen[*tick as usize];
-    let Some(first) = (0..TICK_MODULUS).find(is_seen) else { return 0 };
+    let mut seen = vec![0u64; (TICK_MODULUS / u64::BITS) as usize];
+    for tick in ticks.map(|tick| tick & TICK_MASK) {
+        seen[(tick / u64::BITS) as usize] |= 1 << (tick % u64::BITS);
+    }
+    let mut in_order = (0..).zip(&seen).filter(|(_, word)| **word != 0).flat_map(|(n, word)| {
+        let bits = (0..u64::BITS).filter(move |bit| word >> bit & 1 == 1);
+        bits.map(move |bit| n * u64::BITS + bit)
+    });
+    let Some(first) = in_order.next() else { return 0 };
     let (mut newest, mut longest, mut last) = (first, 0, first);
-    let next = (first + 1..TICK_MODULUS).filter(is_seen).chain(std::iter::once(first));
-    for tick in next {
+    for tick in in_order.chain(std::iter::once(first)) {
         let gap = if tick == first { TICK_MODULUS - last + first } else { tick - last };
         // The gap to the first tick after the wrap comes last, and is chosen if others are as long.
         if gap >= longest {

@@ -38,7 +38,9 @@ use table::Table;
 
 pub use read::{IndexReader, ReadStamps};
 
-pub use entry::{Entry, FRAME_MAX, SsdLocation, TICK_MODULUS, name_of, newest_tick, tick_age};
+pub use entry::{
+    Entry, FRAME_MAX, RecordPlace, SsdLocation, TICK_MODULUS, name_of, newest_tick, tick_age,
+};
 
 /// Home slots to prefetch before the first is read: enough to keep a CPU core's line fill buffers
 /// (10 to 16 on current x86 and Arm cores) busy.

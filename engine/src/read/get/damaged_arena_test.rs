@@ -10,6 +10,7 @@ use crate::api::request::{GetSlice, Options, PutSlice};
 use crate::config::{Config, MachineLimits};
 use crate::state::frame_access::UnpublishedExtent;
 use crate::store::embedded::Store;
+use crate::store::stepped_runtime::{SteppedRuntime, small_config};
 
 const LENGTH: usize = 80_000;
 
@@ -74,6 +75,17 @@ fn default_verify_ratio_detects_every_flipped_bit() {
         let stats = store.stats();
         assert_eq!((stats.damaged, stats.hits_unverified, stats.dram_bytes), (2, 0, 0));
     }
+}
+
+#[test]
+fn damage_found_before_the_write_is_reported_as_lost() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = SteppedRuntime::default().open(&small_config(dir.path()));
+    put_and_flip(&store, 0);
+    assert_eq!(get(&store, None).0, GetOutcome::Miss(MissCause::Damaged));
+    let report = store.flush(Options::default()).expect("flushed");
+    assert_eq!((report.durable_objects, report.lost_objects), (0, 1), "{report:?}");
+    store.abandon();
 }
 
 #[test]

@@ -30,7 +30,7 @@ impl GetBatch {
         let missed = if is_prefetch { Vec::new() } else { self.missed(io) };
         let promoted = crate::read::promote::promote(&io.shared, &mut self.items, self.at);
         if !is_prefetch {
-            touch_hits(&io.shared, &self.items, self.at.request);
+            touch_hits(&io.shared, &self.items, self.at);
         }
         let mut counters = Counters::default();
         if is_prefetch {
@@ -69,7 +69,9 @@ impl GetBatch {
             crate::read::summary::log_gets(&self.items);
         }
         let Recency { request, depth } = self.at;
-        let options = CallOptions { request, depth, deadline: self.deadline };
+        // Peers do not compare their loads with the caller's rate.
+        let deadline = self.deadline;
+        let options = CallOptions { request, depth, deadline, prefill_tokens_per_s: 0 };
         Finished {
             done: self.items.iter_mut().map(BatchItem::take_done).collect(),
             missed,

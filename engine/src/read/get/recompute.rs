@@ -1,4 +1,5 @@
-//! Loads that are slower than recomputing: with `read.prefill_tokens_per_s` they are misses.
+//! Loads that are slower than recomputing are misses, if the rate of the caller is known: that of
+//! its call, or `read.prefill_tokens_per_s`.
 
 use super::GetBatch;
 use crate::api::outcome::MissCause;
@@ -12,8 +13,8 @@ impl GetBatch {
     /// loading them takes longer than recomputing their pages, make them misses and return
     /// true.
     pub(super) fn miss_if_slow(&mut self, io: &mut SessionIo, from_ssd: &[usize]) -> bool {
-        let Some(page_seconds) = io.shared.config.page_recompute_seconds() else { return false };
-        if from_ssd.is_empty() {
+        // Loads are measured for later calls with a rate, also by those without.
+        if from_ssd.is_empty() || !io.shared.config.knows_page_tokens() {
             return false;
         }
         let now = io.shared.now();
@@ -21,10 +22,13 @@ impl GetBatch {
             Recompute::Never | Recompute::Loading(..) => return false,
             Recompute::Slow => true,
             Recompute::Load => false,
-            Recompute::Undecided { more } => {
-                let (bytes, pages) = self.size_of(from_ssd);
-                let load = io.shared.reads.loads.seconds(bytes + more, now);
-                load.is_some_and(|seconds| seconds > pages * page_seconds)
+            Recompute::Undecided { more, tokens_per_s } => {
+                let page = io.shared.config.page_recompute_seconds(tokens_per_s);
+                page.is_some_and(|page| {
+                    let (bytes, pages) = self.size_of(from_ssd);
+                    let load = io.shared.reads.loads.seconds(bytes + more, now);
+                    load.is_some_and(|seconds| seconds > pages * page)
+                })
             }
         };
         if !is_slow {

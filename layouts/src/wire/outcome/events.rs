@@ -11,18 +11,17 @@ structure! {
     /// One event.
     pub struct EventItem = 160 {
         /// 1 stored, 2 removed, 3 a namespace was cleared, 4 objects with unknown keys were
-        /// removed; 0 is never valid.
+        /// removed.
         kind: u8,
-        /// Tier: 1 memory, 2 SSD; zero if a namespace was cleared.
+        /// 1 memory, 2 SSD; zero if a namespace was cleared.
         tier: u8,
-        /// 1 if the stored object was in no tier before, or if the removed object is in no tier any
-        /// more; else zero.
+        /// 1 if the stored object was in no tier before, or the removed one is in none any more.
         whole: u8,
         /// Zero.
         reserved: [u8; 13],
-        /// The namespace that was cleared; else zero.
+        /// The namespace that was cleared.
         namespace: NamespaceId,
-        /// The object that was stored or removed; else zero.
+        /// The object that was stored or removed.
         key: ObjectKey,
     }
 }

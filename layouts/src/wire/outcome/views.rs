@@ -12,15 +12,13 @@ structure! {
     pub struct ViewItem = 56 {
         /// XXH3-128 of the whole key, never zero.
         key_hash: Checksum,
-        /// XXH3-128 of the checksums of its blocks, 16 bytes each, in order; zero if it is not in
-        /// memory.
+        /// XXH3-128 of the checksums of its blocks, 16 bytes each, in order.
         digest: Checksum,
-        /// Offset of the object in the region, in bytes; zero if it is not in memory.
+        /// Offset of the object in the region.
         at: u64,
-        /// Length in bytes; 0 if it is not in memory.
+        /// Length; 0 if it is not in memory.
         length: u64,
-        /// Number of the store's region, in the order in which they were passed; zero if it is not
-        /// in memory.
+        /// Number of the region.
         region: u32,
         /// Zero.
         reserved: u32,

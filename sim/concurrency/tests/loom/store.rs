@@ -26,6 +26,8 @@ const NOW: Options = Options::within(Duration::ZERO);
 /// One fits into the arena of 64 KiB, two do not.
 const LARGE: usize = 40 << 10;
 const SMALL: usize = 100;
+/// Stack of a thread that opens or uses a store, in words; loom's own is 4096.
+const STACK_WORDS: usize = 64 << 10;
 
 struct NoTasks;
 
@@ -112,15 +114,32 @@ fn run_both(
     other: impl FnOnce(&Store),
 ) {
     let theirs = store.clone();
-    let thread = thread::spawn(move || one(&theirs));
+    let thread = on_large_stack(move || one(&theirs));
     other(store);
     thread.join().unwrap();
+}
+
+/// As [`every_order`], for a body that needs the stack of a whole store.
+fn every_order_of_stores(
+    name: &str,
+    preemptions: Option<usize>,
+    body: impl Fn() + Sync + Send + 'static,
+) {
+    let body = Arc::new(body);
+    every_order(name, preemptions, move || {
+        let body = body.clone();
+        on_large_stack(move || body()).join().unwrap();
+    });
+}
+
+fn on_large_stack(body: impl FnOnce() + Send + 'static) -> thread::JoinHandle<()> {
+    thread::Builder::new().stack_size(STACK_WORDS).spawn(body).unwrap()
 }
 
 /// A frame is evicted, and its memory filled by another object, while its bytes are copied out.
 #[test]
 fn get_during_eviction_returns_own_bytes_or_misses() {
-    every_order("store_evicted_while_got", Some(3), || {
+    every_order_of_stores("store_evicted_while_got", Some(3), || {
         let store = open();
         assert_eq!(put(&store, key(1, "k"), 1, LARGE), Ok(PutOutcome::Stored));
         let other = |store: &Store| {
@@ -139,7 +158,7 @@ fn get_during_eviction_returns_own_bytes_or_misses() {
 /// Two puts of one key: one is stored, and both find its bytes.
 #[test]
 fn concurrent_puts_of_one_key_store_one() {
-    every_order("store_two_first_writers", Some(6), || {
+    every_order_of_stores("store_two_first_writers", Some(6), || {
         let store = open();
         let (mine, theirs) =
             (Arc::new(std::sync::Mutex::new(None)), Arc::new(std::sync::Mutex::new(None)));
@@ -162,7 +181,7 @@ fn concurrent_puts_of_one_key_store_one() {
 /// was admitted after it began.
 #[test]
 fn put_during_clear_is_current_or_absent() {
-    every_order("store_cleared_while_put", None, || {
+    every_order_of_stores("store_cleared_while_put", None, || {
         let store = open();
         let stored = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let before = stored.clone();
@@ -192,7 +211,7 @@ fn put_during_clear_is_current_or_absent() {
 /// Two threads each put a member of one group, and both commit.
 #[test]
 fn concurrent_commits_publish_group_once() {
-    every_order("store_two_commit", Some(4), || {
+    every_order_of_stores("store_two_commit", Some(4), || {
         let store = open();
         let required = [key(1, "a"), key(1, "b")];
         let one = |member: usize| {

@@ -11,9 +11,12 @@
 //! 2. once reclaim has begun, its worth is at least `thrift` times the mean worth of the places
 //!    that reclaim has given up lately.
 //!
+//! An attached object, such as a recurrent state, is written if its base was not refused.
+//!
 //! Invariants:
-//! - Decisions are made from head to tail. A page after a refused page of its request is written
-//!   only if it must be: without its prefix it would be of no use.
+//! - Of a request no page from the first refused one on is written, except those that must be: they
+//!   would be of no use without their prefix. Batches with earlier pages may follow, of a chain
+//!   whose tail is put first.
 //! - No clock and no randomness: time is counted in bytes that are requested, and the sample and
 //!   the share of chains are chosen by hashes of the pages. The same calls give the same decisions.
 //! - Before anything was learned, every page is written. What was learned long ago is forgotten.
@@ -54,6 +57,8 @@ const LEARN_STEPS_MAX: u64 = STEPS_PER_CAPACITY;
 const KEPT: f64 = 0.9;
 /// Weight of the newest victim in the mean worth of what reclaim gives up.
 const VICTIM_SHARE: f64 = 0.1;
+/// Share of that which is kept when the tables are computed again, if reclaim gave up nothing.
+const UNUSED_KEPT: f64 = 0.5;
 /// Places of a victim that are examined for that.
 pub const VICTIM_SAMPLES: usize = 32;
 
@@ -99,21 +104,25 @@ pub struct AdmissionSettings {
 impl AdmissionSettings {
     /// The defaults for a rule.
     pub fn of_rule(rule: AdmissionRule) -> AdmissionSettings {
-        AdmissionSettings { rule, min_reuse: 0.2, thrift: 0.3, budget: false }
+        AdmissionSettings { rule, min_reuse: 0.2, thrift: 0.9, budget: false }
     }
 }
 
 /// A page of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct TouchedPage {
-    /// Hash of its key.
+    /// Hash of its key; of an attached object, that of its base.
     pub page: PolicyKey,
     /// Bytes that it has, or would have, in the log.
     pub bytes: u64,
+    /// Pages of its prompt before it.
+    pub depth: u32,
     /// Whether it has a place on SSD, or will have one.
     pub on_ssd: bool,
     /// Whether it is written in any case.
     pub required: bool,
+    /// Whether it is an attached object, such as a recurrent state.
+    pub attached: bool,
 }
 
 /// Whether the pages of a batch were found, or are new.
@@ -140,8 +149,8 @@ struct RequestNote {
     request: u64,
     /// Turn of the pages that it adds to its chain.
     chat_turn: u32,
-    /// A page was refused: no later page is written.
-    stopped: bool,
+    /// Depth of the first page that was refused.
+    refused: Option<u32>,
     /// The page that was touched last.
     last: Option<PolicyKey>,
 }
@@ -161,6 +170,8 @@ pub struct Admission {
     has_learned: bool,
     /// Mean worth of what reclaim gives up; `None` while it has given up nothing.
     victim_worth: Option<f64>,
+    /// Reclaim has given up something since the tables were computed.
+    has_reclaimed: bool,
     counts: AdmissionCounts,
 }
 
@@ -179,6 +190,7 @@ impl Admission {
             learn_at: STEPS_PER_CAPACITY / 2,
             has_learned: false,
             victim_worth: None,
+            has_reclaimed: false,
             counts: AdmissionCounts::default(),
         }
     }
@@ -222,13 +234,17 @@ impl Admission {
         after: usize,
         write: &mut Vec<bool>,
     ) {
-        let RequestNote { chat_turn, mut stopped, mut last, .. } = *self.note(request);
+        let RequestNote { chat_turn, mut refused, mut last, .. } = *self.note(request);
         let mut next_chat_turn = chat_turn;
         // The first page of a put is the first unknown one of its chain.
         let chain = pages.first().map_or(PolicyKey(0), |page| page.page);
         // The history is larger than the CPU's caches: its lines are fetched at the same time.
         pages.iter().for_each(|page| self.history.prefetch(page.page));
         for (at, page) in pages.iter().enumerate() {
+            if page.attached {
+                write.push(self.touch_attached(page));
+                continue;
+            }
             let touched = last.replace(page.page) != Some(page.page);
             let from_end = pages.len() - 1 - at + after;
             let touch = touched.then(|| self.touch_page(page, kind, from_end, chat_turn));
@@ -236,22 +252,25 @@ impl Admission {
                 if kind == BatchKind::Get {
                     next_chat_turn = class.chat_turn() + 1;
                 }
-                stopped |= !page.on_ssd && !self.admits(class, chain);
+                if !page.on_ssd && !self.admits(class, chain) {
+                    refused = Some(refused.map_or(page.depth, |depth| depth.min(page.depth)));
+                }
             }
-            let is_written = !page.on_ssd && (!stopped || page.required);
-            let refused = !page.on_ssd && !is_written;
-            self.counts.refused += u64::from(refused);
+            let is_behind = refused.is_some_and(|depth| depth <= page.depth);
+            let is_written = !page.on_ssd && (!is_behind || page.required);
+            let is_refused = !page.on_ssd && !is_written;
+            self.counts.refused += u64::from(is_refused);
             match touch {
                 Some((class, slot)) => {
                     let now = self.clock.step as u32;
-                    self.history.set(slot, page.page, class, now, refused);
+                    self.history.set(slot, page.page, class, now, is_refused);
                 }
-                None if !page.on_ssd => self.history.set_refused(page.page, refused),
+                None if !page.on_ssd => self.history.set_refused(page.page, is_refused),
                 None => {}
             }
             write.push(is_written);
         }
-        *self.note(request) = RequestNote { request, chat_turn: next_chat_turn, stopped, last };
+        *self.note(request) = RequestNote { request, chat_turn: next_chat_turn, refused, last };
     }
 
     /// The note of a request; a new one if it is not known.
@@ -263,6 +282,25 @@ impl Admission {
         note
     }
 
+    /// Touch an attached object; returns whether it is written: unless its base was refused. Its
+    /// own reuse cannot be learned. A page that is in no tier is put again when it is wanted. A
+    /// state is not, so whatever leaves early would seem not to be wanted, and be refused for ever.
+    fn touch_attached(&mut self, object: &TouchedPage) -> bool {
+        self.advance(object.bytes);
+        let now = self.clock.step as u32;
+        let is_base_refused = || self.history.get(object.page, now).is_some_and(|l| l.refused);
+        let is_written = !object.on_ssd && (object.required || !is_base_refused());
+        self.counts.refused += u64::from(!object.on_ssd && !is_written);
+        is_written
+    }
+
+    /// Time passes by these bytes.
+    fn advance(&mut self, bytes: u64) {
+        for _ in 0..self.clock.advance(bytes) {
+            self.tick();
+        }
+    }
+
     /// Count the touch of a page; returns its class, and its slot in the history.
     fn touch_page(
         &mut self,
@@ -271,9 +309,7 @@ impl Admission {
         from_end: usize,
         chat_turn: u32,
     ) -> (PageClass, HistorySlot) {
-        for _ in 0..self.clock.advance(page.bytes) {
-            self.tick();
-        }
+        self.advance(page.bytes);
         let now = self.clock.step as u32;
         let (slot, last) = self.history.find(page.page, now);
         let class = match last {
@@ -293,6 +329,10 @@ impl Admission {
         self.samples.advance(self.clock.step);
         if self.clock.step >= self.learn_at && self.samples.fresh() >= LEARN_TOUCHES_MIN {
             self.samples.decay(KEPT);
+            if !std::mem::take(&mut self.has_reclaimed) {
+                // Otherwise one victim of great worth would end all writes, and so all reclaim.
+                self.victim_worth = self.victim_worth.map(|worth| worth * UNUSED_KEPT);
+            }
             self.learn();
         }
     }
@@ -334,8 +374,9 @@ impl Admission {
         self.budget.grant(bytes);
     }
 
-    /// Reclaim has chosen a victim: some of its places, spread evenly over it, at most
-    /// [`VICTIM_SAMPLES`]. `None` is a place whose page is no longer there.
+    /// Reclaim has chosen a victim: some of the places that it gives up, spread evenly over it, at
+    /// most [`VICTIM_SAMPLES`]. `None` is a place whose page is no longer there. Survivors are not
+    /// among them: one page of all prompts is worth as much as thousands of others.
     pub fn reclaim(&mut self, samples: impl IntoIterator<Item = Option<PolicyKey>>) {
         let now = self.clock.step as u32;
         let (mut sum, mut count) = (0.0, 0.0);
@@ -347,6 +388,7 @@ impl Admission {
         }
         if count > 0.0 {
             let mean = sum / count;
+            self.has_reclaimed = true;
             let before = self.victim_worth.unwrap_or(mean);
             self.victim_worth = Some(before + VICTIM_SHARE * (mean - before));
         }

@@ -17,7 +17,8 @@ fn page(n: u64) -> TouchedPage {
     let z = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     let page = PolicyKey(z ^ (z >> 31));
-    TouchedPage { page, bytes: PAGE_BYTES, on_ssd: false, required: false }
+    let (bytes, depth) = (PAGE_BYTES, 0);
+    TouchedPage { page, bytes, depth, on_ssd: false, required: false, attached: false }
 }
 
 /// Decisions of one batch.
@@ -107,6 +108,56 @@ fn no_page_after_a_refused_one_is_written_unless_it_is_required() {
     // The next batch of the same request, too; another request is not concerned.
     assert_eq!(touch(&mut admission, 2, BatchKind::Put, &pages[3..]), [false]);
     assert_eq!(touch(&mut admission, 3, BatchKind::Put, &pages[3..]), [true]);
+}
+
+#[test]
+fn page_before_a_refused_one_is_written_also_if_it_is_put_later() {
+    let mut admission = admission(AdmissionSettings::of_rule(AdmissionRule::SecondTouch));
+    let at = |n: u64| TouchedPage { depth: n as u32, ..page(n) };
+    touch(&mut admission, 1, BatchKind::Put, &[at(1), at(3), at(4)]);
+    // The tail first, as groups are committed one by one.
+    for (n, is_written) in [(5, false), (4, true), (2, false), (3, false), (1, true)] {
+        let write = touch(&mut admission, 2, BatchKind::Put, &[at(n)]);
+        assert_eq!(write, [is_written], "{n}");
+    }
+}
+
+#[test]
+fn state_is_written_unless_its_page_was_refused() {
+    let mut admission = admission(AdmissionSettings::of_rule(AdmissionRule::SecondTouch));
+    let state = |n: u64| TouchedPage { attached: true, ..page(n) };
+    assert_eq!(touch(&mut admission, 1, BatchKind::Put, &[page(1), state(1)]), [false; 2]);
+    // A call of its own.
+    assert_eq!(touch(&mut admission, 2, BatchKind::Put, &[state(1)]), [false]);
+    let (required, on_ssd) =
+        (TouchedPage { required: true, ..state(1) }, TouchedPage { on_ssd: true, ..state(1) });
+    assert_eq!(touch(&mut admission, 2, BatchKind::Put, &[required, on_ssd]), [true, false]);
+    assert_eq!(touch(&mut admission, 3, BatchKind::Get, &[page(1)]), [true]);
+    assert_eq!(touch(&mut admission, 3, BatchKind::Get, &[state(1)]), [true]);
+    assert_eq!(touch(&mut admission, 4, BatchKind::Put, &[state(9)]), [true], "unknown page");
+}
+
+#[test]
+fn writes_begin_again_after_a_victim_of_great_worth() {
+    let mut admission = admission(worth());
+    let hot = page(1 << 40);
+    let mut documents = |reclaims: bool| {
+        let mut written = Vec::new();
+        for request in 0..6000 {
+            touch(&mut admission, 2 * request + 1, BatchKind::Get, &[hot]);
+            let document: Vec<_> = (0..5).map(|n| page(request % 40 * 5 + n)).collect();
+            written.extend(touch(&mut admission, 2 * request + 2, BatchKind::Put, &document));
+        }
+        if reclaims {
+            // A wrong hint may give up a page that every request has.
+            admission.reclaim([Some(hot.page)]);
+        }
+        written
+    };
+    assert!(documents(true).iter().all(|written| *written));
+    let written = documents(false);
+    assert!(written[..100].iter().all(|written| !written));
+    assert!(written[written.len() - 1000..].iter().all(|written| *written));
 }
 
 #[test]
