@@ -18,7 +18,7 @@ use crate::shard::{RawShard, Shard};
 structure! {
     /// The full key of an object.
     pub struct ObjectKey = 128 {
-        /// Namespace fingerprint.
+        /// Identifier of the namespace.
         namespace: NamespaceId,
         /// Prefix hash of the page.
         hash: PrefixHash,
