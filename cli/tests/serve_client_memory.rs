@@ -51,7 +51,7 @@ fn share(client: &Client, file: &OwnedFd, own: &[u8], bytes: usize) {
 }
 
 fn put(client: &Client, page: u8, bytes: &[u8]) {
-    let options = Options::default().timeout(Duration::from_secs(10));
+    let options = Options::default().timeout(Duration::from_secs(60));
     let put = client.put_batch(&[PutSlice { key: key(page), pieces: &[bytes] }], options).remove(0);
     assert_eq!(put, Ok(PutOutcome::Stored), "page={page}");
 }

@@ -151,7 +151,7 @@ fn store_is_flushed_at_the_end_though_a_clients_descriptor_does_not_close() {
     let dir = tempfile::tempdir().expect("a directory");
     let (socket, store) = (dir.path().join("socket"), dir.path().join("store"));
     let settings = dir.path().join("settings.toml");
-    fs::write(&settings, "deadline_ms = 2000\n").expect("written");
+    fs::write(&settings, "deadline_ms = 10000\n").expect("written");
     let address = format!("unix:{}", socket.display());
     let flags = ["--listen", &address, "--ssd", "256MiB", "--dir", store.to_str().expect("text")];
     let config = ["--config", settings.to_str().expect("text")];

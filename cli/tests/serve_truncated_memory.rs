@@ -41,18 +41,20 @@ fn store_process_survives_truncated_client_memory() {
     let fd = file.try_clone().expect("a descriptor").into();
     let region = SharedRegion::mapped(fd, own.as_ptr().addr(), LEN).expect("a region");
     client.share(Arc::new(region)).expect("shared");
-    let options = Options::default().timeout(Duration::from_secs(2));
-    let put =
-        |page| client.put_batch(&[PutSlice { key: key(page), pieces: &[&own] }], options).remove(0);
+    let short = Options::default().timeout(Duration::from_secs(2));
+    let put = |page, options| {
+        client.put_batch(&[PutSlice { key: key(page), pieces: &[&own] }], options).remove(0)
+    };
     let truncate = |file: &File, len: usize| file.set_len(len as u64).expect("another length");
-    assert_eq!(put(1), Ok(PutOutcome::Stored));
+    assert_eq!(put(1, Options::default()), Ok(PutOutcome::Stored));
     truncate(&file, 300_000);
-    assert!(put(2).is_err(), "missing bytes were put");
+    assert!(put(2, short).is_err(), "missing bytes were put");
     truncate(&file, 0);
-    assert!(put(3).is_err(), "missing bytes were put");
+    assert!(put(3, short).is_err(), "missing bytes were put");
     truncate(&file, LEN);
     file.write_all_at(&own, 0).expect("written");
-    assert_eq!(put(4), Ok(PutOutcome::Stored), "the file has its length again");
+    let stored = Ok(PutOutcome::Stored);
+    assert_eq!(put(4, Options::default()), stored, "the file has its length again");
     for (page, is_present) in [(1, true), (2, false), (3, false), (4, true)] {
         let mut bytes = vec![0xee; LEN];
         let get = GetSlice { key: key(page), range: None, pieces: &mut [&mut bytes] };

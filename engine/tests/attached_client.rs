@@ -151,10 +151,12 @@ fn key(page: u8) -> ObjectKey {
 }
 
 fn put(client: &Client, page: u8) -> pagelith::Result<PutOutcome> {
+    put_with(client, page, Options::default())
+}
+
+fn put_with(client: &Client, page: u8, options: Options) -> pagelith::Result<PutOutcome> {
     let bytes = vec![page; LEN];
-    client
-        .put_batch(&[PutSlice { key: key(page), pieces: &[&bytes] }], Options::default())
-        .remove(0)
+    client.put_batch(&[PutSlice { key: key(page), pieces: &[&bytes] }], options).remove(0)
 }
 
 fn get(client: &Client, page: u8) -> pagelith::Result<GetOutcome> {
@@ -195,23 +197,24 @@ fn objects_lost_with_a_server_are_reported_by_the_next_flush_once() {
 #[test]
 fn dead_server_is_an_error_and_unresponsive_server_times_out() {
     let process = Process::at(&anywhere(), 1);
-    let client = process.client(Duration::from_millis(100));
+    let client = process.client(Duration::from_secs(30));
+    let short = Options::default().timeout(Duration::from_millis(100));
     assert_eq!(put(&client, 1), Ok(PutOutcome::Stored));
     process.set_answering(false);
     // The caller gets its memory back each time; five timeouts in a row open no breaker, since the
     // connection stays.
     for _ in 0..5 {
-        assert_eq!(get(&client, 1), Ok(GetOutcome::Miss(MissCause::Late)));
+        assert_eq!(get_with(&client, 1, short), Ok(GetOutcome::Miss(MissCause::Late)));
     }
     let unavailable = |error: pagelith::Error| assert_eq!(error.kind, ErrorKind::Unavailable);
-    unavailable(put(&client, 2).expect_err("no answer"));
-    unavailable(client.exists_batch(&[key(1)], Options::default()).expect_err("no answer"));
-    unavailable(client.exists_prefix(&[key(1)], Options::default()).expect_err("no answer"));
-    unavailable(client.remove(&[key(1)], Options::default()).expect_err("no answer"));
+    unavailable(put_with(&client, 2, short).expect_err("no answer"));
+    unavailable(client.exists_batch(&[key(1)], short).expect_err("no answer"));
+    unavailable(client.exists_prefix(&[key(1)], short).expect_err("no answer"));
+    unavailable(client.remove(&[key(1)], short).expect_err("no answer"));
     process.set_answering(true);
-    let long = Options::default().timeout(Duration::from_secs(30));
-    client.ping(long).expect("it answers again");
-    assert!(client.stats(long).expect("answered").contains("\"puts_stored\":"));
+    client.ping(Options::default()).expect("it answers again");
+    let stats = client.stats(Options::default()).expect("answered");
+    assert!(stats.contains("\"puts_stored\":"));
     drop(process);
     unavailable(get(&client, 1).expect_err("no server"));
     unavailable(put(&client, 2).expect_err("no server"));

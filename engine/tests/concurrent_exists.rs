@@ -62,7 +62,9 @@ fn check_exists_during_changes(policy: DramPolicy) {
     let looks = std::thread::scope(|scope| {
         let looking = scope.spawn(|| {
             let mut looks = [0u64; 2];
-            while !over.load(Ordering::Relaxed) {
+            loop {
+                // The last look is after all changes.
+                let last = over.load(Ordering::Relaxed);
                 let here = store.exists_batch(&kept, Options::default());
                 assert_eq!(here.iter().position(|here| !here), None, "a kept key is not found");
                 assert_eq!(store.exists_prefix(&kept, Options::default()), kept.len());
@@ -75,8 +77,10 @@ fn check_exists_during_changes(policy: DramPolicy) {
                     );
                     looks[usize::from(here[0])] += 1;
                 }
+                if last {
+                    return looks;
+                }
             }
-            looks
         });
         for round in 0..ROUNDS {
             for n in 0..PAGES {

@@ -100,9 +100,13 @@ fn check_gets_during_changes(store: &Store, whole: bool) -> [u64; 2] {
                 let (pages, kept, over) = (&pages, &kept, &over);
                 scope.spawn(move || {
                     let mut to = vec![vec![0; LEN]; 48];
-                    let mut seen = [0, 0];
+                    let (mut seen, mut turns_after) = ([0, 0], 0);
                     for turn in (thread..).step_by(2) {
-                        if over.load(Ordering::Relaxed) {
+                        // The end state has both too, for a thread that has not run before.
+                        turns_after += usize::from(over.load(Ordering::Relaxed));
+                        if turns_after > pages.len()
+                            || turns_after > 0 && seen.iter().all(|count| *count > 0)
+                        {
                             return seen;
                         }
                         let at = (turn * 48) % pages.len();

@@ -275,7 +275,10 @@ fn listener_without_descriptors_pauses_and_accepts_later() {
         for _ in 0..100 {
             listener.poll(&mut arrivals);
         }
-        assert!(matches!(arrivals[..], [AdmissionResult::Refused { .. }]), "{}", arrivals.len());
+        // One, and another if this thread stalls for longer than the listener's pause.
+        let refused = |arrival: &_| matches!(arrival, AdmissionResult::Refused { .. });
+        assert!((1..10).contains(&arrivals.len()), "{}", arrivals.len());
+        assert!(arrivals.iter().all(refused), "a client without a descriptor was let in");
         setrlimit(Resource::Nofile, before).unwrap();
         arrivals.clear();
         while arrivals.is_empty() {

@@ -340,17 +340,18 @@ fn put_from_changed_or_truncated_memory_fails() {
     let region = SharedRegion::mapped(other, own.as_ptr() as usize, own.len()).expect("in memory");
     let (client, seen) = process.client(vec![Arc::new(region)]);
     let short = Options::default().timeout(Duration::from_secs(2));
-    let try_put = |page| {
+    let try_put = |page, options| {
         let put = PutSlice { key: key(page), pieces: &[&own] };
-        client.put_batch(&[put], short).remove(0)
+        client.put_batch(&[put], options).remove(0)
     };
-    assert!(try_put(1).is_err(), "other bytes were put");
+    assert!(try_put(1, short).is_err(), "other bytes were put");
     rustix::fs::ftruncate(&fd, 5).expect("shorter");
-    assert!(try_put(2).is_err(), "bytes that are not there were put");
+    assert!(try_put(2, short).is_err(), "bytes that are not there were put");
     assert!(seen.take()[2] >= 2);
     rustix::fs::ftruncate(&fd, 1 << 20).expect("as long as before");
     assert_eq!(rustix::io::pwrite(&fd, &own, 0), Ok(own.len()));
-    assert_eq!(try_put(3), Ok(PutOutcome::Stored), "the connection survives");
+    let stored = Ok(PutOutcome::Stored);
+    assert_eq!(try_put(3, Options::default()), stored, "the connection survives");
     assert_eq!(get(&client, 3, own.len()).1, own);
     assert_eq!(client.exists_batch(&[key(1), key(2)], Options::default()), Ok(vec![false, false]));
 }

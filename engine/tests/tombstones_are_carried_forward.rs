@@ -77,9 +77,8 @@ fn open_still(home: &Path, policy: SsdPolicy) -> Store {
 }
 
 fn valid(home: &Path, policy: SsdPolicy) -> ValidConfig {
-    // A stall fails the test quickly.
     let mut config = Config::default();
-    config.deadline_ms = 5_000;
+    config.deadline_ms = 60_000;
     config.dram.bytes = Size::mib(4);
     config.ssd.bytes = Size::mib(16);
     config.ssd.segment_bytes = Some(Size::mib(1));

@@ -300,7 +300,7 @@ def run():
             memory = Memory(bytes(10_000))
             tensor = Tensor(memory, [5_000])
             change("hang=1")
-            (outcome,) = self.store.get([key(1)], [tensor], timeout=0.05)
+            (outcome,) = self.store.get([key(1)], [tensor], timeout=1)
             self.assertRegex(str(outcome.error), "device is not done with copies in time")
             gc.collect()
             self.assertEqual((self.device.late_copies, tensor.dropped), (1, 0))

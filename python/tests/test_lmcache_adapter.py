@@ -132,7 +132,7 @@ class Adapter(Case):
         loads = [adapter.submit_load_task(chunks, [Memory(), Memory()]) for _ in range(50)]
         adapter.submit_store_task(keys(1, of="other"), [Memory(3)])
         adapter.submit_unlock(chunks)
-        self.assertLess(time.monotonic() - started, 5)
+        self.assertLess(time.monotonic() - started, 25)
         self.assertEqual(self.look(adapter, chunks), [1, 1])
         self.assertIsNone(adapter.query_load_result(loads[0]))
         gate.set()
@@ -291,7 +291,8 @@ class Adapter(Case):
         return process
 
     def attached(self, process, **given):
-        adapter = PagelithL2Adapter({"attach": process.address, "revision": "weights-1", **given})
+        patient = {"look_timeout_ms": 30_000, "pin_timeout_ms": 10_000}
+        adapter = PagelithL2Adapter({"attach": process.address, "revision": "weights-1", **patient, **given})
         self.addCleanup(adapter.close)
         return adapter
 
@@ -341,7 +342,7 @@ class Adapter(Case):
     def test_store_process_stalled_after_lookup_blocks_no_caller(self):
         process = self.serve("--dram", "8MiB", "--ssd", "0", "--policy", "lru")
         # Far longer than the test runs: a wait for that timeout would be detected.
-        adapter = self.attached(process, look_timeout_ms=300, pin_timeout_ms=100, get_timeout_ms=300, lock_ms=3_600_000)
+        adapter = self.attached(process, look_timeout_ms=1000, pin_timeout_ms=400, get_timeout_ms=1000, lock_ms=3_600_000)
         chunks, into = keys(20), [Memory() for _ in range(20)]
         self.store(adapter, chunks, [Memory(n) for n in range(20)])
         self.assertEqual((self.look(adapter, chunks[:10]), self.look(adapter, chunks)), ([1] * 10, [1] * 20))
@@ -359,9 +360,9 @@ class Adapter(Case):
             some = chunks[10:] + keys(31)[30:]
             self.assertEqual(self.look(adapter, some), [0] * 11)
             # The lookup has what the pin left of the time.
-            self.assertLessEqual(waited[0], 0.2)
+            self.assertLessEqual(waited[0], 0.6)
             # Pinning failed: it is suspended for now.
-            self.assertEqual((self.look(adapter, some), asked), ([0] * 11, [0.1]))
+            self.assertEqual((self.look(adapter, some), asked), ([0] * 11, [0.4]))
             # One line reports the silent store process, for all calls.
             self.assertEqual(len([line for line in told.output if f"store={process.address}" in line and "failed_calls=1" in line]), 1)
         # An unlock does not wait for the store to release the pin.
@@ -420,7 +421,7 @@ class Adapter(Case):
 
     def test_adapters_share_store_process(self):
         process = self.serve("--ssd", "0")
-        waits = {"look_timeout_ms": 300, "get_timeout_ms": 300}
+        waits = {"look_timeout_ms": 3000, "get_timeout_ms": 3000}
         one, other = (PagelithL2Adapter({"attach": process.address, "revision": "weights-1", **waits}) for _ in range(2))
         chunks, stored, into = keys(100), [Memory(n) for n in range(100)], [Memory() for _ in range(100)]
         self.assertEqual(self.store(one, chunks, stored), (True, 100 * SIZE))
@@ -439,7 +440,7 @@ class Adapter(Case):
         with self.assertLogs("pagelith.lmcache"):
             self.assertEqual(self.look(other, chunks), [0] * 100)
         self.assertFalse(other.report_status()["is_healthy"])
-        self.assertLess(time.monotonic() - started, 10)
+        self.assertLess(time.monotonic() - started, 25)
         process.child.send_signal(signal.SIGCONT)
         until(lambda: sum(self.look(other, chunks)) == 50 or None)
         self.assertTrue(other.report_status()["is_healthy"])

@@ -187,7 +187,8 @@ def run():
             )
             try:
                 self.assertIn("listening", served.stdout.readline())
-                first, second = (self.engine({"attach": address}, rank=(rank, 2), replicated=True) for rank in range(2))
+                attach = {"attach": address, "exists_timeout_ms": 30_000}
+                first, second = (self.engine(attach, rank=(rank, 2), replicated=True) for rank in range(2))
                 self.assertTrue(second.offload(keys, 0))
                 self.assertEqual(second.lookup(keys), [])
                 first.fill(keys, 0)
@@ -196,7 +197,7 @@ def run():
                 self.assertEqual(second.load(keys, 4), (True, [True] * LAYERS))
                 self.assertEqual([second.right(keys, 4, layer) for layer in range(LAYERS)], [[True] * 3] * LAYERS)
                 # A slice of tensor parallelism is another object.
-                self.assertEqual(self.engine({"attach": address}, rank=(1, 2)).lookup(keys), [])
+                self.assertEqual(self.engine(attach, rank=(1, 2)).lookup(keys), [])
             finally:
                 for engine in (first, second):
                     engine.close()

@@ -849,10 +849,10 @@ class Attached(Case):
             store.flush()
             process.end(signal.SIGKILL)
             into = [bytearray(PAGE) for _ in keys]
-            got = store.get(keys, into, timeout=1)
+            got = store.get(keys, into, timeout=60)
             self.assertEqual({type(g.error) for g in got}, {pagelith.UnavailableError})
             with self.assertRaises(pagelith.UnavailableError):
-                store.exists(keys, timeout=1)
+                store.exists(keys, timeout=60)
             os.unlink(process.address.removeprefix("unix:"))
             self.serve_again(*disk)
             # After three failures it is not contacted for a second.

@@ -69,7 +69,7 @@ class Submitted(Case):
         pinned = store.pin(filling)
         memory = TrackedMemory(content(7))
         gone = weakref.ref(memory)
-        busy = [store.submit_put([key(1000 + n)], [content(n)], wait=0.3, timeout=0.3) for n in range(4)]
+        busy = [store.submit_put([key(1000 + n)], [content(n)], wait=30, timeout=30) for n in range(4)]
         store.submit_put([key(2000)], [memory], wait=0.01)
         with self.assertRaises(BufferError):
             memory.append(0)

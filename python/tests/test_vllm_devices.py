@@ -6,6 +6,7 @@ import logging
 import queue
 import sys
 import threading
+import time
 import types
 import unittest
 from unittest import mock
@@ -171,7 +172,7 @@ def run():
                     engine.close()
 
         def test_late_load_is_reported_when_the_device_is_done(self):
-            engine = self.filled(3, extra=self.extra(load_async=True, get_timeout_ms=20), at_once=False)
+            engine = self.filled(3, extra=self.extra(load_async=True, get_timeout_ms=1000), at_once=False)
             work, ends = engine.workers[0]._work, []
             device = work._save_memory._device
 
@@ -186,9 +187,9 @@ def run():
             request = Request("second", 3 * TOKENS + 1, hashes(3))
             self.assertEqual(engine.begin(request, [6, 7, 8, 9]), (3 * TOKENS, True))
             with self.assertLogs("pagelith", "WARNING") as logs:
-                told = engine.step(Output())
+                told, end = engine.step(Output()), time.monotonic() + 60
                 while not device.handle.late_copies:
-                    pass
+                    self.assertLess(time.monotonic(), end, "no copy is late")
                 self.assertEqual((told.ended, ends), (set(), []))
                 driver.change("hang=0")
                 work._threads.shutdown(wait=True)
@@ -249,7 +250,7 @@ def run():
             self.assert_computed(engine, [6, 7, 8], [1, 2, 3])
 
         def test_engine_ends_though_a_device_does_not(self):
-            engine = self.filled(3, extra=self.extra(load_async=True, get_timeout_ms=20), at_once=False)
+            engine = self.filled(3, extra=self.extra(load_async=True, get_timeout_ms=1000), at_once=False)
             driver.drain()
             driver.change("hang=1")
             engine.begin(Request("second", 3 * TOKENS + 1, hashes(3)), [6, 7, 8, 9])

@@ -256,7 +256,8 @@ class Case(unittest.TestCase):
         )
         try:
             self.assertTrue(child.stdout.readline().startswith("listening "))
-            yield {"attach": address}
+            # A busy machine may answer late.
+            yield {"attach": address, "exists_timeout_ms": 30_000}
         finally:
             child.kill()
             child.wait()

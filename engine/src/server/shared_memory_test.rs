@@ -83,10 +83,8 @@ fn reference_never_released_by_the_client_ends_at_the_deadline() {
     put(&pair, &object(1, LEN));
     let wanted =
         ItemRequest { key: key(1, "k"), range: None, parts: parts(&[LEN]), by_value: false };
-    let (soon, terms) = (
-        Duration::from_millis(100),
-        RequestOptions { deadline_ms: 100, ..RequestOptions::default() },
-    );
+    let (soon, terms) =
+        (Duration::from_secs(2), RequestOptions { deadline_ms: 2000, ..RequestOptions::default() });
     pair.caller.get(1, vec![wanted], terms, pair.clock.now().after(soon)).expect("link capacity");
     pair.caller.poll(pair.clock.now(), &mut Vec::new());
     while pair.server.ops() == 0 && pair.store.stats().readers == 0 {

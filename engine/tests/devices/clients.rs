@@ -12,7 +12,7 @@ use pagelith::{
 };
 
 use crate::fake::Fake;
-use crate::support::{config, key, memory_of, object, open, put};
+use crate::support::{config, key, late, memory_of, object, open, put};
 
 const LONG: Duration = Duration::from_secs(30);
 const STAGING: usize = 1 << 20;
@@ -122,8 +122,7 @@ fn memory_of_late_calls_of_a_client_is_kept_until_device_is_done() {
     let gets = [DeviceGet { key: key(1), range: None, pieces: &pieces }];
     let options = Options::default().timeout(Duration::from_millis(200));
     fake.change("hang=1");
-    let got = served.client.get_to_device(&handle, None, &gets, options).remove(0);
-    let error = got.expect_err("the device hangs");
+    let error = late(|| served.client.get_to_device(&handle, None, &gets, options).remove(0));
     assert_eq!(error.kind, ErrorKind::Unavailable, "{error}");
     let puts = [DevicePut { key: key(2), pieces: &pieces }];
     let group = [DeviceGroup::new(&puts)];
@@ -155,7 +154,7 @@ fn late_memory_of_a_client_is_released_when_it_is_dropped() {
     let gets = [DeviceGet { key: key(1), range: None, pieces: &pieces }];
     let options = Options::default().timeout(Duration::from_millis(200));
     fake.change("hang=1");
-    assert!(served.client.get_to_device(&handle, None, &gets, options)[0].is_err());
+    late(|| served.client.get_to_device(&handle, None, &gets, options).remove(0));
     fake.change("hang=0");
     while fake.count("work") > 0 {
         fake.step();

@@ -7,10 +7,10 @@ use pagelith::{
     Options, PutSlice, Size,
 };
 
-use crate::support::{Bench, config, key, object, open, pin, put};
+use crate::support::{Bench, config, key, late, object, open, pin, put};
 
 const LONG: Duration = Duration::from_secs(30);
-const SHORT: Options = Options::within(Duration::from_millis(50));
+const SHORT: Options = Options::within(Duration::from_millis(250));
 
 /// The device hangs beyond the deadline: nothing that it uses is given back or overwritten, and the
 /// late copy lands in memory that is still there.
@@ -20,9 +20,7 @@ fn memory_of_late_get_is_kept_until_device_is_done() {
         let bench = Bench::new(kind, "hang=1");
         put(&bench.store, 1);
         let (memory, pieces) = bench.memory(object(1).len());
-        let get = DeviceGet { key: key(1), range: None, pieces: &pieces };
-        let outcome = bench.store.get_to_device(&bench.device, None, &[get], SHORT).remove(0);
-        let error = outcome.expect_err("the device hangs");
+        let error = late(|| bench.get(1, &pieces, SHORT));
         assert_eq!(error.kind, ErrorKind::Unavailable, "{error}");
         assert!(error.message.contains("device is not done with copies in time"), "{error}");
         assert_eq!(bench.device.late_copies(), 1);
@@ -49,10 +47,8 @@ fn staging_memory_of_late_get_is_kept_until_device_is_done() {
     store.close().expect("durable");
     let bench = Bench::of(home, open(&config), DriverKind::Cuda, "hang=1");
     let (memory, pieces) = bench.memory(object(1).len());
-    let get = DeviceGet { key: key(1), range: None, pieces: &pieces };
     let options = SHORT.timeout(Duration::from_millis(500));
-    let outcome = bench.store.get_to_device(&bench.device, None, &[get], options).remove(0);
-    assert_eq!(outcome.expect_err("the device hangs").kind, ErrorKind::Unavailable);
+    assert_eq!(late(|| bench.get(1, &pieces, options)).kind, ErrorKind::Unavailable);
     assert_eq!(bench.device.late_copies(), 1);
     // Reads that are staged, since their pieces are not aligned, use the other staging memory.
     for n in 2..20 {
@@ -76,9 +72,7 @@ fn store_dropped_before_late_copy_keeps_its_memory() {
     let bench = Bench::new(DriverKind::Cuda, "hang=1");
     put(&bench.store, 1);
     let (memory, pieces) = bench.memory(object(1).len());
-    let get = DeviceGet { key: key(1), range: None, pieces: &pieces };
-    let outcome = bench.store.get_to_device(&bench.device, None, &[get], SHORT).remove(0);
-    assert!(outcome.is_err());
+    late(|| bench.get(1, &pieces, SHORT));
     let Bench { home, fake, store, device } = bench;
     store.close().expect("durable");
     assert!(fake.count("locked-bytes") > 0);
@@ -97,9 +91,7 @@ fn store_and_handle_dropped_before_late_copy_release_all_once_device_is_done() {
     let bench = Bench::new(DriverKind::Cuda, "hang=1");
     put(&bench.store, 1);
     let (memory, pieces) = bench.memory(object(1).len());
-    let get = DeviceGet { key: key(1), range: None, pieces: &pieces };
-    let outcome = bench.store.get_to_device(&bench.device, None, &[get], SHORT).remove(0);
-    assert!(outcome.is_err());
+    late(|| bench.get(1, &pieces, SHORT));
     let Bench { home, fake, store, device } = bench;
     store.close().expect("durable");
     fake.change("hang=0");
@@ -156,10 +148,9 @@ fn large_hit_waits_for_memory_that_late_copies_hold() {
     let memories = [5, 7].map(|n| (n, bench.memory(700_000)));
     let get = |at: usize, options| {
         let (n, (_, pieces)) = &memories[at];
-        let get = DeviceGet { key: key(*n), range: None, pieces };
-        bench.store.get_to_device(&bench.device, None, &[get], options).remove(0)
+        bench.get(*n, pieces, options)
     };
-    assert!(get(0, SHORT).is_err());
+    late(|| get(0, SHORT));
     assert_eq!(bench.device.late_copies(), 1);
     assert_eq!(get(1, SHORT), Ok(GetOutcome::Miss(MissCause::Late)));
     std::thread::scope(|scope| {
@@ -182,8 +173,7 @@ fn large_hit_waits_for_memory_that_late_copies_hold() {
 fn end_late_copy(bench: &Bench) {
     put(&bench.store, 1);
     let (memory, pieces) = bench.memory(object(1).len());
-    let get = DeviceGet { key: key(1), range: None, pieces: &pieces };
-    assert!(bench.store.get_to_device(&bench.device, None, &[get], SHORT)[0].is_err());
+    late(|| bench.get(1, &pieces, SHORT));
     bench.fake.change("hang=0");
     while bench.fake.count("work") > 0 {
         bench.fake.step();

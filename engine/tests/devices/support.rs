@@ -7,7 +7,8 @@ use pagelith::layouts::{
     ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard,
 };
 use pagelith::{
-    Config, DeviceHandle, DeviceRange, DriverKind, MachineLimits, Options, PutSlice, Size, Store,
+    Config, DeviceGet, DeviceHandle, DeviceRange, DriverKind, GetOutcome, MachineLimits, MissCause,
+    Options, PutSlice, Size, Store,
 };
 
 use crate::fake::{DeviceMemory, Fake};
@@ -26,6 +27,17 @@ pub fn key(n: usize) -> ObjectKey {
 pub fn object(n: usize) -> Vec<u8> {
     let length = 20_000 + n * 1_357 % 60_000;
     (0..length).map(|at| ((at ^ n).wrapping_mul(2_654_435_761) >> 11) as u8).collect()
+}
+
+/// The error of a get whose copy the device does not end in time. If the process stalls before the
+/// copy begins, the get is a late miss, and repeated.
+pub fn late(mut get: impl FnMut() -> pagelith::Result<GetOutcome>) -> pagelith::Error {
+    loop {
+        match get() {
+            Ok(GetOutcome::Miss(MissCause::Late)) => {}
+            other => return other.expect_err("the device hangs"),
+        }
+    }
 }
 
 pub fn config(home: &tempfile::TempDir, pin: DramPin) -> Config {
@@ -98,6 +110,17 @@ impl Bench {
     /// Memory of the device for an object, in pieces of uneven lengths.
     pub fn memory(&self, bytes: usize) -> (DeviceMemory, Vec<DeviceRange>) {
         memory_of(&self.fake, &self.device, bytes)
+    }
+
+    /// Get a whole object into memory of the device.
+    pub fn get(
+        &self,
+        n: usize,
+        pieces: &[DeviceRange],
+        options: Options,
+    ) -> pagelith::Result<GetOutcome> {
+        let get = DeviceGet { key: key(n), range: None, pieces };
+        self.store.get_to_device(&self.device, None, &[get], options).remove(0)
     }
 
     /// Close the store and check that nothing is left at the device.

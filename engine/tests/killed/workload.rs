@@ -52,9 +52,8 @@ pub struct Plan {
 impl Plan {
     /// The store's configuration.
     pub fn config(&self) -> Config {
-        // A stall fails the test soon, but not on a busy machine.
         let mut config = Config::default();
-        config.deadline_ms = 15_000;
+        config.deadline_ms = 60_000;
         config.dram.bytes = Size::mib(8);
         config.staging.bytes = Size::mib(4);
         config.staging.chunk_bytes = Size::kib(256);

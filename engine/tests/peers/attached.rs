@@ -284,7 +284,8 @@ fn attached_group_is_not_stored_after_its_base_was_refused() {
     put_all(&front, 1);
     until("all offers are skipped", || front.stats().remote_skipped == 6);
     moving.to(&process);
-    // The peer is not used for a while.
+    // The peer is not used for a while. The base stays, however many pages are put meanwhile.
+    let _base = front.pin(&all_of(1));
     until("the peer is asked again", || {
         put(&front, &[key(front.stats().puts_stored, "k")]);
         std::thread::sleep(Duration::from_millis(20));

@@ -316,7 +316,7 @@ fn removal_reaches_a_peer_after_earlier_offers() {
     let silent = Scripted::new(0, PeerBehaviour::Silent, &asked);
     let mut config = memory();
     // The removal ends the offer; the notification was answered long before.
-    config.deadline_ms = 3000;
+    config.deadline_ms = 10_000;
     let store = Store::open_with_peers(valid(&config), vec![peer(0, &silent.address, offer())]);
     let store = store.expect("opened");
     put(&store, &[key(1, "k")]);

@@ -111,7 +111,7 @@ fn views_end_with_their_connection() {
 #[test]
 fn view_that_the_store_does_not_confirm_is_lost() {
     let process = Process::new(Rights::all(), false);
-    let (client, seen) = process.client_within(Duration::from_millis(200), Vec::new());
+    let (client, seen) = process.client_within(Duration::from_secs(2), Vec::new());
     put(&client, &[1], &[&content(1, 100_000)]);
     let view = view(&client, &[1]).expect("seen").remove(0).expect("in memory");
     let mut copied = vec![0; 100_000];

@@ -53,9 +53,11 @@ pub fn load_that_is_slower_than_recomputing_is_a_miss(world: &TestEnv) {
     let first = get_all(&store);
     assert!(first.iter().all(|outcome| is_hit(outcome, Tier::Ssd)), "nothing is known {first:?}");
     let cause = if world.is_embedded() { MissCause::Slow } else { MissCause::Absent };
-    assert_eq!(get_all(&store), vec![GetOutcome::Miss(cause); PAGES as usize]);
+    // A store process may measure the load after its answer.
+    let misses = vec![GetOutcome::Miss(cause); PAGES as usize];
+    until(world, "the load is measured", || get_all(&store) == misses);
     let stats = store.stats();
-    assert_eq!(stats.misses.get("slow"), Some(&PAGES), "{stats:?}");
+    assert!(stats.misses.get("slow") >= Some(&PAGES), "{stats:?}");
     assert_eq!(stats.misses.get("absent").copied().unwrap_or(0), 0, "{stats:?}");
     let keys: Vec<_> = (0..PAGES).map(key).collect();
     let present = store.exists_batch(&keys, Options::default());
@@ -101,7 +103,7 @@ pub fn get_with_a_prefill_rate_decides_by_that_rate(world: &TestEnv) {
     until(world, "the load is measured", || get_all_with(&store, fast) == misses);
     assert!(all_hits(get_all_with(&store, slow)), "the load is faster");
     assert!(all_hits(get_all(&store)), "the store has no rate of its own");
-    assert_eq!(store.stats().misses.get("slow"), Some(&PAGES));
+    assert!(store.stats().misses.get("slow") >= Some(&PAGES));
     // The rate of a call comes before the configured one.
     config.read.prefill_tokens_per_s = 1_000_000_000;
     let store = world.reopen(store, &config);
