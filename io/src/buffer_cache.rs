@@ -9,7 +9,7 @@
 
 use memmap2::{Advice, MmapMut, MmapOptions};
 
-use crate::sync::{PoisonError, StaticMutex};
+use crate::sync::{StaticMutex, try_lock_static};
 
 /// Capacity in bytes: enough for the reads and writes of a deep queue, and not for a staging pool.
 const CACHE_BYTES_MAX: usize = 16 << 20;
@@ -25,6 +25,10 @@ const ANY_LENGTH_BYTES_MAX: usize = 64 << 10;
 const HUGE_PAGE_BYTES_MIN: usize = 4 << 20;
 
 static CACHE: StaticMutex<Vec<MmapMut>> = StaticMutex::new(Vec::new());
+
+/// Tries to lock the cache, some 50 us. Without it a buffer is mapped and unmapped, as it must be
+/// in a child that was forked while another thread had the lock.
+const CACHE_TRIES: u32 = 100;
 
 /// A mapping of at least `len` bytes and at least one, with the first `len` bytes zero.
 pub(crate) fn zeroed(len: usize) -> std::io::Result<MmapMut> {
@@ -55,7 +59,7 @@ pub(crate) fn put(map: MmapMut) {
     if map.len() > CACHED_MAP_BYTES_MAX {
         return;
     }
-    let mut cached = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(mut cached) = try_lock_static(&CACHE, CACHE_TRIES) else { return };
     let bytes: usize = cached.iter().map(|m| m.len()).sum();
     if cached.len() < CACHE_MAPS_MAX && bytes + map.len() <= CACHE_BYTES_MAX {
         cached.push(map);
@@ -66,9 +70,24 @@ fn take(len: usize) -> Option<MmapMut> {
     if len > CACHED_MAP_BYTES_MAX {
         return None;
     }
-    let mut cached = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut cached = try_lock_static(&CACHE, CACHE_TRIES)?;
     let serves = |m: &MmapMut| m.len() >= len && m.len() <= ANY_LENGTH_BYTES_MAX.max(2 * len);
     let (at, _) =
         cached.iter().enumerate().filter(|(_, m)| serves(m)).min_by_key(|(_, m)| m.len())?;
     Some(cached.swap_remove(at))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As after a fork, when a thread of the parent had the lock.
+    #[test]
+    fn buffer_is_mapped_while_the_cache_stays_locked() {
+        let locked = try_lock_static(&CACHE, u32::MAX).expect("free after a moment");
+        let map = zeroed(10).expect("memory");
+        assert!(map.len() >= 10 && map[..10] == [0; 10]);
+        put(map);
+        drop(locked);
+    }
 }

@@ -4,19 +4,21 @@
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::DupFlags;
 
 use crate::files::Files;
+use crate::sync::{LOCK_TRIES, StaticMutex, try_lock_static};
 
 /// The open files of every disk, and the process that opened them.
-static DISKS: Mutex<Vec<(u32, Weak<Files>)>> = Mutex::new(Vec::new());
+static DISKS: StaticMutex<Vec<(u32, Weak<Files>)>> = StaticMutex::new(Vec::new());
 
-/// Register the files of a disk.
+/// Register the files of a disk. If a thread of the parent held the list at the fork, they are not
+/// registered, and children of this process keep their locks.
 pub(crate) fn track(files: &Arc<Files>) {
-    let mut disks = DISKS.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(mut disks) = try_lock_static(&DISKS, LOCK_TRIES) else { return };
     disks.retain(|(_, files)| files.strong_count() > 0);
     disks.push((std::process::id(), Arc::downgrade(files)));
 }
@@ -25,7 +27,7 @@ pub(crate) fn track(files: &Arc<Files>) {
 /// child must not use those stores anyway. Files that a parent's thread had locked at the time of
 /// the fork are left as they are.
 pub fn release_files_after_fork() {
-    let Ok(disks) = DISKS.try_lock() else { return };
+    let Some(disks) = try_lock_static(&DISKS, 1) else { return };
     let Ok(null) = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
     else {
         return;

@@ -41,14 +41,35 @@ pub use {
 /// A mutex for a `static`. Loom and shuttle do not see it: their mutexes are created anew for each
 /// run.
 #[cfg(pagelith_tsan)]
-pub use ordered::Mutex as StaticMutex;
+pub use ordered::{Mutex as StaticMutex, MutexGuard as StaticMutexGuard};
 #[cfg(not(pagelith_tsan))]
-pub use std::sync::Mutex as StaticMutex;
+pub use std::sync::{Mutex as StaticMutex, MutexGuard as StaticMutexGuard};
 
 #[cfg(pagelith_tsan)]
 mod ordered;
 
+use std::sync::TryLockError;
 use std::time::Duration;
+
+/// Tries to lock a mutex of a `static`: tenths of a second, longer than any thread has such a lock.
+pub const LOCK_TRIES: u32 = 500_000;
+
+/// Lock a mutex of a `static`; `None` if it is still locked after `tries` tries, between which
+/// other threads run. In a forked child it may be locked for ever: by a thread of the parent, which
+/// the child does not have.
+pub fn try_lock_static<T>(
+    mutex: &'static StaticMutex<T>,
+    tries: u32,
+) -> Option<StaticMutexGuard<'static, T>> {
+    for _ in 0..tries {
+        match mutex.try_lock() {
+            Ok(guard) => return Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+        }
+    }
+    None
+}
 
 /// Wait while `waits` is true, at most `timeout`. Under loom and shuttle time does not pass: a
 /// thread that waits for a lost notification is reported as a deadlock.

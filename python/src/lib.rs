@@ -54,6 +54,7 @@ fn release_files_after_fork() {
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    opening::import_types(module.py());
     errors::add(module)?;
     module.add_class::<keys::Namespace>()?;
     module.add_class::<keys::Key>()?;

@@ -132,6 +132,12 @@ fn config(arg: Option<&Bound<'_, PyAny>>, subdirectory: Option<&Path>) -> PyResu
     config.validate(&facts).map_err(|error| refused(&error))
 }
 
+/// Import the type of mappings. PyO3 imports it at its first use, under a lock: a child that is
+/// forked meanwhile would wait for that lock for ever.
+pub fn import_types(py: Python<'_>) {
+    let _ = py.None().bind(py).cast::<PyMapping>();
+}
+
 /// The names and values of a dictionary or another mapping; copied, as lists are.
 fn items<'py>(arg: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyList>>> {
     match arg.cast::<PyDict>() {

@@ -26,6 +26,20 @@ if child == 0:
 os._exit(0)
 """
 
+# A child that is forked during such an import waits for ever, since it happens under a lock.
+FIRST_OPEN = """
+import sys, types
+import pagelith
+imported = sys.modules["collections.abc"]
+class Watched(types.ModuleType):
+    def __getattr__(self, name):
+        assert name != "Mapping", "imported at the first use"
+        return getattr(imported, name)
+sys.modules["collections.abc"] = Watched("collections.abc")
+pagelith.Store({"dram": {"bytes": "1MiB"}, "index": {"max_objects": 10}}).close()
+print("done")
+"""
+
 
 def mapped(process):
     """Bytes of the process's anonymous mappings of 8 MiB or more."""
@@ -59,6 +73,10 @@ class Forked(unittest.TestCase):
         finally:
             parent.stdin.close()
             parent.stdout.close()
+
+    def test_first_open_imports_no_type(self):
+        done = subprocess.run([sys.executable, "-c", FIRST_OPEN], capture_output=True, text=True, check=False)
+        self.assertEqual((done.stdout, done.returncode), ("done\n", 0), done.stderr)
 
     def test_child_has_no_store_memory_and_parent_continues(self):
         before = mapped("self")

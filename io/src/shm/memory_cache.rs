@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use rustix::fs::{fcntl_get_seals, fstat};
 
 use super::region::PeerMemory;
-use crate::sync::{PoisonError, StaticMutex};
+use crate::sync::{LOCK_TRIES, StaticMutex, try_lock_static};
 
 /// The identity of a file. It is unambiguous while the file exists, and a cached view keeps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,10 @@ impl PeerMemory {
         fcntl_get_seals(&fd)?;
         let stat = fstat(fd.as_fd())?;
         let file = File { device: stat.st_dev, number: stat.st_ino };
-        let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mut mapped) = try_lock_static(&MAPPED, LOCK_TRIES) else {
+            let view = bound.map_or_else(|| PeerMemory::of(fd), |_| PeerMemory::unmapped(fd));
+            return view.map(Arc::new);
+        };
         mapped.retain(|other| other.view.strong_count() > 0);
         let same = mapped
             .iter()

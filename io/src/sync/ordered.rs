@@ -4,7 +4,7 @@
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{LockResult, PoisonError, WaitTimeoutResult};
+use std::sync::{LockResult, PoisonError, TryLockError, TryLockResult, WaitTimeoutResult};
 use std::time::Duration;
 
 /// As std's.
@@ -35,6 +35,21 @@ impl<T> Mutex<T> {
             MutexGuard { order: &self.order, inner: Some(inner) }
         };
         self.inner.lock().map(guard).map_err(|e| PoisonError::new(guard(e.into_inner())))
+    }
+
+    /// As std's.
+    pub fn try_lock(&self) -> TryLockResult<MutexGuard<'_, T>> {
+        let guard = |inner| {
+            self.order.fetch_add(1, Ordering::AcqRel);
+            MutexGuard { order: &self.order, inner: Some(inner) }
+        };
+        match self.inner.try_lock() {
+            Ok(inner) => Ok(guard(inner)),
+            Err(TryLockError::Poisoned(e)) => {
+                Err(TryLockError::Poisoned(PoisonError::new(guard(e.into_inner()))))
+            }
+            Err(TryLockError::WouldBlock) => Err(TryLockError::WouldBlock),
+        }
     }
 }
 
