@@ -28,7 +28,7 @@ os._exit(0)
 
 # A child that is forked during such an import waits for ever, since it happens under a lock.
 FIRST_OPEN = """
-import sys, types
+import multiprocessing.process, multiprocessing.util, selectors, sys, types
 import pagelith
 imported = sys.modules["collections.abc"]
 class Watched(types.ModuleType):

@@ -61,7 +61,7 @@ impl PeerMemory {
         let stat = fstat(fd.as_fd())?;
         let file = File { device: stat.st_dev, number: stat.st_ino };
         let Some(mut mapped) = try_lock_static(&MAPPED, LOCK_TRIES) else {
-            let view = bound.map_or_else(|| PeerMemory::of(fd), |_| PeerMemory::unmapped(fd));
+            let view = if bound.is_none() { PeerMemory::of(fd) } else { PeerMemory::unmapped(fd) };
             return view.map(Arc::new);
         };
         mapped.retain(|other| other.view.strong_count() > 0);
