@@ -28,7 +28,9 @@ pub(crate) fn check_name(dir: &Path, name: &str, op: FaultOp) -> Result<(), IoFa
 }
 
 /// Create and lock `dir/name` with `len` allocated bytes that read as zeros; `dir` must exist.
-/// `direct` sets O_DIRECT. If `stop` is raised meanwhile, it fails soon and leaves nothing.
+/// `direct` sets O_DIRECT. If `stop` is raised meanwhile, it fails soon and leaves nothing. If
+/// another opener locks the new file first, the fault is of kind `Locked`, and the file is left to
+/// that opener.
 pub(crate) fn create(
     dir: &Path,
     name: &str,
@@ -59,6 +61,8 @@ pub(crate) fn create(
     });
     match filled {
         Ok(()) => Ok(fd),
+        // The opener that has locked the new file may have replaced it by another one.
+        Err(e) if e.kind == FaultKind::Locked => Err(e),
         Err(e) => {
             roll_back(&fd, dir, &path);
             Err(e)

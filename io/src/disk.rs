@@ -114,8 +114,8 @@ pub struct Completion {
 
 /// A queue of operations for one thread at a time; it may move to another thread, also with
 /// operations in flight. Only [`Queue::wait`] blocks. Dropping a queue waits for the operations
-/// still in flight (bounded), and leaks their memory rather than let the kernel write into it after
-/// it was freed.
+/// still in flight (bounded). Memory and file of an operation that has not ended then stay in use
+/// until it does.
 pub trait Queue: Send {
     /// How many operations may be submitted now.
     fn room(&self) -> usize;
@@ -146,7 +146,8 @@ pub trait Disk: Send + Sync {
     fn list(&self, dir: usize) -> Result<Vec<(String, u64)>, IoFault>;
     /// Create `name`, allocate all of `len` bytes (reading as zeros), lock it for one writer and
     /// sync file and directory. Directories are made as needed. A failure leaves no file and no
-    /// allocated block. An existing file is a fault of kind `Exists`.
+    /// allocated block. An existing file is a fault of kind `Exists`; a new one that another opener
+    /// locks first is left to it, and the fault is of kind `Locked`.
     fn create(&self, dir: usize, name: &str, len: u64) -> Result<FileId, IoFault>;
     /// Open an existing file for reading and writing, and lock it. If another opener holds the
     /// lock, the fault is of kind `Locked`; if the file is absent, of kind `NotFound`. The lock

@@ -38,6 +38,9 @@ struct Object {
     base: Option<u64>,
 }
 
+// docs/memory.md states it.
+const _: () = assert!(size_of::<Object>() == 112);
+
 impl Object {
     /// The segment and sector of its record.
     fn record(&self) -> (u32, u16) {

@@ -102,8 +102,9 @@ pub(crate) fn scrub(shared: &Shared, options: ScrubOptions) -> Result<ScrubRepor
         let completion = done.pop();
         let late = completion.is_none();
         if late {
-            // The kernel may write to the buffer until the queue is dropped; the segment stays
-            // entered until then.
+            // The drop of the queue must not wait again. The buffer stays allocated until the
+            // kernel has ended the read.
+            queue.set_drop_timeout(Duration::ZERO);
             drop(queue);
             pass.ended(shared, None);
             let detail = "scrub: read exceeded deadline_ms";

@@ -186,20 +186,6 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         (Some(_), true) => Some(open_volume(&config, &env, io_timeout(&config))?),
         _ => None,
     };
-    if config.dram_prefault() {
-        let all = || {
-            arena
-                .memory
-                .prefault()
-                .and_then(|()| index.prefault())
-                .and_then(|()| headers.prefault())
-                .and_then(|()| departed.prefault())
-        };
-        let bytes = config.memory_plan().total;
-        all().map_err(|e| {
-            Error::new(ErrorKind::Busy, format!("dram.prefault: {e} bytes={bytes}"))
-        })?;
-    }
     // Each frame has at least one 4 KiB unit of the arena, even while it is being dropped.
     let frame_numbers = (config.arena_bytes() / ALIGN).min(u64::from(FRAME_MAX) + 1) as usize;
     let last_requests = LastRequests::new(frame_numbers)
@@ -253,6 +239,21 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         }
         None => None,
     };
+    if config.dram_prefault() {
+        // Recovery needs memory of its own, so the store's becomes resident only after it.
+        let all = || {
+            arena
+                .memory
+                .prefault()
+                .and_then(|()| core.index.prefault())
+                .and_then(|()| headers.prefault())
+                .and_then(|()| core.departed.prefault())
+        };
+        let bytes = config.memory_plan().total;
+        all().map_err(|e| {
+            Error::new(ErrorKind::Busy, format!("dram.prefault: {e} bytes={bytes}"))
+        })?;
+    }
     let full = open_for_reading(&mut core, ssd.as_ref(), recovered.as_ref(), env.clock.now());
     let report = report(&config, &env, &core, ssd.as_ref(), recovered.as_ref(), began);
     let durable_generations = ssd.iter().flat_map(|o| o.manifest.generations()).collect();

@@ -22,6 +22,11 @@ impl HelperOps {
         HelperOps { pool, completions: Arc::default(), outstanding: 0 }
     }
 
+    /// The same threads, without operations.
+    pub(crate) fn without_ops(&self) -> HelperOps {
+        HelperOps::new(Arc::clone(&self.pool))
+    }
+
     /// Operations that the threads have, or that are finished and not taken.
     pub(crate) fn outstanding(&self) -> usize {
         self.outstanding

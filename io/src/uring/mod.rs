@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - Everything that the kernel may access (parts, vectors, file) is owned by `slots` from before
-//!   its entry is pushed until its completion is seen. A queue that cannot wait for that leaks it.
+//!   its entry is pushed until its completion is seen. A dropped queue that cannot wait for that
+//!   leaves it to a thread.
 //! - A completion is matched by slot and generation; one without a match is counted in `strays` and
 //!   dropped, never attributed to another operation.
 //! - Entries in flight never outnumber the submission ring's, so a push always finds room and the
@@ -52,8 +53,9 @@ use crate::files::{FileCache, Files};
 use crate::op_check::{Alignment, check, refused, verdict};
 use crate::registered::RegisteredMemory;
 
-/// How long a dropped queue waits for its operations before it leaks them. Waiting longer than the
-/// 30 s that the kernel's SCSI layer gives a command by default would stall a shutdown for nothing.
+/// How long a dropped queue waits for its operations before it leaves them to a thread. Waiting
+/// longer than the 30 s that the kernel's SCSI layer gives a command by default would stall a
+/// shutdown for nothing.
 const DROP_WAIT: Duration = Duration::from_secs(30);
 
 /// Ring entries for each operation, so that some operations may be split.
@@ -405,11 +407,12 @@ impl Drop for UringQueue {
                 let stuck = self.in_flight();
                 tracing::error!(
                     stuck,
-                    "queue dropped with operations stuck in the kernel, their memory is leaked"
+                    "queue dropped with operations stuck in the kernel; their memory and files stay in use \
+                     until they end"
                 );
                 match self.slots.live() {
                     0 => break,
-                    _ => return,
+                    _ => return self.leave_to_reaper(),
                 }
             }
         }
@@ -418,6 +421,41 @@ impl Drop for UringQueue {
         unsafe {
             ManuallyDrop::drop(&mut self.ring);
             ManuallyDrop::drop(&mut self.slots);
+        }
+    }
+}
+
+impl UringQueue {
+    /// Leave ring and operations to a thread that drops them once the operations have ended, however
+    /// long that takes. Until then they hold the locks of the store's files. Called by the
+    /// destructor, once.
+    fn leave_to_reaper(&mut self) {
+        // SAFETY: this is the destructor, which returns after this, so neither field is used again.
+        let (ring, slots) =
+            unsafe { (ManuallyDrop::take(&mut self.ring), ManuallyDrop::take(&mut self.slots)) };
+        let unregistered = FixedBuffers::new(Arc::clone(&self.fixed.registered));
+        // Not dropped if the thread cannot be started: the kernel has the addresses.
+        let late = ManuallyDrop::new(UringQueue {
+            ring: ManuallyDrop::new(ring),
+            slots: ManuallyDrop::new(slots),
+            pending: std::mem::take(&mut self.pending),
+            ready: Vec::new(),
+            helpers: self.helpers.without_ops(),
+            files: FileCache::new(Arc::default()),
+            fixed: std::mem::replace(&mut self.fixed, unregistered),
+            align: self.align,
+            depth: self.depth,
+            extra_entries: self.extra_entries,
+            extra_entries_max: self.extra_entries_max,
+            broken: self.broken,
+            strays: self.strays,
+            drop_wait: Duration::MAX,
+            closing: true,
+        });
+        let reaper = move || drop(ManuallyDrop::into_inner(late));
+        let started = std::thread::Builder::new().name("pagelith-late-io".to_owned()).spawn(reaper);
+        if let Err(error) = started {
+            tracing::error!(%error, "no thread for stuck operations: their memory and files stay in use");
         }
     }
 }

@@ -21,6 +21,7 @@ impl Log {
     pub fn pump(&mut self, wait: Option<Duration>, events: &mut Vec<LogEvent>) {
         self.advance(events);
         self.collect(wait.filter(|_| self.completions.is_empty()));
+        self.submit_parked();
         // Submit queued writes before other work. The first is submitted alone, so that the device
         // starts on it while the others are submitted.
         for most in [1, usize::MAX] {

@@ -26,7 +26,9 @@ pub(super) fn check_names(disk: &dyn Disk, dirs: usize) -> Result<(), VolumeErro
     }
     for dir in 0..dirs {
         for (name, _) in disk.list(dir)? {
-            let first = name == names::MANIFESTS[0] || names::CHECKPOINTS.contains(&&*name);
+            let first = name == names::MANIFESTS[0]
+                || name == names::CREATING
+                || names::CHECKPOINTS.contains(&&*name);
             let last = name == names::MANIFESTS[1];
             if (first && dir != 0) || (last && dir != dirs - 1) {
                 return Err(misplaced(

@@ -139,6 +139,8 @@ pub struct Log {
     /// Pending record writes that are not submitted yet, in order, so that the device gets the next
     /// write as soon as one completes.
     queued: VecDeque<(u64, Op)>,
+    /// Operations that the I/O queue had no room for, in order.
+    parked: VecDeque<(u64, Op)>,
     /// Current limit for `record_writes`.
     write_depth: usize,
     pub(super) spare_buffers: Vec<AlignedBuf>,
@@ -174,6 +176,7 @@ impl Log {
             token: 0,
             record_writes: 0,
             queued: VecDeque::new(),
+            parked: VecDeque::new(),
             write_depth: config.write_depth,
             spare_buffers: Vec::new(),
             bytes_written: 0,
@@ -326,7 +329,7 @@ impl Log {
 
     /// Submit the owner's operation; [`LogEvent::Other`] follows. Returned if the queue is full.
     pub fn submit(&mut self, tag: u64, op: Op) -> Result<(), Op> {
-        if self.queue.room() == 0 {
+        if self.queue.room() == 0 || !self.parked.is_empty() {
             return Err(op);
         }
         if let Op::Write { .. } = &op {
@@ -473,12 +476,20 @@ impl Log {
         self.submit_op(self.token, op);
     }
 
-    fn submit_op(&mut self, token: u64, mut op: Op) {
-        // The queue is deep enough for the log's own operations, and `submit` checks for room for
-        // the owner's. If it is full all the same, wait for a completion.
-        while let Err(back) = self.queue.submit(token, op) {
-            op = back;
-            self.collect(Some(Duration::from_millis(100)));
+    /// Submit the operation, or park it: the owner's may fill the queue while the device hangs, and
+    /// the caller must not wait for the device.
+    fn submit_op(&mut self, token: u64, op: Op) {
+        self.parked.push_back((token, op));
+        self.submit_parked();
+    }
+
+    /// Submit parked operations while the queue has room.
+    pub(super) fn submit_parked(&mut self) {
+        while let Some((token, op)) = self.parked.pop_front() {
+            if let Err(op) = self.queue.submit(token, op) {
+                self.parked.push_front((token, op));
+                return;
+            }
         }
     }
 

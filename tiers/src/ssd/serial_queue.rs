@@ -45,6 +45,8 @@ impl SerialQueue {
         self.queue.wait(&mut done, self.timeout);
         let Some(completion) = done.pop() else {
             self.timed_out = true;
+            // The caller has waited long enough: the drop of the queue must not wait again.
+            self.queue.set_drop_timeout(Duration::ZERO);
             return Err(fault("operation timed out"));
         };
         completion.result.map(|()| completion.op.into_parts())

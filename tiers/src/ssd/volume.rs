@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use pagelith_io::disk::{Disk, FileId};
 use pagelith_io::entropy::Entropy;
-use pagelith_io::fault::{FaultKind, IoFault};
-use pagelith_layouts::align::ALIGN;
+use pagelith_io::fault::{FaultKind, FaultOp, IoFault};
+use pagelith_layouts::align::{ALIGN, align_down};
 use pagelith_layouts::checkpoint;
 use pagelith_layouts::checksum::{BLOCK_BYTES, FINGERPRINT_KEY_BYTES};
 use pagelith_layouts::ids::{SegmentId, StoreId};
@@ -167,6 +167,12 @@ impl FileSystemFull {
     }
 }
 
+/// More than the length of a copy of the manifest with the most segments (2^18) and namespaces
+/// (65,536), so that a damaged length of the file allocates no more memory.
+const MANIFEST_BYTES_MAX: u64 = 16 << 20;
+/// Most times that an open starts again because another opener created files meanwhile.
+const RACES_MAX: u32 = 8;
+
 /// Open the store in `disk`'s directories, or create one if they are empty. If creation fails, no
 /// files are left.
 pub fn open_or_create(
@@ -175,12 +181,25 @@ pub fn open_or_create(
     entropy: &dyn Entropy,
     opening: &Opening<'_>,
 ) -> Result<OpenedVolume, VolumeError> {
-    match inspect_dirs(&*disk, opening)? {
-        DirsState::Store => open(disk, geometry, opening),
-        DirsState::Empty => create(disk, geometry, entropy, opening),
-        DirsState::HalfCreated => {
-            remove_files(&*disk)?;
-            create(disk, geometry, entropy, opening)
+    let mut races = 0;
+    loop {
+        match inspect_dirs(&*disk, opening)? {
+            DirsState::Store => return open(disk, geometry, opening),
+            DirsState::Empty => {}
+            DirsState::HalfCreated => {
+                lock_files(&*disk, opening)?;
+                remove_files(&*disk)?;
+            }
+        }
+        match claim_dirs(&*disk) {
+            Ok(()) => return create(disk, geometry, entropy, opening),
+            Err(fault)
+                if matches!(fault.kind, FaultKind::Exists | FaultKind::Locked)
+                    && races < RACES_MAX =>
+            {
+                races += 1;
+            }
+            Err(fault) => return Err(fault.into()),
         }
     }
 }
@@ -205,6 +224,8 @@ fn inspect_dirs(disk: &dyn Disk, opening: &Opening<'_>) -> Result<DirsState, Vol
                 return Err(VolumeError::NotAStore { dir: disk.dir_name(dir), file: name });
             }
             if name == names::CREATING {
+                // In another directory than the first it is of a store with other directories.
+                dir_check::check_names(disk, disk.dirs())?;
                 // A process that is creating the store now holds the lock of this file.
                 return match lock(disk, dir, names::CREATING, opening) {
                     Ok(_) => Ok(DirsState::HalfCreated),
@@ -231,6 +252,22 @@ fn inspect_dirs(disk: &dyn Disk, opening: &Opening<'_>) -> Result<DirsState, Vol
     }
 }
 
+/// Lock all files of a store whose creation was not finished, so that none of a store in use is
+/// removed. The lock of the marker is held already.
+fn lock_files(disk: &dyn Disk, opening: &Opening<'_>) -> Result<(), VolumeError> {
+    let names = [names::MANIFESTS, names::CHECKPOINTS, [names::SEGMENTS, names::LOCK]].concat();
+    for dir in 0..disk.dirs() {
+        for name in &names {
+            match lock(disk, dir, name, opening) {
+                Ok(_) | Err(VolumeError::Missing { .. }) => {}
+                Err(other) => return Err(other),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Remove all files of a store.
 fn remove_files(disk: &dyn Disk) -> Result<(), IoFault> {
     for dir in 0..disk.dirs() {
         let files = disk.list(dir)?;
@@ -244,6 +281,27 @@ fn remove_files(disk: &dyn Disk) -> Result<(), IoFault> {
     disk.remove(0, names::CREATING)
 }
 
+/// Create the marker in directories that were empty a moment before. If another opener was faster,
+/// the fault is of kind `Exists` or `Locked`, and its files are as they were.
+fn claim_dirs(disk: &dyn Disk) -> Result<(), IoFault> {
+    disk.create(0, names::CREATING, ALIGN)?;
+    let claimed = (0..disk.dirs()).try_for_each(|dir| {
+        match disk.list(dir)?.into_iter().find(|(name, _)| name != names::CREATING) {
+            None => Ok(()),
+            Some((name, _)) => {
+                let path = format!("{}/{name}", disk.dir_name(dir));
+                let detail = "another opener has created it meanwhile";
+                Err(IoFault::found(FaultKind::Exists, FaultOp::Create, path, 0, detail))
+            }
+        }
+    });
+    if claimed.is_err() {
+        disk.remove(0, names::CREATING)?;
+    }
+    claimed
+}
+
+/// Create a store in directories that have only the marker of this open.
 fn create(
     disk: Arc<dyn Disk>,
     geometry: VolumeGeometry,
@@ -264,7 +322,6 @@ fn create_files(
     entropy: &dyn Entropy,
     opening: &Opening<'_>,
 ) -> Result<OpenedVolume, VolumeError> {
-    disk.create(0, names::CREATING, ALIGN)?;
     let mut segments = Vec::new();
     for dir in 0..geometry.dirs {
         segments.push(disk.create(dir as usize, names::SEGMENTS, geometry.dir_bytes(dir))?);
@@ -322,7 +379,7 @@ fn open(
             Ok((file, len)) => {
                 files[i] = Some((file, len));
                 if len >= ALIGN {
-                    let len = pagelith_layouts::align::align_down(len) as usize;
+                    let len = align_down(len.min(MANIFEST_BYTES_MAX)) as usize;
                     copies[i] = read_copy(&mut serial, file, len);
                 }
             }
@@ -469,3 +526,6 @@ fn repair_manifests(
     }
     Ok((out, full))
 }
+
+#[cfg(test)]
+mod tests;

@@ -28,6 +28,8 @@ struct State {
     ends: usize,
     /// Whether they fail.
     fails: bool,
+    /// Most operations in flight, if limited.
+    depth: Option<usize>,
 }
 
 #[derive(Clone, Default)]
@@ -54,7 +56,8 @@ impl Device {
 
 impl Queue for Device {
     fn room(&self) -> usize {
-        usize::MAX
+        let state = self.state();
+        state.depth.map_or(usize::MAX, |depth| depth - state.held.len())
     }
 
     fn in_flight(&self) -> usize {
@@ -62,13 +65,16 @@ impl Queue for Device {
     }
 
     fn submit(&mut self, token: u64, op: Op) -> Result<(), Op> {
+        if self.room() == 0 {
+            return Err(op);
+        }
         self.state().held.push((token, op));
         Ok(())
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) {
         let mut state = self.state();
-        let State { held, ends, fails } = &mut *state;
+        let State { held, ends, fails, .. } = &mut *state;
         let of_segments = |op: &Op| match op {
             Op::Read { file, .. } | Op::Write { file, .. } | Op::Sync { file } => *file == SEGMENTS,
         };
@@ -354,4 +360,28 @@ fn newest_written_survives_sealing_of_its_segment() {
     assert_eq!(rig.log.newest_written(), Some(SegmentOrder(1)));
     rig.append(2);
     assert_eq!(rig.log.newest_written(), Some(SegmentOrder(2)));
+}
+
+#[test]
+fn operations_beyond_depth_of_hung_device_wait_without_their_caller() {
+    let mut rig = Rig::new();
+    rig.device.state().depth = Some(DEPTH);
+    for tag in 0..DEPTH as u64 {
+        rig.log.submit(tag, Op::Sync { file: SEGMENTS }).expect("room");
+    }
+
+    // The owner's operations fill the queue and do not complete. All calls return.
+    rig.append(1);
+    rig.pump();
+    assert!(rig.log.submit(9, Op::Sync { file: SEGMENTS }).is_err());
+    assert!(rig.device.writes().is_empty());
+    assert_eq!(rig.log.in_flight(), DEPTH + 1);
+
+    // The first completion makes room for the record, not for another operation of the owner.
+    (rig.device.state().ends, rig.device.state().fails) = (1, false);
+    rig.pump();
+    assert_eq!(rig.device.writes().len(), 1);
+    assert!(rig.log.submit(9, Op::Sync { file: SEGMENTS }).is_err());
+    assert_eq!(written(&rig.end(DEPTH, true)), [1]);
+    assert!(rig.log.idle());
 }
