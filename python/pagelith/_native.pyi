@@ -535,15 +535,16 @@ class Store:
     def attach(
         address: str | os.PathLike[str],
         *,
-        key: tuple[str, bytes] | None = None,
+        key: tuple[str, bytes | os.PathLike[str]] | None = None,
         may_be_down: bool = False,
         transport: str | None = None,
     ) -> Store:
         """Attach to a store process at `unix:PATH` (or a path), `tcp:HOST:PORT` or `rdma:HOST:PORT`,
-        authenticated by `key` (a name and a secret) where it requires that. `rdma:` is TCP with the
-        transport "rdma": registered memory is moved by RDMA, and a store without it is an error;
-        with the transport "auto" it is used where both ends have it. With `may_be_down` it need not
-        be running yet: calls fail with UnavailableError until it is up.
+        authenticated by `key` where it requires that: a name, and a secret or the path of a key
+        file. `rdma:` is TCP with the transport "rdma": registered memory is moved by RDMA, and a
+        store without it is an error; with the transport "auto" it is used where both ends have it.
+        With `may_be_down` it need not be running yet: calls fail with UnavailableError until it is
+        up.
 
         Raises UnavailableError if it does not answer, and DeniedError if it refuses the key.
 

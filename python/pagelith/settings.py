@@ -3,6 +3,8 @@ among them."""
 
 import logging
 import os
+import pathlib
+import re
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -16,6 +18,10 @@ logger = logging.getLogger(__name__)
 
 # Longest secret file.
 _SECRET_BYTES_MAX = 64 << 10
+# Longest secret.
+_RAW_BYTES_MAX = 64
+# A secret as in a key file.
+_DIGITS = re.compile(rb"[0-9A-Fa-f]{64}\s*")
 
 _Settings = TypeVar("_Settings", bound="StoreSettings")
 
@@ -57,7 +63,8 @@ class StoreSettings:
     # How payload travels over `tcp:`: "tcp", "rdma" (as the address `rdma:`: the store process must have
     # it too), or "auto" (RDMA where both have it). The devices are those of PAGELITH_RDMA__DEVICES.
     transport: str | None = of_type(str, "a string", None)
-    # The key's name and the file with its secret, where the store process requires authentication.
+    # Where the store process requires authentication: the key's name, and a key file with it, or a
+    # file with its secret only.
     key_name: str | None = of_type(str, "a string", None)
     key_file: str | None = path("a string or a path")
     # Start the engine while that process is down: nothing is found or stored until it is up.
@@ -120,17 +127,30 @@ class StoreSettings:
             remedy = "start it (`pagelith serve`), or set 'start_without_store': true to serve without it until it is up"
             raise UnavailableError(f"{error}: the store process is unavailable: {remedy}") from error
 
+    @property
+    def asks_processes(self) -> bool:
+        """Whether a lookup may wait for another process: a store process, or an embedded store's
+        peers."""
+        remote = (self.store or {}).get("remote")
+        peers = remote.get("peers") if isinstance(remote, Mapping) else None
+        return bool(self.attach is not None or peers or os.environ.get("PAGELITH_REMOTE__PEERS"))
+
     def failures(self, log: logging.Logger) -> Failures:
         """Log lines about failures of this store, in an adapter's log."""
         return Failures(log, self.attach)
 
-    def _key(self) -> tuple[str, bytes] | None:
+    def _key(self) -> tuple[str, bytes | os.PathLike[str]] | None:
+        """The key's name, and its secret or the path of a key file."""
         if self.key_name is None or self.key_file is None:
             return None
         try:
-            return self.key_name, _secret(self.key_file).strip()
+            content = _secret(self.key_file)
         except OSError as error:
             raise ValueError(f"'key_file' cannot be read: {error}") from error
+        if _DIGITS.fullmatch(content):
+            return self.key_name, bytes.fromhex(content.decode())
+        # Not stripped: random bytes may end in any of them. A longer file is an entry of `pagelith key`.
+        return self.key_name, content if len(content) <= _RAW_BYTES_MAX else pathlib.Path(self.key_file)
 
 
 @dataclass(frozen=True)

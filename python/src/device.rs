@@ -59,7 +59,9 @@ impl Drop for Device {
         // A forked child cannot use the driver.
         if !is_forked(self.process) {
             // SAFETY: the handle is not used after this.
-            unsafe { ManuallyDrop::drop(&mut self.handle) };
+            let handle = unsafe { ManuallyDrop::take(&mut self.handle) };
+            // The GIL is released: the last handle calls the driver.
+            Python::attach(|py| py.detach(|| drop(handle)));
         }
     }
 }

@@ -9,7 +9,7 @@ use pagelith::io::regular_file::{self, read_text};
 use pagelith::layouts::{manifest, names};
 use pagelith::transport::auth::Key;
 use pagelith::transport::peer_address::{BulkTransport, PeerAddress};
-use pagelith::{Config, ValidConfig, rdma};
+use pagelith::{Config, ValidConfig, key_file, rdma};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyMapping, PyString, PyTuple};
@@ -62,9 +62,7 @@ pub fn attach(
         })?;
         address = address.with_transport(transport).map_err(|error| wrong(&error))?;
     }
-    let key =
-        key.map(secret).transpose()?.map(|(name, secret)| Key::new(&name, &secret)).transpose();
-    let key = key.map_err(|error| wrong(&error))?;
+    let key = key.map(key_of).transpose()?;
     let name = format!("attached=\"{address}\"");
     log::begin(py)?;
     let config = rdma::config_of_environment().map_err(|error| refused(&error))?;
@@ -88,12 +86,20 @@ fn address_text(arg: &Bound<'_, PyAny>) -> PyResult<String> {
     Ok(format!("unix:{path}"))
 }
 
-/// A name and a secret. No error message contains the secret.
-fn secret(arg: &Bound<'_, PyAny>) -> PyResult<(String, Vec<u8>)> {
-    let wrong =
-        |_| PyTypeError::new_err("key must be a pair of a name and a secret: a string and bytes");
-    let (name, ByteString(secret)) = arg.extract().map_err(wrong)?;
-    Ok((name, secret))
+/// A name and a secret, or a name and the path of a key file, not as a string: that could be a
+/// secret. No error message contains the secret.
+fn key_of(arg: &Bound<'_, PyAny>) -> PyResult<Key> {
+    let must_be = "key must be a pair of a name and a secret: a string, and bytes or a path object";
+    let wrong = |_| PyTypeError::new_err(must_be);
+    let (name, secret): (String, Bound<'_, PyAny>) = arg.extract().map_err(wrong)?;
+    if !secret.is_instance_of::<PyString>() && secret.hasattr("__fspath__")? {
+        let path = arguments::path("key", "a pair of a name and a path", &secret)?;
+        let keys = key_file::ring(&path).map_err(|error| raised(&error))?;
+        let named = keys.into_iter().map(|(key, _)| key).find(|key| key.name() == name);
+        return named.ok_or_else(|| InvalidError::new_err("the key file has no key of this name"));
+    }
+    let ByteString(secret) = secret.extract().map_err(wrong)?;
+    Key::new(&name, &secret).map_err(|error| InvalidError::new_err(error.to_string()))
 }
 
 /// The settings from Python, validated; nothing is created before that. With `subdirectory`, each

@@ -70,8 +70,13 @@ impl Pin {
 
 impl Drop for Pin {
     fn drop(&mut self) {
+        let pin = self.pin.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if is_forked(self.process) {
-            std::mem::forget(self.pin.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+            return std::mem::forget(pin);
+        }
+        if pin.is_some() {
+            // The GIL is released: a store process may answer late.
+            Python::attach(|py| py.detach(|| drop(pin)));
         }
     }
 }

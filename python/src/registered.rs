@@ -55,12 +55,14 @@ impl Registration {
     }
 
     /// End the registration. A second call does nothing.
-    fn release(&self) {
+    fn release(&self, py: Python<'_>) {
         let held = self.state.lock().unwrap_or_else(PoisonError::into_inner).take();
         if is_forked(self.process) {
             // The lock of the parent's store may stay held for ever in this process.
-            std::mem::forget(held);
+            return std::mem::forget(held);
         }
+        // The GIL is released: RDMA devices need time for each page.
+        py.detach(|| drop(held));
     }
 
     fn __repr__(&self) -> String {
@@ -73,15 +75,19 @@ impl Registration {
     }
 
     #[pyo3(signature = (*_raised))]
-    fn __exit__(&self, _raised: &Bound<'_, PyTuple>) {
-        self.release();
+    fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, PyTuple>) {
+        self.release(py);
     }
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
+        let held = self.state.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if is_forked(self.process) {
-            std::mem::forget(self.state.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+            return std::mem::forget(held);
+        }
+        if held.is_some() {
+            Python::attach(|py| py.detach(|| drop(held)));
         }
     }
 }

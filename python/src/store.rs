@@ -110,10 +110,11 @@ impl Store {
     }
 
     /// Attach to a store process at `unix:PATH` (or a path), `tcp:HOST:PORT` or `rdma:HOST:PORT`,
-    /// authenticated by `key` (a name and a secret) where it requires that. `rdma:` is TCP with the
-    /// transport "rdma": registered memory is moved by RDMA, and a store without it is an error;
-    /// with the transport "auto" it is used where both ends have it. With `may_be_down` it need not
-    /// be running yet: calls fail with UnavailableError until it is up.
+    /// authenticated by `key` where it requires that: a name, and a secret or the path of a key
+    /// file. `rdma:` is TCP with the transport "rdma": registered memory is moved by RDMA, and a
+    /// store without it is an error; with the transport "auto" it is used where both ends have it.
+    /// With `may_be_down` it need not be running yet: calls fail with UnavailableError until it is
+    /// up.
     ///
     /// Raises UnavailableError if it does not answer, and DeniedError if it refuses the key.
     ///
@@ -669,6 +670,6 @@ impl Store {
 impl Drop for Store {
     fn drop(&mut self) {
         close_on_drop(&self.store, &self.submitted, self.process);
-        self.devices.end(self.process);
+        Python::attach(|py| py.detach(|| self.devices.end(self.process)));
     }
 }

@@ -245,11 +245,10 @@ class Refused(unittest.TestCase):
     def test_invalid_open_arguments_are_named(self):
         for address in (5, None, b"unix:/x"):
             self.assert_error(TypeError, "^address must be unix:PATH, tcp:HOST:PORT, rdma:HOST:PORT, or the path of a socket, not ", pagelith.Store.attach, address)
+        must_be = "^key must be a pair of a name and a secret: a string, and bytes or a path object$"
         for secret in ("ab", ("a", "b"), ("a",), 5, (b"a", b"b")):
             with self.subTest(secret=secret):
-                self.assert_error(
-                    TypeError, "^key must be a pair of a name and a secret: a string and bytes$", pagelith.Store.attach, "unix:/x", key=secret
-                )
+                self.assert_error(TypeError, must_be, pagelith.Store.attach, "unix:/x", key=secret)
         for config in (5, ["a"]):
             self.assert_error(TypeError, "^config must be a dictionary of settings, or the path of a file of them, not ", pagelith.Store, config)
 

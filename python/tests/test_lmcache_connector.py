@@ -44,6 +44,8 @@ stand_in("lmcache.v1.storage_backend")
 stand_in("lmcache.v1.storage_backend.connector")
 stand_in("lmcache.v1.storage_backend.connector.base_connector", RemoteConnector=RemoteConnector)
 
+from pagelith.identity import host  # noqa: E402
+from pagelith.identity.host import no_engine  # noqa: E402
 from pagelith.lmcache import connector as module  # noqa: E402
 from pagelith.lmcache.connector import PREFIX, PagelithConnector  # noqa: E402
 
@@ -66,6 +68,21 @@ class Chunk:
         self.held = False
 
 
+class Memory:
+    """LMCache's memory, with room for a number of chunks that nothing evicts."""
+
+    def __init__(self, room=1000):
+        self.room, self.given, self.asked = room, [], 0
+
+    def allocate(self, shapes, dtypes, fmt, eviction=True, busy_loop=True):
+        self.asked += 1
+        if len(self.given) == self.room:
+            assert not busy_loop, "LMCache sleeps until there is memory"
+            return None
+        self.given.append(Chunk(bytes(shapes[0][0])))
+        return self.given[-1]
+
+
 class Key:
     def __init__(self, text):
         self.text = text
@@ -79,12 +96,12 @@ class Case(unittest.TestCase):
         self.home = tempfile.TemporaryDirectory()
         self.addCleanup(self.home.cleanup)
 
-    def run_with(self, body, store=None, **given):
+    def run_with(self, body, store=None, memory=None, **given):
         """Run `body` with a connector, in its own event loop."""
         ssd = {"dirs": [os.path.join(self.home.name, "ssd")], "bytes": "64MiB", "segment_bytes": "4MiB"}
         store = {"dram": {"bytes": "16MiB"}, "index": {"max_objects": 1000}, "ssd": ssd} if store is None else store
         metadata = types.SimpleNamespace(model_name="a/model", kv_dtype="bf16", chunk_size=256, worker_id=0, world_size=1)
-        memory = types.SimpleNamespace(metadata=metadata, config=None, allocate=lambda shapes, dtypes, fmt: Chunk(bytes(shapes[0][0])))
+        memory = types.SimpleNamespace(metadata=metadata, config=None, allocate=(memory or Memory()).allocate)
         given = {"revision": "weights-1", **given}
         extra = {**({PREFIX + "store": store} if store else {}), **{PREFIX + name: value for name, value in given.items()}, "not ours": 1, 7: "nor this"}
         config = types.SimpleNamespace(extra_config=extra, remote_serde="naive")
@@ -118,6 +135,64 @@ class Connector(Case):
             return [chunk and bytes(chunk.byte_array) for chunk in await connector.batched_get(keys)]
 
         self.assertEqual(self.run_with(body), [None, None, b"2" * 50])
+
+    async def stored(self, connector, count=4):
+        """The keys of chunks that were stored."""
+        stored = [Key(str(n)) for n in range(count)]
+        await connector.batched_put(stored, [Chunk(bytes([n]) * 100) for n in range(count)])
+        return stored
+
+    def test_prompt_larger_than_lmcache_memory_is_read_as_far_as_it_fits(self):
+        memory = Memory(room=2)
+
+        async def body(connector):
+            return await connector.batched_get(await self.stored(connector))
+
+        got = self.run_with(body, memory=memory)
+        self.assertEqual([chunk and bytes(chunk.byte_array) for chunk in got], [bytes(100), b"\1" * 100, None, None])
+        self.assertEqual((memory.asked, [chunk.held for chunk in memory.given]), (3, [True, True]))
+
+    def test_failed_allocation_releases_the_others(self):
+        memory = Memory()
+
+        async def body(connector):
+            stored, allocate = await self.stored(connector), memory.allocate
+            with mock.patch.object(connector._memory, "allocate", side_effect=[allocate([[100]], None, None), MemoryError]):
+                with self.assertRaises(MemoryError):
+                    await connector.batched_get(stored)
+
+        self.run_with(body, memory=memory)
+        self.assertEqual([chunk.held for chunk in memory.given], [False])
+
+    def test_each_replica_has_own_directory(self):
+        async def body(connector):
+            return None
+
+        def opened(engine):
+            with mock.patch.dict(sys.modules, {"vllm.config": None, "sglang.srt.runtime_context": None, **engine}):
+                self.run_with(body)
+
+        def vllm(replica):
+            # Another thread connects again, where the configuration is not set.
+            config = None if replica is None else types.SimpleNamespace(parallel_config=types.SimpleNamespace(data_parallel_index=replica))
+            return {"vllm.config": types.SimpleNamespace(get_current_vllm_config_or_none=lambda: config)}
+
+        def sglang(**ranks):
+            return types.SimpleNamespace(
+                publish_role=lambda: "scheduler", get_context=lambda: types.SimpleNamespace(is_config_namespace_published=lambda name: True),
+                get_parallel=lambda: types.SimpleNamespace(**ranks),
+            )
+
+        directories = set()
+        with mock.patch.object(module, "model_of_this_process", lambda: no_engine), mock.patch.object(host, "_replica", 0):
+            for engine, suffix in (
+                ({}, ""), (vllm(0), ""), (vllm(1), "_dp1"), (vllm(None), "_dp1"),
+                ({"sglang.srt.runtime_context": sglang(attn_dp_size=1, attn_dp_rank=0, dp_rank=2)}, "_dp2"),
+                ({"sglang.srt.runtime_context": sglang(attn_dp_size=4, attn_dp_rank=3, dp_rank=None)}, "_dp3"),
+            ):
+                opened(engine)
+                directories.add(f"lmcache_0of1{suffix}")
+                self.assertEqual(set(os.listdir(os.path.join(self.home.name, "ssd"))), directories)
 
     def test_connector_warns_of_failing_load_policy_at_start(self):
         async def body(connector):

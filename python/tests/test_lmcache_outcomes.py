@@ -54,7 +54,7 @@ class ConnectorOutcomes(test_lmcache_connector.Case):
             each = [one for pair in zip(connector._keys_on(names.facts, chunks), connector._keys_on(names.bytes, chunks)) for one in pair]
             given = []
             allocate = connector._memory.allocate
-            connector._memory.allocate = lambda *what: given.append(allocate(*what)) or given[-1]
+            connector._memory.allocate = lambda *what, **how: given.append(allocate(*what, **how)) or given[-1]
             for ends in combinations(4):
                 given.clear()
                 connector._store.ends = dict(zip(each, ends, strict=True))

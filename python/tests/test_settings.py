@@ -11,6 +11,8 @@ import types
 import unittest
 from unittest import mock
 
+from test_store import Process
+
 import pagelith
 from pagelith.settings import StoreSettings
 
@@ -19,6 +21,11 @@ def owned(path, user):
     """The file's status, as if this user owned it."""
     known = os.stat(path)
     return types.SimpleNamespace(st_uid=user, **{name: getattr(known, name) for name in ("st_mode", "st_size", "st_blksize")})
+
+
+def secret_of(entry):
+    """The digits in an entry of a key file."""
+    return re.search('"([0-9a-f]{64})"', entry)[1]
 
 
 class Refused(unittest.TestCase):
@@ -130,7 +137,8 @@ class AdapterSettings(unittest.TestCase):
         def key(path):
             return StoreSettings.read("here", {"attach": "/run/socket", "key_name": "me", "key_file": path})._key()
 
-        self.assertEqual(key(file), ("me", b"\xffsecret"))
+        # Its last byte is random too.
+        self.assertEqual(key(file), ("me", b"\xffsecret\n"))
         for mode in (0o640, 0o604, 0o620):
             file.chmod(mode)
             with self.assertRaisesRegex(ValueError, f"'key_file' cannot be read: other users can read it .* mode={mode:o}$"):
@@ -145,6 +153,39 @@ class AdapterSettings(unittest.TestCase):
         file.write_bytes(bytes(100_000))
         with self.assertRaisesRegex(ValueError, "too long for a secret .* bytes_max=65536$"):
             key(file)
+
+    def test_key_file_of_the_program_opens_its_store_process(self):
+        def entry(name):
+            return subprocess.run([os.environ["STORE_PROGRAM"], "key", name], capture_output=True, text=True, check=True).stdout
+
+        def written(name, content):
+            file = pathlib.Path(self.home.name, name)
+            file.write_text(content)
+            file.chmod(0o600)
+            return file
+
+        def opened(path, name="rank-0"):
+            return StoreSettings.read("here", {"attach": process.address, "key_name": name, "key_file": path}).open("part")
+
+        own, other = entry("rank-0"), entry("rank-1")
+        both = written("keys.toml", own + other)
+        process = Process(f"unix:{self.home.name}/socket", "--keys", str(both))
+        self.addCleanup(process.ended)
+        secret = secret_of(own)
+        for name, content in (("own.toml", own), ("hex", secret), ("line", f"{secret}\n")):
+            opened(written(name, content)).close()
+        opened(both, "rank-1").close()
+        raw = written("raw", "")
+        raw.write_bytes(bytes.fromhex(secret))
+        opened(raw).close()
+        with self.assertRaises(pagelith.DeniedError):
+            opened(written("wrong", secret_of(other)))
+        with self.assertRaisesRegex(pagelith.InvalidError, "^the key file has no key of this name$"):
+            opened(both, "rank-2")
+        for content in ("x" * 65, own.replace("secret", "secret = "), own.replace(secret, secret[1:])):
+            with self.assertRaisesRegex(pagelith.InvalidError, "line=.* file=") as refused:
+                opened(written("bad", content))
+            self.assertNotIn(secret[:8], str(refused.exception))
 
     def test_each_part_has_own_directory_on_every_drive(self):
         base = pathlib.Path(self.home.name, "new")

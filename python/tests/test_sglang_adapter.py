@@ -7,6 +7,7 @@ import ctypes
 import enum
 import hashlib
 import json
+import logging
 import os
 import queue
 import subprocess
@@ -89,7 +90,7 @@ class Medium(str, enum.Enum):
     EXTERNAL = "EXTERNAL"
 
 
-parallel = types.SimpleNamespace(attn_dp_size=1, attn_dp_rank=0, dp_rank=3, tp_rank=0)
+parallel = types.SimpleNamespace(attn_dp_size=1, attn_dp_rank=0, dp_rank=None, tp_rank=0)
 stand_in("sglang.srt.disaggregation")
 stand_in(
     "sglang.srt.disaggregation.kv_events",
@@ -150,6 +151,13 @@ class Served:
 
 
 served = Served()
+
+
+def place(case, **ranks):
+    """Set this rank, until the test ends."""
+    patch = mock.patch.multiple(parallel, **ranks)
+    patch.start()
+    case.addCleanup(patch.stop)
 
 
 def serve(**different):
@@ -845,6 +853,7 @@ class Publishing(Case):
         return [int.from_bytes(bytes.fromhex(page)[:8], "big", signed=True) for page in pages]
 
     def test_events_are_published_with_sglang_hashes_and_removed_at_end(self):
+        place(self, dp_rank=3)
         backend, published = self.publishing()
         self.assertEqual((published.config["endpoint"], published.rank), ("tcp://*:5567", 3))
         backend.batch_set_v1(keys(3), slots(0, 3))
@@ -968,3 +977,24 @@ class SetUp(Case):
             self.assertEqual(backend.batch_exists(keys(1)), 0)
             backend.batch_set_v1(keys(1), slots(0, 1))
         self.assertEqual(sorted(os.listdir(os.path.join(self.home.name, "ssd"))), ["rank_0_0_0_0", "rank_0_1_0_0"])
+
+    def test_each_replica_has_own_directory(self):
+        # SGLang passes the replica only with attention data parallelism.
+        for ranks, passed, replica in (
+            (dict(attn_dp_size=1, attn_dp_rank=0, dp_rank=0), 0, 0),
+            (dict(attn_dp_size=1, attn_dp_rank=0, dp_rank=1), 0, 1),
+            (dict(attn_dp_size=4, attn_dp_rank=2, dp_rank=None), 2, 2),
+        ):
+            place(self, **ranks)
+            self.addCleanup(self.open(Pool(), dp_rank=passed).close)
+            self.assertIn(f"rank_{replica}_0_0_0", os.listdir(os.path.join(self.home.name, "ssd")))
+
+    def test_head_split_that_shares_no_pages_is_logged_at_start(self):
+        for size, kind, lines in ((8, {}, 1), (2, {}, 0), (8, {"is_mla_model": True}, 0), (None, {}, 0)):
+            attach = {"store": None, "attach": f"unix:{self.home.name}/none", "start_without_store": True}
+            with self.assertLogs("pagelith.sglang.hicache", "WARNING") as logs:
+                logging.getLogger("pagelith.sglang.hicache").warning("nothing")
+                HiCache(self.config(attach, tp_size=2, tp_lcm_size=size, **kind), {}).close()
+            self.assertEqual(len(logs.output) - 1, lines, logs.output)
+            for line in logs.output[1:]:
+                self.assertRegex(line, "share no pages.* tp_lcm_size=8 tp_size=2$")

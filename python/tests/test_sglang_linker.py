@@ -18,6 +18,7 @@ def run():
     import os
     import subprocess
     import sys
+    import threading
     import types
     from unittest import mock
 
@@ -234,6 +235,28 @@ def run():
             (pin,) = engine.linker._queued["request"][1]
             self.assertEqual((pin.objects, pin.held), (2, True))
             self.assertTrue(engine.linker.cancel_queued_load("request"))
+
+        def test_pin_whose_release_waits_for_the_store_does_not_stop_the_scheduler(self):
+            keys, go, waited = sglang.keys(2), threading.Event(), []
+            self.addCleanup(go.set)
+            engine = self.filled(keys)
+            pin = types.SimpleNamespace(objects=2, release=lambda: waited.append(go.wait(20)))
+            with mock.patch.object(engine.linker, "_pinned", lambda keys: [pin]):
+                self.assertTrue(engine.linker.load("cancelled", engine.transfers(keys, 4)))
+                self.assertTrue(engine.linker.cancel_queued_load("cancelled"))
+                self.assertEqual(engine.load(keys, 4), (True, [True] * LAYERS))
+                self.assertTrue(engine.linker.load("reset", engine.transfers(keys, 4)))
+                engine.linker.reset()
+            self.assertEqual(waited, [])
+            go.set()
+            engine.close()
+            self.assertEqual(waited, [True] * 3)
+
+        def test_each_replica_has_own_directory(self):
+            for ranks, replica in ((dict(dp_rank=0), 0), (dict(dp_rank=1), 1), (dict(attn_dp_size=4, attn_dp_rank=2), 2)):
+                sglang.place(self, **{"attn_dp_size": 1, "attn_dp_rank": 0, "dp_rank": None, **ranks})
+                self.engine()
+                self.assertIn(f"rank_{replica}_0_0_0", os.listdir(os.path.join(self.home.name, "ssd")))
 
         def joined(self, engine, nodes):
             """Offload nodes in one call; returns their results."""

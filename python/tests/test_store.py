@@ -7,6 +7,7 @@ import gc
 import mmap
 import os
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -590,6 +591,40 @@ class Process:
             self.end()
 
 
+class Relay:
+    """Forwards connections to a store process, on threads of this process."""
+
+    def __init__(self, address):
+        host, port = address.removeprefix("tcp:").split(":")
+        self.to, self.listener, self.ends = (host, int(port)), socket.create_server(("127.0.0.1", 0)), []
+        self.address = f"tcp:127.0.0.1:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            try:
+                here, _ = self.listener.accept()
+            except OSError:
+                return
+            there = socket.create_connection(self.to)
+            self.ends += [here, there]
+            for pair in ((here, there), (there, here)):
+                threading.Thread(target=self.forward, args=pair, daemon=True).start()
+
+    def forward(self, source, to):
+        try:
+            while data := source.recv(1 << 16):
+                to.sendall(data)
+            to.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def close(self):
+        self.listener.shutdown(socket.SHUT_RDWR)
+        for end in (self.listener, *self.ends):
+            end.close()
+
+
 class Peers(Case):
     def test_embedded_store_uses_configured_peers(self):
         processes = [Process("unix:" + os.path.join(self.home.name, name)) for name in "ab"]
@@ -779,6 +814,18 @@ class Attached(Case):
             for call in (lambda: store.pin(pinned, timeout=0.01), lambda: store.lease(pinned, 1, timeout=0.01)):
                 with self.assertRaises(pagelith.UnavailableError):
                     call()
+
+    def test_dropped_pin_leaves_other_threads_running(self):
+        tcp, pinned = Process("tcp:127.0.0.1:0"), [key(n) for n in range(10)]
+        self.addCleanup(tcp.ended)
+        relay = Relay(tcp.address)
+        self.addCleanup(relay.close)
+        with pagelith.Store.attach(relay.address) as store:
+            store.put(pinned, [content(n) for n in range(10)])
+            kept, pin = store.pin(pinned[:1]), store.pin(pinned)
+            del pin
+            # A thread of this process has forwarded the release meanwhile: the link was not given up.
+            self.assertTrue(kept.held)
 
     def test_hints_decide_what_leaves_memory_first(self):
         process = self.serve("--dram", "1MiB", "--ssd", "0")

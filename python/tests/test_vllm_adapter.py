@@ -17,6 +17,7 @@ from test_store import Process
 from vllm_stand_ins import KVConnectorRole, Locality, LookupResult, Medium, OffloadingEvent, model_config, vllm_config
 
 from pagelith.vllm import PagelithOffloadingConnector, PagelithTier  # noqa: E402
+from pagelith.vllm import tier as module  # noqa: E402
 
 ROW = 4096
 ROWS = 4096
@@ -54,7 +55,8 @@ class Case(unittest.TestCase):
         spec = types.SimpleNamespace(config=config, kv_events_config=types.SimpleNamespace(enable_kv_cache_events=events))
         ssd = {"dirs": [os.path.join(self.home.name, "ssd")], "bytes": "128MiB", "segment_bytes": "4MiB"}
         store = {"dram": {"bytes": "32MiB"}, "index": {"max_objects": 20000}, "ssd": ssd}
-        given = {"store": store, **given}
+        # A machine under load is slow.
+        given = {"store": store, "exists_timeout_ms": 30_000, **given}
         given = {name: value for name, value in given.items() if value is not None}
         return PagelithTier(spec, self.memory, "PagelithTier", None, **given)
 
@@ -236,6 +238,21 @@ class Tier(Case):
             self.assertLessEqual(len(tier._hashed), len(known))
             tier.shutdown()
 
+    def test_names_of_chunks_for_events_are_bounded(self):
+        process = Process(f"unix:{self.home.name}/socket", "--ssd", "0")
+        self.addCleanup(process.end)
+        chunks = [hashlib.sha256(str(n).encode()).digest()[:8] + bytes(4) for n in range(50)]
+        with self.assertLogs("pagelith.vllm.events", "WARNING"):
+            # Without events of the store they are not used.
+            none = self.tier(events=True, enable_kv_events=True, store=None, attach=process.address)
+        for tier, most in ((none, 0), (self.tier(events=True, enable_kv_events=True), 20)):
+            self.addCleanup(tier.shutdown)
+            with mock.patch.object(module, "_HASHED_MAX", 20):
+                for first in range(0, 50, 10):
+                    self.run_job(tier.submit_store, chunks[first : first + 10], list(range(10)))
+                    self.assertTrue(all(job.success for job in self.finished(tier)))
+            self.assertEqual(len(tier._hashed), most)
+
     def test_other_model_or_layers_find_nothing(self):
         tier, chunks = self.tier(), keys(1)
         self.run_job(tier.submit_store, chunks, [0])
@@ -283,6 +300,40 @@ class Tier(Case):
         self.assertEqual([job.success for job in self.finished(tier)], [False])
         with self.assertLogs("pagelith.vllm.tier", "ERROR"):
             self.assertEqual(tier.lookup(keys(3)[2], REQUEST), LookupResult.MISS)
+
+    def of_peers(self, **given):
+        """A tier whose store has peers, by its settings, or by the environment."""
+        peer = f"unix:{self.home.name}/none"
+        yield self.tier(store={"dram": {"bytes": "1MiB"}, "remote": {"peers": [peer]}}, exists_timeout_ms=None, **given)
+        with mock.patch.dict(os.environ, {"PAGELITH_REMOTE__PEERS": peer}):
+            yield self.tier(store={"dram": {"bytes": "1MiB"}}, exists_timeout_ms=None, **given)
+
+    def test_lookup_in_peers_does_not_block(self):
+        for tier in self.of_peers():
+            self.addCleanup(tier.shutdown)
+            asked, real = [], tier._store
+            tier._store = types.SimpleNamespace(exists=lambda keys, timeout: (asked.append(timeout), [True])[1], close=real.close)
+            self.assertEqual((tier.lookup(keys(1)[0], REQUEST), asked), (LookupResult.RETRY, []))
+            tier.on_schedule_end(SCHEDULED)
+            self.assertEqual((tier.lookup(keys(1)[0], REQUEST), asked), (LookupResult.HIT, [0.1]))
+
+    def test_events_do_not_wait_for_lookup_in_peers(self):
+        for tier in self.of_peers(events=True, enable_kv_events=True):
+            self.addCleanup(tier.shutdown)
+            began, go, waited, real = threading.Event(), threading.Event(), [], tier._store
+
+            def exists(keys, began=began, go=go, waited=waited):
+                began.set()
+                waited.append(go.wait(20))
+                return [False] * len(keys)
+
+            tier._store = types.SimpleNamespace(exists=exists, put=real.put, hint=real.hint, close=real.close)
+            self.run_job(tier.submit_store, keys(1), [0])
+            self.assertTrue(began.wait(60))
+            self.assertEqual(list(tier.take_events()), [])
+            go.set()
+            self.finished(tier)
+            self.assertEqual(waited, [True])
 
     def test_lookup_in_store_process_does_not_block(self):
         tier, chunks = self.tier(), keys(2)

@@ -2,6 +2,7 @@
 store has."""
 
 import threading
+import types
 import unittest
 from unittest import mock
 
@@ -109,6 +110,17 @@ class Events(Case):
         # Known blocks are not looked up again.
         engine.scheduler.get_num_new_matched_tokens(Request("fourth", 3 * TOKENS + 1, hashes(3)), 0)
         self.assertEqual(len(looks), 2)
+
+    def test_met_blocks_are_looked_up_in_peers_on_a_thread(self):
+        engine = self.listening({"store": {"dram": {"bytes": "1MiB"}, "remote": {"peers": ["unix:/nowhere/socket"]}}})
+        self.addCleanup(engine.close)
+        listener, asked = engine.scheduler._plans.listener, []
+        exists = lambda keys: (asked.append(threading.current_thread()), [False] * len(keys))[1]  # noqa: E731
+        with mock.patch.object(listener, "_store", types.SimpleNamespace(exists=exists)):
+            listener.met([(0, hashes(1)[0])])
+            self.assertNotIn(threading.current_thread(), asked)
+            engine.scheduler._event_executor.submit(bool).result(60)
+        self.assertEqual(len(asked), 1)
 
     def test_blocks_removed_by_reset_are_reported(self):
         engine, known = self.listening(), {}

@@ -216,7 +216,7 @@ pub struct SsdConfig {
     /// of the log. Default 0.2; 0 to 1. Raise it to write less, at the cost of hits.
     pub min_reuse: f64,
     /// For `worth`: the least worth of a kind of pages, as a multiple of that of what reclaim gives
-    /// up. Default 0.3; 0 to 2. Raise it to write less, at the cost of hits.
+    /// up. Default 0.9; 0 to 2. Raise it to write less, at the cost of hits.
     pub thrift: f64,
     /// Bytes that may be written to SSD a day, with what reclaim reinserts. Default 0: no limit; or
     /// 1 MiB to 1 PiB. Pages that were requested before come first. A flush is not limited. Set it

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ..replicas import of_sglang
 from .facts import Identity, ModelError
 from .sglang import Now, ServedModel
 
@@ -14,6 +15,8 @@ _NO_ENGINE = Now(Identity({"engine": "unknown"}, ("which engine and model it is 
 # Models of vLLM's configurations in this process, by fingerprint. A connection may be made again
 # while none is set.
 _identified: dict[str, Now] = {}
+# Index of vLLM's data-parallel replica in this process, for the same reason.
+_replica = 0
 
 
 def no_engine() -> Now:
@@ -43,12 +46,22 @@ def model_of_this_process() -> Callable[[], Now]:
     return no_engine
 
 
+def replica_of_this_process() -> int:
+    """The index of this process's data-parallel replica; 0 without an engine."""
+    global _replica
+    config = _vllm_config()
+    if config is not None:
+        # vLLM's data_parallel_rank is 0 in each replica of a dense model.
+        _replica = int(config.parallel_config.data_parallel_index)
+    return of_sglang() if config is None and _is_sglang_server() else _replica
+
+
 def vllms_transfer() -> Any:
     """The `kv_transfer_config` of vLLM's configuration in this process; `None` without one."""
     return getattr(_vllm_config(), "kv_transfer_config", None)
 
 
-def _vllm_config() -> object | None:
+def _vllm_config() -> Any:
     """vLLM's configuration. It is set only while a worker starts."""
     module = sys.modules.get("vllm.config")
     getter = getattr(module, "get_current_vllm_config_or_none", None)

@@ -18,7 +18,7 @@ from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 import pagelith
 
 from ..identity import Identity, ModelError, admit
-from ..identity.host import model_of_this_process, vllms_transfer
+from ..identity.host import model_of_this_process, replica_of_this_process, vllms_transfer
 from ..settings import StoreSettings, milliseconds
 from ..vllm.policy import warn_of_failed_loads
 
@@ -70,7 +70,9 @@ class PagelithConnector(RemoteConnector):
         self._look_timeout = self.settings.look_timeout_ms / 1000
         self._names: _Names | None = None
         self._failures = self.settings.failures(logger)
-        self._store = self.settings.open(f"lmcache_{metadata.worker_id}of{metadata.world_size}")
+        # LMCache's numbers are those within a replica.
+        replica = replica_of_this_process()
+        self._store = self.settings.open(f"lmcache_{metadata.worker_id}of{metadata.world_size}" + (f"_dp{replica}" if replica else ""))
 
     def _current_names(self, writes: bool = False) -> _Names:
         """The current key templates: SGLang may have replaced the model's weights since the last
@@ -142,20 +144,23 @@ class PagelithConnector(RemoteConnector):
             return found
         facts = [bytearray(self.remote_metadata_bytes) for _ in keys]
         present = await self._read_batch(self._keys_on(names.facts, keys), facts)
-        for at, chunk in enumerate(facts):
-            if present[at]:
-                metadata = RemoteMetadata.deserialize(chunk)
-                found[at] = self._memory.allocate(metadata.shapes, metadata.dtypes, metadata.fmt)
-        wanted = [at for at, memory in enumerate(found) if memory is not None]
-        whole: list[bool] = [False] * len(wanted)
+        whole: set[int] = set()
         try:
+            for at in (at for at, is_present in enumerate(present) if is_present):
+                metadata = RemoteMetadata.deserialize(facts[at])
+                # Otherwise LMCache sleeps on this event loop until other requests free memory.
+                found[at] = self._memory.allocate(metadata.shapes, metadata.dtypes, metadata.fmt, busy_loop=False)
+                if found[at] is None:
+                    break
+            wanted = [at for at, memory in enumerate(found) if memory is not None]
             objects = self._keys_on(names.bytes, [keys[at] for at in wanted])
-            whole = await self._read_batch(objects, [found[at].byte_array for at in wanted])
+            read = await self._read_batch(objects, [found[at].byte_array for at in wanted])
+            whole.update(at for at, ok in zip(wanted, read, strict=True) if ok)
         finally:
             # The batch has ended, so nothing writes to this memory any more.
-            for at, ok in zip(wanted, whole, strict=True):
-                if not ok:
-                    found[at].ref_count_down()
+            for at, memory in enumerate(found):
+                if memory is not None and at not in whole:
+                    memory.ref_count_down()
                     found[at] = None
         return found
 

@@ -3,8 +3,6 @@ after a failure none is requested for a while. Pins are released by a separate t
 caller waits for the response.
 """
 
-import queue
-import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -12,6 +10,7 @@ from typing import Protocol
 import pagelith
 
 from ..failures import Failures
+from ..releases import Releases
 from .settings import Settings
 
 # Time without pin requests after one failed.
@@ -39,14 +38,9 @@ class Pins:
         self, store: _Store, settings: Settings, idle: Callable[[], None], failures: Failures, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._failures = failures
-        self._store, self._now, self._idle = store, now, idle
-        self._timeout, self._idle_interval = settings.pin_timeout_ms / 1000, settings.lock_ms / 1000
+        self._store, self._now, self._timeout = store, now, settings.pin_timeout_ms / 1000
         self._suspended_until = float("-inf")
-        self._ended: queue.SimpleQueue[pagelith.Pin | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._unreleased = 0
-        self._thread = threading.Thread(target=self._release, name="pagelith-unpin", daemon=True)
-        self._thread.start()
+        self._releases = Releases(idle, settings.lock_ms / 1000)
 
     def take(self, names: list[pagelith.Key]) -> _DeferredPin | None:
         """A pin of those objects that are stored; `None` if pinning failed, now or a short time
@@ -54,7 +48,7 @@ class Pins:
         if self.given_up():
             return None
         try:
-            return _DeferredPin(self._store.pin(names, timeout=self._timeout), self._release_later)
+            return _DeferredPin(self._store.pin(names, timeout=self._timeout), self._releases.add)
         except pagelith.PagelithError as error:
             self._suspended_until = self._now() + _SUSPENDED_S
             self._failures.call(f"pin (found objects are not pinned for the next {_SUSPENDED_S:.0f} s)", error)
@@ -66,28 +60,8 @@ class Pins:
 
     def to_be_released(self) -> int:
         """Number of pins that are waiting for their release."""
-        with self._lock:
-            return self._unreleased
-
-    def _release_later(self, pin: pagelith.Pin) -> None:
-        with self._lock:
-            self._unreleased += 1
-        self._ended.put(pin)
-
-    def _release(self) -> None:
-        while True:
-            try:
-                pin = self._ended.get(timeout=self._idle_interval)
-            except queue.Empty:
-                self._idle()
-                continue
-            if pin is None:
-                return
-            pin.release()
-            with self._lock:
-                self._unreleased -= 1
+        return self._releases.waiting()
 
     def close(self) -> None:
         """Stop the thread. Called after the store was closed, which ended all pins."""
-        self._ended.put(None)
-        self._thread.join()
+        self._releases.close()

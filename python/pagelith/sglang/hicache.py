@@ -20,6 +20,7 @@ import pagelith
 
 from ..identity import Identity, admit
 from ..identity.sglang import ServedModel
+from ..replicas import of_sglang
 from .events import PageEvent
 from .listening import Listening
 from .pools import Pieces, Placement, Pool, has_heads, of_pages, page_of, splits_layers, text_of
@@ -76,6 +77,13 @@ class HiCache(HiCacheStorage):
                 f"rank 0 of {config.tp_size} writes the pages that all ranks read, and no other rank can read a store in its process: run"
                 ' `pagelith serve` and pass "attach": "unix:PATH" instead of "store"'
             )
+        if config.tp_lcm_size and config.tp_lcm_size != config.tp_size and not config.is_mla_model:
+            logger.warning(
+                "pagelith: servers of other tensor-parallel sizes share no pages with this one, although 'tp_lcm_size' is set: remove it"
+                " tp_lcm_size=%d tp_size=%d",
+                config.tp_lcm_size,
+                config.tp_size,
+            )
         split = config.tp_lcm_size // config.tp_size if config.should_split_heads else 0
         self._placement = Placement(
             tp=(config.tp_rank, config.tp_size),
@@ -106,7 +114,8 @@ class HiCache(HiCacheStorage):
         self._unhook: Callable[[], None] = lambda: None
         self._failures = self.settings.failures(logger)
         self._listening = Listening(self.settings)
-        part = f"rank_{config.dp_rank}_{config.tp_rank}_{config.pp_rank}_{config.attn_cp_rank}"
+        # `config.dp_rank` is 0 for each replica without attention data parallelism.
+        part = f"rank_{of_sglang()}_{config.tp_rank}_{config.pp_rank}_{config.attn_cp_rank}"
         try:
             self._store = self.settings.open(part, self._listening.events_max)
         except Exception:

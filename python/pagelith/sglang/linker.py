@@ -25,6 +25,8 @@ import pagelith
 from ..devices import BoundDevice, bound
 from ..identity import Identity, ModelError, admit
 from ..identity.sglang import ServedModel
+from ..releases import Releases
+from ..replicas import of_sglang
 from ..settings import StoreSettings, milliseconds, number
 from .device_pools import DevicePool
 from .loads import Load, Loading, Pages
@@ -85,7 +87,7 @@ class Linker(UnifiedCacheLinker):
         self._served = ServedModel()
         self._names = self._make_names(self._served.now().identity)
         self._failures = self.settings.failures(logger)
-        dp, (tp, _), (pp, _), (cp, _) = get_parallel().dp_rank or 0, self._placement.tp, self._placement.pp, self._placement.cp
+        dp, (tp, _), (pp, _), (cp, _) = of_sglang(), self._placement.tp, self._placement.pp, self._placement.cp
         self._store = self.settings.open(f"rank_{dp}_{tp}_{pp}_{cp}")
         try:
             self._device = self._bind()
@@ -98,7 +100,10 @@ class Linker(UnifiedCacheLinker):
         # By request, loads that were not started yet, with the pins of their objects.
         self._queued: dict[str, tuple[list[Pages], list[pagelith.Pin]]] = {}
         stream, timeout = DeviceStream(self._device), self.settings.get_timeout_ms / 1000
-        self._loading = Loading(self._store, stream, self.layer_done_counter, self._failures, timeout, self.settings.read_layers)
+        self._releases = Releases()
+        self._loading = Loading(
+            self._store, stream, self.layer_done_counter, self._failures, timeout, self.settings.read_layers, self._releases
+        )
         self._offloading = Offloading(
             self._store, DeviceStream(self._device), self._failures, self.settings.put_wait_ms / 1000, self._each[0], self._templates_for_writes
         )
@@ -213,7 +218,7 @@ class Linker(UnifiedCacheLinker):
     def cancel_queued_load(self, rid: str) -> bool:
         queued = self._queued.pop(rid, None)
         for pin in () if queued is None else queued[1]:
-            pin.release()
+            self._releases.add(pin)
         return queued is not None
 
     def start_layer_wise_loading(self) -> int:
@@ -297,6 +302,7 @@ class Linker(UnifiedCacheLinker):
         for thread in self._threads:
             thread.join()
         self._store.close()
+        self._releases.close()
 
 
 def device_of(buffer: Any) -> Any:

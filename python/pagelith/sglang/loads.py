@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pagelith
 
 from ..failures import Failures
+from ..releases import Releases
 from .device_pools import DevicePool
 from .streams import DeviceStream
 
@@ -53,10 +54,17 @@ class Loading:
     """Executes loads on one thread. `counter` learns of each layer once it is on the device."""
 
     def __init__(
-        self, store: pagelith.Store, stream: DeviceStream, counter: Any, failures: Failures, timeout: float, read_layers: int
+        self,
+        store: pagelith.Store,
+        stream: DeviceStream,
+        counter: Any,
+        failures: Failures,
+        timeout: float,
+        read_layers: int,
+        releases: Releases,
     ) -> None:
         self._store, self._stream, self._counter, self._failures = store, stream, counter, failures
-        self._timeout, self._read_layers = timeout, read_layers
+        self._timeout, self._read_layers, self._releases = timeout, read_layers, releases
         # Why it is not known whether a failed load still writes to its slots.
         self._stuck: Exception | None = None
 
@@ -79,8 +87,9 @@ class Loading:
             if not isinstance(error, _Missing):
                 self._failures.call("load", error)
         finally:
+            # The next load does not wait, nor does a reset, on the scheduler's thread.
             for pin in load.pins:
-                pin.release()
+                self._releases.add(pin)
 
     def check(self) -> None:
         """Raise an error, which ends the engine, if a failed load may still write to its slots."""

@@ -83,7 +83,7 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
     def _listener(self, store: Any, keys: Any) -> Any:
         from .listener import Listener
 
-        if self.settings.attach is not None:
+        if self.settings.asks_processes:
             # The scheduler does not block on another process.
             self._event_executor = ThreadPoolExecutor(1, "pagelith-events")
         groups = self._kv_cache_config.kv_cache_groups

@@ -31,7 +31,9 @@ class ChunkEvents:
         failures: Failures,
         cleared: Callable[[Event], list[Any]] | None = None,
     ) -> None:
-        self._store, self._store_has_events, self._failures = store, True, failures
+        self._store, self._failures = store, failures
+        # Whether the store records events, as far as is known.
+        self.store_has_events = True
         # Returns the chunks that were removed with a namespace, where they are known.
         self._cleared = cleared
         # `name` returns the chunk of a store event, or None; `make` creates vLLM's event for stored
@@ -55,7 +57,7 @@ class ChunkEvents:
         with self._lock:
             present = exists()
             # A chunk removed since the lookup is not reported as stored afterwards.
-            gone = self._drain() if self._store_has_events else set()
+            gone = self._drain() if self.store_has_events else set()
             self._add(False, [chunk for chunk, is_present in zip(chunks, present, strict=True) if is_present and chunk not in gone])
             return present
 
@@ -64,13 +66,13 @@ class ChunkEvents:
         and were not reported yet."""
         with self._lock:
             found = newly_stored(chunks)
-            gone = self._drain() if self._store_has_events else set()
+            gone = self._drain() if self.store_has_events else set()
             self._add(False, [chunk for chunk in found if chunk not in gone])
 
     def stored(self, chunks: list[Any]) -> None:
         """Handle chunks that were put and were not stored before. A store that records events
         reports them itself."""
-        if not self._store_has_events:
+        if not self.store_has_events:
             with self._lock:
                 self._add(False, chunks)
 
@@ -80,12 +82,12 @@ class ChunkEvents:
         # While a thread asks the store process, its events are returned by a later call.
         if self._lock.acquire(blocking=self._later is None):
             try:
-                if self._store_has_events and self._later is None:
+                if self.store_has_events and self._later is None:
                     self._drain()
                 events, self._events = self._events, []
             finally:
                 self._lock.release()
-        if self._store_has_events and self._later is not None and not self._polling:
+        if self.store_has_events and self._later is not None and not self._polling:
             self._polling = True
             try:
                 self._later(self._poll)
@@ -109,7 +111,7 @@ class ChunkEvents:
         try:
             events, _ = taken(self._store)
         except IncompatibleError as error:
-            self._store_has_events = False
+            self.store_has_events = False
             logger.warning("pagelith: removals of chunks are not reported: %s", error)
             return gone
         for event in events:

@@ -1,6 +1,7 @@
 """vLLM's block hashes: the pages that they name, and those that could not be read."""
 
 from collections.abc import Hashable, Iterable
+from typing import Any
 
 # Most keys that are remembered: 16 MB. Beyond that the oldest is looked up again.
 _MAX = 65536
@@ -9,6 +10,12 @@ _MAX = 65536
 def page_of(block_hash: bytes) -> bytes | str:
     """The page for a block hash of any length."""
     return block_hash if len(block_hash) == 32 else f"vllm block {block_hash.hex()}"
+
+
+def forget(known: dict[Any, Any], most: int) -> None:
+    """Remove the oldest entries beyond `most`."""
+    while len(known) > most:
+        del known[next(iter(known))]
 
 
 class Missed:
@@ -23,8 +30,7 @@ class Missed:
 
     def add(self, keys: Iterable[Hashable]) -> None:
         self._keys.update(dict.fromkeys(keys))
-        while len(self._keys) > _MAX:
-            del self._keys[next(iter(self._keys))]
+        forget(self._keys, _MAX)
 
     def stored(self, keys: Iterable[Hashable]) -> None:
         for key in keys:

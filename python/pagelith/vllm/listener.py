@@ -11,7 +11,7 @@ import pagelith
 
 from ..failures import Failures
 from .events import ChunkEvents
-from .hashes import page_of
+from .hashes import forget, page_of
 from .messages import Paged
 from .pools import Pools
 
@@ -66,8 +66,8 @@ class Listener:
             if len(page) != 32:
                 self._hashed[self._keys[0][0].on_page(page_of(page)).page] = page
             parent = page
-        forget(self._described)
-        forget(self._hashed)
+        forget(self._described, _MAX)
+        forget(self._hashed, _MAX)
 
     def met(self, pages: Iterable[Paged]) -> None:
         """Handle pages that are stored, or were a moment ago."""
@@ -102,7 +102,7 @@ class Listener:
         # A list, so that every response is consumed and the next page's responses follow.
         present = [one for one in unknown if all([next(answers) for _ in self._keys[one[0]]])]
         self._stored_slices.update((one, self._all_slices[one[0]]) for one in present)
-        forget(self._stored_slices)
+        forget(self._stored_slices, _MAX)
         return present
 
     def _page_of_event(self, event: pagelith.Event) -> Paged | None:
@@ -127,7 +127,7 @@ class Listener:
             is_reported, kept = now == whole != was, True
         if kept:
             self._stored_slices[page] = now
-            forget(self._stored_slices)
+            forget(self._stored_slices, _MAX)
         return page if is_reported else None
 
     def _cleared(self, event: pagelith.Event) -> list[Paged]:
@@ -168,8 +168,3 @@ class Listener:
             )
             for group in self._pools.each[pool].groups
         ]
-
-
-def forget(known: dict[Any, Any]) -> None:
-    while len(known) > _MAX:
-        del known[next(iter(known))]

@@ -23,12 +23,14 @@ from ..identity.vllm import MODEL_KEY
 from ..settings import PoolSettings, milliseconds, of_type, threads
 from ..threads import submit
 from .events import EVENTS_MAX, ChunkEvents
-from .hashes import Missed, page_of
+from .hashes import Missed, forget, page_of
 from .hints import Named, RequestHints, give
 from .prompts import Prompts
 
 logger = logging.getLogger(__name__)
 
+# Most chunks whose names are remembered for events: about 64 MB.
+_HASHED_MAX = 1 << 18
 # The identity if vLLM's own connector created the tier: only the model's name and its caches' type
 # are known.
 _UNKNOWN_MODEL = Identity(
@@ -45,6 +47,8 @@ class Settings(PoolSettings):
     """The keys of a tier's entry in `secondary_tiers`."""
 
     put_wait_ms: int = milliseconds(1000)
+    # Longest lookup.
+    exists_timeout_ms: int = milliseconds(100)
     read_threads: int = threads(2)
     write_threads: int = threads(1)
     enable_kv_events: bool = of_type(bool, "true or false", False)
@@ -52,8 +56,7 @@ class Settings(PoolSettings):
 
 
 class _Lookups(AsyncLookupManager):
-    """Lookups in a store process, on a thread of vLLM's: the scheduler does not block on another
-    process."""
+    """Lookups that ask another process, on a thread of vLLM's: the scheduler does not block."""
 
     def __init__(self, tier: "PagelithTier") -> None:
         self._of = tier
@@ -87,18 +90,19 @@ class PagelithTier(SecondaryTierManager):
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(primary_kv_view))
         self._namespace = _namespace(self.settings, config, self._block_size_bytes, model)
         self._keys: dict[int, pagelith.Key] = {}
-        # Chunks by key, for hashes that are not pages by themselves; used only for events.
+        # Chunks by key, for hashes that are not pages by themselves; used only for the store's events,
+        # and under their lock.
         self._hashed: dict[pagelith.Key, Any] = {}
         events_max = EVENTS_MAX if self.settings.enable_kv_events else 0
         self._failures = self.settings.failures(logger)
         self._store = self.settings.open(f"dp_{config.parallel.data_parallel_index}", events_max)
         self._reads = ThreadPoolExecutor(self.settings.read_threads, "pagelith-read")
         self._writes = ThreadPoolExecutor(self.settings.write_threads, "pagelith-write")
-        later = None if self.settings.attach is None else partial(submit, self._writes)
+        later = partial(submit, self._writes) if self.settings.asks_processes else None
         self._chunk_events = ChunkEvents(self._store, self._chunk, self._event, later, self._failures) if self.settings.enable_kv_events else None
         self._registered = self.settings.register(self._store, [(self._base, primary_kv_view.nbytes)])
-        # Lookups in an embedded store do not block.
-        self._lookup_manager = _Lookups(self) if self.settings.attach is not None else None
+        # Lookups in an embedded store without peers do not block.
+        self._lookup_manager = _Lookups(self) if self.settings.asks_processes else None
         self._failed = Missed()
         self._hints = RequestHints(self._failures)
         # Of jobs: those of one request are in the order of its prompt, but vLLM does not say at
@@ -126,7 +130,7 @@ class PagelithTier(SecondaryTierManager):
 
     def _are_stored(self, keys: Collection[Any]) -> list[bool]:
         try:
-            return self._store.exists([self._key(key) for key in keys])
+            return self._store.exists([self._key(key) for key in keys], timeout=self.settings.exists_timeout_ms / 1000)
         except pagelith.PagelithError as error:
             self._failures.call("lookup", error)
             return [False] * len(keys)
@@ -204,8 +208,7 @@ class PagelithTier(SecondaryTierManager):
         if self._chunk_events is None:
             present = self._store.exists(keys)
         else:
-            self._hashed.update((key, chunk) for key, chunk in zip(keys, chunks, strict=True) if len(chunk) != 36)
-            present = self._chunk_events.look(chunks, lambda: self._store.exists(keys))
+            present = self._chunk_events.look(chunks, partial(self._look, self._chunk_events, chunks, keys))
         new = [at for at, is_present in enumerate(present) if not is_present]
         wait = self.settings.put_wait_ms / 1000
         outcomes = self._store.put([keys[at] for at in new], [rows[at] for at in new], request=request, depth=depth, wait=wait)
@@ -215,6 +218,12 @@ class PagelithTier(SecondaryTierManager):
         if self._chunk_events is not None:
             self._chunk_events.stored([chunks[at] for at in new if present[at]])
         return present
+
+    def _look(self, events: ChunkEvents, chunks: list[Any], keys: list[pagelith.Key]) -> list[bool]:
+        if events.store_has_events:
+            self._hashed.update((key, chunk) for key, chunk in zip(keys, chunks, strict=True) if len(chunk) != 36)
+            forget(self._hashed, _HASHED_MAX)
+        return self._store.exists(keys)
 
     def _load_chunks(
         self, _: list[Any], keys: list[pagelith.Key], rows: list[tuple[int, int]], *, request: pagelith.Request | None, depth: int
