@@ -426,8 +426,8 @@ impl Drop for UringQueue {
 }
 
 impl UringQueue {
-    /// Leave ring and operations to a thread that drops them once the operations have ended, however
-    /// long that takes. Until then they hold the locks of the store's files. Called by the
+    /// Leave ring and operations to a thread that drops them once the operations have ended,
+    /// however long that takes. Until then they hold the locks of the store's files. Called by the
     /// destructor, once.
     fn leave_to_reaper(&mut self) {
         // SAFETY: this is the destructor, which returns after this, so neither field is used again.

@@ -36,4 +36,5 @@ pub mod serial_queue;
 pub mod sync;
 pub mod volume;
 mod volume_error;
+mod volume_geometry;
 mod volume_lock;
