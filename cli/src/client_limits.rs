@@ -7,10 +7,9 @@ use anyhow::{Context, bail};
 use clap::Args;
 use pagelith::config::{MachineLimits, Size, SizeError, ValidConfig};
 use pagelith::io::limits::{DescriptorLimits, open_descriptors, raise_descriptors};
-use pagelith::io::memory_facts::MemoryFacts;
 use pagelith::io::shm::PAIR_MEMORY_BYTES;
 use pagelith::layouts::align::align_down;
-use pagelith::server::load;
+use pagelith::server::{load, mapped_max_default};
 use pagelith::transport::address::Address;
 use pagelith::transport::limits::LinkLimits;
 use pagelith::transport::shown::REGIONS_MAX;
@@ -78,10 +77,9 @@ impl ClientFlags {
         let defaults = LinkLimits::default();
         let links_max =
             links_max(self.links, is_local, descriptors.now, open, defaults.unauthenticated_max)?;
-        let machine = || MemoryFacts::read().map(|facts| 2 * facts.total);
         let mapped_max = match self.client_memory {
             Some(size) => size.bytes(),
-            None => machine()
+            None => mapped_max_default()
                 .context("cannot read the memory size of this machine, set --client-memory")?,
         };
         let limits =

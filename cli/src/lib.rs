@@ -19,7 +19,6 @@ mod http;
 mod inspect;
 mod keys;
 mod latency;
-mod log_limit;
 mod machine;
 mod meter;
 mod on_disk;

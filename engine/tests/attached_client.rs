@@ -3,6 +3,8 @@
 
 #[path = "attached_client/idle.rs"]
 mod idle;
+#[path = "attached_client/unflushed.rs"]
+mod unflushed;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -171,27 +173,6 @@ fn get_with(client: &Client, page: u8, options: Options) -> pagelith::Result<Get
         assert!(bytes.iter().all(|byte| *byte == page), "wrong bytes page={page}");
     }
     outcome
-}
-
-#[test]
-fn objects_lost_with_a_server_are_reported_by_the_next_flush_once() {
-    let first = Process::at(&anywhere(), 1);
-    let client = first.client(Duration::from_secs(30));
-    assert_eq!(put(&client, 1), Ok(PutOutcome::Stored));
-    client.flush(Options::default()).expect("flushed");
-    assert_eq!(put(&client, 2), Ok(PutOutcome::Stored));
-    let address = first.address.clone();
-    drop(first);
-    let second = Process::at(&address, 2);
-    // The request is repeated over a new connection, unnoticed by the caller.
-    assert_eq!(get(&client, 2), Ok(GetOutcome::Miss(MissCause::Absent)));
-    assert_eq!(put(&client, 3), Ok(PutOutcome::Stored));
-    let error = client.flush(Options::default()).expect_err("page 2 is gone");
-    assert_eq!(error.kind, ErrorKind::Unavailable);
-    assert!(error.message.contains("the store process was restarted"), "{error}");
-    client.flush(Options::default()).expect("it was said");
-    assert_eq!(get(&client, 3), Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: LEN as u64 }));
-    drop(second);
 }
 
 #[test]

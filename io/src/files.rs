@@ -9,6 +9,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use rustix::fs::{FlockOperation, flock};
 
 use crate::disk::FileId;
+use crate::fork::Descriptors;
 
 /// One open file: the lock and the transfers share its open description.
 #[derive(Debug)]
@@ -68,14 +69,6 @@ impl Files {
             .collect()
     }
 
-    /// As [`Files::all`] without waiting; empty if the table is locked, such as by a thread that
-    /// does not exist in a forked child.
-    pub(crate) fn try_all(&self) -> Vec<Arc<DataFile>> {
-        self.table
-            .try_read()
-            .map_or_else(|_| Vec::new(), |table| table.iter().flatten().cloned().collect())
-    }
-
     /// Close a removed file as soon as its last transfer ends, so that its blocks become free.
     pub(crate) fn remove(&self, dir: usize, name: &str) {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
@@ -85,6 +78,14 @@ impl Files {
             }
         }
         self.removals.fetch_add(1, Ordering::Release);
+    }
+}
+
+impl Descriptors for Files {
+    fn try_each(&self, each: &mut dyn FnMut(&OwnedFd)) {
+        if let Ok(table) = self.table.try_read() {
+            table.iter().flatten().for_each(|file| each(&file.fd));
+        }
     }
 }
 

@@ -8,12 +8,13 @@
 use std::fmt;
 use std::io;
 use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
 
 use crate::buffer::{AlignedBuf, Part};
 use crate::page_allocator::{PAGE, Runs};
 use crate::shm;
 use crate::signal::Signal;
-use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use crate::sync::{Arc, AtomicU32, Mutex, MutexGuard, PoisonError};
 use crate::verbs::DeviceMemory;
 
 /// A bounded pool of staging memory; clones share it.
@@ -49,16 +50,45 @@ impl PoolState {
     }
 }
 
+/// One of several users of a pool, none of which can take all of it.
+#[derive(Debug)]
+pub struct StagingUser {
+    pool: StagingPool,
+    /// Pages of its parts; changed under the lock of the runs.
+    pages: Arc<AtomicU32>,
+}
+
+impl StagingUser {
+    /// As [`StagingPool::try_part`], but `None` also if this user would then have more memory than
+    /// is free, unless it has none: `n` users that keep what they get leave `1 / (n + 1)` of the
+    /// pool to another.
+    pub fn try_part(&self, len: usize) -> Option<Part> {
+        self.pool.take(len, Some(&self.pages))
+    }
+
+    /// The pool.
+    pub fn pool(&self) -> &StagingPool {
+        &self.pool
+    }
+}
+
 /// An allocated run; held by its part.
 struct StagingRun {
     state: Arc<PoolState>,
     start: u32,
     pages: u32,
+    /// Pages of its user.
+    used: Option<Arc<AtomicU32>>,
 }
 
 impl Drop for StagingRun {
     fn drop(&mut self) {
-        self.state.runs().free(self.start, self.pages);
+        let mut runs = self.state.runs();
+        runs.free(self.start, self.pages);
+        if let Some(used) = &self.used {
+            used.fetch_sub(self.pages, Ordering::Relaxed);
+        }
+        drop(runs);
         self.state.released.raise();
     }
 }
@@ -107,9 +137,30 @@ impl StagingPool {
     /// is free now, or for 0. It holds zeros or the bytes of its last user. Dropping the part frees
     /// the memory and raises [`StagingPool::released`].
     pub fn try_part(&self, len: usize) -> Option<Part> {
+        self.take(len, None)
+    }
+
+    /// One more user of the pool.
+    pub fn user(&self) -> StagingUser {
+        StagingUser { pool: self.clone(), pages: Arc::new(AtomicU32::new(0)) }
+    }
+
+    fn take(&self, len: usize, used: Option<&Arc<AtomicU32>>) -> Option<Part> {
         let pages = u32::try_from(len.div_ceil(PAGE)).ok()?;
-        let start = self.state.runs().alloc(pages)?;
-        let loan = StagingRun { state: Arc::clone(&self.state), start, pages };
+        let mut runs = self.state.runs();
+        if let Some(used) = used {
+            let has = used.load(Ordering::Relaxed);
+            let left = runs.free_pages().checked_sub(pages)?;
+            if has > 0 && has + pages > left {
+                return None;
+            }
+        }
+        let start = runs.alloc(pages)?;
+        if let Some(used) = used {
+            used.fetch_add(pages, Ordering::Relaxed);
+        }
+        drop(runs);
+        let loan = StagingRun { state: Arc::clone(&self.state), start, pages, used: used.cloned() };
         // SAFETY: the run is inside the mapping, because the allocator counts exactly its pages.
         let ptr = unsafe { self.state.base.add(start as usize * PAGE) };
         // SAFETY: the mapping is zeroed, so initialised. `loan` keeps the mapping alive and the run
@@ -189,6 +240,22 @@ mod tests {
         drop(part);
         assert_eq!(pool.released().value(), seen + 1);
         assert_eq!((pool.in_use(), pool.largest_free()), (0, 4 * PAGE));
+    }
+
+    #[test]
+    fn users_that_keep_their_parts_leave_memory_to_another() {
+        let pool = StagingPool::new(12 * PAGE).unwrap();
+        let users: Vec<StagingUser> = (0..3).map(|_| pool.user()).collect();
+        let take = |user: &StagingUser| -> Vec<Part> {
+            std::iter::from_fn(|| user.try_part(PAGE)).collect()
+        };
+        let mut parts: Vec<Vec<Part>> = users.iter().map(take).collect();
+        assert_eq!(parts.iter().map(Vec::len).collect::<Vec<_>>(), [6, 3, 1]);
+        parts[0].truncate(1);
+        assert_eq!(take(&users[2]).len(), 3, "what is returned is for all");
+        parts.clear();
+        assert_eq!(pool.in_use(), 0);
+        assert!(users[0].try_part(12 * PAGE).is_some(), "one that has none may take all");
     }
 
     #[test]

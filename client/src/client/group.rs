@@ -136,13 +136,21 @@ impl Group {
             let left = start.after(timeout).since(clock.now());
             let call = self.attached.call_options(&Options { timeout: Some(left), ..options });
             let commit = |link: &mut LeaseLink| {
-                link.request_number(clock, &RequestBody::Commit(self.name), call)
+                link.request_number_of(clock, &RequestBody::Commit(self.name), call)
             };
             let reply = self.attached.group_leases.with_link(call.deadline, commit).flatten();
             let left = retry_until.since(clock.now());
             match reply {
                 Err(error) if error.kind == ErrorKind::Busy && !left.is_zero() => self.wait(left),
-                reply => return decode_group_state(reply?.0),
+                reply => {
+                    let (state, by) = reply?;
+                    let outcome = decode_group_state(state)?;
+                    // A flush covers no open group, so what covered the puts does not cover this.
+                    if matches!(outcome, PutOutcome::Stored | PutOutcome::AlreadyPresent) {
+                        self.attached.unflushed().note([by]);
+                    }
+                    return Ok(outcome);
+                }
             }
         }
     }

@@ -20,6 +20,7 @@ use pagelith_io::sync::{Arc, AtomicU64, Condvar, Mutex, PoisonError, wait_while}
 use pagelith_layouts::wire::request::RequestBody;
 
 use super::control::control_once;
+use super::unflushed_puts::Instance;
 use super::{STORE, is_unavailable};
 use crate::api::error::{Error, Result};
 use crate::rpc::connections::PeerConnections;
@@ -70,10 +71,21 @@ impl LeaseLink {
         ask: &RequestBody<'_>,
         call: CallOptions,
     ) -> Result<(u64, u64)> {
+        let (number, _) = self.request_number_of(clock, ask, call)?;
+        Ok((number, self.connections.pool.generation()))
+    }
+
+    /// As [`LeaseLink::request_number`], but returns the process that sent the reply.
+    pub fn request_number_of(
+        &mut self,
+        clock: &dyn Clock,
+        ask: &RequestBody<'_>,
+        call: CallOptions,
+    ) -> Result<(u64, Instance)> {
         // Discard late responses of earlier calls.
         self.connections.take_responses();
         match control_once(clock, &mut self.connections, ask, call, &|| {})? {
-            (ControlReply::Number(number), _) => Ok((number, self.connections.pool.generation())),
+            (ControlReply::Number(number), by) => Ok((number, by)),
             (
                 ControlReply::Flushed(_)
                 | ControlReply::Text(_)

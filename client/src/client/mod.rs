@@ -18,6 +18,7 @@ mod devices;
 mod events;
 mod exists;
 mod group;
+mod idle;
 mod lease_connection;
 mod page_store;
 mod pin;
@@ -53,6 +54,7 @@ use pagelith_transport::shown::SharedRegions;
 use self::batch::{RemotePutBatch, begin_get};
 use self::device_memory::DeviceMemory;
 use self::events::EventCursor;
+use self::idle::IdleConnections;
 use self::lease_connection::LeaseConnection;
 use self::rdma_memory::RdmaMemory;
 use self::unflushed_puts::UnflushedPuts;
@@ -78,13 +80,6 @@ const BUSY_RETRY: Duration = Duration::from_millis(2);
 
 /// The index of the only store in a [`PeerConnections`].
 const STORE: usize = 0;
-
-/// Links that no call uses.
-struct IdleConnections {
-    connections: Vec<PeerConnections>,
-    /// How often memory was shared. Links that were established earlier do not have all regions.
-    share_count: u64,
-}
 
 /// A store in another process. Clones share its links; the links end with the last clone.
 #[derive(Clone)]
@@ -130,7 +125,7 @@ impl Client {
         let group_leases = Arc::new(LeaseConnection::new(remote.clone(), clock.clone(), timeout));
         let mut connections = PeerConnections::for_client(remote.clone());
         link.into_iter().for_each(|link| connections.pool.adopt(STORE, link));
-        let idle = IdleConnections { connections: vec![connections], share_count: 0 };
+        let idle = IdleConnections::new(connections, clock.now());
         Ok(Client {
             remote,
             clock,
@@ -216,10 +211,7 @@ impl Client {
     /// shared. As [`Client::register_memory`], over RDMA.
     pub fn share(&self, region: Arc<SharedRegion>) -> Result<()> {
         self.rdma.share(&self.shared_regions, region)?;
-        // A link hands over its regions when it is established.
-        let mut idle = self.lock_idle();
-        idle.share_count += 1;
-        idle.connections.clear();
+        self.lock_idle().drop_all();
         Ok(())
     }
 
@@ -454,9 +446,7 @@ impl Client {
 
     /// Take connections for exclusive use, with the share count at that moment.
     fn checkout(&self) -> (PeerConnections, u64) {
-        let mut idle = self.lock_idle();
-        let (reused, share_count) = (idle.connections.pop(), idle.share_count);
-        drop(idle);
+        let (reused, share_count) = self.lock_idle().take();
         let mut connections =
             reused.unwrap_or_else(|| PeerConnections::for_client(self.remote.clone()));
         // Detect a link that ended since its last use before a request is sent over it.
@@ -467,9 +457,10 @@ impl Client {
     /// Keep connections for later calls, unless regions that they lack were shared meanwhile.
     fn checkin(&self, connections: PeerConnections, share_count: u64) {
         let mut idle = self.lock_idle();
-        if idle.share_count == share_count {
-            idle.connections.push(connections);
-        }
+        let unused = idle.put_back(connections, share_count, self.clock.now());
+        // The end of a link takes system calls, and other calls wait for the lock.
+        drop(idle);
+        drop(unused);
     }
 
     /// Run `body` with exclusive connections.

@@ -130,9 +130,18 @@ impl PendingItem {
 /// Returns the payload of an object of a put, to be sent.
 pub type PayloadFn = Box<dyn FnMut(u32) -> Vec<Part> + Send>;
 
+/// An object of a put.
+struct OfferedObject {
+    key: ObjectKey,
+    length: u64,
+    /// Bytes that the peer may still pull. Without this bound a peer that pulls a range repeatedly
+    /// would let the queue of pushes grow.
+    unpulled: u64,
+}
+
 /// A put in flight.
 pub(crate) struct PendingPut {
-    keys: Vec<(ObjectKey, u64)>,
+    objects: Vec<OfferedObject>,
     payload: PayloadFn,
     unsent: VecDeque<Push>,
     /// Number of pushes that the link holds.
@@ -197,11 +206,13 @@ impl PendingCall {
     pub fn put(
         token: u64,
         deadline: Mono,
-        keys: Vec<(ObjectKey, u64)>,
+        objects: impl Iterator<Item = (ObjectKey, u64)>,
         payload: PayloadFn,
     ) -> PendingCall {
         let (unsent, outcomes) = (VecDeque::new(), Vec::new());
-        let put = PendingPut { keys, payload, unsent, sending: 0, outcomes };
+        let objects =
+            objects.map(|(key, length)| OfferedObject { key, length, unpulled: length }).collect();
+        let put = PendingPut { objects, payload, unsent, sending: 0, outcomes };
         PendingCall::new(token, deadline, CallKind::Put(put))
     }
 
@@ -236,7 +247,7 @@ impl PendingCall {
             CallKind::Exists(_, found) => Response::Exists(found),
             CallKind::Get(items, ..) => Response::Get(items.into_iter().map(result).collect()),
             CallKind::Put(mut put) => {
-                put.outcomes.resize_with(put.keys.len(), || Err(no_answer()));
+                put.outcomes.resize_with(put.objects.len(), || Err(no_answer()));
                 Response::Put(put.outcomes)
             }
             CallKind::Control(_, reply) => Response::Control(reply),
@@ -290,12 +301,13 @@ impl PendingCall {
         };
         let CallKind::Put(put) = &mut self.kind else { return violation("op", op.0) };
         for pull in wanted {
-            let Some((_, length)) = put.keys.get(pull.item as usize) else {
+            let Some(object) = put.objects.get_mut(pull.item as usize) else {
                 return violation("item", pull.item.into());
             };
-            if pull.offset + pull.length > *length {
+            if pull.offset + pull.length > object.length || pull.length > object.unpulled {
                 return violation("length", pull.length);
             }
+            object.unpulled -= pull.length;
             let parts = slice_parts((put.payload)(pull.item), pull.offset, pull.length);
             put.unsent.push_back(Push {
                 op,
@@ -353,16 +365,16 @@ impl PendingCall {
                 verify_items(items, outcomes, peer);
             }
             (CallKind::Put(put), DecodedOutcome::Items(outcomes))
-                if outcomes.len() == put.keys.len() =>
+                if outcomes.len() == put.objects.len() =>
             {
-                let outcome = |((key, _), item): (&(ObjectKey, u64), outcome::Item<'_>)| {
-                    if item.key_hash == key_hash(key) {
+                let outcome = |(object, item): (&OfferedObject, outcome::Item<'_>)| {
+                    if item.key_hash == key_hash(&object.key) {
                         decode_put_outcome(&item.verdict)
                     } else {
                         Err(no_answer())
                     }
                 };
-                put.outcomes = put.keys.iter().zip(outcomes.iter()).map(outcome).collect();
+                put.outcomes = put.objects.iter().zip(outcomes.iter()).map(outcome).collect();
             }
             (CallKind::Control(expected, reply), answer) if *expected == verb => {
                 match decode_control(answer) {
@@ -384,7 +396,7 @@ impl PendingCall {
                 items.iter_mut().for_each(|item| item.outcome = Some(Err(error.clone())))
             }
             CallKind::Put(put) => {
-                put.outcomes = put.keys.iter().map(|_| Err(error.clone())).collect()
+                put.outcomes = put.objects.iter().map(|_| Err(error.clone())).collect()
             }
             CallKind::Control(_, reply) => *reply = Err(error.clone()),
         }

@@ -192,11 +192,11 @@ impl RpcClient {
         deadline: Mono,
     ) -> Result<()> {
         let puts = objects.puts().map_err(|e| Error::invalid(e.to_string()))?;
-        let keys = puts.objects().map(|object| (object.key, object.length)).collect();
+        let offered = puts.objects().map(|object| (object.key, object.length));
         self.send_bounded(
             options,
             &RequestBody::Put(puts),
-            PendingCall::put(token, deadline, keys, payload),
+            PendingCall::put(token, deadline, offered, payload),
         )
     }
 
@@ -360,8 +360,9 @@ impl RpcClient {
         self.link.close();
         let mut events: Vec<LinkEvent> = self.events.drain(..).collect();
         self.link.poll(&mut events);
-        for event in events {
-            // Only returned memory and the end of the link matter now.
+        // Only returned memory and the end of the link matter now. An outcome that follows the
+        // violation is not believed.
+        for event in events.into_iter().filter(|event| !matches!(event, LinkEvent::Frame(_))) {
             let _ = self.handle_event(event);
         }
     }

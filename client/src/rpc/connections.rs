@@ -114,6 +114,7 @@ mod tests {
     use pagelith_transport::link_error::LinkError;
 
     use super::super::Peer;
+    use super::super::breaker::Trial;
     use super::*;
 
     struct Down;
@@ -131,7 +132,8 @@ mod tests {
         let connections = PeerConnections::new(Arc::new(Peers::new(vec![peer]).expect("a peer")));
         let now = Mono::default();
         let allows_request = |connections: &PeerConnections| {
-            connections.pool.remote().breaker(0, |breaker| breaker.allows_request(now))
+            let mut own = Trial::default();
+            connections.pool.remote().breaker(0, |breaker| breaker.allows_request(now, &mut own))
         };
         for round in 0..5 {
             for _ in 0..2 {

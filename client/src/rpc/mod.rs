@@ -19,6 +19,8 @@ pub mod encode;
 pub mod exists;
 mod owners;
 pub mod pool;
+#[cfg(test)]
+mod pull_test;
 pub mod remote_get;
 pub mod removal_fence;
 pub mod scatter;

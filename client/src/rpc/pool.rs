@@ -9,7 +9,7 @@ use pagelith_transport::link::Link;
 use pagelith_transport::link_error::LinkError;
 use rustc_hash::FxHashMap;
 
-use super::breaker::Breaker;
+use super::breaker::{Breaker, Trial};
 use super::client::RpcClient;
 use super::{Peers, Response};
 
@@ -36,6 +36,8 @@ pub enum ConnState<'a> {
 pub struct ConnectionPool {
     remote: Arc<Peers>,
     connections: Vec<Connection>,
+    /// The trials of open breakers that this pool makes, by peer.
+    trials: Vec<Trial>,
     generation: u64,
     /// This process is a store; otherwise it is a client.
     is_store: bool,
@@ -44,7 +46,8 @@ pub struct ConnectionPool {
 impl ConnectionPool {
     pub fn new(remote: Arc<Peers>) -> ConnectionPool {
         let connections = remote.dials.iter().map(|_| Connection::None).collect();
-        ConnectionPool { remote, connections, generation: 0, is_store: true }
+        let trials = remote.dials.iter().map(|_| Trial::default()).collect();
+        ConnectionPool { remote, connections, trials, generation: 0, is_store: true }
     }
 
     /// For a process without a store of its own.
@@ -124,8 +127,10 @@ impl ConnectionPool {
         }
     }
 
-    fn may_send(&self, peer: usize, now: Mono) -> bool {
-        self.remote.breaker(peer, |breaker| breaker.allows_request(now)).unwrap_or(false)
+    /// Whether the breaker allows a request. It admits one pool at a time to a peer that is down.
+    fn may_send(&mut self, peer: usize, now: Mono) -> bool {
+        let Some(own) = self.trials.get_mut(peer) else { return false };
+        self.remote.breaker(peer, |breaker| breaker.allows_request(now, own)).unwrap_or(false)
     }
 
     /// Whether a client's only store, whose breaker is open, is reachable again. The pool dials it
@@ -153,9 +158,10 @@ impl ConnectionPool {
 
     /// Record that the peer is unreachable. While its breaker is open this was logged already, and
     /// no caller waited for it.
-    fn record_unreachable(&self, peer: usize, now: Mono, why: &LinkError) {
+    fn record_unreachable(&mut self, peer: usize, now: Mono, why: &LinkError) {
+        let may_send = self.may_send(peer, now);
         let name = &self.remote.owners[peer].name;
-        if self.may_send(peer, now) {
+        if may_send {
             tracing::warn!(peer = %name, %why, "peer cannot be reached");
             self.remote.breaker(peer, |breaker| breaker.record_failure(now));
         } else {
@@ -349,6 +355,33 @@ mod tests {
         assert!(pool.is_busy() && matches!(pool.connect(0, at(2000)), ConnState::Connecting));
     }
 
+    #[test]
+    fn one_pool_at_a_time_tries_a_failed_peer_after_its_pause() {
+        let dial = std::sync::Arc::new(CutOff);
+        let peer = Peer { name: "far".into(), weight: 1.0, preferred: false, dial };
+        let remote = Arc::new(Peers::new(vec![peer]).expect("a peer"));
+        let fail = |ms| remote.breaker(0, |breaker| breaker.record_failure(at(ms)));
+        (0..3).for_each(|_| _ = fail(0));
+        let mut pools = [ConnectionPool::new(remote.clone()), ConnectionPool::new(remote.clone())];
+        let tries = |pool: &mut ConnectionPool, ms| {
+            matches!(pool.connect(0, at(ms)), ConnState::Connecting)
+        };
+        // Its pause ends at 1000 ms. The pool of the trial may ask repeatedly.
+        let [first, second] = &mut pools;
+        assert!(!tries(first, 999) && tries(first, 1000) && tries(first, 1100));
+        assert!(!tries(second, 1000) && !tries(second, 1100), "a second trial");
+        fail(1200);
+        assert!(!tries(first, 3199) && !tries(second, 3199), "the pause is 2000 ms now");
+        assert!(
+            tries(second, 3200) && !tries(first, 3200),
+            "the trial is not reserved for one pool"
+        );
+        // The second pool is not used any more, and its trial has no result.
+        assert!(!tries(first, 3200 + 5999) && tries(first, 3200 + 6000) && !tries(second, 9300));
+        remote.breaker(0, Breaker::record_success);
+        assert!(tries(first, 9400) && tries(second, 9400), "it answered");
+    }
+
     const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
     /// A host that refuses links until it is up.
@@ -417,7 +450,9 @@ mod tests {
             listener.wait(&mut arrivals, Duration::from_millis(1));
             assert!(clock.now() < end, "store was not found");
         }
-        let allows_request = pool.remote().breaker(0, |breaker| breaker.allows_request(at(6000)));
+        let mut own = Trial::default();
+        let allows_request =
+            pool.remote().breaker(0, |breaker| breaker.allows_request(at(6000), &mut own));
         assert_eq!(allows_request, Some(true), "the breaker is closed for other threads too");
     }
 

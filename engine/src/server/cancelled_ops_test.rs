@@ -130,3 +130,20 @@ fn cancelled_flush_leaves_its_report_to_the_next() {
         assert_eq!(env.reply(0), Ok(ControlReply::Flushed(report)));
     }
 }
+
+#[test]
+fn link_that_ends_leaves_no_results_of_its_operations() {
+    let mut env = FlushEnv::new(1);
+    env.flush(0, false);
+    env.flush(0, true);
+    let (mut server, caller) = env.clients.remove(0);
+    drop(caller);
+    while !server.ended {
+        server.poll();
+    }
+    let mut core = env.store.shared.lock();
+    while let Some(id) = core.jobs.unfinished() {
+        core.jobs.complete(id, JobResult::Done);
+    }
+    assert!(core.jobs.is_empty());
+}

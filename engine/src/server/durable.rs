@@ -88,27 +88,28 @@ impl DurableOp {
             // A pending offer may store a removed object at a peer that was notified already.
             answers.extend(shared.lock().wait_for_offers());
         }
-        Ok(DurableOp { verb, pending: PendingJobs::new(answers, call.deadline), number, _removal })
+        let pending = PendingJobs::new(shared, answers, call.deadline);
+        Ok(DurableOp { verb, pending, number, _removal })
     }
 
     /// Whether a cancelled operation has ended. Its report is not consumed: the client's next flush
     /// returns it.
-    pub fn is_done(&mut self, shared: &Shared) -> bool {
-        self.poll(shared).is_some()
+    pub fn is_done(&mut self) -> bool {
+        self.poll().is_some()
     }
 
-    fn poll(&mut self, shared: &Shared) -> Option<Result<()>> {
+    fn poll(&mut self) -> Option<Result<()>> {
         let name = match self.verb {
             Verb::Flush => "flush",
             Verb::Clear => "clear",
             _ => "remove",
         };
-        self.pending.poll(shared, name)
+        self.pending.poll(name)
     }
 
     /// The outcome, if complete, for the client process `process`.
     pub fn advance(&mut self, shared: &Shared, process: &str) -> Option<OpOutcome> {
-        let result = self.poll(shared)?;
+        let result = self.poll()?;
         Some(match (result, self.verb) {
             (Err(error), verb) => OpOutcome::failed(verb, error),
             (Ok(()), Verb::Flush) => OpOutcome::flushed(shared.lock().flushes.report_to(process)),

@@ -93,9 +93,11 @@ impl GetOp {
     ) -> Option<OpOutcome> {
         self.send(ctx, link, id);
         if ctx.shared().now() >= self.call.deadline {
-            // The session has the same deadline and ends the reads in progress.
+            // The session has the same deadline and ends the reads in progress. Bytes that the
+            // link does not take are dropped: it may have no capacity until it ends.
             self.next.clear();
             self.remote_queue.clear();
+            self.unsent.clear();
         }
         self.read(ctx, link, id);
         self.request_remote(ctx, id);
@@ -224,7 +226,7 @@ impl GetOp {
             let object = &mut self.objects[at];
             let wanted = object.range.clone();
             let len = object.length() as usize;
-            if len > ctx.staging.capacity() {
+            if len > ctx.staging.pool().capacity() {
                 absence::count_one(ctx.shared(), &object.key);
                 object.state = ObjectState::NoHit(ItemVerdict::Miss(MissCause::Absent));
                 self.remote_queue.pop_front();

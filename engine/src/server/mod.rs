@@ -3,7 +3,7 @@
 //! Invariants:
 //! - Bytes that are sent or passed by reference are in the arena, in a guarded frame, or in staging
 //!   memory. A staging buffer belongs to one item of one operation; operations wait for staging
-//!   memory in the order of their numbers.
+//!   memory in the order of their numbers. A link whose peer does not read leaves some to others.
 //! - Bytes that arrive are in reserved arena memory, which the index does not name before the put
 //!   is stored.
 //! - Nothing that a peer sends decides how much is allocated or held.
@@ -54,7 +54,7 @@ pub(crate) mod tests;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use pagelith_io::staging::StagingPool;
+use pagelith_io::staging::{StagingPool, StagingUser};
 use pagelith_layouts::checksum::BLOCK_BYTES;
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::OpId;
@@ -76,7 +76,7 @@ use self::in_flight_sends::InFlightSends;
 use self::invalidation_holds::InvalidationHolds;
 use self::load::LinkLoad;
 use self::op_outcome::OpOutcome;
-pub use self::serving::{ServeBuilder, Serving};
+pub use self::serving::{LogDecision, RefusalLimit, ServeBuilder, Serving, mapped_max_default};
 use self::{pending_pushes::PendingPushes, put::PutOp};
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::Ticket;
@@ -125,7 +125,7 @@ pub struct Server {
 /// State shared by all operations of a link.
 struct ServerCtx {
     session: Session,
-    staging: StagingPool,
+    staging: StagingUser,
     batches: FxHashMap<Ticket, OpId>,
     in_flight_sends: InFlightSends,
     pending_pushes: PendingPushes,
@@ -183,7 +183,7 @@ impl Server {
             invalidation_holds: InvalidationHolds::default(),
             ctx: ServerCtx {
                 session,
-                staging,
+                staging: staging.user(),
                 batches: FxHashMap::default(),
                 in_flight_sends: InFlightSends::default(),
                 pending_pushes: PendingPushes::default(),

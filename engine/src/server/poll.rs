@@ -24,7 +24,7 @@ impl Server {
     /// which bounds how long other requests of the client wait.
     pub(crate) fn advance(&mut self) -> bool {
         let shared = &self.ctx.session.io.shared;
-        self.cancelled.retain_mut(|(durable, bytes)| match durable.is_done(shared) {
+        self.cancelled.retain_mut(|(durable, bytes)| match durable.is_done() {
             true => {
                 self.load.release_cancelled(&shared.bytes.served, *bytes);
                 false

@@ -7,6 +7,8 @@
 //! - Bytes copied from client memory are stored only if the copy has these checksums: the client
 //!   may cancel the put during the copy and overwrite its memory.
 
+#[cfg(test)]
+mod capacity_test;
 mod incoming;
 mod run;
 
@@ -413,7 +415,12 @@ impl PutOp {
     fn reserve_memory(&self, ctx: &ServerCtx, link: &dyn Link, run: &[usize]) -> ReserveResult {
         let objects = self.object_numbers(run);
         let room = link.capacity();
-        if room.frames == 0 || room.exposures < objects.len() {
+        // Memory is not exposed for a pull that the link does not take: the retraction of an
+        // operation also withdraws the memory of its earlier runs.
+        let is_pulled = |item: &&usize| !self.objects[**item].is_in_client_memory();
+        let pull_bytes = objects.iter().filter(is_pulled).count() * PullItem::BYTES;
+        let pull_bytes_max = room.frame_bytes.min(link.params().control_bytes_max as usize);
+        if room.frames == 0 || room.exposures < objects.len() || pull_bytes > pull_bytes_max {
             return ReserveResult::OverLimit;
         }
         let lengths: Vec<u64> = objects.iter().map(|item| self.objects[*item].length).collect();

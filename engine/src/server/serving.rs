@@ -3,8 +3,10 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use pagelith_io::clock::Clock;
 use pagelith_io::entropy::Entropy;
 use pagelith_io::fault::IoFault;
+use pagelith_io::memory_facts::MemoryFacts;
 use pagelith_io::runtime::{Join, Runtime, Step, Task};
 use pagelith_io::signal::Signal;
 use pagelith_io::staging::StagingPool;
@@ -16,15 +18,19 @@ use pagelith_transport::capability::Capabilities;
 use pagelith_transport::handshake::ClientAuth;
 use pagelith_transport::limits::LinkLimits;
 use pagelith_transport::link::Link;
+use pagelith_transport::link_error::LinkError;
 use pagelith_transport::rdma::host::RdmaHost;
 use pagelith_transport::rights::Rights;
 use pagelith_transport::socket::{AdmissionResult, ListenConfig, ListenError, Listener};
 
+pub use self::refusal_limit::{LogDecision, RefusalLimit};
 use super::Server;
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::config::Size;
 use crate::store::embedded::Store;
 use crate::store::rdma;
+
+mod refusal_limit;
 
 /// Default memory for staging hits from SSD, that of `pagelith serve`.
 const STAGING_BYTES: Size = Size::mib(64);
@@ -69,7 +75,7 @@ impl Serving {
             rdma: store.rdma().filter(|_| serves_rdma).cloned(),
             store: store.clone(),
             listen: ListenConfig { address, admission, allow_remote: false },
-            limits: LinkLimits::default(),
+            limits: default_limits(),
             staging: STAGING_BYTES,
         }
     }
@@ -118,7 +124,8 @@ impl ServeBuilder {
         self
     }
 
-    /// Limits of links.
+    /// Limits of links. By default the server maps at most twice the memory of the machine, half of
+    /// it for one client process.
     pub fn limits(mut self, limits: LinkLimits) -> ServeBuilder {
         self.limits = limits;
         self
@@ -162,7 +169,7 @@ impl ServeBuilder {
         };
         let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
         let offer = Capabilities::of_this_build(entropy.bytes16());
-        let listener = Listener::new(&listen, offer, entropy, clock, limits)
+        let listener = Listener::new(&listen, offer, entropy, clock.clone(), limits)
             .map_err(listen_error)?
             .with_shared_regions(regions);
         let listener = match host {
@@ -173,7 +180,15 @@ impl ServeBuilder {
             None => listener,
         };
         let (address, state) = (listener.address().clone(), Arc::new(ServingState::default()));
-        let task = Acceptor { listener, store, staging, state: state.clone(), links: Vec::new() };
+        let task = Acceptor {
+            listener,
+            store,
+            staging,
+            state: state.clone(),
+            links: Vec::new(),
+            refusals: RefusalLimit::default(),
+            clock,
+        };
         let acceptor = spawn("pagelith-serve", &state, Box::new(task))?;
         Ok(Serving { address, state, acceptor })
     }
@@ -208,6 +223,29 @@ fn listen_error(error: ListenError) -> Error {
     Error::new(kind, format!("cannot listen: {error}"))
 }
 
+/// Default of the maximum mapped bytes of memory that clients share: twice the memory of the
+/// machine.
+///
+/// # Errors
+/// If the memory size of the machine cannot be read.
+pub fn mapped_max_default() -> std::result::Result<u64, IoFault> {
+    Ok(2 * MemoryFacts::read()?.total)
+}
+
+/// The number of links does not follow the limit on descriptors, as that of `pagelith serve` does:
+/// the embedding process has its own uses of them.
+fn default_limits() -> LinkLimits {
+    let defaults = LinkLimits::default();
+    let mapped_max = mapped_max_default().unwrap_or(defaults.mapped_max);
+    LinkLimits { mapped_max, mapped_of_peer_max: mapped_max / 2, ..defaults }
+}
+
+fn log_suppressed(refused: u64) {
+    if refused > 0 {
+        tracing::warn!(refused, "refused further connections without a log line each");
+    }
+}
+
 /// Accepts clients, and starts a thread for each.
 struct Acceptor {
     listener: Listener,
@@ -215,6 +253,8 @@ struct Acceptor {
     staging: StagingPool,
     state: Arc<ServingState>,
     links: Vec<Box<dyn Join>>,
+    refusals: RefusalLimit,
+    clock: Arc<SystemClock>,
 }
 
 impl Acceptor {
@@ -222,6 +262,17 @@ impl Acceptor {
         let server = Server::new(&self.store, link, self.staging.clone())?;
         let link = ServedLink { server, state: self.state.clone() };
         spawn("pagelith-client", &self.state, Box::new(link))
+    }
+
+    /// Log that a client was refused, or that accept failed.
+    fn log_refusal(&mut self, peer: &str, why: &LinkError) {
+        let decision = self.refusals.refused(self.clock.now(), peer.is_empty());
+        log_suppressed(decision.suppressed);
+        match (decision.line, peer) {
+            (false, _) => {}
+            (true, "") => tracing::warn!(%why, "accept failed, it is paused for a moment"),
+            (true, peer) => tracing::warn!(peer, %why, "refused a client"),
+        }
     }
 }
 
@@ -233,6 +284,7 @@ impl Task for Acceptor {
         }
         let mut arrivals = Vec::new();
         self.listener.wait(&mut arrivals, WAIT);
+        log_suppressed(self.refusals.roll_over(self.clock.now()).suppressed);
         self.links.retain(|link| !link.join(Duration::ZERO));
         for arrival in arrivals {
             match arrival {
@@ -243,9 +295,7 @@ impl Task for Acceptor {
                         Err(error) => tracing::warn!(%peer, %error, "cannot serve a client"),
                     }
                 }
-                AdmissionResult::Refused { peer, why } => {
-                    tracing::warn!(%peer, %why, "refused a client");
-                }
+                AdmissionResult::Refused { peer, why } => self.log_refusal(&peer, &why),
             }
         }
         Step::Again
@@ -277,6 +327,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
+    use crate::server::tests::Pair;
 
     /// A thread that ends in time or not, with the time that it was given.
     struct Thread {
@@ -308,6 +359,14 @@ mod tests {
         let (ended, given) = end(false, 1);
         assert_eq!(ended.map_err(|error| error.kind), Err(ErrorKind::Unavailable));
         assert_eq!(given, [END_MAX], "the drop waits no more");
+    }
+
+    #[test]
+    fn mapped_memory_of_clients_is_bounded_by_default() {
+        let store = Pair::new(Rights::all()).store;
+        let limits = Serving::builder(&store, "tcp:127.0.0.1:0".parse().expect("one")).limits;
+        let total = MemoryFacts::read().expect("facts").total;
+        assert_eq!((limits.mapped_max, limits.mapped_of_peer_max), (2 * total, total));
     }
 
     #[test]

@@ -182,6 +182,12 @@ impl JobTable {
         result
     }
 
+    /// Whether no caller waits for a job or has left its result.
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.results.is_empty()
+    }
+
     /// A job without a result.
     #[cfg(test)]
     pub fn unfinished(&self) -> Option<u64> {

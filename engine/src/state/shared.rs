@@ -239,21 +239,22 @@ impl Shared {
     }
 }
 
-/// Jobs whose results a poller waits for.
+/// Jobs whose results a poller waits for. The jobs go on after its drop.
 pub(crate) struct PendingJobs {
+    shared: Arc<Shared>,
     ids: Vec<u64>,
     deadline: Mono,
     failed: Option<Error>,
 }
 
 impl PendingJobs {
-    pub fn new(ids: Vec<u64>, deadline: Mono) -> PendingJobs {
-        PendingJobs { ids, deadline, failed: None }
+    pub fn new(shared: Arc<Shared>, ids: Vec<u64>, deadline: Mono) -> PendingJobs {
+        PendingJobs { shared, ids, deadline, failed: None }
     }
 
     /// The first error, or `Ok`, once each job has its result or is late.
-    pub fn poll(&mut self, shared: &Shared, what: &str) -> Option<Result<()>> {
-        self.ids.retain(|id| match shared.poll_job(*id, self.deadline, what) {
+    pub fn poll(&mut self, what: &str) -> Option<Result<()>> {
+        self.ids.retain(|id| match self.shared.poll_job(*id, self.deadline, what) {
             Some(Err(error)) => {
                 self.failed.get_or_insert(error);
                 false
@@ -262,5 +263,15 @@ impl PendingJobs {
             None => true,
         });
         self.ids.is_empty().then(|| self.failed.take().map_or(Ok(()), Err))
+    }
+}
+
+impl Drop for PendingJobs {
+    /// No caller takes the results that are left.
+    fn drop(&mut self) {
+        if !self.ids.is_empty() {
+            let mut core = self.shared.lock();
+            self.ids.iter().for_each(|id| _ = core.jobs.take(*id, true));
+        }
     }
 }

@@ -19,6 +19,7 @@ use super::residency::PageResidency;
 use super::truncation::WatchedRange;
 use super::userfault;
 use crate::file_system::too_long;
+use crate::fork;
 use crate::hashed_copy::BlockCopy;
 
 /// The `statfs` type of a memory file system (`TMPFS_MAGIC` of linux/magic.h); memfds are files of
@@ -32,7 +33,7 @@ const SEALS: SealFlags =
 #[derive(Debug)]
 pub struct SharedRegion {
     memory: Memory,
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
 }
 
 #[derive(Debug)]
@@ -54,7 +55,7 @@ impl SharedRegion {
         ftruncate(&fd, bytes as u64)?;
         let map = Mapping::new(fd.as_fd(), bytes)?;
         fcntl_add_seals(&fd, SEALS)?;
-        Ok(SharedRegion { memory: Memory::Own(map), fd })
+        Ok(SharedRegion { memory: Memory::Own(map), fd: Arc::new(fd) })
     }
 
     /// Memory that this process has mapped at `address` already: the first `bytes` of the memfd, or
@@ -66,7 +67,7 @@ impl SharedRegion {
             return Err(Errno::INVAL.into());
         }
         seal_length(fd.as_fd());
-        Ok(SharedRegion { memory: Memory::Mapped(address, bytes), fd })
+        Ok(SharedRegion { memory: Memory::Mapped(address, bytes), fd: Arc::new(fd) })
     }
 
     /// Make every page resident now, in huge pages where the system has them. Memory that another
@@ -79,11 +80,12 @@ impl SharedRegion {
         }
     }
 
-    /// Exclude the mapping from forked children, which would keep the memory after this process has
-    /// ended.
+    /// Exclude mapping and descriptor from forked children, which would keep the memory after this
+    /// process has ended.
     pub fn exclude_from_fork(&self) {
         if let Memory::Own(map) = &self.memory {
             map.exclude_from_fork();
+            fork::track_descriptor(&self.fd);
         }
     }
 
@@ -354,6 +356,14 @@ mod tests {
         write(&region, 4094, b"after");
         view.copy_out(4094, &mut seen);
         assert_eq!(&seen, b"after");
+    }
+
+    #[test]
+    fn region_excluded_from_children_has_its_descriptor_released_there() {
+        let region = SharedRegion::new(4096).expect("memory");
+        assert!(!fork::is_tracked(region.as_fd()));
+        region.exclude_from_fork();
+        assert!(fork::is_tracked(region.as_fd()));
     }
 
     #[test]

@@ -3,7 +3,9 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use pagelith_io::fork;
 use rustix::fs::{FileType, Mode, fchmod, lstat, unlink};
 use rustix::io::Errno;
 use rustix::net::{
@@ -31,7 +33,7 @@ pub(super) struct Accepted {
 
 /// Listening sockets, one for each address of a host name.
 pub(super) struct Acceptor {
-    sockets: Vec<OwnedFd>,
+    sockets: Vec<Arc<OwnedFd>>,
     /// The file of a Unix socket, with its device and inode. Dropping the acceptor removes it.
     file: Option<(PathBuf, (u64, u64))>,
 }
@@ -53,7 +55,11 @@ impl Acceptor {
     /// disabled.
     fn tcp(endpoint: &Endpoint, hosts: &[SocketAddr]) -> Result<(Acceptor, Address), ListenError> {
         let (mut sockets, mut port, mut skipped) = (Vec::new(), endpoint.port(), None);
-        for host in hosts {
+        for (at, host) in hosts.iter().enumerate() {
+            // A resolver may return an address twice, which cannot be bound twice.
+            if hosts[..at].iter().any(|earlier| earlier.ip() == host.ip()) {
+                continue;
+            }
             match listen_at(SocketAddr::new(host.ip(), port)) {
                 Ok((socket, found)) => {
                     port = found;
@@ -77,6 +83,7 @@ impl Acceptor {
             Endpoint::Ip(address) => Endpoint::Ip(SocketAddr::new(address.ip(), port)),
             Endpoint::Name { host, .. } => Endpoint::Name { host: host.clone(), port },
         };
+        let sockets = sockets.into_iter().map(tracked).collect();
         Ok((Acceptor { sockets, file: None }, Address::Tcp(found)))
     }
 
@@ -105,7 +112,7 @@ impl Acceptor {
                 Some((path.clone(), (made.st_dev, made.st_ino)))
             }
         };
-        let acceptor = Acceptor { sockets: vec![socket], file };
+        let acceptor = Acceptor { sockets: vec![tracked(socket)], file };
         acceptor
             .sockets
             .iter()
@@ -136,6 +143,14 @@ impl Acceptor {
     pub(super) fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.sockets.iter().map(AsFd::as_fd)
     }
+}
+
+/// A socket that a forked child releases: otherwise it would take connections that no process
+/// serves.
+fn tracked(socket: OwnedFd) -> Arc<OwnedFd> {
+    let socket = Arc::new(socket);
+    fork::track_descriptor(&socket);
+    socket
 }
 
 /// A socket that listens at this address, and its port; or the failed call and its errno.
@@ -170,5 +185,19 @@ impl Drop for Acceptor {
         {
             let _ = unlink(file);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_that_resolves_twice_to_one_address_is_listened_at_once() {
+        let by_name: Address = "tcp:store.test:0".parse().expect("an address");
+        let host: SocketAddr = "127.0.0.1:0".parse().expect("an address");
+        let (acceptor, address) = Acceptor::new(&by_name, &[host, host]).expect("listens");
+        assert_eq!(acceptor.sockets().count(), 1);
+        assert!(address.to_string().starts_with("tcp:store.test:"), "{address}");
     }
 }

@@ -100,3 +100,22 @@ fn request_of_another_store_is_loaded_though_loads_are_slow() {
     ask(&mut pair, 1);
     assert_eq!(outcome(&mut pair), HIT);
 }
+
+#[test]
+fn client_that_does_not_read_leaves_staging_memory_to_others() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut slow = pair(dir.path());
+    let (store, clock) = (slow.store.clone(), slow.clock.clone());
+    let address = "tcp:127.0.0.1:0".parse().expect("an address");
+    let (mut server, caller) = Pair::connect(&store, &clock, address, Rights::all(), &[]);
+    server.ctx.staging = slow.server.ctx.staging.pool().user();
+    let mut other = Pair { store, server, caller, clock };
+    ask(&mut slow, 1);
+    // From then on neither end of its link is polled.
+    while slow.server.ctx.batches.is_empty() {
+        slow.server.poll();
+    }
+    ask(&mut other, 1);
+    assert_eq!(outcome(&mut other), HIT);
+    assert_eq!(outcome(&mut slow), HIT);
+}

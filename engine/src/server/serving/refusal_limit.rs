@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use pagelith::io::clock::Mono;
+use pagelith_io::clock::Mono;
 
 /// Maximum lines per second.
 const LINES_MAX: u32 = 10;
@@ -11,7 +11,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// The lines of the current second.
 #[derive(Debug, Default)]
-pub(crate) struct RefusalLimit {
+pub struct RefusalLimit {
     since: Option<Mono>,
     logged: u32,
     suppressed: u64,
@@ -21,7 +21,7 @@ pub(crate) struct RefusalLimit {
 
 /// The lines to log for one refusal.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct LogDecision {
+pub struct LogDecision {
     /// Whether the refusal gets its own line.
     pub line: bool,
     /// Suppressed lines of the previous second.
@@ -30,7 +30,7 @@ pub(crate) struct LogDecision {
 
 impl RefusalLimit {
     /// Count a refusal of a peer, or with `of_accept` a failed accept.
-    pub(crate) fn refused(&mut self, now: Mono, of_accept: bool) -> LogDecision {
+    pub fn refused(&mut self, now: Mono, of_accept: bool) -> LogDecision {
         let mut decision = self.roll_over(now);
         let fits = match of_accept {
             true => !std::mem::replace(&mut self.accept_failed, true),
@@ -46,7 +46,7 @@ impl RefusalLimit {
     }
 
     /// Start a new second if the current one has passed; returns its suppressed lines.
-    pub(crate) fn roll_over(&mut self, now: Mono) -> LogDecision {
+    pub fn roll_over(&mut self, now: Mono) -> LogDecision {
         let since = *self.since.get_or_insert(now);
         if now.since(since) < SECOND {
             return LogDecision::default();
