@@ -29,8 +29,8 @@ pub(crate) fn check_name(dir: &Path, name: &str, op: FaultOp) -> Result<(), IoFa
 
 /// Create and lock `dir/name` with `len` allocated bytes that read as zeros; `dir` must exist.
 /// `direct` sets O_DIRECT. If `stop` is raised meanwhile, it fails soon and leaves nothing. If
-/// another opener locks the new file first, the fault is of kind `Locked`, and the file is left to
-/// that opener.
+/// another opener locks the new file first, or has removed it, the fault is of kind `Locked`, and
+/// the file is left to that opener.
 pub(crate) fn create(
     dir: &Path,
     name: &str,
@@ -47,6 +47,11 @@ pub(crate) fn create(
     let fd =
         retry_on_intr(|| rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)).map_err(fault)?;
     let filled = lock(&fd, &path, FaultOp::Create).and_then(|()| {
+        if retry_on_intr(|| rustix::fs::fstat(&fd)).map_err(fault)?.st_nlink == 0 {
+            let detail = "another opener has removed the new file";
+            let path = show(&path);
+            return Err(IoFault::found(FaultKind::Locked, FaultOp::Create, path, 0, detail));
+        }
         copy_on_write::write_in_place(&fd);
         allocate(&fd, len, &path, stop).map_err(|e| match e {
             Errno::CANCELED => {

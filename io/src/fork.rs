@@ -38,7 +38,7 @@ pub(crate) fn track<T: Descriptors + 'static>(owner: &Arc<T>) {
 }
 
 /// Let children forked from this process not keep a descriptor: they call
-/// [`release_files_after_fork`].
+/// [`release_after_fork`].
 pub fn track_descriptor(fd: &Arc<OwnedFd>) {
     track(fd);
 }
@@ -46,7 +46,7 @@ pub fn track_descriptor(fd: &Arc<OwnedFd>) {
 /// For a child that was just forked: release the data files, shared memory and listening sockets of
 /// stores that its parent has open. The child must not use those stores anyway. What a parent's
 /// thread had locked at the time of the fork is left as it is.
-pub fn release_files_after_fork() {
+pub fn release_after_fork() {
     let Some(tracked) = try_lock_static(&TRACKED, 1) else { return };
     release(&tracked, std::process::id());
 }

@@ -60,8 +60,8 @@ pub struct StagingUser {
 
 impl StagingUser {
     /// As [`StagingPool::try_part`], but `None` also if this user would then have more memory than
-    /// is free, unless it has none: `n` users that keep what they get leave `1 / (n + 1)` of the
-    /// pool to another.
+    /// is free, unless it has none. One user that keeps what it gets leaves half of the pool to the
+    /// others, a second one half of that, and so on.
     pub fn try_part(&self, len: usize) -> Option<Part> {
         self.pool.take(len, Some(&self.pages))
     }

@@ -47,8 +47,8 @@ use pyo3::types::PyDict;
 
 /// Runs in a forked child: releases the files of the stores that the parent has open.
 #[pyfunction]
-fn release_files_after_fork() {
-    pagelith::io::fork::release_files_after_fork();
+fn release_after_fork() {
+    pagelith::io::fork::release_after_fork();
 }
 
 #[pymodule]
@@ -81,7 +81,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.setattr("_log_forked", wrap_pyfunction!(log::_log_forked, module)?)?;
     module.setattr("_program", wrap_pyfunction!(program::_program, module)?)?;
     let at_fork = PyDict::new(module.py());
-    at_fork.set_item("after_in_child", wrap_pyfunction!(release_files_after_fork, module)?)?;
+    at_fork.set_item("after_in_child", wrap_pyfunction!(release_after_fork, module)?)?;
     module.py().import("os")?.call_method("register_at_fork", (), Some(&at_fork))?;
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! A circuit breaker for requests to a peer: it opens after several consecutive failures, and
 //! closes after a successful trial. After the pause of an open breaker one trial at a time is
-//! admitted, so that at most one thread waits for a peer that is still down.
+//! admitted, so that not all threads wait for a peer that is still down.
 
 use std::time::Duration;
 
@@ -49,6 +49,11 @@ impl Breaker {
             self.trial = Some((*own, now.after(TRIAL_MAX)));
         }
         self.trial.is_some_and(|(trial, _)| trial == *own)
+    }
+
+    /// End a trial without a result, so that another may begin.
+    pub fn end_trial(&mut self, own: Trial) {
+        self.trial.take_if(|(trial, _)| *trial == own);
     }
 
     /// Whether the caller should probe the peer although the breaker is open. True for one caller

@@ -52,7 +52,9 @@ impl ConnectionPool {
 
     /// For a process without a store of its own.
     pub fn for_client(remote: Arc<Peers>) -> ConnectionPool {
-        ConnectionPool { is_store: false, ..ConnectionPool::new(remote) }
+        let mut pool = ConnectionPool::new(remote);
+        pool.is_store = false;
+        pool
     }
 
     /// Number of links that were established so far. A lease belongs to the generation in which it
@@ -297,6 +299,14 @@ fn is_busy(connection: &Connection) -> bool {
     }
 }
 
+impl Drop for ConnectionPool {
+    fn drop(&mut self) {
+        for (peer, own) in self.trials.iter().enumerate() {
+            self.remote.breaker(peer, |breaker| breaker.end_trial(*own));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicBool;
@@ -378,8 +388,13 @@ mod tests {
         );
         // The second pool is not used any more, and its trial has no result.
         assert!(!tries(first, 3200 + 5999) && tries(first, 3200 + 6000) && !tries(second, 9300));
+        // The dropped pool does not hold up the others.
+        let [first, mut second] = pools;
+        drop(first);
+        assert!(tries(&mut second, 9301), "its trial ended with it");
         remote.breaker(0, Breaker::record_success);
-        assert!(tries(first, 9400) && tries(second, 9400), "it answered");
+        let mut third = ConnectionPool::new(remote.clone());
+        assert!(tries(&mut third, 9400) && tries(&mut second, 9400), "it answered");
     }
 
     const TEST_TIMEOUT: Duration = Duration::from_secs(60);

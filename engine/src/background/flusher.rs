@@ -392,7 +392,7 @@ impl Task for Flusher {
             return Step::Done;
         }
         if !self.expire() {
-            // Abandoned: operations in flight end, and none begins.
+            // Abandoned: operations that have begun end, and no others begin.
             self.cx.log.drop_queued();
             let mut events = Vec::new();
             if self.cx.log.in_flight() == 0 {

@@ -1,4 +1,5 @@
-//! Removes entries from the index: those of a quarantined segment or, when the tier is off, all.
+//! Removes entries from the index: those of a quarantined segment, of a reclaimed one in which a
+//! damaged header hid records or, when the tier is off, all.
 //! They are hidden at once (`VisibilityFilter::is_hidden_at`); the walk over the index follows in
 //! short critical sections. Frames that DRAM holds too are written again.
 

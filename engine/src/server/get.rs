@@ -232,7 +232,13 @@ impl GetOp {
                 self.remote_queue.pop_front();
                 continue;
             }
-            let Some(part) = ctx.staging.try_part(len) else { return };
+            // An object longer than a link's share gets memory as if the link had none.
+            let pool = ctx.staging.pool();
+            let part = match len > pool.capacity() / 2 {
+                true => pool.try_part(len),
+                false => ctx.staging.try_part(len),
+            };
+            let Some(part) = part else { return };
             let (key, range) = (object.key, (!object.whole).then(|| wanted.clone()));
             self.remote_queue.pop_front();
             let destination = Destination([part.split(len).0].into());

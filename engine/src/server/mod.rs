@@ -3,7 +3,7 @@
 //! Invariants:
 //! - Bytes that are sent or passed by reference are in the arena, in a guarded frame, or in staging
 //!   memory. A staging buffer belongs to one item of one operation; operations wait for staging
-//!   memory in the order of their numbers. A link whose peer does not read leaves some to others.
+//!   memory in the order of their numbers. A link takes no more of it than it leaves to others.
 //! - Bytes that arrive are in reserved arena memory, which the index does not name before the put
 //!   is stored.
 //! - Nothing that a peer sends decides how much is allocated or held.

@@ -236,7 +236,10 @@ pub fn mapped_max_default() -> std::result::Result<u64, IoFault> {
 /// the embedding process has its own uses of them.
 fn default_limits() -> LinkLimits {
     let defaults = LinkLimits::default();
-    let mapped_max = mapped_max_default().unwrap_or(defaults.mapped_max);
+    let mapped_max = mapped_max_default().unwrap_or_else(|fault| {
+        tracing::warn!(%fault, "mapped memory of clients has no bound: set mapped_max");
+        defaults.mapped_max
+    });
     LinkLimits { mapped_max, mapped_of_peer_max: mapped_max / 2, ..defaults }
 }
 

@@ -181,7 +181,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         true => None,
         false => Some(Arc::new(Peers::new(peers)?)),
     };
-    // After all other steps that may fail: a store that cannot be opened is not created.
+    // After all steps that often fail: a store that cannot be opened is not created.
     let mut ssd = match (&env.disk, config.has_ssd()) {
         (Some(_), true) => Some(open_volume(&config, &env, io_timeout(&config))?),
         _ => None,

@@ -407,8 +407,8 @@ impl Drop for UringQueue {
                 let stuck = self.in_flight();
                 tracing::error!(
                     stuck,
-                    "queue dropped with operations stuck in the kernel; their memory and files stay in use \
-                     until they end"
+                    "queue dropped with operations that do not end; their memory and files stay in use until \
+                     they do"
                 );
                 match self.slots.live() {
                     0 => break,

@@ -71,11 +71,11 @@ pub(super) fn push(ring: &mut IoUring, inflight: &InFlightOp, id: u64, range: En
     // SAFETY: the entry points to the parts' memory and to `inflight.vectors`, and names
     // `inflight.file`. Its slot owns all three until `Slots::take`, which is called only for a
     // number that came back in a completion of each of its entries, or whose entries the kernel has
-    // not consumed and never will; a queue dropped earlier leaks its slots. The parts of a read are
-    // exclusive (checked by `check`), so no other code reads what the kernel writes. If the entry
-    // names registered memory, the part is inside it, by address. The kernel then writes to that
-    // part's pages, or, if the owner has mapped others there since, to pages that are mapped
-    // nowhere.
+    // not consumed and never will; a queue dropped earlier leaves its slots to a thread that does
+    // the same. The parts of a read are exclusive (checked by `check`), so no other code reads what
+    // the kernel writes. If the entry names registered memory, the part is inside it, by address.
+    // The kernel then writes to that part's pages, or, if the owner has mapped others there since,
+    // to pages that are mapped nowhere.
     unsafe { ring.submission().push(&entry).is_ok() }
 }
 

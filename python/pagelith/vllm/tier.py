@@ -221,7 +221,11 @@ class PagelithTier(SecondaryTierManager):
 
     def _look(self, events: ChunkEvents, chunks: list[Any], keys: list[pagelith.Key]) -> list[bool]:
         if events.store_has_events:
-            self._hashed.update((key, chunk) for key, chunk in zip(keys, chunks, strict=True) if len(chunk) != 36)
+            for key, chunk in zip(keys, chunks, strict=True):
+                if len(chunk) != 36:
+                    # As the newest: the oldest are forgotten first.
+                    self._hashed.pop(key, None)
+                    self._hashed[key] = chunk
             forget(self._hashed, _HASHED_MAX)
         return self._store.exists(keys)
 

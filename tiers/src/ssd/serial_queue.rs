@@ -104,3 +104,48 @@ pub(crate) fn no_memory(len: usize, error: &std::io::Error) -> IoFault {
         detail: format!("no memory for a buffer of {len} bytes: {error}"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use pagelith_io::disk::Completion;
+
+    use super::*;
+
+    /// A device that completes nothing. Notes the wait at the drop of its queue.
+    #[derive(Clone, Default)]
+    struct Hung(Arc<Mutex<Option<Duration>>>);
+
+    impl Queue for Hung {
+        fn room(&self) -> usize {
+            1
+        }
+
+        fn in_flight(&self) -> usize {
+            1
+        }
+
+        fn submit(&mut self, _token: u64, _op: Op) -> Result<(), Op> {
+            Ok(())
+        }
+
+        fn poll(&mut self, _done: &mut Vec<Completion>) {}
+
+        fn wait(&mut self, _done: &mut Vec<Completion>, _timeout: Duration) {}
+
+        fn set_drop_timeout(&mut self, wait: Duration) {
+            *self.0.lock().expect("one thread") = Some(wait);
+        }
+    }
+
+    #[test]
+    fn drop_after_a_timeout_does_not_wait_again() {
+        let device = Hung::default();
+        let timeout = Duration::from_millis(1);
+        let queue = Box::new(device.clone());
+        let mut serial = SerialQueue { queue, timeout, token: 0, timed_out: false };
+        assert!(serial.sync(FileId(0)).is_err() && serial.is_late());
+        assert_eq!(*device.0.lock().expect("one thread"), Some(Duration::ZERO));
+    }
+}

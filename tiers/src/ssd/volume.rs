@@ -201,7 +201,9 @@ fn remove_files(disk: &dyn Disk) -> Result<(), IoFault> {
 fn claim_dirs(disk: &dyn Disk) -> Result<(), IoFault> {
     disk.create(0, names::CREATING, ALIGN)?;
     let claimed = (0..disk.dirs()).try_for_each(|dir| {
-        match disk.list(dir)?.into_iter().find(|(name, _)| name != names::CREATING) {
+        // A marker in another directory is that of a store with other directories.
+        let is_ours = |name: &str| dir == 0 && name == names::CREATING;
+        match disk.list(dir)?.into_iter().find(|(name, _)| !is_ours(name)) {
             None => Ok(()),
             Some((name, _)) => {
                 let path = format!("{}/{name}", disk.dir_name(dir));
@@ -223,12 +225,27 @@ fn create(
     entropy: &dyn Entropy,
     opening: &Opening<'_>,
 ) -> Result<OpenedVolume, VolumeError> {
-    let created = create_files(&disk, geometry, entropy, opening);
+    let mut names = vec![(0, names::CREATING)];
+    let created = create_files(&disk, geometry, entropy, opening, &mut names);
     if created.is_err() {
-        // The first failure is reported; a directory that cannot be cleaned keeps its marker.
-        let _ = remove_files(&*disk);
+        // The first failure is reported; a directory that cannot be cleaned keeps its marker. Files
+        // that this open has not created belong to another opener.
+        let _ = names.iter().rev().try_for_each(|(dir, name)| disk.remove(*dir, name));
     }
     created
+}
+
+/// Create a file of the store, and add it to `names`.
+fn create_file(
+    disk: &dyn Disk,
+    dir: usize,
+    name: &'static str,
+    len: u64,
+    names: &mut Vec<(usize, &'static str)>,
+) -> Result<FileId, IoFault> {
+    let file = disk.create(dir, name, len)?;
+    names.push((dir, name));
+    Ok(file)
 }
 
 fn create_files(
@@ -236,14 +253,16 @@ fn create_files(
     geometry: VolumeGeometry,
     entropy: &dyn Entropy,
     opening: &Opening<'_>,
+    created: &mut Vec<(usize, &'static str)>,
 ) -> Result<OpenedVolume, VolumeError> {
+    let mut create = |dir, name, len| create_file(&**disk, dir, name, len, created);
     let mut segments = Vec::new();
     for dir in 0..geometry.dirs {
-        segments.push(disk.create(dir as usize, names::SEGMENTS, geometry.dir_bytes(dir))?);
+        segments.push(create(dir as usize, names::SEGMENTS, geometry.dir_bytes(dir))?);
     }
     let [c0, c1] = names::CHECKPOINTS;
     let bytes = geometry.checkpoint_bytes();
-    let checkpoints = [disk.create(0, c0, bytes)?, disk.create(0, c1, bytes)?];
+    let checkpoints = [create(0, c0, bytes)?, create(0, c1, bytes)?];
     let mut key = [0; FINGERPRINT_KEY_BYTES];
     entropy.fill(&mut key);
     let manifest = Manifest::new(StoreId(entropy.bytes16()), geometry.superblock(key));
@@ -251,15 +270,12 @@ fn create_files(
     let mut serial = SerialQueue::new(&**disk, opening.timeout)?;
     let copy = manifest.copy();
     for (i, file) in manifests.iter_mut().enumerate() {
-        *file = disk.create(
-            manifest_dir(geometry.dirs, i),
-            names::MANIFESTS[i],
-            geometry.manifest_bytes(),
-        )?;
+        let dir = manifest_dir(geometry.dirs, i);
+        *file = create(dir, names::MANIFESTS[i], geometry.manifest_bytes())?;
         serial.write(*file, 0, &copy)?;
         serial.sync(*file)?;
     }
-    let lock_file = disk.create(0, names::LOCK, ALIGN)?;
+    let lock_file = create(0, names::LOCK, ALIGN)?;
     serial.write(lock_file, 0, lock_text(opening.owner))?;
     // Everything above is synced; without the marker the store is valid.
     disk.remove(0, names::CREATING)?;

@@ -132,6 +132,23 @@ fn store_under_creation_after_listing_is_left_to_its_creator() {
 }
 
 #[test]
+fn store_under_creation_in_some_of_the_directories_is_left_to_its_creator() {
+    let temp = TempDir::new().expect("a directory");
+    let [a, b, c] = ["a", "b", "c"].map(|name| temp.path().join(name));
+    let creator = disk(&[&b, &c]);
+    let theirs = creator.clone();
+    let other = Box::new(move || {
+        theirs.create(0, names::CREATING, ALIGN).expect("created");
+        theirs.create(0, names::SEGMENTS, ALIGN).expect("created");
+    });
+    let ours = Overtaken { disk: disk(&[&a, &b]), other: Mutex::new(Some(other)) };
+    let refused = try_open(Arc::new(ours)).map(|_| ());
+    assert!(matches!(refused, Err(VolumeError::Misplaced { .. })), "{refused:?}");
+    creator.check_names().expect("both files are there");
+    assert!(!a.exists(), "the marker of the refused open");
+}
+
+#[test]
 fn marker_in_another_directory_than_the_first_removes_nothing() {
     let temp = TempDir::new().expect("a directory");
     let [a, b] = ["a", "b"].map(|name| temp.path().join(name));
