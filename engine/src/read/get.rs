@@ -184,7 +184,11 @@ impl GetBatch {
             }
             self.end_late(io);
         }
-        self.submit(io, ticket);
+        match self.late {
+            false => self.submit(io, ticket),
+            // A header that was read may show that a longer one is needed.
+            true => self.waiting.clear(),
+        }
         if !self.in_flight.is_empty() {
             io.shared.reads.note(now);
         }
@@ -271,7 +275,7 @@ impl GetBatch {
         self.recompute.read_ended(io.completed_at);
         io.shared.reads.latency.note(io.completed_at.since(flight.submitted_at), io.completed_at);
         if self.late {
-            // After the deadline, only direct reads are still awaited.
+            // After the deadline, only direct reads are still awaited, and none is submitted.
             io.shared.reads.late.fetch_sub(1, Ordering::Relaxed);
         }
         let (pieces, result, read) = disk_read::complete(&mut io.scratch, flight, completion);

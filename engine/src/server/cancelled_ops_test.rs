@@ -147,3 +147,19 @@ fn link_that_ends_leaves_no_results_of_its_operations() {
     }
     assert!(core.jobs.is_empty());
 }
+
+#[test]
+fn job_of_a_stopped_store_is_answered_as_closed() {
+    let mut env = FlushEnv::new(1);
+    env.flush(0, false);
+    while env.store.shared.lock().jobs.unfinished().is_none() {
+        env.clients[0].0.poll();
+    }
+    let shared = &env.store.shared;
+    let mut core = shared.lock();
+    core.jobs.stopped = true;
+    let id = core.jobs.unfinished().expect("a job");
+    drop(core);
+    let answer = shared.poll_job(id, shared.now().after(TIMEOUT), "flush").expect("an answer");
+    assert_eq!(answer.expect_err("no task completes it").kind, ErrorKind::Closed);
+}

@@ -396,6 +396,14 @@ impl Core {
         self.drop_expired_groups(now);
     }
 
+    /// As [`Core::expire`], at little cost while there is nothing that expires.
+    pub fn expire_due(&mut self, now: impl Fn() -> Mono) {
+        self.pins.expire_due(&now);
+        if !self.pending_groups.is_empty() {
+            self.drop_expired_groups(now());
+        }
+    }
+
     /// Queue frames of a batch for the flusher, the last first, except those that are queued or
     /// refused. So, of the pages that one call queues, the first of a chain is the youngest in the
     /// log: if a segment ends within the chain, the younger one has its head. A large batch is

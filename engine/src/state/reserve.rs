@@ -79,7 +79,7 @@ pub(crate) fn reserve_all(shared: &Arc<Shared>, lengths: &[u64]) -> ReserveResul
     }
     let mut extents = Vec::with_capacity(lengths.len());
     let mut core = shared.lock();
-    core.pins.expire_due(|| shared.now());
+    core.expire_due(|| shared.now());
     for length in lengths {
         let mut extent = group_memory::reserve_extent(&mut core, *length);
         if extent.is_none() {

@@ -176,7 +176,7 @@ impl Shared {
     /// An error if the store is closed.
     pub fn check_open(&self) -> Result<()> {
         if self.signals.closed.load(Ordering::Acquire) {
-            return Err(Error::new(ErrorKind::Closed, "store is closed"));
+            return Err(closed());
         }
         Ok(())
     }
@@ -227,16 +227,25 @@ impl Shared {
     /// cases. `None` while neither applies.
     pub fn poll_job(&self, id: u64, deadline: Mono, what: &str) -> Option<Result<()>> {
         let late = deadline.since(self.now()).is_zero();
-        let result = self.lock().jobs.take(id, late);
+        let mut core = self.lock();
+        // No task completes jobs any more.
+        let stopped = core.jobs.stopped;
+        let result = core.jobs.take(id, late || stopped);
+        drop(core);
         match result {
             Some(JobResult::Done) => Some(Ok(())),
             Some(JobResult::Failed(error)) => Some(Err(error.context(what))),
+            None if stopped => Some(Err(closed().context(what))),
             None => late.then(|| {
                 let detail = "did not end in time; raise its timeout, or see `ssd_state`";
                 Err(Error::new(ErrorKind::Unavailable, format!("{what} {detail}")))
             }),
         }
     }
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "store is closed")
 }
 
 /// Jobs whose results a poller waits for. The jobs go on after its drop.

@@ -12,6 +12,7 @@ use crate::api::borrowed;
 use crate::api::error::{Error, Result};
 use crate::api::outcome::{CompletedBatch, GetOutcome, PutOutcome};
 use crate::api::request::{GetSlice, Options};
+use crate::state::session_io::begin_request;
 use crate::state::shared::BUSY_STEP;
 use crate::store::session_pool::SessionPool;
 
@@ -74,6 +75,9 @@ pub(crate) fn put(
 ) -> Vec<Result<PutOutcome>> {
     let shared = &pool.shared;
     let deadline = shared.deadline(options.timeout);
+    // One request for all attempts: within it deeper pages leave first.
+    let request = options.request.unwrap_or_else(|| begin_request(shared));
+    let options = options.request(request);
     let seen = Cell::new(shared.signals.progress.value());
     let attempt = |groups: &[borrowed::BorrowedGroup<'_>], options: Options| {
         seen.set(shared.signals.progress.value());

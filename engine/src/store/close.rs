@@ -141,6 +141,8 @@ fn stop(store: &RunningStore, deadline: Mono) {
     shared.signals.closed.store(true, Ordering::Release);
     shared.lock().jobs.stopped = true;
     shared.signals.flusher.raise();
+    // Callers that wait for jobs.
+    shared.signals.progress.raise();
     store.pool.end(shared.now().after(left()));
     if !shared.prefetch.stop(left()) {
         tracing::error!(

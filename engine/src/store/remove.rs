@@ -77,8 +77,12 @@ pub(crate) fn begin(
                 true
             } else {
                 let found = probed.iter().any(Option::is_some);
-                for ((key, probed), here) in keys.iter().zip(probed).zip(&mut here) {
-                    *here |= unlink(shared, &mut core, key, probed, &mut gone);
+                let mut removed = BTreeSet::new();
+                for (key, probed) in keys.iter().zip(probed) {
+                    unlink(shared, &mut core, key, probed, (&mut gone, &mut removed));
+                }
+                for (key, here) in keys.iter().zip(&mut here) {
+                    *here |= removed.contains(key);
                 }
                 // With a constant fingerprint a key may be stored in several locations.
                 found && shared.config.constant_fingerprint()
@@ -123,25 +127,25 @@ fn has_moved(shared: &Shared, core: &Core, key: &ObjectKey, probed: Option<&Prob
     }
 }
 
-/// Remove a key and its group from DRAM and the index; true if the key was stored.
+/// Remove a key and its group from DRAM and the index. Adds the members of the group to `gone`, and
+/// those that were stored to `removed`.
 fn unlink(
     shared: &Shared,
     core: &mut Core,
     key: &ObjectKey,
     probed: Option<ProbedObject>,
-    gone: &mut BTreeSet<ObjectKey>,
-) -> bool {
+    (gone, removed): (&mut BTreeSet<ObjectKey>, &mut BTreeSet<ObjectKey>),
+) {
     let generation = core.generation(key.namespace());
     let fingerprint = shared.fingerprint(key, generation);
-    let mut found = false;
     if let Some((FrameRef { id, .. }, _)) = core.find_memory(key, fingerprint, generation) {
         let data = core.dram.frames.get(id).map(|f| f.data.clone());
         for m in data.iter().flat_map(|data| &data.members) {
             gone.insert(m.key);
+            removed.insert(m.key);
             core.pins.end_lease(m.fingerprint);
         }
         core.drop_frame(id, true, Departure::Removed);
-        found = true;
     }
     for (sibling, location) in probed.map(|p| p.members).unwrap_or_default() {
         let fingerprint = shared.fingerprint(&sibling, generation);
@@ -149,7 +153,7 @@ fn unlink(
         if let Some(entry) = core.remove_entry(fingerprint, at, Departure::Removed) {
             core.emit_removed(&sibling, &entry);
             core.pins.end_lease(fingerprint);
-            found = true;
+            removed.insert(sibling);
         }
         gone.insert(sibling);
     }
@@ -159,10 +163,9 @@ fn unlink(
         while let Some(entry) = core.remove_entry(fingerprint, on_ssd, Departure::Removed) {
             core.emit_removed(key, &entry);
             core.pins.end_lease(fingerprint);
-            found = true;
+            removed.insert(*key);
         }
     }
-    found
 }
 
 /// Drop objects that were attached to removed ones, so that they do not return with a later base of

@@ -45,6 +45,8 @@ impl SessionPool {
             drop(sessions);
             drop(session);
         } else {
+            // Their reads that no batch waits for any more hold segments until they are polled.
+            sessions.idle.iter_mut().filter(|idle| idle.is_busy()).for_each(|idle| _ = idle.poll());
             sessions.idle.push(session);
         }
         Ok(result)

@@ -21,7 +21,7 @@ pub(crate) fn of(shared: &Shared) -> Stats {
     let admission = shared.admission.counts();
     let hints = shared.hints.counts(now);
     let mut core = shared.lock();
-    core.pins.expire(now);
+    core.expire(now);
     let mut c = core.counters.clone();
     shared.reads.counters.add_to(&mut c);
     let dram_objects = core.dram.frames.iter().map(|(_, f)| f.data.members.len() as u64).sum();

@@ -214,18 +214,20 @@ impl JoinedGroup {
         let size = ObjectSize { key: *key, length: Some(length), in_arena: false };
         put::check_object(shared, &size, key)?;
         let mut core = shared.lock();
-        let present = is_present(shared, &core, key);
-        let Some(open) = core.pending_groups.get(self.id.0) else {
-            return if present { Ok(ReserveOutcome::Present) } else { Err(not_open()) };
-        };
-        let known = open.members.get(at).and_then(MemberState::length);
+        let present = present_length(shared, &core, key);
+        let open = core.pending_groups.get(self.id.0);
+        let member = open.and_then(|open| open.members.get(at)).and_then(MemberState::length);
+        let known = member.or(present);
         if let Some(known) = known.filter(|known| *known != length) {
             let detail = format!(
                 "key is present with another length key={key} present={known} given={length}"
             );
             return Err(Error::invalid(detail));
         }
-        if known.is_some() || present {
+        let Some(open) = open else {
+            return known.map(|_| ReserveOutcome::Present).ok_or_else(not_open);
+        };
+        if known.is_some() {
             core.counters.puts_present += 1;
             return Ok(ReserveOutcome::Present);
         }
@@ -234,7 +236,7 @@ impl JoinedGroup {
         let generation = open.generation;
         put::check_bytes(shared, key, &lengths)?;
         let padded = pagelith_layouts::align::align_up(length);
-        core.pins.expire_due(|| shared.now());
+        core.expire_due(|| shared.now());
         let room = core.check_pending_capacity(shared.now(), Some(self.id.0), padded);
         let extent = room.and_then(|()| {
             filled_extent
@@ -298,13 +300,20 @@ impl JoinedGroup {
 
 /// Whether the store has an object, as far as the index can tell.
 fn is_present(shared: &Shared, core: &Core, key: &ObjectKey) -> bool {
+    present_length(shared, core, key).is_some()
+}
+
+/// The length of an object that the store has, as far as the index can tell.
+fn present_length(shared: &Shared, core: &Core, key: &ObjectKey) -> Option<u64> {
     let generation = core.generation(key.namespace());
     let fingerprint = shared.fingerprint(key, generation);
     if shared.config.constant_fingerprint() {
         // The index cannot tell; DRAM can.
-        return core.find_memory(key, fingerprint, generation).is_some();
+        let (frame, member) = core.find_memory(key, fingerprint, generation)?;
+        return Some(core.dram.frames.get(frame.id)?.data.members[member].extent.bytes);
     }
-    core.index.find(fingerprint).any(|e| core.is_visible(&e))
+    let entry = core.index.find(fingerprint).find(|e| core.is_visible(e))?;
+    Some(entry.length.into())
 }
 
 enum ReserveOutcome {

@@ -138,6 +138,17 @@ pub fn attached_group_without_base_is_dropped_at_its_deadline(world: &TestEnv) {
         assert_eq!(put_group(&store, &group(2, 1)), Ok(PutOutcome::Stored));
         assert_eq!(present_count(&store, &later), 0, "dropped at its deadline");
     }
+    // Without an SSD tier no background task drops it.
+    let Some(sim) = world.sim() else { return };
+    let mut config = world.memory_config(Size::mib(4));
+    config.groups.deadline_ms = 1;
+    let store = world.open(&config);
+    let state = checkpoint(1);
+    assert_eq!(attach(&store, group(1, 1)[0].0, &state), Ok(PutOutcome::Waiting));
+    sim.runtime.run_for(std::time::Duration::from_millis(10));
+    assert_eq!(put_group(&store, &group(1, 1)), Ok(PutOutcome::Stored));
+    assert_eq!(present_count(&store, &state), 0, "dropped at its deadline");
+    assert_eq!((store.stats().groups_dropped, store.stats().waiting_bytes), (1, 0));
 }
 
 pub fn attached_group_is_removed_with_its_base(world: &TestEnv) {

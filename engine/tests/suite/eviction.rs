@@ -128,6 +128,8 @@ pub fn full_index_refuses_puts(world: &TestEnv) {
     drop(pin);
     store_page(&store, 17, 100);
     assert_eq!(store.stats().objects, 16, "one left for it");
+    assert_eq!(put_group(&store, &group(50, 17)), Ok(PutOutcome::Refused));
+    assert_eq!(store.stats().objects, 16, "the index is too small for it, so none left");
 }
 
 fn gone_unless_constant(world: &TestEnv, store: &Store, n: u64) {

@@ -60,6 +60,7 @@ pub fn last_part_makes_a_page_visible(world: &TestEnv) {
         let expected =
             |n| Ok(if n == 3 { PutOutcome::Waiting } else { PutOutcome::AlreadyPresent });
         assert_eq!(again, (0..8).map(expected).collect::<Vec<_>>());
+        assert_eq!(store.stats().puts_present, 7 * 4 + 1, "each object that was put again");
     }
     flush(&store);
     let store = world.crash(store, &config);

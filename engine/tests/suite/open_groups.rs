@@ -124,6 +124,9 @@ pub fn standalone_object_counts_as_put_and_keeps_its_bytes(world: &TestEnv) {
             assert_eq!(begun.missing(), [page[0].0, page[2].0]);
             assert_eq!(put_into(&begun, &page[0]), Ok(PutOutcome::Waiting));
             assert_eq!(put_into(&begun, &page[1]), Ok(PutOutcome::AlreadyPresent));
+            let longer = (page[1].0, bytes(1, page[1].1.len() + 1));
+            let refused = put_into(&begun, &longer).map_err(|error| error.kind);
+            assert_eq!(refused, Err(ErrorKind::Invalid), "present with another length");
             assert_eq!(put_into(&begun, &page[2]), Ok(PutOutcome::Waiting));
             assert_eq!(commit(&begun), Ok(PutOutcome::Stored));
             drop(begun);

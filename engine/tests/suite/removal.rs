@@ -97,9 +97,10 @@ pub fn removal_of_a_member_removes_its_group(world: &TestEnv) {
         let mut config = config.clone();
         config.ssd.dirs = world.paths();
         let mut store = world.open(&config);
-        let (page, other) = (group(1, 5), group(2, 5));
-        assert_eq!(put_group(&store, &page), Ok(PutOutcome::Stored));
-        assert_eq!(put_group(&store, &other), Ok(PutOutcome::Stored));
+        let (page, other, third) = (group(1, 5), group(2, 5), group(3, 5));
+        for objects in [&page, &other, &third] {
+            assert_eq!(put_group(&store, objects), Ok(PutOutcome::Stored));
+        }
         if stage != "in memory" {
             flush(&store);
         }
@@ -107,6 +108,8 @@ pub fn removal_of_a_member_removes_its_group(world: &TestEnv) {
             store = world.reopen(store, &config);
         }
         assert_eq!(store.remove(&[page[3].0], Options::default()), Ok(1), "{stage}");
+        let members: Vec<_> = third.iter().map(|(key, _)| *key).collect();
+        assert_eq!(store.remove(&members, Options::default()), Ok(5), "{stage}");
         for (key, bytes) in &page {
             assert_absent(&world, &store, *key, bytes.len());
         }

@@ -122,7 +122,9 @@ pub(crate) fn admit(
     let standalone_members = match group_state {
         Err(error) => return AdmitOutcome::Done(Err(error)),
         Ok(GroupState::Present) => {
-            core.counters.puts_present += group.len() as u64;
+            // Those that an open group found present were counted then.
+            core.counters.puts_present +=
+                group.iter().filter(|o| o.length.is_some()).count() as u64;
             return AdmitOutcome::Done(Ok(PutOutcome::AlreadyPresent));
         }
         Ok(GroupState::New(standalone_members)) => standalone_members,
@@ -190,7 +192,7 @@ pub(crate) fn reserve_memory(
         QuotaRoom::Exceeded => return AdmitOutcome::OverQuota,
         QuotaRoom::Busy => return AdmitOutcome::NoMemory(quota::no_own_room(namespace)),
     }
-    core.pins.expire_due(|| shared.now());
+    core.expire_due(|| shared.now());
     let mut reserve = |core: &mut Core| group_memory::reserve_group(core, group, &mut reservation);
     let reserved = reserve(core) || {
         core.expire(shared.now());

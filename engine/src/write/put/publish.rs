@@ -132,6 +132,7 @@ fn publish_waiting(
     generation: Generation,
     frames: &mut Vec<FrameRef>,
 ) {
+    core.drop_expired_groups(shared.now());
     for attached in core.pending_groups.take_attached(keys) {
         // The objects that were present at its admission may have changed while it waited.
         if changed_member(shared, core, &attached.members, &attached.existing, generation).is_some()
@@ -427,8 +428,11 @@ fn remove_replaced(
 }
 
 /// Evict until the index has space for `entries` more entries; false if nothing more can be
-/// evicted.
+/// evicted, or if the index is too small.
 fn reserve_index_entries(core: &mut Core, entries: u64) -> bool {
+    if entries > core.index.capacity() {
+        return false;
+    }
     while core.index.len() + entries > core.index.capacity() {
         // Everywhere: a frame that is also on SSD would otherwise keep its entries, and all of DRAM
         // could be evicted without freeing one.
