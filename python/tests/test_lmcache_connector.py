@@ -44,10 +44,20 @@ stand_in("lmcache.v1.storage_backend")
 stand_in("lmcache.v1.storage_backend.connector")
 stand_in("lmcache.v1.storage_backend.connector.base_connector", RemoteConnector=RemoteConnector)
 
-from pagelith.identity import host  # noqa: E402
+from pagelith.identity import ModelError, host  # noqa: E402
 from pagelith.identity.host import no_engine  # noqa: E402
 from pagelith.lmcache import connector as module  # noqa: E402
 from pagelith.lmcache.connector import PREFIX, PagelithConnector  # noqa: E402
+
+
+def vllms_config(lora=None, prompt_embeds=False, **parallel):
+    model = types.SimpleNamespace(enable_prompt_embeds=prompt_embeds)
+    return types.SimpleNamespace(parallel_config=types.SimpleNamespace(**parallel), model_config=model, lora_config=lora)
+
+
+def engine_of(config):
+    """The modules of a vLLM worker with this configuration."""
+    return {"vllm.config": types.SimpleNamespace(get_current_vllm_config_or_none=lambda: config)}
 
 
 class Chunk:
@@ -96,7 +106,7 @@ class Case(unittest.TestCase):
         self.home = tempfile.TemporaryDirectory()
         self.addCleanup(self.home.cleanup)
 
-    def run_with(self, body, store=None, memory=None, **given):
+    def run_with(self, body, store=None, memory=None, lmcache=None, **given):
         """Run `body` with a connector, in its own event loop."""
         ssd = {"dirs": [os.path.join(self.home.name, "ssd")], "bytes": "64MiB", "segment_bytes": "4MiB"}
         store = {"dram": {"bytes": "16MiB"}, "index": {"max_objects": 1000}, "ssd": ssd} if store is None else store
@@ -104,7 +114,8 @@ class Case(unittest.TestCase):
         memory = types.SimpleNamespace(metadata=metadata, config=None, allocate=(memory or Memory()).allocate)
         given = {"revision": "weights-1", **given}
         extra = {**({PREFIX + "store": store} if store else {}), **{PREFIX + name: value for name, value in given.items()}, "not ours": 1, 7: "nor this"}
-        config = types.SimpleNamespace(extra_config=extra, remote_serde="naive")
+        own = {"use_layerwise": False, "enable_async_loading": True, **(lmcache or {})}
+        config = types.SimpleNamespace(extra_config=extra, remote_serde="naive", **own)
 
         async def run():
             connector = PagelithConnector(asyncio.get_running_loop(), memory, config)
@@ -152,6 +163,18 @@ class Connector(Case):
         self.assertEqual([chunk and bytes(chunk.byte_array) for chunk in got], [bytes(100), b"\1" * 100, None, None])
         self.assertEqual((memory.asked, [chunk.held for chunk in memory.given]), (3, [True, True]))
 
+    def test_asynchronous_load_ends_before_first_unread_chunk(self):
+        memory = Memory()
+
+        async def body(connector):
+            stored = await self.stored(connector)
+            connector.remove_sync(stored[2])
+            return await connector.batched_get_non_blocking("a lookup", stored)
+
+        got = self.run_with(body, memory=memory)
+        self.assertEqual([bytes(chunk.byte_array) for chunk in got], [bytes(100), b"\1" * 100])
+        self.assertEqual(sum(chunk.held for chunk in memory.given), 2)
+
     def test_failed_allocation_releases_the_others(self):
         memory = Memory()
 
@@ -174,8 +197,7 @@ class Connector(Case):
 
         def vllm(replica):
             # Another thread connects again, where the configuration is not set.
-            config = None if replica is None else types.SimpleNamespace(parallel_config=types.SimpleNamespace(data_parallel_index=replica))
-            return {"vllm.config": types.SimpleNamespace(get_current_vllm_config_or_none=lambda: config)}
+            return engine_of(None if replica is None else vllms_config(data_parallel_index=replica))
 
         def sglang(**ranks):
             return types.SimpleNamespace(
@@ -206,6 +228,25 @@ class Connector(Case):
             self.assertEqual(len(logs.output) - 1, lines)
             for line in logs.output[1:]:
                 self.assertRegex(line, '"kv_load_failure_policy": "recompute".*kv_load_failure_policy=fail$')
+
+    def assert_refused(self, error, words, engine=None, **lmcache):
+        async def body(connector):
+            self.fail("a connection was made")
+
+        with mock.patch.dict(sys.modules, engine_of(engine)), self.assertRaisesRegex(error, words):
+            self.run_with(body, lmcache=lmcache)
+        self.assertEqual(os.listdir(self.home.name), [])
+        self.assertEqual(host._identified, {})
+
+    def test_vllm_without_asynchronous_loading_is_refused(self):
+        self.assert_refused(ValueError, "'enable_async_loading' is false.*set enable_async_loading: true", vllms_config(), enable_async_loading=False)
+
+    def test_loading_by_layer_is_refused(self):
+        self.assert_refused(ValueError, "'use_layerwise' is true.*set use_layerwise: false", use_layerwise=True)
+
+    def test_vllm_with_bytes_that_keys_do_not_name_is_refused(self):
+        self.assert_refused(ModelError, "'lora_config' is set.*--enable-lora.*PagelithOffloadingConnector", vllms_config(lora=object()))
+        self.assert_refused(ModelError, "'enable_prompt_embeds' is true.*--enable-prompt-embeds", vllms_config(prompt_embeds=True))
 
     def test_settings_of_wrong_type_are_named_and_nothing_is_created(self):
         async def body(connector):

@@ -224,7 +224,7 @@ class Down(unittest.TestCase):
         for more in ({}, {"save_async": True}, {"load_async": False}):
             with self.subTest(more):
                 with self.assertLogs("pagelith.vllm") as logs:
-                    engine = vllm_engine.Engine({**self.given, **more}, events=True, engine=str(more))
+                    engine = vllm_engine.Engine({**self.given, **more}, events=True, engine=str(more), policy="fail")
                     self.addCleanup(engine.close)
                     for n in range(CALLS):
                         request = Request(f"request {n}", 2 * tokens, hashes(2, str(n)))

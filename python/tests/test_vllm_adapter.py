@@ -14,7 +14,7 @@ import unittest
 from unittest import mock
 
 from test_store import Process
-from vllm_stand_ins import KVConnectorRole, Locality, LookupResult, Medium, OffloadingEvent, model_config, vllm_config
+from vllm_stand_ins import KVConnectorRole, Locality, LookupResult, Medium, OffloadingEvent, Spec, model_config, vllm_config
 
 from pagelith.vllm import PagelithOffloadingConnector, PagelithTier  # noqa: E402
 from pagelith.vllm import tier as module  # noqa: E402
@@ -42,15 +42,15 @@ class Case(unittest.TestCase):
         self.memory = memoryview(bytearray(ROW * ROWS)).cast("B", (ROWS, ROW))
         self.job = 0
 
-    def tier(self, events=False, model="a/model", layers=("layer.0",), extra=None, **given):
+    def tier(self, events=False, model="a/model", layers=("layer.0",), extra=None, ranks=1, agnostic=True, replicated=False, canonical=False, **given):
         group = types.SimpleNamespace(group_id=0, tokens_per_block=16, layer_names=layers)
-        parallel = dict(tp_size=1, pp_size=1, pcp_size=1, dcp_size=1, data_parallel_index=0, is_parallelism_agnostic=True)
+        parallel = dict(tp_size=ranks, pp_size=1, pcp_size=1, dcp_size=1, data_parallel_index=0, is_parallelism_agnostic=agnostic)
         config = types.SimpleNamespace(
             model=types.SimpleNamespace(name=model, dtype="bf16"),
             cache=types.SimpleNamespace(tokens_per_hash=16, blocks_per_chunk=1),
             parallel=types.SimpleNamespace(**parallel),
             extra_config=told() if extra is None else extra,
-            groups=(group,), replicated_layout=False, canonical_layout=False, kv_cache_layout="NHD",
+            groups=(group,), replicated_layout=replicated, canonical_layout=canonical, kv_cache_layout="NHD",
         )
         spec = types.SimpleNamespace(config=config, kv_events_config=types.SimpleNamespace(enable_kv_cache_events=events))
         ssd = {"dirs": [os.path.join(self.home.name, "ssd")], "bytes": "128MiB", "segment_bytes": "4MiB"}
@@ -262,6 +262,25 @@ class Tier(Case):
             tier = self.tier(**other)
             self.assertEqual(tier.lookup(chunks[0], REQUEST), LookupResult.MISS, other)
             tier.shutdown()
+
+    def test_row_of_other_parallel_sizes_is_found_only_in_layout_without_them(self):
+        for n, (layout, found) in enumerate((
+            ({}, False), ({"canonical": True}, True), ({"replicated": True, "agnostic": False}, True), ({"canonical": True, "agnostic": False}, False),
+        )):  # fmt: skip
+            tier, chunks = self.tier(tenant=str(n), **layout), keys(1)
+            self.run_job(tier.submit_store, chunks, [0])
+            self.finished(tier)
+            tier.shutdown()
+            tier = self.tier(tenant=str(n), ranks=2, **layout)
+            self.assertEqual(tier.lookup(chunks[0], REQUEST), LookupResult.HIT if found else LookupResult.MISS, layout)
+            tier.shutdown()
+
+    def test_connector_without_prefix_caching_is_refused(self):
+        group = types.SimpleNamespace(kv_cache_spec=Spec(16, rswa_window=8))
+        config = vllm_config(cache={"enable_prefix_caching": False})
+        for role in KVConnectorRole:
+            with self.assertRaisesRegex(ValueError, "'enable_prefix_caching' is false.*cache group 0 has 'rswa_window' 8"):
+                PagelithOffloadingConnector(config, role, types.SimpleNamespace(kv_cache_groups=[group]))
 
     def other_models(self):
         """Identities of other models, and a missing one."""

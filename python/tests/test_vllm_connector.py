@@ -5,10 +5,12 @@ wherever the wheel is built. Tests under vLLM itself are in `python/clients/`.
 import logging
 import types
 import unittest
+from unittest import mock
 
 from vllm_engine import FULL, TOKENS, Case, hashes, window
 from vllm_stand_ins import Blocks, Output, Request, Spec
 
+from pagelith.vllm import PagelithConnector
 from pagelith.vllm.blocks import InPlace, pieces
 from pagelith.vllm.pools import Object
 
@@ -41,16 +43,16 @@ class Connector(Case):
     def test_last_token_is_computed_and_computed_blocks_are_not_looked_up(self):
         engine = self.filled(8)
         matched = engine.scheduler.get_num_new_matched_tokens
-        self.assertEqual(matched(Request("a", 8 * TOKENS, hashes(8)), 0), (7 * TOKENS, False))
-        self.assertEqual(matched(Request("b", 8 * TOKENS + 1, hashes(8)), 0), (8 * TOKENS, False))
-        self.assertEqual(matched(Request("c", 8 * TOKENS, hashes(8)), 3 * TOKENS), (4 * TOKENS, False))
+        self.assertEqual(matched(Request("a", 8 * TOKENS, hashes(8)), 0), (7 * TOKENS, True))
+        self.assertEqual(matched(Request("b", 8 * TOKENS + 1, hashes(8)), 0), (8 * TOKENS, True))
+        self.assertEqual(matched(Request("c", 8 * TOKENS, hashes(8)), 3 * TOKENS), (4 * TOKENS, True))
         self.assertEqual(matched(Request("d", 8 * TOKENS, hashes(8)), 7 * TOKENS), (0, False))
         self.assertEqual(matched(Request("e", 8 * TOKENS, hashes(8), skip_reading_prefix_cache=True), 0), (0, False))
         self.assertEqual(matched(Request("f", 8 * TOKENS, hashes(8, "another")), 0), (0, False))
 
     def test_failed_blocks_of_load_are_reported_and_are_misses(self):
         count = 2000
-        engine = self.filled(count, blocks=2 * count + 2)
+        engine = self.filled(count, blocks=2 * count + 2, **self.in_step())
         prompt, ids = hashes(count), list(range(count + 1, 2 * count + 1))
         request = Request("second", count * TOKENS + 1, prompt)
         self.assertEqual(engine.begin(request, ids), (count * TOKENS, False))
@@ -69,7 +71,7 @@ class Connector(Case):
         self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (4 * TOKENS, False))
 
     def test_late_block_is_a_miss_though_stored(self):
-        engine = self.filled(4)
+        engine = self.filled(4, **self.in_step())
         request, ids = Request("second", 4 * TOKENS + 1, hashes(4)), [10, 11, 12, 13, 14]
         engine.begin(request, ids)
         # No destination: an error of the call fails all of its objects.
@@ -84,7 +86,7 @@ class Connector(Case):
         self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (0, False))
 
     def test_blocks_computed_after_failed_block_are_not_stored(self):
-        engine = self.filled(4)
+        engine = self.filled(4, **self.in_step())
         prompt, ids = hashes(8), [10, 11, 12, 13, 14, 15, 16, 17]
         request = Request("second", 8 * TOKENS, prompt)
         self.assertEqual(engine.begin(request, ids), (4 * TOKENS, False))
@@ -154,8 +156,14 @@ class Connector(Case):
         engine.answer(another, [0, 31, 32], {})
         self.assertEqual(engine.store.exists(engine.keys(another.block_hashes)), [False, True, True])
 
+    def test_load_within_step_without_failing_policy_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "'load_async' is false.*'kv_load_failure_policy' is 'recompute'.*leave 'load_async' out"):
+            self.engine(extra=self.extra(load_async=False))
+        engine = self.filled(1, **self.in_step())
+        self.assertEqual(engine.begin(Request("second", TOKENS + 1, hashes(1)), [2, 3]), (TOKENS, False))
+
     def test_asynchronous_loads_are_reported_when_ended(self):
-        engine = self.filled(4, extra=self.extra(load_async=True), at_once=False)
+        engine = self.filled(4, at_once=False)
         request, ids = Request("second", 4 * TOKENS + 1, hashes(4)), [10, 11, 12, 13]
         self.assertEqual(engine.begin(request, ids), (4 * TOKENS, True))
         engine.store.remove(engine.keys(hashes(4)[2:3]))
@@ -181,7 +189,7 @@ class Connector(Case):
                 engine = self.engine(**other)
                 self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (0, False))
                 engine.close()
-        self.assertEqual(self.engine().scheduler.get_num_new_matched_tokens(request, 0), (2 * TOKENS, False))
+        self.assertEqual(self.engine().scheduler.get_num_new_matched_tokens(request, 0), (2 * TOKENS, True))
 
     def test_reset_clears_only_own_namespace(self):
         self.filled(2, model="another").close()
@@ -191,7 +199,25 @@ class Connector(Case):
         self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (0, False))
         engine.close()
         another = self.engine(model="another")
-        self.assertEqual(another.scheduler.get_num_new_matched_tokens(request, 0), (2 * TOKENS, False))
+        self.assertEqual(another.scheduler.get_num_new_matched_tokens(request, 0), (2 * TOKENS, True))
+
+    def test_reset_covers_step_in_progress(self):
+        engine, build = self.engine(), PagelithConnector.build_connector_meta
+
+        def reset_after(connector, output):
+            plan = build(connector, output)
+            self.assertTrue(connector.reset_cache())
+            return plan
+
+        ids, asked = [1, 2, 3], Request("second", 3 * TOKENS + 1, hashes(3))
+        with mock.patch.object(PagelithConnector, "build_connector_meta", reset_after):
+            engine.answer(Request("first", 3 * TOKENS, hashes(3)), ids, {1: 1, 2: 2, 3: 3})
+        self.assertEqual(engine.store.exists(engine.keys(hashes(3))), [True] * 3)
+        self.assertEqual(engine.scheduler.get_num_new_matched_tokens(asked, 0), (0, False))
+        engine.step(Output())
+        self.assertEqual(engine.store.exists(engine.keys(hashes(3))), [False] * 3)
+        engine.answer(Request("third", 3 * TOKENS, hashes(3)), ids, {1: 1, 2: 2, 3: 3})
+        self.assertEqual(engine.scheduler.get_num_new_matched_tokens(asked, 0), (3 * TOKENS, True))
 
     def test_roles_load_or_store(self):
         self.filled(2, role="kv_consumer").close()
@@ -200,7 +226,7 @@ class Connector(Case):
         self.assertEqual(producer.scheduler.get_num_new_matched_tokens(request, 0), (0, False))
         producer.close()
         consumer = self.engine(role="kv_consumer")
-        self.assertEqual(consumer.scheduler.get_num_new_matched_tokens(request, 0), (2 * TOKENS, False))
+        self.assertEqual(consumer.scheduler.get_num_new_matched_tokens(request, 0), (2 * TOKENS, True))
 
     def test_both_roles_share_store_until_closed(self):
         engine = self.filled(2)
@@ -232,6 +258,9 @@ class Connector(Case):
             ({"prefill_context": 2}, "'prefill_context_parallel_size' is 2.*--prefill-context-parallel-size 1"),
             ({"ranks": 2, "extra": {"attach": "unix:/x", "load_async": False}}, "'load_async' is false, but with 2 workers"),
             ({"specs": []}, "no cache groups"),
+            ({"prefix_caching": False}, "'enable_prefix_caching' is false.*--enable-prefix-caching"),
+            ({"specs": [Spec(TOKENS, non_causal=True)]}, "cache group 0 has 'non_causal' true.*without --kv-transfer-config"),
+            ({"specs": [FULL, Spec(TOKENS, rswa_window=8)]}, "cache group 1 has 'rswa_window' 8.*without --kv-transfer-config"),
             ({"specs": [Spec(TOKENS, "cross_attention")]}, "the kind 'cross_attention'.*PagelithTier"),
             ({"specs": [FULL, Spec(TOKENS, "sliding_window", TOKENS, prefix_cacheable=False)]}, "group 1 .*to no connector.*PagelithTier"),
             ({"specs": [FULL, FULL], "extra": self.extra(load_async=False)}, "'load_async' is false"),

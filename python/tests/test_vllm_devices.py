@@ -72,10 +72,10 @@ def run():
             self.assertEqual(engine.bytes(ids), patterns)
 
         def test_blocks_are_saved_and_loaded_in_order_with_computation(self):
-            for n, extra in enumerate([{}, {"load_async": True}, {"save_async": True}]):
+            for n, extra in enumerate([{}, {"load_async": False}, {"save_async": True}]):
                 for seed in range(1, 9):
                     driver.change(f"seed={seed}")
-                    engine = self.filled(4, extra=self.extra(**extra, revision=f"{n} {seed}"))
+                    engine = self.filled(4, extra=self.extra(**extra, revision=f"{n} {seed}"), policy="fail")
                     ids = [6, 7, 8, 9]
                     engine.workers[0]._work._saving.end()
                     self.zero(engine, ids)
@@ -108,7 +108,7 @@ def run():
         def test_each_stream_is_used_by_one_thread(self):
             from pagelith.vllm.blocks import OnDevice
 
-            for extra in ({}, {"load_async": True, "read_threads": 1}):
+            for extra in ({"load_async": False}, {"read_threads": 1}):
                 used, arguments = {}, OnDevice.call_arguments
 
                 def records(memory, after):
@@ -116,11 +116,11 @@ def run():
                     return arguments(memory, after)
 
                 with mock.patch.object(OnDevice, "call_arguments", records):
-                    engine = self.filled(3, extra=self.extra(**extra, save_async=True, revision=str(extra)), at_once=False)
+                    engine = self.filled(3, extra=self.extra(**extra, save_async=True, revision=str(extra)), at_once=False, policy="fail")
                     request = Request("second", 3 * TOKENS + 1, hashes(3))
                     engine.workers[0]._work._saving.end()
-                    self.assertEqual(engine.begin(request, [6, 7, 8, 9]), (3 * TOKENS, bool(extra)))
-                    engine.step(Output() if extra else engine.new(request, [6, 7, 8, 9], 3 * TOKENS))
+                    self.assertEqual(engine.begin(request, [6, 7, 8, 9]), (3 * TOKENS, "load_async" not in extra))
+                    engine.step(Output() if "load_async" not in extra else engine.new(request, [6, 7, 8, 9], 3 * TOKENS))
                     engine.close()
                 self.assertEqual([len(threads) for threads in used.values()], [1, 1])
 
@@ -227,7 +227,7 @@ def run():
 
         def test_load_that_cannot_be_known_to_have_ended_ends_the_engine(self):
             for load_async in (False, True):
-                engine = self.filled(3, extra=self.extra(load_async=load_async, revision=str(load_async)), at_once=False)
+                engine = self.filled(3, extra=self.extra(load_async=load_async, revision=str(load_async)), at_once=False, policy="fail")
                 memory = engine.workers[0]._work._save_memory
                 request = Request("second", 3 * TOKENS + 1, hashes(3))
                 self.assertEqual(engine.begin(request, [6, 7, 8, 9]), (3 * TOKENS, load_async))

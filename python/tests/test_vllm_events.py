@@ -7,7 +7,7 @@ import unittest
 from unittest import mock
 
 from vllm_engine import FULL, TOKENS, Case, hashes, window
-from vllm_stand_ins import BlockRemoved, BlockStored, Blocks, Request
+from vllm_stand_ins import BlockRemoved, BlockStored, Blocks, Output, Request
 
 HYBRID = (FULL, window(2 * TOKENS + 1), window(2 * TOKENS + 1))
 SMALL = {"store": {"dram": {"bytes": "1MiB"}, "index": {"max_objects": 20000}}}
@@ -130,6 +130,8 @@ class Events(Case):
         engine.scheduler.reset_cache()
         self.note(known, engine.scheduler.take_events())
         self.assertEqual(known[0], set())
+        # Pages of the step that may have been in progress are removed too.
+        engine.step(Output())
         self.store_pages(engine, hashes(1))
         self.note(known, engine.scheduler.take_events())
         self.assertEqual(known[0], set(hashes(1)))

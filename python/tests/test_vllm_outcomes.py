@@ -57,7 +57,7 @@ class ConnectorOutcomes(Case):
         return [worker._work._store for worker in engine.workers]
 
     def test_load_reports_each_block_and_failed_ones_are_misses(self):
-        engine = self.engine()
+        engine = self.engine(**self.in_step())
         (store,) = self.ending(engine)
         for n, ends in enumerate(combinations(3)):
             prompt, ids = hashes(3, str(ends)), [10, 11, 12, 13]

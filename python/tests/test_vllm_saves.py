@@ -123,7 +123,7 @@ class Saves(Case):
             engine.close()
 
     def test_blocks_are_saved_before_recomputation(self):
-        engine = self.slow()
+        engine = self.slow(**self.in_step(save_async=True))
         self.computed(engine, "early", [1, 2])
         engine.workers[0]._work._saving.end()
         request, ids = Request("first", 4 * TOKENS, hashes(4)), [11, 12, 13, 14]
@@ -169,10 +169,10 @@ class Saves(Case):
         # Pages stored since are found.
         self.computed(engine, "third", [4, 5, 6])
         engine.workers[0]._work._saving.end()
-        self.assertEqual(engine.scheduler.get_num_new_matched_tokens(asked, 0), (3 * TOKENS, False))
+        self.assertEqual(engine.scheduler.get_num_new_matched_tokens(asked, 0), (3 * TOKENS, True))
 
     def test_copy_memory_is_reused_after_save(self):
-        engine = self.slow()
+        engine = self.slow(**self.in_step(save_async=True))
         work = engine.workers[0]._work
         length = len(engine.caches[0][0].block(0))
         made = bytearray(2 * length)

@@ -147,6 +147,7 @@ class Engine:
             load_config=types.SimpleNamespace(load_format="auto", model_loader_extra_config={}, download_dir=None),
             cache_config=types.SimpleNamespace(
                 cache_dtype=get("cache_dtype", "auto"), prefix_caching_hash_algo="sha256", use_replayssm=get("replays", False),
+                enable_prefix_caching=get("prefix_caching", True),
                 kv_cache_dtype_skip_layers=get("skip_layers", []), mamba_cache_dtype=get("mamba_dtype", "auto"),
             ),
             lora_config=get("lora"),
@@ -230,6 +231,10 @@ class Case(unittest.TestCase):
         ssd = {"dirs": [os.path.join(self.home.name, "ssd")], "bytes": "128MiB", "segment_bytes": "4MiB"}
         store = {"dram": {"bytes": "32MiB"}, "index": {"max_objects": 20000}, "ssd": ssd}
         return {"store": store, **given}
+
+    def in_step(self, **given):
+        """For an engine whose loads end within their step."""
+        return {"extra": self.extra(load_async=False, **given), "policy": "fail"}
 
     def engine(self, extra=None, **different):
         engine = Engine(extra or self.extra(), **different)

@@ -45,7 +45,7 @@ def vllm_config(model=None, load=None, cache=None, **different):
     load = {"load_format": "auto", "model_loader_extra_config": {}, "download_dir": None, **(load or {})}
     caches = dict(
         cache_dtype="auto", kv_cache_dtype_skip_layers=[], mamba_cache_dtype="auto", mamba_ssm_cache_dtype="auto", block_size=16, num_gpu_blocks=None,
-        prefix_caching_hash_algo="sha256", gpu_memory_utilization=0.9,
+        prefix_caching_hash_algo="sha256", gpu_memory_utilization=0.9, enable_prefix_caching=True,
     )
     known = dict(
         model_config=model or model_config(), load_config=types.SimpleNamespace(**load), cache_config=types.SimpleNamespace(**{**caches, **(cache or {})}),
@@ -175,6 +175,8 @@ class Spec:
     mamba_cache_mode: str = "align"
     num_speculative_blocks: int = 0
     dcp_sharded: bool = False
+    non_causal: bool = False
+    rswa_window: int | None = None
 
 
 stand_in(

@@ -26,7 +26,7 @@ def no_engine() -> Now:
 def model_of_this_process() -> Callable[[], Now]:
     """A function that returns the current model, from vLLM's configuration or SGLang's. Without an
     engine it is unknown."""
-    config = _vllm_config()
+    config = vllm_config()
     if config is not None:
         from .vllm import identify
 
@@ -49,7 +49,7 @@ def model_of_this_process() -> Callable[[], Now]:
 def replica_of_this_process() -> int:
     """The index of this process's data-parallel replica; 0 without an engine."""
     global _replica
-    config = _vllm_config()
+    config = vllm_config()
     if config is not None:
         # vLLM's data_parallel_rank is 0 in each replica of a dense model.
         _replica = int(config.parallel_config.data_parallel_index)
@@ -58,10 +58,10 @@ def replica_of_this_process() -> int:
 
 def vllms_transfer() -> Any:
     """The `kv_transfer_config` of vLLM's configuration in this process; `None` without one."""
-    return getattr(_vllm_config(), "kv_transfer_config", None)
+    return getattr(vllm_config(), "kv_transfer_config", None)
 
 
-def _vllm_config() -> Any:
+def vllm_config() -> Any:
     """vLLM's configuration. It is set only while a worker starts."""
     module = sys.modules.get("vllm.config")
     getter = getattr(module, "get_current_vllm_config_or_none", None)

@@ -18,7 +18,7 @@ from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 import pagelith
 
 from ..identity import Identity, ModelError, admit
-from ..identity.host import model_of_this_process, replica_of_this_process, vllms_transfer
+from ..identity.host import model_of_this_process, replica_of_this_process, vllm_config, vllms_transfer
 from ..settings import StoreSettings, milliseconds
 from ..vllm.policy import warn_of_failed_loads
 
@@ -48,6 +48,29 @@ class _Names(NamedTuple):
     facts: pagelith.Key
 
 
+def _check(lmcache: Any, vllm: Any) -> None:
+    """Raise if LMCache would use a chunk that was not read, or if its keys do not contain something
+    on which the bytes under this engine depend."""
+    if lmcache.use_layerwise:
+        raise ValueError(
+            "pagelith: LMCache's 'use_layerwise' is true, but LMCache then reports a chunk with a missing layer as loaded: set use_layerwise: false"
+        )
+    if vllm is None:
+        return
+    if not lmcache.enable_async_loading:
+        raise ValueError(
+            "pagelith: LMCache's 'enable_async_loading' is false, but after a chunk that could not be read LMCache then stores those computed on it:"
+            " set enable_async_loading: true"
+        )
+    instead = "keys: start vLLM without {}, or use pagelith.vllm.PagelithOffloadingConnector"
+    if vllm.lora_config is not None:
+        raise ModelError(f"pagelith: vLLM's 'lora_config' is set, but LoRA adapters are not in LMCache's {instead.format('--enable-lora')}")
+    if vllm.model_config.enable_prompt_embeds:
+        raise ModelError(
+            f"pagelith: vLLM's 'enable_prompt_embeds' is true, but prompt embeddings are not in LMCache's {instead.format('--enable-prompt-embeds')}"
+        )
+
+
 class PagelithConnector(RemoteConnector):
     """An embedded store, or a store process, below LMCache's own memory."""
 
@@ -61,6 +84,9 @@ class PagelithConnector(RemoteConnector):
             ours.pop(name, None)
         where = "extra_config (remote_storage_plugin.pagelith.*)"
         self.settings = ConnectorSettings.read(where, ours)
+        # Before the model is identified: LMCache connects again where the engine's configuration is
+        # not set, and would be accepted then.
+        _check(config, vllm_config())
         self._model, self._where = model_of_this_process(), where
         admit(self._model().identity, self.settings.revision, where)
         warn_of_failed_loads(logger, vllms_transfer())

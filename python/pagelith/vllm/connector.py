@@ -59,11 +59,7 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
         self._pools = Pools.of(
             groups, self._kinds, getattr(kv_cache_config, "hash_block_size", None), parallel.decode_context_parallel_size
         )
-        # A worker reports a failed load only after the step, in which the others would have used
-        # their loaded blocks and stored the results.
-        apart = self._pools.by_request or parallel.world_size > 1
-        load_async = apart if self.settings.load_async is None else self.settings.load_async
-        self._threads = self.settings.read_threads if load_async else 0
+        self._threads = self.settings.read_threads if self.settings.load_async else 0
         events = vllm_config.kv_events_config
         has_events = events is not None and events.enable_kv_cache_events
         part = f"dp_{vllm_config.parallel_config.data_parallel_index}"

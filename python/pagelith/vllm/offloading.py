@@ -7,16 +7,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
 from ..identity.vllm import MODEL_KEY, identify
-from .settings import check_scales
+from .settings import check_caches
 
 
 class PagelithOffloadingConnector(OffloadingConnector):
     """vLLM's `OffloadingConnector`, with the model's identity added to its configuration."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        # In each role: vLLM may disable prefix caching in the workers' processes only.
+        check_caches(vllm_config, kv_cache_config.kv_cache_groups)
         if role == KVConnectorRole.SCHEDULER:
             # Only this role has tiers.
-            check_scales(vllm_config)
             transfer = vllm_config.kv_transfer_config
             model = identify(vllm_config, kv_cache_config)
             entry = {MODEL_KEY: {"facts": model.facts, "unknown": list(model.unknown)}}

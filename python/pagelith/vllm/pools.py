@@ -127,12 +127,16 @@ class Pools:
         return found
 
 
-def spec_of(group: Any) -> Any:
-    """A group's specification. Workers have one per layer if layers differ; the first represents
-    all."""
+def specs_of(group: Any) -> list[Any]:
+    """A group's specifications. Workers have one per layer if layers differ."""
     spec = group.kv_cache_spec
     layers = getattr(spec, "kv_cache_specs", None)
-    return next(iter(layers.values())) if layers else spec
+    return list(layers.values()) if layers else [spec]
+
+
+def spec_of(group: Any) -> Any:
+    """A group's specification; the first represents all."""
+    return specs_of(group)[0]
 
 
 def tokens_of(group: Any, context: int) -> int:

@@ -55,8 +55,7 @@ class Scheduler:
         self._looked_up: dict[str, int] = {}
         self._tracked: dict[str, _Tracked] = {}
         self._plan = Plan()
-        # With saves on threads: number of resets, and whether saves from before the last one may
-        # still be in progress.
+        # Number of resets, and whether saves from before the last one may still be in progress.
         self._resets, self._resetting = 0, False
         # Creates the listener for events, once the key templates are known.
         self._make_listener = make_listener
@@ -217,9 +216,8 @@ class Scheduler:
     def clear(self) -> bool:
         """Make all objects in these namespaces invisible, for every server that shares them; other
         namespaces are unchanged."""
-        if self._settings.save_async:
-            # Nothing is found until no worker has a save in progress from before.
-            self._resets, self._resetting = self._resets + 1, True
+        # Nothing is found until no worker has a step or save in progress from before.
+        self._resets, self._resetting = self._resets + 1, True
         return self._clear()
 
     def _clear(self) -> bool:

@@ -7,7 +7,7 @@ from math import lcm
 from typing import Any
 
 from ..settings import PoolSettings, milliseconds, number, of_type, threads
-from .pools import LAST, STATE, WHOLE, spec_of
+from .pools import LAST, STATE, WHOLE, spec_of, specs_of
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,9 @@ class ConnectorSettings(PoolSettings):
 
     # Longest lookup; the scheduler waits for each.
     exists_timeout_ms: int = milliseconds(100)
-    # Load on threads, concurrently with other requests. Default: only where vLLM requires it to
-    # handle failed loads.
-    load_async: bool | None = of_type(bool, "true or false", None)
+    # Load on threads, concurrently with other requests. vLLM recomputes a failed load correctly
+    # only then: a load within a step may leave tokens of the next one, computed on its blocks.
+    load_async: bool = of_type(bool, "true or false", True)
     read_threads: int = threads(2)
     # Save on a thread, concurrently with the next step.
     save_async: bool = of_type(bool, "true or false", False)
@@ -48,7 +48,13 @@ def check(settings: ConnectorSettings, config: Any, cache_config: Any, kinds: Se
             f"'prefill_context_parallel_size' is {parallel.prefill_context_parallel_size}: it is unknown which rank has which tokens of a block;"
             " pass --prefill-context-parallel-size 1"
         )
-    if settings.load_async is False and parallel.world_size > 1:
+    policy = config.kv_transfer_config.kv_load_failure_policy
+    if not settings.load_async and policy != "fail":
+        problems.append(
+            f"'load_async' is false and 'kv_load_failure_policy' is {policy!r}, but vLLM recomputes failed loads correctly only if they are"
+            " asynchronous: leave 'load_async' out"
+        )
+    if not settings.load_async and parallel.world_size > 1:
         problems.append(
             f"'load_async' is false, but with {parallel.world_size} workers a failed load on one invalidates the results of the others in that step:"
             " leave it out"
@@ -69,7 +75,7 @@ def check(settings: ConnectorSettings, config: Any, cache_config: Any, kinds: Se
     for at, group in enumerate(groups):
         if not getattr(group, "enable_kv_transfer", True) or not getattr(spec_of(group), "prefix_cacheable", True):
             problems.append(f"vLLM gives cache group {at} to no connector, and this connector restores all groups or none: {tier}")
-    if settings.load_async is False and (len(groups) > 1 or any(kind in LAST + STATE for kind in kinds)):
+    if not settings.load_async and (len(groups) > 1 or any(kind in LAST + STATE for kind in kinds)):
         problems.append(
             "'load_async' is false, but for a model with windows, states or several cache groups vLLM handles failed loads only if they are asynchronous:"
             " leave it out"
@@ -82,18 +88,33 @@ def check(settings: ConnectorSettings, config: Any, cache_config: Any, kinds: Se
         )
     if settings.locality not in (None, "LOCAL", "REMOTE"):
         problems.append(f"'locality' must be \"LOCAL\" or \"REMOTE\", not {settings.locality!r}")
-    problems += _of_scales(config)
+    problems += _of_caches(config, groups)
     if problems:
         raise ValueError("PagelithConnector: " + "; ".join(problems))
 
 
-def check_scales(config: Any) -> None:
-    """The check for a configuration without Pagelith's connector."""
-    for problem in _of_scales(config):
-        raise ValueError(f"pagelith: {problem}")
+def check_caches(config: Any, groups: Sequence[Any]) -> None:
+    """The check for vLLM's offloading connector."""
+    problems = list(_of_caches(config, groups))
+    if problems:
+        raise ValueError("PagelithOffloadingConnector: " + "; ".join(problems))
 
 
-def _of_scales(config: Any) -> Iterator[str]:
+def _of_caches(config: Any, groups: Sequence[Any]) -> Iterator[str]:
+    """Problems with caches whose blocks depend on more than their hashes."""
+    without = "start vLLM without --kv-transfer-config"
+    if not config.cache_config.enable_prefix_caching:
+        yield (
+            "'enable_prefix_caching' is false, and block hashes then may not contain a prompt's images: pass --enable-prefix-caching, or if vLLM's log"
+            f" says that it disabled prefix caching for this model, {without}"
+        )
+    for at, group in enumerate(groups):
+        specs = specs_of(group)
+        if any(getattr(spec, "non_causal", False) for spec in specs):
+            yield f"cache group {at} has 'non_causal' true: its blocks depend on tokens after them, which no key contains; {without}"
+        lengths = [length for spec in specs if (length := getattr(spec, "rswa_window", None)) is not None]
+        if lengths:
+            yield f"cache group {at} has 'rswa_window' {lengths[0]}: its blocks depend on the end of the prompt, which no key contains; {without}"
     if getattr(config.cache_config, "calculate_kv_scales", False):
         yield "'calculate_kv_scales' computes scales per process, which no key can contain; disable it"
 

@@ -1,9 +1,9 @@
 """Tracks vLLM's blocks whose bytes must not be stored.
 
-A step with a failed load runs all the same, and vLLM recomputes its results afterwards. Until then
-the block that failed, and all blocks computed after it, hold bytes that do not match their hashes.
-The first put of an object wins, so storing one such block would return wrong bytes for as long as
-it is stored. A block is valid again once it was read, or recomputed after valid blocks.
+With `load_async` false, a step with a failed load runs all the same. Until vLLM has ended the
+request, the block that failed, and all blocks computed after it, hold bytes that do not match their
+hashes. The first put of an object wins, so storing one such block would return wrong bytes for as
+long as it is stored. A block is valid again once it was read, or recomputed after valid blocks.
 
 This applies to models with one group that needs the whole prefix. With other groups vLLM runs no
 step over failed loads.

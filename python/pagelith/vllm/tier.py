@@ -312,7 +312,8 @@ def _namespace(settings: Settings, config: Any, row_bytes: int, model: Identity)
         ("canonical", str(config.canonical_layout)),
         *((f"group:{group.group_id}", f"{group.tokens_per_block} {','.join(group.layer_names)}") for group in config.groups),
     ]
-    if not (parallel.is_parallelism_agnostic or config.replicated_layout):
+    # Only in these layouts the bytes of a row have the same order with other sizes.
+    if not (config.replicated_layout or (config.canonical_layout and parallel.is_parallelism_agnostic)):
         sizes = (parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size)
         extra.append(("parallel", "tp{} pp{} pcp{} dcp{}".format(*sizes)))
     return pagelith.Namespace(
