@@ -3,7 +3,7 @@
 //! write ends.
 
 use std::fs::{File, TryLockError};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -96,6 +96,8 @@ impl Files {
             .read(true)
             .write(true)
             .create_new(true)
+            // As the store's own: other users must not read pages.
+            .mode(0o600)
             .open(path)
             .with_context(context)?;
         if let Err(TryLockError::WouldBlock) = file.try_lock() {
@@ -166,6 +168,8 @@ pub(crate) use tests::stop_after;
 mod tests {
     use std::cell::Cell;
 
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     thread_local! {
@@ -193,6 +197,8 @@ mod tests {
         let mut files = Files::lock(&[], None).unwrap_or_else(|p| panic!("held {p:?}"));
         assert!(files.write(&path, 0, &[1]).is_err(), "a write needs the lock");
         files.resize(&path, 8192).unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "for the owner only");
         files.write(&path, 4096, &[7; 4096]).unwrap();
         files.zero(&path, 4096, 100).unwrap();
         files.sync(&path).unwrap();
