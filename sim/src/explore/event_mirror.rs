@@ -28,15 +28,10 @@ pub(super) struct EventMirror {
 impl EventMirror {
     /// Where an object is.
     pub(super) fn tiers_of(&mut self, key: &ObjectKey) -> &mut ObjectTiers {
-        let empty = self.was_cleared(key);
+        let empty = self.empty.contains(&key.namespace());
         self.objects
             .entry(*key)
             .or_insert(ObjectTiers { memory: false, ssd: empty.then_some(false) })
-    }
-
-    /// Whether the object's namespace was cleared since the open.
-    pub(super) fn was_cleared(&self, key: &ObjectKey) -> bool {
-        self.empty.contains(&key.namespace())
     }
 
     /// Applies an event; false if it contradicts earlier ones.

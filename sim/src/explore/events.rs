@@ -58,11 +58,7 @@ impl Run<'_> {
     ) {
         // An attached object is visible only with its base.
         let hidden = !exists && base_of(oid).next().is_some();
-        // If an older version of a manifest block was taken at the open, a clear may raise a
-        // generation that was used before, and objects of that generation return without an event.
-        let returned =
-            exists && self.event_mirror.was_cleared(&key(oid)) && self.oracle.may_removed_return();
-        if expected.is_some_and(|expected| expected != exists) && !hidden && !returned {
+        if expected.is_some_and(|expected| expected != exists) && !hidden {
             self.report(
                 FindingKind::Wrong,
                 format!("lookup and events differ exists={exists} events={expected:?} oid={oid}"),

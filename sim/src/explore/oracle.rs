@@ -434,11 +434,6 @@ impl Oracle {
         o.versions.iter().any(|v| v.dead >= start || self.removed_may_return)
     }
 
-    /// Whether a fault may have undone a removal or a clear since the store was made.
-    pub fn may_removed_return(&self) -> bool {
-        self.removed_may_return
-    }
-
     /// Whether a remove or clear of it began at `start` or later.
     pub fn was_taken_since(&self, oid: ObjectId, start: u32) -> bool {
         self.objects[usize::from(oid)].taken >= start
