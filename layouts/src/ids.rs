@@ -27,8 +27,8 @@ number_ids! {
     /// Position of a put or remove among all of the store, from 1. A copy made by reclaim keeps its
     /// sequence.
     Sequence(u64) as "sequence";
-    /// Counter of a namespace, from 1; a clear raises it, which makes all older objects invisible
-    /// for ever.
+    /// Counter of a namespace, from 1. A clear raises it above the store's last sequence, which
+    /// makes all older objects invisible for ever.
     Generation(u64) as "generation";
     /// Identifier of a group of any kind, unique in a store: the sequence of its put or remove. A
     /// field `base_group` has the same type but contains a hash, by which an attached group names

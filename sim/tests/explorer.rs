@@ -47,8 +47,8 @@ fn seeds_with_faults() {
 #[test]
 fn seeds_that_found_bugs_stay_clean() {
     for seed in [
-        227, 8_297, 13_342, 16_629, 35_348, 46_783, 48_987, 51_515, 52_387, 59_391, 64_210, 67_647,
-        79_917, 81_005, 86_181, 91_985,
+        227, 8_297, 13_342, 16_629, 35_348, 43_445, 46_783, 48_987, 51_515, 52_387, 59_391, 64_210,
+        67_647, 79_917, 81_005, 86_181, 91_985,
     ] {
         let plan = ExplorePlan::of_seed(seed, 5000, FaultChoice::Mixed, false);
         let (_, findings) = explore(&plan);

@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use pagelith_layouts::checkpoint::{CheckpointEntry, CheckpointFacts};
 use pagelith_layouts::checksum::{FINGERPRINT_KEY_BYTES, fingerprint};
 use pagelith_layouts::footer::FooterEntry;
-use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId};
+use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId, Sequence};
 use pagelith_layouts::record::{GroupKind, RecordKind};
 use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::ssd::recover::RecoverySink;
@@ -235,6 +235,7 @@ impl RecoveryCollector {
         }
         for (namespace, generation) in self.generations {
             core.visibility.set_generation(namespace, generation);
+            core.begin_sequences_at(Sequence(generation.0));
         }
         Ok(())
     }
@@ -323,7 +324,7 @@ impl RecoverySink for RecoveryCollector {
 
 #[cfg(test)]
 mod tests {
-    use pagelith_layouts::ids::{PrefixHash, SegmentOrder, Sequence, StoreId};
+    use pagelith_layouts::ids::{PrefixHash, SegmentOrder, StoreId};
     use pagelith_layouts::key::{ObjectKey, Role};
     use pagelith_layouts::shard::Shard;
 

@@ -14,6 +14,8 @@ use crate::memory::index::{Entry, SsdLocation};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Visibility {
     generations: Arc<HashMap<NamespaceId, Generation>>,
+    /// The generation that the last clear since the open replaced.
+    cleared: Arc<HashMap<NamespaceId, Generation>>,
     records: HashSet<(u32, u16)>,
     segments: BTreeSet<SegmentId>,
     /// The whole SSD tier is hidden.
@@ -32,10 +34,22 @@ impl Visibility {
         &self.generations
     }
 
+    /// The generation that the last clear of a namespace since the open replaced.
+    pub fn cleared_generation(&self, namespace: NamespaceId) -> Option<Generation> {
+        self.cleared.get(&namespace).copied()
+    }
+
     /// Set the generation of a namespace.
     pub fn set_generation(&mut self, namespace: NamespaceId, generation: Generation) {
         Arc::make_mut(&mut self.generations).insert(namespace, generation);
         self.changes += 1;
+    }
+
+    /// Replace the generation of a namespace that is cleared.
+    pub fn clear(&mut self, namespace: NamespaceId, generation: Generation) {
+        let replaced = self.generation(namespace);
+        Arc::make_mut(&mut self.cleared).insert(namespace, replaced);
+        self.set_generation(namespace, generation);
     }
 
     /// Hide the record at this location until its segment is reused. One of its objects could not

@@ -4,7 +4,6 @@
 //! object counts under exactly one cause, and a race or a forgotten departure makes that cause less
 //! precise, never the sum.
 
-use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
 
 use crate::api::outcome::MissCause;
@@ -64,10 +63,9 @@ impl<'a> AbsenceFinder<'a> {
         if let Some(departure) = departed.find(fingerprint) {
             return Absence::Departed(departure);
         }
-        let generation = snapshot.visibility.generation(key.namespace());
-        if generation > Generation::FIRST {
+        if let Some(cleared) = snapshot.visibility.cleared_generation(key.namespace()) {
             // A clear leaves objects on SSD in the index, and notes those that DRAM had.
-            let before = shared.fingerprint(key, Generation(generation.0 - 1));
+            let before = shared.fingerprint(key, cleared);
             if snapshot.entries(before).next().is_some() || departed.find(before).is_some() {
                 return Absence::Departed(Departure::Removed);
             }

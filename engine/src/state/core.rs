@@ -87,8 +87,8 @@ impl Core {
     /// Raise a namespace's generation: its objects become unreachable. The caller must record it in
     /// the manifest.
     pub fn clear(&mut self, namespace: NamespaceId) -> Generation {
-        let generation = Generation(self.generation(namespace).0 + 1);
-        self.visibility.set_generation(namespace, generation);
+        let generation = self.next_generation(namespace);
+        self.visibility.clear(namespace, generation);
         self.clear_pending_groups(namespace);
         let in_namespace = |f: &Frame| !f.is_dead() && f.data.namespace == namespace;
         let frames: Vec<_> =
@@ -99,6 +99,20 @@ impl Core {
         self.tenants.cleared(namespace);
         self.events.note(|| Event::Cleared { namespace });
         generation
+    }
+
+    /// A generation that no object in DRAM or on SSD has, even if an earlier clear was undone
+    /// because the manifest lost it. A record's sequence is never below its generation, and an open
+    /// begins above the sequences of all records.
+    fn next_generation(&mut self, namespace: NamespaceId) -> Generation {
+        self.begin_sequences_at(Sequence(self.generation(namespace).0));
+        self.next_sequence();
+        Generation(self.sequence.0)
+    }
+
+    /// Assign no sequence number below this one.
+    pub fn begin_sequences_at(&mut self, least: Sequence) {
+        self.sequence = self.sequence.max(least);
     }
 
     /// The next sequence number.

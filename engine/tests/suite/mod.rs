@@ -163,6 +163,7 @@ macro_rules! for_all_behaviours {
             removal::clear_affects_one_namespace,
             removal::cleared_object_stays_absent_after_a_crash,
             removal::cleared_object_stays_absent_after_close,
+            removal::clear_holds_after_an_undone_one,
             removal::object_put_again_after_clear_survives,
             tombstones::tombstones_survive_reclaim_under_fifo,
             tombstones::tombstones_survive_reclaim_under_recency,

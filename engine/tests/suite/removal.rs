@@ -183,6 +183,34 @@ pub fn cleared_object_stays_absent_after_close(world: &TestEnv) {
     only_b_is_present(world, &store);
 }
 
+/// Both copies of the manifest lose a clear. The next one, on a healthy drive, must not make the
+/// objects visible that were put between the two.
+pub fn clear_holds_after_an_undone_one(world: &TestEnv) {
+    const MANIFESTS: [&str; 2] = ["manifest.0", "manifest.1"];
+    // Superblock, and the incarnations of fewer than 126 segments.
+    const CLEARS_AT: usize = 2 * 4096;
+    let config = world.config();
+    let store = world.open(&config);
+    fill_two_namespaces(&store);
+    clear(&store);
+    store.close().expect("closed");
+    let before = MANIFESTS.map(|name| world.read(0, name).split_off(CLEARS_AT));
+    let store = world.open(&config);
+    clear(&store);
+    let key = key_in(namespace("a"), 7, "k");
+    assert_eq!(put(&store, key, &bytes(7, LEN)), Ok(PutOutcome::Stored));
+    store.close().expect("closed");
+    for (name, clears) in MANIFESTS.iter().zip(before) {
+        world.write(0, name, CLEARS_AT as u64, &clears);
+    }
+    let store = world.open(&config);
+    clear(&store);
+    assert_absent(world, &store, key, LEN);
+    let store = world.reopen(store, &config);
+    assert_absent(world, &store, key, LEN);
+    only_b_is_present(world, &store);
+}
+
 pub fn object_put_again_after_clear_survives(world: &TestEnv) {
     let config = world.config();
     let store = world.open(&config);
