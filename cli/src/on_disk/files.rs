@@ -49,7 +49,10 @@ impl Files {
 
     /// Write `bytes` at an offset. Durable after [`Files::sync`].
     pub(crate) fn write(&self, path: &Path, offset: u64, bytes: &[u8]) -> anyhow::Result<()> {
-        let written = self.file(path)?.write_all_at(bytes, offset);
+        let file = self.file(path)?;
+        #[cfg(test)]
+        tests::refuse(path, offset)?;
+        let written = file.write_all_at(bytes, offset);
         written.with_context(|| format!("cannot write offset={offset} file={}", path.display()))
     }
 
@@ -162,11 +165,11 @@ fn sync_dir(path: &Path) -> anyhow::Result<()> {
 }
 
 #[cfg(test)]
-pub(crate) use tests::stop_after;
+pub(crate) use tests::{refuse_writes_at, stop_after};
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
+    use std::cell::{Cell, RefCell};
 
     use std::os::unix::fs::PermissionsExt;
 
@@ -174,6 +177,23 @@ mod tests {
 
     thread_local! {
         static STEPS: Cell<Option<u32>> = const { Cell::new(None) };
+        static REFUSED: RefCell<Option<(PathBuf, u64)>> = const { RefCell::new(None) };
+    }
+
+    /// Refuse writes of this thread at this offset of a file, as a device with a bad sector does.
+    pub(crate) fn refuse_writes_at(place: Option<(PathBuf, u64)>) {
+        REFUSED.set(place);
+    }
+
+    pub(super) fn refuse(path: &Path, offset: u64) -> anyhow::Result<()> {
+        let refused =
+            REFUSED.with_borrow(|r| r.as_ref().is_some_and(|(p, at)| p == path && *at == offset));
+        match refused {
+            true => {
+                bail!("cannot write offset={offset} file={}: refused by a test", path.display())
+            }
+            false => Ok(()),
+        }
     }
 
     /// Let only this number of further steps (writes, syncs, creations, removals) of this thread

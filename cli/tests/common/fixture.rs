@@ -38,12 +38,17 @@ pub struct Fixture {
 impl Fixture {
     /// An empty store in these directories.
     pub fn new(dirs: &[&Path]) -> Fixture {
+        Fixture::with_segments(dirs, SEGMENTS)
+    }
+
+    /// As [`Fixture::new`], with this number of segments.
+    pub fn with_segments(dirs: &[&Path], count: u32) -> Fixture {
         let superblock = Superblock {
             segment_bytes: SEGMENT_BYTES,
             capacity_bytes: 8 << 20,
-            checkpoint_bytes: checkpoint::file_bytes(SEGMENTS.into(), OBJECTS_MAX),
+            checkpoint_bytes: checkpoint::file_bytes(count.into(), OBJECTS_MAX),
             objects_max: OBJECTS_MAX,
-            segment_count: SEGMENTS,
+            segment_count: count,
             dir_count: dirs.len() as u32,
             block_bytes: BLOCK_BYTES,
             namespaces_max: NAMESPACES_MAX,
@@ -53,7 +58,7 @@ impl Fixture {
         let dirs: Vec<PathBuf> = dirs.iter().map(|d| d.to_path_buf()).collect();
         for (i, dir) in dirs.iter().enumerate() {
             std::fs::create_dir_all(dir).unwrap();
-            let segments = (SEGMENTS as usize - i).div_ceil(dirs.len()) as u64;
+            let segments = (count as usize - i).div_ceil(dirs.len()) as u64;
             let file = File::create(dir.join(names::SEGMENTS)).unwrap();
             file.set_len(segments * SEGMENT_BYTES).unwrap();
         }

@@ -3,13 +3,15 @@
 //! The order of the writes; each step is durable before the next:
 //! 1. make the manifest copies equal, without any change of content, so that either may be lost
 //!    from here on;
-//! 2. raise the incarnations of dropped segments, which only hides objects, also from checkpoints;
+//! 2. raise the incarnations of dropped segments, which only hides objects, also from checkpoints.
+//!    The newest is last: it is why the older ones are dropped, and a resumed repair must find it;
 //! 3. replace checkpoints that are damaged or have entries of a segment to be rewritten by empty
 //!    ones;
 //! 4. correct the lengths of files, and zero head and footer of dropped segments;
-//! 5. zero damaged payload, then replace damaged headers by tombstones, then write heads and
-//!    footers. Until then a footer that lists a dropped record leads to a miss, and a torn footer
-//!    to a scan.
+//! 5. zero damaged payload, then write heads and footers of segments without an intact footer, then
+//!    replace headers by tombstones, then write the other heads and footers. So at any moment a
+//!    resumed repair has the keys of a damaged record from its header or from the footer. A footer
+//!    that lists a dropped record leads to a miss.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -40,7 +42,7 @@ pub(super) fn repair(
     let (drops, rewrites) = plans(disk, &metadata, options, report);
     let mut repairer = Repairer { disk, files, report, manifest: metadata.manifest.clone() };
     repairer.sync_manifest_copies()?;
-    repairer.raise_incarnations(&drops)?;
+    repairer.hide_segments(&drops)?;
     for which in 0..2 {
         let path = disk.checkpoint_path(which);
         let resized = metadata.lengths.iter().any(|(p, ..)| *p == path);
@@ -100,9 +102,8 @@ fn plans(
             RepairPlan::Drop(reason) => _ = drops.insert(id, reason),
         }
     }
-    let order =
-        |id: SegmentId| metadata.manifest.segment(id).map_or(SegmentOrder(0), |(_, order)| order);
-    let Some(newest) = drops.keys().max_by_key(|id| order(**id)).copied() else {
+    let order = |id: SegmentId| order_of(&metadata.manifest, id);
+    let Some(newest) = newest(&metadata.manifest, &drops) else {
         return (drops, rewrites);
     };
     if options.keep {
@@ -119,6 +120,15 @@ fn plans(
         }
     }
     (drops, rewrites)
+}
+
+fn order_of(manifest: &Manifest, id: SegmentId) -> SegmentOrder {
+    manifest.segment(id).map_or(SegmentOrder(0), |(_, order)| order)
+}
+
+/// The newest of the segments to drop.
+fn newest(manifest: &Manifest, drops: &Drops) -> Option<SegmentId> {
+    drops.keys().max_by_key(|id| order_of(manifest, **id)).copied()
 }
 
 /// The loss by a repair: dropped segments, segments in use, and readable objects in the dropped
@@ -176,21 +186,25 @@ impl Repairer<'_> {
         Ok(())
     }
 
-    /// Raise the incarnations of dropped segments.
-    fn raise_incarnations(&mut self, drops: &Drops) -> anyhow::Result<()> {
+    /// Hide the objects of dropped segments.
+    fn hide_segments(&mut self, drops: &Drops) -> anyhow::Result<()> {
+        let newest = newest(&self.manifest, drops);
+        self.raise_incarnations(drops.iter().filter(|(id, _)| Some(**id) != newest))?;
+        self.raise_incarnations(drops.iter().filter(|(id, _)| Some(**id) == newest))
+    }
+
+    /// Raise the incarnations of these segments. They keep their order: a segment that the next
+    /// repair drops again must not make it drop younger ones.
+    fn raise_incarnations<'d>(
+        &mut self,
+        drops: impl Iterator<Item = (&'d SegmentId, &'d String)>,
+    ) -> anyhow::Result<()> {
         let before = self.manifest.copy();
-        let ids = (0..self.manifest.superblock().segment_count).map(SegmentId);
-        let mut order = ids
-            .filter_map(|id| self.manifest.segment(id))
-            .map(|(_, order)| order.0)
-            .max()
-            .unwrap_or(0);
         for (id, reason) in drops {
-            let (known, _) = self.manifest.segment(*id).unwrap_or_default();
+            let (known, order) = self.manifest.segment(*id).unwrap_or_default();
             let seen = survey(self.disk, self.manifest.superblock(), self.manifest.store(), *id);
-            order += 1;
             let next = Incarnation(known.max(seen.incarnation).0.saturating_add(1));
-            self.manifest.set_segment(*id, next, SegmentOrder(order));
+            self.manifest.set_segment(*id, next, order);
             let (path, _) = self.disk.segment_location(*id, self.manifest.superblock());
             let mut repair = Repair::new("segment is dropped", reason, &path).of(*id);
             repair.objects = if seen.incarnation == known { seen.members } else { 0 };
@@ -221,45 +235,70 @@ impl Repairer<'_> {
         self.disk.segment_location(id, self.manifest.superblock())
     }
 
+    /// Zero head and footer of dropped segments. Their objects are hidden already, so a device that
+    /// refuses is only a warning.
     fn wipe_segments(&mut self, drops: &Drops) -> anyhow::Result<()> {
         let bytes = self.manifest.superblock().segment_bytes;
         let mut touched = BTreeSet::new();
         for id in drops.keys() {
             let (path, at) = self.location(*id);
-            self.files.zero(&path, at, ALIGN)?;
-            self.files.zero(&path, at + bytes - ALIGN, ALIGN)?;
+            for offset in [at, at + bytes - ALIGN] {
+                if let Err(error) = self.files.zero(&path, offset, ALIGN) {
+                    self.report.warn(format!("{error:#}"));
+                }
+            }
             touched.insert(path);
         }
         touched.iter().try_for_each(|path| self.files.sync(path))
     }
 
     fn rewrite_segments(&mut self, rewrites: BTreeMap<SegmentId, Rewrite>) -> anyhow::Result<()> {
-        let paths: BTreeSet<PathBuf> = rewrites.keys().map(|id| self.location(*id).0).collect();
+        let sync = |repairer: &Self| {
+            let paths: BTreeSet<_> = rewrites.keys().map(|id| repairer.location(*id).0).collect();
+            paths.iter().try_for_each(|path| repairer.files.sync(path))
+        };
+        let mut zeroed = Vec::new();
         for (id, rewrite) in &rewrites {
             let (path, at) = self.location(*id);
             for (range, header) in &rewrite.records {
                 let from = range.start + header.len() as u64;
-                self.files.zero(&path, at + from, range.end - from)?;
+                match self.files.zero(&path, at + from, range.end - from) {
+                    Ok(()) => zeroed.push((path.clone(), at + range.start, header)),
+                    // The payload must not be scanned for records, so the header stays. The footer
+                    // will not list its objects.
+                    Err(error) => self.report.warn(format!("{error:#}")),
+                }
             }
         }
-        paths.iter().try_for_each(|path| self.files.sync(path))?;
+        sync(self)?;
+        self.write_ends(rewrites.iter().filter(|(_, rewrite)| !rewrite.sealed))?;
+        for (path, at, header) in zeroed {
+            self.files.write(&path, at, header)?;
+        }
+        sync(self)?;
+        self.write_ends(rewrites.iter().filter(|(_, rewrite)| rewrite.sealed))?;
         for (id, rewrite) in &rewrites {
-            let (path, at) = self.location(*id);
-            for (range, header) in &rewrite.records {
-                self.files.write(&path, at + range.start, header)?;
-            }
+            self.report_rewrite(*id, &self.location(*id).0, rewrite);
         }
-        paths.iter().try_for_each(|path| self.files.sync(path))?;
+        Ok(())
+    }
+
+    /// Write heads and footers, durably.
+    fn write_ends<'r>(
+        &self,
+        rewrites: impl Iterator<Item = (&'r SegmentId, &'r Rewrite)>,
+    ) -> anyhow::Result<()> {
         let bytes = self.manifest.superblock().segment_bytes;
+        let mut paths = BTreeSet::new();
         for (id, rewrite) in rewrites {
-            let (path, at) = self.location(id);
+            let (path, at) = self.location(*id);
             if let Some(head) = &rewrite.head {
                 self.files.write(&path, at, head)?;
             }
             if let Some(footer) = &rewrite.footer {
                 self.files.write(&path, at + bytes - footer.len() as u64, footer)?;
             }
-            self.report_rewrite(id, &path, &rewrite);
+            paths.insert(path);
         }
         paths.iter().try_for_each(|path| self.files.sync(path))
     }

@@ -11,11 +11,16 @@ mod fixture;
 
 use std::path::Path;
 
+use pagelith_layouts::footer::{self, FooterFacts};
+use pagelith_layouts::ids::{Incarnation, SegmentId, SegmentOrder, Sequence};
+use pagelith_layouts::manifest::{self, Manifest};
 use pagelith_layouts::record::RecordKind;
+use pagelith_layouts::segment::SegmentIdentity;
 
 use self::filled_store::{FilledStore, PAGES, SEGMENT_BYTES, is_present, key};
+use self::fixture::Fixture;
 use super::{RepairOptions, repair};
-use crate::on_disk::files::stop_after;
+use crate::on_disk::files::{refuse_writes_at, stop_after};
 
 const DROP: RepairOptions = RepairOptions {
     keep: false,
@@ -37,6 +42,16 @@ fn damage_in_place(f: &FilledStore) {
     let removal =
         all.into_iter().find(|r| r.kind == RecordKind::Tombstones && r.segment != ids[2]).unwrap();
     f.flip(removal.segment, removal.offset + 200);
+}
+
+/// Damaged payloads in a segment without an intact footer.
+fn damage_records_and_footer(f: &FilledStore) {
+    let id = f.segments()[2];
+    let records = f.records(id);
+    let data = records.iter().filter(|r| r.kind == RecordKind::Data);
+    // Not the last: what follows a half replaced record must not count as lost.
+    data.take(2).for_each(|r| f.flip(id, r.offset + 4096 + 5));
+    f.flip(id, SEGMENT_BYTES - 4);
 }
 
 /// Damage that may include lost removals, so that older objects are dropped.
@@ -128,4 +143,96 @@ fn interrupted_repair_of_possible_lost_removals_is_resumed() {
 #[test]
 fn interrupted_rebuild_of_the_manifest_is_resumed() {
     interrupt_at_every_step(true, damage_manifest, RepairOptions { keep: true, ..DROP }, true);
+}
+
+#[test]
+fn interrupted_repair_of_records_without_footer_is_resumed() {
+    interrupt_at_every_step(false, damage_records_and_footer, DROP, false);
+    interrupt_at_every_step(false, damage_records_and_footer, DROP, true);
+}
+
+/// The segment with an object, and the younger one with its removal, whose content is lost. Their
+/// facts are in different blocks of the manifest.
+const OBJECT: u32 = 128;
+const REMOVAL: u32 = 1;
+const YOUNGER: u32 = 2;
+
+fn lost_removal(dir: &Path) -> Fixture {
+    let mut f = Fixture::with_segments(&[dir], 130);
+    f.segment(OBJECT, 1, 1, 1, true);
+    f.removal(REMOVAL, 2);
+    f.segment(YOUNGER, 1, 3, 1, true);
+    f.flip(REMOVAL, 4096 + 200);
+    f.flip(REMOVAL, fixture::SEGMENT_BYTES - 60);
+    f
+}
+
+fn manifest_of(f: &Fixture) -> Manifest {
+    let copies = [0, 1].map(|copy| std::fs::read(f.manifest_path(copy)).unwrap());
+    manifest::decode([&copies[0], &copies[1]]).unwrap().0
+}
+
+fn incarnation(f: &Fixture, id: u32) -> u64 {
+    manifest_of(f).segment(SegmentId(id)).unwrap().0.0
+}
+
+#[test]
+fn interrupted_drop_of_segments_in_several_manifest_blocks_is_resumed() {
+    for steps in 0.. {
+        let dir = tempfile::tempdir().unwrap();
+        let f = lost_removal(dir.path());
+        stop_after(Some(steps));
+        let ended = repair(&f.dirs, DROP);
+        stop_after(None);
+        repair(&f.dirs, DROP).unwrap_or_else(|e| panic!("steps={steps}: {e:#}"));
+        assert!(incarnation(&f, OBJECT) > 1, "the removed object returned steps={steps}");
+        assert_eq!(incarnation(&f, YOUNGER), 1, "steps={steps}");
+        if ended.is_ok() {
+            assert!(steps > 10, "steps={steps}");
+            break;
+        }
+    }
+}
+
+/// A segment that is damaged again after it was dropped is not younger than it was.
+#[test]
+fn segment_dropped_twice_does_not_drop_younger_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let f = lost_removal(dir.path());
+    repair(&f.dirs, DROP).unwrap();
+    let (incarnation_now, order) = manifest_of(&f).segment(SegmentId(REMOVAL)).unwrap();
+    let facts = FooterFacts {
+        identity: SegmentIdentity {
+            store: fixture::STORE,
+            segment: SegmentId(REMOVAL),
+            incarnation: incarnation_now,
+        },
+        order,
+        min_sequence: Sequence(u64::MAX),
+        max_sequence: Sequence(0),
+        data_end: 8192,
+    };
+    let footer = footer::encode(&facts, &[]);
+    f.write(REMOVAL, fixture::SEGMENT_BYTES - footer.len() as u64, &footer);
+    f.flip(REMOVAL, fixture::SEGMENT_BYTES - footer.len() as u64);
+    repair(&f.dirs, DROP).unwrap();
+    assert_eq!((incarnation_now, order), (Incarnation(2), SegmentOrder(2)));
+    assert_eq!(incarnation(&f, REMOVAL), 3, "dropped again");
+    assert_eq!(incarnation(&f, YOUNGER), 1, "the younger one is kept");
+}
+
+/// A device that refuses to write the head of a dropped segment.
+#[test]
+fn refused_wipe_of_a_dropped_segment_is_a_warning() {
+    let dir = tempfile::tempdir().unwrap();
+    let f = lost_removal(dir.path());
+    let (path, at) = f.location(REMOVAL);
+    refuse_writes_at(Some((path.clone(), at)));
+    let report = repair(&f.dirs, DROP);
+    refuse_writes_at(None);
+    let report = report.unwrap();
+    assert!(
+        report.warnings[0].contains(&format!("cannot write offset={at} file={}", path.display()))
+    );
+    assert_eq!(incarnation(&f, OBJECT), 2, "the others are still dropped");
 }

@@ -31,8 +31,10 @@ pub(super) enum RepairPlan {
 /// The parts of a segment to rewrite.
 #[derive(Default)]
 pub(super) struct Rewrite {
+    /// The segment has an intact footer.
+    pub(super) sealed: bool,
     pub(super) head: Option<Vec<u8>>,
-    /// Damaged records: the byte range in the segment, and the replacing header (empty: none).
+    /// Damaged records: the byte range in the segment, and the bytes that replace the header.
     pub(super) records: Vec<(std::ops::Range<u64>, Vec<u8>)>,
     pub(super) footer: Option<Vec<u8>>,
     /// Dropped objects.
@@ -51,7 +53,8 @@ pub(super) fn plan(
     covered: bool,
     mark_end: Option<u64>,
 ) -> RepairPlan {
-    let mut planner = Planner { disk, superblock, segment, mark_end, rewrite: Rewrite::default() };
+    let rewrite = Rewrite { sealed: segment.is_sealed(), ..Rewrite::default() };
+    let mut planner = Planner { disk, superblock, segment, mark_end, rewrite };
     let decided = match &segment.footer {
         Footer::Sealed { facts, entries } => planner.sealed(facts, entries),
         // The next open handles writes that no sync covered.
@@ -86,9 +89,12 @@ impl Planner<'_> {
     fn sealed(&mut self, facts: &FooterFacts, entries: &[FooterEntry]) -> Result<(), UnknownLoss> {
         self.head()?;
         let mut kept = Vec::new();
+        let (disk, superblock, identity) = (self.disk, self.superblock, self.segment.identity);
+        let mut read = |at: u64, buf: &mut [u8]| {
+            disk.read_segment(identity.segment, superblock, at, buf).is_ok()
+        };
         for record in entries.chunk_by(|a, b| a.record_sector == b.record_sector) {
-            let state = check_record(self.disk, self.superblock, self.segment, record);
-            match state.map_err(|e| format!("{e:#}"))? {
+            match check_record(&mut read, identity, record) {
                 RecordState::Intact => kept.extend_from_slice(record),
                 RecordState::Damaged => self.replace(record, &mut kept)?,
                 RecordState::Different => {
@@ -192,6 +198,9 @@ impl Planner<'_> {
         let first = &entries[0];
         let from = u64::from(first.record_sector) * ALIGN;
         let range = from..from + u64::from(first.record_sectors) * ALIGN;
+        let payloads = entries.iter().filter(|e| e.payload_sector > 0).map(|e| e.payload_sector);
+        let header_sectors = payloads.min().unwrap_or(u32::MAX).min(first.record_sectors);
+        let header_bytes = (u64::from(header_sectors) * ALIGN) as usize;
         let removals = first.kind == RecordKind::Tombstones as u8;
         if removals {
             self.rewrite.removals += entries.len() as u64;
@@ -201,7 +210,7 @@ impl Planner<'_> {
         // No older object exists before the first sequence, so no tombstone is needed.
         let Some(sequence) = first.sequence.checked_sub(u64::from(!removals)).filter(|s| *s > 0)
         else {
-            self.rewrite.records.push((range, Vec::new()));
+            self.rewrite.records.push((range, vec![0; header_bytes]));
             return Ok(());
         };
         let group = if removals { first.group } else { sequence };
@@ -223,10 +232,11 @@ impl Planner<'_> {
             entries.iter().map(|e| MemberSpec { key: e.key, length: 0, checksums: &[] }).collect();
         let header =
             record::encode(&facts, &gone).filter(|h| h.len() as u64 <= range.end - range.start);
-        let header = header
+        let mut header = header
             .ok_or_else(|| format!("no tombstones fit in place of a record offset={from}"))?;
         let written = Record::decode(&header).map_err(|e| e.to_string())?;
         kept.extend(footer::entries_of(&written));
+        header.resize(header.len().max(header_bytes), 0);
         self.rewrite.records.push((range, header));
         Ok(())
     }
