@@ -13,6 +13,7 @@ mod bench;
 mod client_limits;
 mod content;
 mod doctor;
+mod end_signals;
 mod exit;
 mod generated;
 mod http;

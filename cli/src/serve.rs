@@ -31,9 +31,9 @@ use pagelith::transport::rdma::host::RdmaHost;
 use pagelith::transport::rights::Rights;
 use pagelith::transport::socket::{AdmissionResult, ListenConfig, Listener, Socket, SocketLink};
 use pagelith::{FlushReport, Options, Store};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::client_limits::{self, ClientFlags, ClientMemory};
+use crate::end_signals::end_signals;
 use crate::exit::RunStatus;
 use crate::http::{Http, ServeState};
 use crate::output::{log, never_block_on_the_log, out};
@@ -102,7 +102,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<RunStatus> {
     let descriptors = ClientFlags::descriptors();
     // A client may truncate its memory while the server reads it.
     pagelith::io::shm::handle_truncation_sigbus().context("cannot take SIGBUS")?;
-    for signal in signals() {
+    for signal in end_signals() {
         signal_hook::flag::register(signal, stop.clone()).context("cannot take signals")?;
     }
     let admission = match &args.keys {
@@ -196,22 +196,6 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<RunStatus> {
         }
         None => Ok(RunStatus::Clean),
     }
-}
-
-/// The signals that close the store and end the process. SIGHUP only if it is not ignored, as under
-/// `nohup`.
-fn signals() -> Vec<i32> {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mut signals = vec![SIGTERM, SIGINT];
-    signals.extend((!is_ignored(SIGHUP, &status)).then_some(SIGHUP));
-    signals
-}
-
-/// Whether the process of this `/proc/PID/status` ignores a signal.
-fn is_ignored(signal: i32, status: &str) -> bool {
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-    ignored >> (signal - 1) & 1 == 1
 }
 
 /// Serve clients until `stop` is set. Returns even if one of their threads panics. Calls under
@@ -388,13 +372,6 @@ fn serve_client(store: &Store, link: Box<dyn Link>, staging: StagingPool, stop: 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn signal_in_the_ignore_mask_is_ignored() {
-        let status = |mask: &str| format!("Name:\tx\nSigBlk:\t0000000000000001\nSigIgn:\t{mask}\n");
-        assert!(is_ignored(SIGHUP, &status("0000000000001001")));
-        assert!(!is_ignored(SIGHUP, &status("0000000000001002")) && !is_ignored(SIGHUP, ""));
-    }
 
     #[test]
     fn panic_of_a_thread_ends_only_that_thread() {

@@ -9,10 +9,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
+use crate::end_signals::end_signals;
 use crate::output::log;
 
 /// A temporary directory, created on demand. It is removed with its content when the value is
@@ -98,7 +98,7 @@ fn remove_stale(prefix: &str) {
 
 /// Remove the directory when a signal arrives, before the signal ends the process.
 fn remove_on_signals(path: PathBuf) -> io::Result<()> {
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+    let mut signals = Signals::new(end_signals())?;
     std::thread::Builder::new().name("pagelith-signals".to_owned()).spawn(move || {
         for signal in signals.forever() {
             // Starts again if a file is created meanwhile.

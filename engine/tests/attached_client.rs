@@ -431,6 +431,22 @@ fn client_receives_events_since_its_first_read() {
     assert_eq!(take(100), Events { events: vec![stored(9)], lost: 0 });
 }
 
+/// The caller looks up its objects again after a loss. Then it must not apply older events.
+#[test]
+fn events_before_a_loss_are_counted_as_lost() {
+    let process = Process::at(&anywhere(), 1);
+    let client = process.client(WAIT_MAX);
+    let take = |most| client.take_events(most, Options::default()).expect("answered");
+    assert_eq!(take(1), Events::default());
+    (1..4).for_each(|page| assert_eq!(put(&client, page), Ok(PutOutcome::Stored)));
+    let first = Event::Stored { tier: Tier::Memory, key: key(1), new: true };
+    assert_eq!(take(1), Events { events: vec![first], lost: 0 });
+    let address = process.address.clone();
+    drop(process);
+    let _again = Process::at(&address, 2);
+    assert_eq!(take(100), Events { events: Vec::new(), lost: 3 });
+}
+
 #[test]
 fn events_of_unreadable_namespaces_are_skipped() {
     let own = NamespaceId([5; 16]);

@@ -23,6 +23,17 @@ pub(crate) struct EventCursor {
     lost: u64,
 }
 
+impl EventCursor {
+    /// Count lost events. The caller looks up again what it wants to know, so events from before
+    /// are lost too: applied afterwards, they would be out of order.
+    fn lose(&mut self, events: u64) {
+        if events > 0 {
+            self.lost += events + self.queued.len() as u64;
+            self.queued.clear();
+        }
+    }
+}
+
 impl Client {
     /// The events of the store since the last call, at most `most`. The first call starts the
     /// stream and returns none. Only events of namespaces that this client may read are returned. A
@@ -35,23 +46,22 @@ impl Client {
     /// `Incompatible` if the store keeps no events (its setting `events.max`) or is of a version
     /// without events; `Unavailable` if it cannot be reached.
     pub fn take_events(&self, most: usize, options: Options) -> Result<Events> {
-        let deadline = self.call_options(&options).deadline;
+        let call = self.split_call(options);
         let mut cursor = self.event_cursor.lock().unwrap_or_else(PoisonError::into_inner);
         while cursor.queued.len() < most {
             let from = cursor.position.map_or(0, |(_, from)| from);
-            let options = Options { timeout: Some(deadline.since(self.clock.now())), ..options };
             let (ControlReply::Events(page), instance) =
-                self.control(&RequestBody::Events(from), &options)?
+                self.control(&RequestBody::Events(from), &call.next(0))?
             else {
                 return Err(no_link());
             };
             if cursor.position.is_some_and(|(before, _)| before != instance) {
                 // The numbers are of another process; so are the events of this page.
                 cursor.position = None;
-                cursor.lost += 1;
+                cursor.lose(1);
             } else {
                 cursor.position = Some((instance, page.next));
-                cursor.lost += page.lost;
+                cursor.lose(page.lost);
                 cursor.queued.extend(page.events);
                 // The store skips events that the client may not read, so more events may follow an
                 // empty page.
@@ -59,7 +69,7 @@ impl Client {
                     break;
                 }
             }
-            if self.clock.now() >= deadline {
+            if call.is_late() {
                 break;
             }
         }

@@ -5,6 +5,7 @@ use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::request::RequestBody;
 
 use super::Client;
+use super::split_call::SplitCall;
 use crate::api::error::Result;
 use crate::api::hits;
 use crate::api::hits::{PagesFound, PagesQuery};
@@ -31,11 +32,11 @@ impl Client {
 
     /// The number of `keys` in the store before the first that is not.
     pub fn exists_prefix(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
+        let call = self.split_call(options);
         let mut present = 0;
         for chunk in keys.chunks(PREFIX_KEYS_MAX) {
-            let depth = options.depth.saturating_add(u32::try_from(present).unwrap_or(u32::MAX));
-            let options = Options { depth, ..options };
-            let found = self.number(&RequestBody::ExistsPrefix(List::of(chunk)), &options)?;
+            let ask = RequestBody::ExistsPrefix(List::of(chunk));
+            let found = self.number(&ask, &call.next(present))?;
             let found = usize::try_from(found).map_or(chunk.len(), |found| found.min(chunk.len()));
             present += found;
             if found < chunk.len() {
@@ -48,22 +49,23 @@ impl Client {
     /// As `Store::exists_groups`, but the pools are looked up one after the other, so
     /// objects may appear or disappear between two of them.
     pub fn exists_groups(&self, query: &PagesQuery<'_>, options: Options) -> Result<PagesFound> {
-        hits::exists_groups_by(&mut RemoteLookup { attached: self, options }, query)
+        let call = self.split_call(options);
+        hits::exists_groups_by(&mut RemoteLookup { attached: self, call }, query)
     }
 }
 
 /// Lookups over a link.
 struct RemoteLookup<'a> {
     attached: &'a Client,
-    options: Options,
+    call: SplitCall<'a>,
 }
 
 impl hits::KeyLookup for RemoteLookup<'_> {
     fn prefix(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<usize> {
-        self.attached.exists_prefix(&keys.collect::<Vec<_>>(), self.options)
+        self.attached.exists_prefix(&keys.collect::<Vec<_>>(), self.call.next(0))
     }
 
     fn exists(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<Vec<bool>> {
-        self.attached.exists_batch(&keys.collect::<Vec<_>>(), self.options)
+        self.attached.exists_batch(&keys.collect::<Vec<_>>(), self.call.next(0))
     }
 }

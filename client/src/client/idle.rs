@@ -56,7 +56,7 @@ impl IdleConnections {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::atomic::AtomicU64;
     use std::sync::atomic::Ordering::Relaxed;
 
@@ -70,7 +70,7 @@ mod tests {
 
     /// A clock that the test moves, in seconds.
     #[derive(Default)]
-    struct TestClock(AtomicU64);
+    pub struct TestClock(pub AtomicU64);
 
     impl Clock for TestClock {
         fn now(&self) -> Mono {
@@ -78,7 +78,8 @@ mod tests {
         }
     }
 
-    struct Down;
+    /// A store that cannot be reached.
+    pub struct Down;
 
     impl Dial for Down {
         fn begin(&self) -> Result<Box<dyn Dialing>, LinkError> {

@@ -25,6 +25,7 @@ mod pin;
 mod put;
 mod rdma_memory;
 mod session;
+mod split_call;
 mod unflushed_puts;
 mod view;
 

@@ -127,7 +127,7 @@ impl Client {
     /// `Invalid` if `duration` is more than a day; otherwise as [`Client::pin`].
     pub fn lease(&self, keys: &[ObjectKey], duration: Duration, options: Options) -> Result<usize> {
         let ms = whole_ms(duration);
-        self.sum(keys, &options, |chunk| RequestBody::Lease(ms, chunk))
+        self.sum(keys, options, |chunk| RequestBody::Lease(ms, chunk))
     }
 
     /// As `Store::hint`. Retained objects count within the bounds of the client's leases. Of a
@@ -149,19 +149,20 @@ impl Client {
             }
             Hint::Demote | Hint::Retain(_) | Hint::Priority(_) => keys,
         };
-        self.sum(keys, &options, |chunk| RequestBody::Hint(number, chunk))
+        self.sum(keys, options, |chunk| RequestBody::Hint(number, chunk))
     }
 
     /// Send a request for each piece of `keys`, and sum up the numbers of objects in the replies.
     fn sum(
         &self,
         keys: &[ObjectKey],
-        options: &Options,
+        options: Options,
         ask: impl Fn(List<'_, ObjectKey>) -> RequestBody<'_>,
     ) -> Result<usize> {
+        let call = self.split_call(options);
         let mut sum = 0;
-        for chunk in keys.chunks(KEYS_MAX) {
-            let number = self.number(&ask(List::of(chunk)), options)?;
+        for (at, chunk) in (0..).step_by(KEYS_MAX).zip(keys.chunks(KEYS_MAX)) {
+            let number = self.number(&ask(List::of(chunk)), &call.next(at))?;
             sum += usize::try_from(number).map_or(chunk.len(), |number| number.min(chunk.len()));
         }
         Ok(sum)
@@ -171,14 +172,8 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::exists_batch`]; `Incompatible` if the store is of a version without prefetch.
+    #[expect(clippy::redundant_closure, reason = "the variant itself is of one lifetime only")]
     pub fn prefetch(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
-        let mut total = 0;
-        for (at, chunk) in (0..).step_by(KEYS_MAX).zip(keys.chunks(KEYS_MAX)) {
-            let options = Options { depth: options.depth.saturating_add(at), ..options };
-            let accepted = self.number(&RequestBody::Prefetch(List::of(chunk)), &options)?;
-            total +=
-                usize::try_from(accepted).map_or(chunk.len(), |accepted| accepted.min(chunk.len()));
-        }
-        Ok(total)
+        self.sum(keys, options, |chunk| RequestBody::Prefetch(chunk))
     }
 }
