@@ -182,6 +182,9 @@ class VllmModels(unittest.TestCase):
         )
         identities += [identify(configs[0], group(**fields)) for fields in groups]
         identities.append(identify(configs[0], sizes=True))
+        for partition in ("11,11,10", "10,11,11"):
+            with mock.patch.dict(os.environ, {"VLLM_PP_LAYER_PARTITION": partition}):
+                identities.append(identify(configs[0], sizes=True))
         for name, value in (("__version__", "0.34.0"), ("platforms", types.SimpleNamespace(current_platform=mock.Mock(device_type="rocm")))):
             with mock.patch.object(sys.modules["vllm"], name, value, create=True), mock.patch.dict(
                 sys.modules, {"vllm.platforms": value} if name == "platforms" else {}

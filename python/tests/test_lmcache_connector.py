@@ -114,7 +114,7 @@ class Case(unittest.TestCase):
         memory = types.SimpleNamespace(metadata=metadata, config=None, allocate=(memory or Memory()).allocate)
         given = {"revision": "weights-1", **given}
         extra = {**({PREFIX + "store": store} if store else {}), **{PREFIX + name: value for name, value in given.items()}, "not ours": 1, 7: "nor this"}
-        own = {"use_layerwise": False, "enable_async_loading": True, **(lmcache or {})}
+        own = {"use_layerwise": False, "enable_async_loading": True, "pre_caching_hash_algorithm": "sha256_cbor", **(lmcache or {})}
         config = types.SimpleNamespace(extra_config=extra, remote_serde="naive", **own)
 
         async def run():
@@ -240,6 +240,15 @@ class Connector(Case):
 
     def test_vllm_without_asynchronous_loading_is_refused(self):
         self.assert_refused(ValueError, "'enable_async_loading' is false.*set enable_async_loading: true", vllms_config(), enable_async_loading=False)
+
+    def test_hash_that_differs_in_each_process_is_refused(self):
+        for seed in ({}, {"PYTHONHASHSEED": "random"}):
+            with mock.patch.dict(os.environ, seed):
+                if not seed:
+                    os.environ.pop("PYTHONHASHSEED", None)
+                self.assert_refused(ValueError, "'builtin'.*set pre_caching_hash_algorithm: sha256_cbor", vllms_config(), pre_caching_hash_algorithm="builtin")
+        with mock.patch.dict(os.environ, {"PYTHONHASHSEED": "0"}):
+            self.assert_refused(ValueError, "'enable_async_loading'", vllms_config(), pre_caching_hash_algorithm="builtin", enable_async_loading=False)
 
     def test_loading_by_layer_is_refused(self):
         self.assert_refused(ValueError, "'use_layerwise' is true.*set use_layerwise: false", use_layerwise=True)

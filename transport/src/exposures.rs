@@ -4,7 +4,9 @@
 //! - Each byte of an exposed range is received once, in order, so `accepted <= len`. The range is
 //!   complete when `accepted == len` and no READ into it is in flight. The memory leaves this
 //!   table in the same step: bytes that arrive later match no range.
-//! - A range of a cancelled operation stays in this table while a device may write to it.
+//! - A range of a cancelled operation stays in this table while a device may write to it. Until
+//!   then nothing is exposed for another operation of that number, so the end of a READ belongs to
+//!   the range that it was begun for.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSliceMut;
@@ -78,6 +80,7 @@ impl Exposures {
         let len = parts.iter().map(|part| part.len() as u64).sum();
         let refused = self.room() == 0
             || len == 0
+            || self.holds(key.0)
             || self.overlaps(key, len)
             || parts.iter().any(|part| !part.is_exclusive());
         if refused {

@@ -110,6 +110,17 @@ impl FrameSink<'_> {
         }
     }
 
+    /// A request has arrived: its number must be free, also of READs for a cancelled operation.
+    pub fn check_number(&self, op: OpId) -> Result<(), LinkError> {
+        match self.exposures.holds(op) {
+            true => Err(LinkError::violation(format_args!(
+                "a request has the number of a cancelled operation whose memory is still read op={}",
+                op.0
+            ))),
+            false => Ok(()),
+        }
+    }
+
     /// An outcome has arrived: the peer's device writes nothing more for its operation.
     pub fn end_remote_access(&mut self, op: OpId) {
         if let Some(client) = self.data.as_deref_mut().and_then(DataPlane::client) {

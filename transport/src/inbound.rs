@@ -367,8 +367,10 @@ impl FrameReader {
                 return Ok(ReadState::Placed { facts: *facts, placed });
             }
             _ => {
-                if facts.kind == FrameKind::Outcome {
-                    sink.end_remote_access(facts.op);
+                match facts.kind {
+                    FrameKind::Outcome => sink.end_remote_access(facts.op),
+                    FrameKind::Request => sink.check_number(facts.op)?,
+                    _ => {}
                 }
                 sink.counts.frames_in += 1;
                 sink.events.push(LinkEvent::Frame(frame(body)));

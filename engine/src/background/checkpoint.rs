@@ -169,12 +169,17 @@ impl Checkpointer {
         if !c.writer.wants_entries() || c.sync_requested {
             return false;
         }
+        let to = (c.cursor + core.index.walk_piece()).min(homes);
+        // The sync must cover the replacements of durable objects: the checkpoint does not list
+        // those, and keeps the next open from reading their segments.
+        if to == homes && !core.replaced_segments().is_empty() {
+            return false;
+        }
         let Some(ssd) = core.ssd.as_ref() else { return false };
         // The purge goes first: entries that it has not reached must not be copied.
         if !ssd.purges.is_empty() {
             return false;
         }
-        let to = (c.cursor + core.index.walk_piece()).min(homes);
         let (mut entries, mut broken) = (Vec::new(), Vec::new());
         core.index.visit_homes(c.cursor, to, |visited| {
             // A link is written with its object.
@@ -237,7 +242,7 @@ impl Checkpointer {
         let finished = if ok { finish(c) } else { Ok(()) };
         match finished {
             Ok(()) if ok => {}
-            Ok(()) => self.give_up(cx),
+            Ok(()) => self.keep_older(cx),
             Err(fault) => self.failed(cx, &fault),
         }
     }
@@ -263,8 +268,7 @@ impl Checkpointer {
     fn forget_partial(&mut self, cx: &mut LogContext) -> bool {
         let partial = self.current.as_ref().is_some_and(Checkpoint::copies);
         if partial {
-            self.give_up(cx);
-            self.serial += 1;
+            self.keep_older(cx);
             if let Some(ssd) = cx.shared.lock().ssd.as_mut() {
                 ssd.withdrawn_records = None;
             }
@@ -275,16 +279,15 @@ impl Checkpointer {
     /// The older checkpoint stays valid; open will replay more footers.
     fn failed(&mut self, cx: &mut LogContext, fault: &IoFault) {
         tracing::warn!(%fault, "checkpoint failed, the older one stays valid; check the drive");
-        if self.current.is_some() {
-            self.give_up(cx);
-            // The next checkpoint reuses this file, and does not overwrite the older one.
-            self.serial += 1;
-        }
+        self.keep_older(cx);
         cx.shared.lock().counters.checkpoint_failures += 1;
     }
 
-    fn give_up(&mut self, cx: &mut LogContext) {
+    /// Give up the checkpoint that is being written, if any. The next one reuses its file, and does
+    /// not overwrite the older one.
+    fn keep_older(&mut self, cx: &mut LogContext) {
         if let Some(c) = self.current.take() {
+            self.serial += 1;
             self.checkpoint_ended(cx, c.serial, c.leaves_out);
         }
     }

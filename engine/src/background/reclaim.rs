@@ -21,12 +21,11 @@ use std::time::Duration;
 
 use pagelith_io::clock::Mono;
 use pagelith_io::disk::Completion;
-use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::footer::{self, FooterEntry};
 use pagelith_layouts::ids::{NamespaceId, SegmentId};
 use pagelith_layouts::segment::SegmentIdentity;
 use pagelith_mutants::{self as mutant, Mutant};
-use pagelith_tiers::policy::free_segments_min;
+use pagelith_tiers::policy::{SegmentFacts, free_segments_min};
 use pagelith_tiers::ssd::segments::SegmentState;
 
 use self::contents::{Contents, Member};
@@ -163,6 +162,7 @@ impl Reclaimer {
             index_full && (entries < self.index_full.entries || refused != self.index_full.refused);
         let now = shared.now();
         self.deferred.retain(|_, deferred| deferred.until > now);
+        let replaced = core.replaced_segments();
         let Some(ssd) = core.ssd.as_mut().filter(|s| s.health.writes()) else { return false };
         // Draining segments are usually free soon; one whose reader stays must not delay the
         // others.
@@ -170,15 +170,18 @@ impl Reclaimer {
             self.draining.iter().filter(|(_, since)| now.since(*since) < RETRY_AFTER).count();
         let for_space = ssd.segments.count(SegmentState::Free) + soon < low;
         if !for_space && !for_index {
-            let part = core.part_to_trim(|segment| !self.deferred.contains_key(&segment));
-            return part.is_some_and(|(namespace, segment)| {
+            let may = |id| !self.deferred.contains_key(&id) && !replaced.contains(&id);
+            return core.part_to_trim(may).is_some_and(|(namespace, segment)| {
                 self.start(cx, core, segment, Some(namespace));
                 true
             });
         }
         let mut sealed = ssd.segments.sealed();
         sealed.retain(|s| !self.deferred.contains_key(&s.segment));
-        let Some(victim) = ssd.policy.victim(&sealed).map(|i| sealed[i].segment) else {
+        // The replacements may wait for this reclaim, so without another victim they do not count.
+        let last: Vec<_> = sealed.extract_if(.., |s| replaced.contains(&s.segment)).collect();
+        let victim_of = |facts: &[SegmentFacts]| ssd.policy.victim(facts).map(|i| facts[i].segment);
+        let Some(victim) = victim_of(&sealed).or_else(|| victim_of(&last)) else {
             let none_free = ssd.segments.count(SegmentState::Free) == 0;
             drop(core);
             return (none_free
@@ -211,14 +214,15 @@ impl Reclaimer {
     }
 
     /// Every victim is deferred, no segment is free, and no room is left for the tombstones of some
-    /// victims: nothing could ever be written again. Clear the tombstones' namespaces instead, for
-    /// which the manifest always has room: a cache may lose objects, but removed objects must not
-    /// return.
+    /// victims: nothing could ever be written again. Clear the tombstones' namespaces instead, if
+    /// the manifest has room for them: a cache may lose objects, but removed objects must not return.
     ///
     /// Only very many removals lead here, or a crash at the moment at which reclaim holds the last
     /// segment.
     fn clear_blocked_namespaces(&mut self, cx: &mut LogContext) -> bool {
-        let blocked = std::mem::take(&mut self.blocked_namespaces);
+        let mut blocked = std::mem::take(&mut self.blocked_namespaces);
+        let max = cx.shared.config.namespaces_max() as usize;
+        blocked.retain(|namespace| cx.shared.lock().visibility.has_room(*namespace, max));
         for &namespace in &blocked {
             tracing::error!(
                 %namespace,
@@ -332,7 +336,7 @@ impl Reclaimer {
         let (survivors, tombstones) = (contents.survivors, tombstones::packed(contents.tombstones));
         let segment_bytes = cx.volume.geometry.segment_bytes;
         let bytes: u64 = survivors.iter().map(|s| s.bytes).sum();
-        let tombstone_bytes = tombstones.len() as u64 * ALIGN;
+        let tombstone_bytes = tombstones::bytes_on_device(&tombstones);
         let gain = segment_bytes.saturating_sub(bytes + tombstone_bytes);
         if gain < segment_bytes / GAIN_MIN {
             // Writing everything again would free nothing. Older victims go first, after which

@@ -188,6 +188,8 @@ pub(crate) struct Frames {
     guarded_table: GuardedTableOwner<FrameData>,
     free: Vec<u32>,
     serial: u64,
+    /// Number of objects in all frames.
+    objects: u64,
     last_requests: Arc<LastRequests>,
     namespaces: Arc<KnownNamespaces>,
 }
@@ -209,6 +211,7 @@ impl Frames {
             guarded_table: GuardedTableOwner::new(numbers),
             free: Vec::new(),
             serial: 0,
+            objects: 0,
             last_requests,
             namespaces,
         }
@@ -267,6 +270,7 @@ impl Frames {
         if !self.guarded_table.fill(id as usize, data) {
             return None;
         }
+        self.objects += u64::from(frame.members);
         self.slots[id as usize] = Some(frame);
         self.last_requests.set(FrameId(id), recency);
         let (id, serial) = (FrameId(id), self.serial);
@@ -325,6 +329,7 @@ impl Frames {
         wanted: Option<u64>,
     ) -> Option<FreedFrame> {
         let frame = self.slots.get_mut(id.0 as usize).and_then(Option::take)?;
+        self.objects -= u64::from(frame.members);
         if !tenants.is_empty() {
             tenants.frame_freed(frame.data.namespace, frame.data.bytes());
         }
@@ -360,6 +365,18 @@ impl Frames {
     /// Return a number. The next frame inserted in this critical section gets it.
     pub fn give_back(&mut self, number: Option<FrameNumber>) {
         self.free.extend(number.map(|number| number.0));
+    }
+
+    /// Number of objects in all frames.
+    pub fn objects(&self) -> u64 {
+        self.objects
+    }
+
+    /// Number of readers of at most `most` frames from number `from`; `None` if there are none.
+    pub fn readers_of(&self, from: usize, most: usize) -> Option<u64> {
+        let numbers = from..self.slots.len().min(from + most);
+        let readers = |number| self.readers(FrameId(number as u32));
+        (!numbers.is_empty()).then(|| numbers.map(readers).sum())
     }
 
     /// All frames.

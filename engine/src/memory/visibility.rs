@@ -34,6 +34,11 @@ impl Visibility {
         &self.generations
     }
 
+    /// Whether a namespace has a generation of its own, or fewer than `most` namespaces have one.
+    pub fn has_room(&self, namespace: NamespaceId, most: usize) -> bool {
+        self.generations.contains_key(&namespace) || self.generations.len() < most
+    }
+
     /// The generation that the last clear of a namespace since the open replaced.
     pub fn cleared_generation(&self, namespace: NamespaceId) -> Option<Generation> {
         self.cleared.get(&namespace).copied()

@@ -106,6 +106,32 @@ impl Core {
         self.evict(everywhere, None).is_some()
     }
 
+    /// Evict until the index has space for `entries` more entries; false if nothing more can be
+    /// evicted, or if the index is too small.
+    pub fn reserve_index_entries(&mut self, entries: u64) -> bool {
+        if entries > self.index.capacity() {
+            return false;
+        }
+        while self.index.len() + entries > self.index.capacity() {
+            // Everywhere: a frame that is also on SSD would otherwise keep its entries, and all of
+            // DRAM could be evicted without freeing one.
+            if !self.evict_one(true) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Evict until a frame number is free; false if nothing more can be evicted.
+    pub fn reserve_frame_number(&mut self) -> bool {
+        while self.dram.frames.is_full() {
+            if !self.evict_one(false) {
+                return false;
+            }
+        }
+        true
+    }
+
     /// Evict one frame for an allocation of `bytes` bytes. `None` if no frame may be evicted now.
     /// The inner value is the frame's extent and number, if the extent has as many 4 KiB units as
     /// `bytes` need.

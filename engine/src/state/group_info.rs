@@ -41,21 +41,21 @@ pub(crate) fn bases(
             pages.entry((key.namespace(), key.hash())).or_default().push(*key)
         });
     }
-    let mut numbers: FxHashMap<(u64, Sequence), BaseRef> = FxHashMap::default();
+    // Also the names of bases that were not found: a search takes the core lock, and hashes all
+    // keys of the page.
+    let mut known: FxHashMap<(u64, Sequence), Option<BaseRef>> = FxHashMap::default();
+    let mut count = 0;
     let mut base = |(key, to): &(ObjectKey, Option<&BaseGroupInfo>)| {
         let to = (*to)?;
-        if let Some(known) = numbers.get(&(to.base_name, to.sequence)) {
-            return Some(*known);
-        }
-        let candidates = pages.get(&(key.namespace(), key.hash())).map_or(&[][..], Vec::as_slice);
-        let found = to
-            .base
-            .as_deref()
-            .copied()
-            .or_else(|| find_base(shared, key, to.base_name, candidates))?;
-        let base = BaseRef { number: numbers.len() as u32, key: found };
-        numbers.insert((to.base_name, to.sequence), base);
-        Some(base)
+        *known.entry((to.base_name, to.sequence)).or_insert_with(|| {
+            let page = (key.namespace(), key.hash());
+            let candidates = pages.get(&page).map_or(&[][..], Vec::as_slice);
+            let found = to.base.as_deref().copied();
+            let key = found.or_else(|| find_base(shared, key, to.base_name, candidates))?;
+            let number = count;
+            count += 1;
+            Some(BaseRef { number, key })
+        })
     };
     requested.iter().map(&mut base).collect()
 }

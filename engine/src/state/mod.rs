@@ -32,6 +32,7 @@ pub(crate) mod read_latency;
 pub(crate) mod read_view;
 pub(crate) mod reads;
 pub(crate) mod recency;
+pub(crate) mod replaced_objects;
 pub(crate) mod reserve;
 pub(crate) mod scratch;
 pub(crate) mod session_io;

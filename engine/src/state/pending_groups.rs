@@ -16,6 +16,7 @@ use std::sync::Arc;
 use pagelith_io::clock::Mono;
 use pagelith_layouts::ids::{Generation, NamespaceId, PrefixHash};
 use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::record::MEMBERS_MAX;
 use pagelith_tiers::policy::Recency;
 
 use crate::api::error::{Error, Result};
@@ -26,6 +27,9 @@ use crate::state::put_spec::{Location, ObjectSize, PutKind, group_conflict};
 
 /// Limit of objects that all open groups require together; each takes about 350 bytes of memory.
 pub(crate) const REQUIRED_MAX: usize = 65_536;
+
+/// Limit of attached groups that wait for a base on one page.
+pub(crate) const ATTACHED_OF_PAGE_MAX: usize = MEMBERS_MAX;
 
 type Page = (NamespaceId, PrefixHash);
 
@@ -350,6 +354,18 @@ impl PendingGroups {
         groups
             .filter(|(_, a)| a.base == *base && a.members.len() == members.len())
             .any(|(_, a)| members.iter().all(|m| holds(a, m)))
+    }
+
+    /// An error if as many groups wait for a base on this page as may: each put and each lookup of
+    /// an absent object searches them.
+    pub fn check_page(&self, base: &ObjectKey) -> Result<()> {
+        match self.attached.get(&page_of(base)).is_some_and(|g| g.len() >= ATTACHED_OF_PAGE_MAX) {
+            true => Err(Error::busy(format!(
+                "too many attached groups wait for a base on this page; put the base first \
+                 max={ATTACHED_OF_PAGE_MAX} base={base}"
+            ))),
+            false => Ok(()),
+        }
     }
 
     /// Whether any attached group is pending.

@@ -12,6 +12,7 @@ use crate::memory::undecided::UndecidedRecords;
 use crate::state::damage::Damage;
 use crate::state::health::Health;
 use crate::state::jobs::JobQueue;
+use crate::state::replaced_objects::ReplacedObjects;
 use crate::state::tick_history::TickHistory;
 use crate::state::written_namespaces::WrittenNamespaces;
 
@@ -37,6 +38,7 @@ pub(crate) struct SsdCore {
     /// Segments whose entries must be removed from the index; `None` stands for all segments. The
     /// first one stays until all its entries are removed.
     pub purges: VecDeque<Option<SegmentId>>,
+    pub replaced: ReplacedObjects,
     /// Damaged locations that recovery after a crash must not use again.
     pub damage: Damage,
 }

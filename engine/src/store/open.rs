@@ -56,6 +56,7 @@ use crate::state::pending_groups::PendingGroups;
 use crate::state::prefetch::Prefetch;
 use crate::state::read_view::{ReadView, SnapshotVersion};
 use crate::state::reads::ReadState;
+use crate::state::replaced_objects::ReplacedObjects;
 use crate::state::shared::{
     BytesInUse, CONSTANT_FINGERPRINT, RemoteTier, Shared, Signals, SsdAccess,
 };
@@ -393,6 +394,7 @@ fn recover_into(
         ),
         withdrawn_records: None,
         purges: VecDeque::new(),
+        replaced: ReplacedObjects::default(),
         damage: Damage::default(),
     });
     core.counters.bytes_to_device = recovered.bytes_written;

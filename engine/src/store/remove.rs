@@ -272,8 +272,7 @@ pub(crate) fn begin_clear(
 ) -> Result<(Generation, Option<u64>)> {
     shared.check_open()?;
     let mut core = shared.lock();
-    let rows = core.visibility.generations();
-    let (has_row, rows) = (rows.contains_key(&namespace), rows.len());
+    let has_row = core.visibility.generations().contains_key(&namespace);
     let (holds, may_hold) = core.holds_of(namespace);
     if !has_row && !may_hold {
         // Nothing of it can return after a crash, so it needs no row: rows are few, and all clients
@@ -285,7 +284,7 @@ pub(crate) fn begin_clear(
     // Namespaces that only may hold objects get half of the rows, to leave the rest for those that
     // do.
     let room = if holds { max } else { max.div_ceil(2) };
-    if !has_row && rows >= room as usize {
+    if !core.visibility.has_room(namespace, room as usize) {
         let detail = format!(
             "no room for another cleared namespace namespace={namespace} namespaces_max={max}"
         );

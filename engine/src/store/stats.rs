@@ -12,6 +12,9 @@ use crate::state::absence::{Absence, AbsenceCounts};
 use crate::state::shared::Shared;
 use crate::state::stats::{LimitStats, NamespaceStats, Stats};
 
+/// Frames whose readers are counted under one acquisition of the core lock.
+const PIECE: usize = 4096;
+
 /// The store's gauges and counters at this moment.
 pub(crate) fn of(shared: &Shared) -> Stats {
     let prefetch_waiting = shared.prefetch.waiting();
@@ -20,17 +23,17 @@ pub(crate) fn of(shared: &Shared) -> Stats {
     let now = shared.now();
     let admission = shared.admission.counts();
     let hints = shared.hints.counts(now);
+    let readers = frame_readers(shared);
     let mut core = shared.lock();
     core.expire(now);
     let mut c = core.counters.clone();
     shared.reads.counters.add_to(&mut c);
-    let dram_objects = core.dram.frames.iter().map(|(_, f)| f.data.members.len() as u64).sum();
     let health = core.ssd.as_ref().map(|s| &s.health);
     let misses = MissCause::ALL.iter().zip(c.misses);
     let (exists_found, exists_absent) = shared.reads.counters.exists();
     Stats {
         objects: core.index.objects(),
-        dram_objects,
+        dram_objects: core.dram.frames.objects(),
         dram_bytes: core.dram.space.in_use_bytes(),
         dram_peak_bytes: core.dram.space.peak_bytes(),
         index_bytes: core.index.memory_bytes(),
@@ -93,8 +96,7 @@ pub(crate) fn of(shared: &Shared) -> Stats {
         unflushed_bytes: core.unwritten().1,
         objects_pinned: core.pins.count().0 as u64,
         objects_leased: core.pins.count().1 as u64,
-        readers: core.dram.frames.iter().map(|(id, _)| core.dram.frames.readers(id)).sum::<u64>()
-            + core.ssd.as_ref().map_or(0, |s| s.guards.count()),
+        readers: readers + core.ssd.as_ref().map_or(0, |s| s.guards.count()),
         rdma_rails: rdma.map_or(0, |host| host.rails().len() as u64),
         rdma_rails_up: rdma.map_or(0, |host| host.rails_up().count() as u64),
         rdma_registered_bytes: rdma.map_or(0, |host| host.registered_bytes()),
@@ -116,6 +118,12 @@ pub(crate) fn of(shared: &Shared) -> Stats {
         rdma_taken_down: rdma_counts.taken_down,
         rdma_leaked: rdma_counts.leaked,
     }
+}
+
+/// Readers of all frames. Puts wait for the lock, so it is released in between.
+fn frame_readers(shared: &Shared) -> u64 {
+    let piece = |from| shared.lock().dram.frames.readers_of(from, PIECE);
+    (0..).step_by(PIECE).map_while(piece).sum()
 }
 
 fn of_namespaces(namespaces: &KnownNamespaces) -> BTreeMap<String, NamespaceStats> {

@@ -68,6 +68,11 @@ class Reader:
             return None
         return value
 
+    def variable(self, name: str) -> None:
+        """Record an environment variable, if it is set."""
+        if name in os.environ:
+            self.facts[name] = os.environ[name]
+
     def miss(self, name: str) -> None:
         self.facts[name] = "unknown"
         self.unknown.append(name)

@@ -129,6 +129,7 @@ def identify(live: _Live | None, sizes: bool = False) -> Identity:
     if sizes:
         names = ("tp_size", "attn_tp_size", "pp_size", "attn_cp_size", "attn_dcp_size")
         reader.read("sizes", lambda: [getattr(context.get_parallel(), name) for name in names])
+        reader.variable("SGLANG_PP_LAYER_PARTITION")  # Which layers each stage has.
     return reader.identity()
 
 

@@ -76,6 +76,7 @@ def identify(config: Any, caches: Any = None, sizes: bool = False) -> Identity:
         parallel = config.parallel_config
         names = ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size", "decode_context_parallel_size")
         reader.read("sizes", lambda: [getattr(parallel, name, 1) for name in names])
+        reader.variable("VLLM_PP_LAYER_PARTITION")  # Which layers each stage has.
     return reader.identity()
 
 

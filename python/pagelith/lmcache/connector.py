@@ -8,6 +8,7 @@ with the bytes: the last chunk of a prompt is shorter than the others, and its k
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -61,6 +62,12 @@ def _check(lmcache: Any, vllm: Any) -> None:
         raise ValueError(
             "pagelith: LMCache's 'enable_async_loading' is false, but after a chunk that could not be read LMCache then stores those computed on it:"
             " set enable_async_loading: true"
+        )
+    algorithm = str(lmcache.pre_caching_hash_algorithm)
+    if not algorithm.startswith("sha256") and os.environ.get("PYTHONHASHSEED", "random") in ("", "random"):
+        raise ValueError(
+            f"pagelith: LMCache's 'pre_caching_hash_algorithm' is {algorithm!r}, whose hashes differ in each process, so no chunk is found after a"
+            " restart: set pre_caching_hash_algorithm: sha256_cbor, or the environment variable PYTHONHASHSEED"
         )
     instead = "keys: start vLLM without {}, or use pagelith.vllm.PagelithOffloadingConnector"
     if vllm.lora_config is not None:

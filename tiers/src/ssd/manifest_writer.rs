@@ -17,7 +17,7 @@ use pagelith_layouts::manifest::Manifest;
 
 use super::serial_queue::no_memory;
 use super::volume::Volume;
-use pagelith_io::fault::IoFault;
+use pagelith_io::fault::{FaultKind, FaultOp, IoFault};
 
 /// A change of the manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +58,18 @@ pub struct ManifestWriter {
     /// The copy that the next round begins with.
     first: usize,
     bytes_written: u64,
+}
+
+/// The fault of a change for which the manifest has no fact. Callers check the room first.
+fn no_room() -> IoFault {
+    IoFault {
+        kind: FaultKind::Invalid,
+        op: FaultOp::Write,
+        path: String::new(),
+        offset: 0,
+        errno: 0,
+        detail: "the manifest has no room for another namespace; create the store with a larger namespaces_max".to_owned(),
+    }
 }
 
 impl ManifestWriter {
@@ -107,16 +119,27 @@ impl ManifestWriter {
     }
 
     fn begin(&mut self, volume: &Volume) -> Result<(), (Vec<Change>, IoFault)> {
-        let changes = std::mem::take(&mut self.waiting);
+        let (mut changes, mut refused) = (Vec::new(), Vec::new());
         let mut blocks = self.suspect.clone();
-        for change in &changes {
-            let block = match *change {
+        for change in std::mem::take(&mut self.waiting) {
+            let block = match change {
                 Change::Segment(id, incarnation, order) => {
                     self.manifest.set_segment(id, incarnation, order)
                 }
                 Change::Generation(ns, generation) => self.manifest.set_generation(ns, generation),
             };
-            blocks.extend(block);
+            match block {
+                Some(block) => {
+                    blocks.insert(block);
+                    changes.push(change);
+                }
+                None => refused.push(change),
+            }
+        }
+        if !refused.is_empty() {
+            // The others are requested again, with the same result.
+            self.waiting = changes;
+            return Err((refused, no_room()));
         }
         let mut round = Round {
             changes,

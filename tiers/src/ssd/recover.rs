@@ -347,11 +347,7 @@ fn is_unused(
 /// ones.
 fn was_used(volume: &Volume, serial: &mut SerialQueue, identity: SegmentIdentity) -> bool {
     let footer = read_footer(volume, serial, identity).is_ok_and(|f| f.is_ok());
-    let (file, at) = volume.file_offset(identity.segment, ALIGN);
-    let first = |bytes: &AlignedBuf| {
-        Record::decode(bytes).is_ok_and(|record| record.expect(identity, ALIGN).is_ok())
-    };
-    let used = footer || serial.read(file, at, ALIGN as usize).is_ok_and(|bytes| first(&bytes));
+    let used = footer || record_begins(volume, serial, identity, ALIGN);
     if used {
         tracing::warn!(
             segment = identity.segment.0,
@@ -417,7 +413,7 @@ fn scan_segment(
             },
             &mut |item| seen.add(item),
         )?;
-        if !seen.is_doubtful() && !record_follows(volume, serial, identity, seen.end()) {
+        if !seen.is_doubtful() && !record_begins(volume, serial, identity, seen.end()) {
             break;
         }
     }
@@ -429,26 +425,25 @@ fn scan_segment(
     Ok(Some((facts, entries)))
 }
 
-/// Whether a record begins at `end`, where a scan found no more records. The end is read again
-/// because the footer makes it permanent.
-fn record_follows(
+/// Whether a record of this incarnation begins at an offset.
+fn record_begins(
     volume: &Volume,
     serial: &mut SerialQueue,
     identity: SegmentIdentity,
-    end: u64,
+    offset: u64,
 ) -> bool {
-    if end + ALIGN > volume.geometry.segment_bytes {
+    if offset + ALIGN > volume.geometry.segment_bytes {
         return false;
     }
-    let (file, at) = volume.file_offset(identity.segment, end);
+    let (file, at) = volume.file_offset(identity.segment, offset);
     let begins = |bytes: &AlignedBuf| {
-        Record::decode(bytes).is_ok_and(|record| record.expect(identity, end).is_ok())
+        Record::decode(bytes).is_ok_and(|record| record.expect(identity, offset).is_ok())
     };
     let Ok(block) = serial.read(file, at, ALIGN as usize) else { return false };
     // The sector may also have a header of an earlier incarnation: with objects of equal length,
     // records of both incarnations end at the same offsets.
     match Record::claimed_header_bytes(&block)
-        .filter(|need| end + need <= volume.geometry.segment_bytes)
+        .filter(|need| offset + need <= volume.geometry.segment_bytes)
     {
         Some(need) if need > ALIGN => {
             serial.read(file, at, align_up(need) as usize).is_ok_and(|bytes| begins(&bytes))

@@ -120,3 +120,32 @@ fn retracted_put_returns_memory_after_its_reads() {
     assert!(to.bytes(&[(0, 8 * MIB)]) == before, "bytes landed after memory was handed back");
     assert!(before[4 * MIB..].iter().all(|byte| *byte == 0), "no more than 4 MiB was posted");
 }
+
+/// Otherwise the completion of its READ would hand back the memory of the next operation.
+#[test]
+fn number_of_a_cancelled_put_is_refused_while_its_reads_are_in_flight() {
+    for asks in [false, true] {
+        let mut ends = Ends::new(["", "delay=100000"]);
+        let (from, to) = (ends.client_memory(MIB), ends.server_memory(2 * MIB));
+        ends.server.expose(OpId(1), 0, 0, to.parts(&[(0, MIB)])).expect("room");
+        push(&mut ends, 1, 0, (&from, &[(0, MIB)]));
+        ends.poll(10);
+        ends.server.retract(OpId(1));
+        let second = to.parts(&[(MIB, MIB)]);
+        assert!(ends.server.expose(OpId(1), 0, 0, second).is_err(), "the number is in use");
+        if asks {
+            ends.client.send(request(1, b"put")).expect("room");
+            ends.client.poll(&mut Vec::new());
+            let mut at_server = Vec::new();
+            ends.until_ended(&mut at_server);
+            let lines = event_lines(&at_server);
+            assert!(lines[1].contains("number of a cancelled operation"), "{lines:?}");
+            continue;
+        }
+        ends.server.expose(OpId(2), 0, 0, to.parts(&[(MIB, MIB)])).expect("another number");
+        ends.control.change(2, "delay=0");
+        let (_, at_server) = ends.until(|_, at_server| !at_server.is_empty());
+        assert_eq!(event_lines(&at_server), ["retracted 1 0"]);
+        ends.server.expose(OpId(1), 0, 0, to.parts(&[(0, MIB)])).expect("free again");
+    }
+}

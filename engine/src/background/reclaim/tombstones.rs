@@ -1,9 +1,10 @@
 //! Packs a victim's tombstones into as few records as possible. Otherwise a log from which many
 //! objects are removed one at a time would end up filled with one-sector tombstone records.
 
+use pagelith_layouts::footer::FooterEntry;
 use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::record::MEMBERS_MAX;
+use pagelith_layouts::record::{self, MEMBERS_MAX};
 
 /// A tombstone that still shadows something.
 #[derive(Clone, Debug)]
@@ -48,10 +49,18 @@ pub(super) fn packed(
     out
 }
 
+/// Bytes that packed tombstones take in a segment, with their footer entries.
+pub(super) fn bytes_on_device(packed: &[(Generation, Sequence, Vec<ObjectKey>)]) -> u64 {
+    let bytes = |keys| record::header_bytes(keys, 0) + keys * FooterEntry::BYTES as u64;
+    packed.iter().map(|(.., keys)| bytes(keys.len() as u64)).sum()
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
 
+    use pagelith_layouts::align::ALIGN;
+    use pagelith_layouts::footer;
     use pagelith_layouts::ids::PrefixHash;
     use pagelith_layouts::key::Role;
     use pagelith_layouts::shard::Shard;
@@ -75,6 +84,20 @@ mod tests {
     fn tombstone(namespace: u8, n: u16, generation: u64, sequence: u64, absent: bool) -> Tombstone {
         let (generation, sequence) = (Generation(generation), Sequence(sequence));
         Tombstone { generation, sequence, key: key(namespace, n), absent }
+    }
+
+    /// A segment of dense tombstones gives nothing back, so reclaim must not choose it again and
+    /// again.
+    #[test]
+    fn tombstones_of_full_records_fill_their_segment_again() {
+        let segment_bytes = 4 << 20;
+        let footer = |records: u64| footer::footer_bytes(records * MEMBERS_MAX as u64);
+        let header = record::header_bytes(MEMBERS_MAX as u64, 0);
+        let fits = |records: u64| ALIGN + records * header + footer(records) <= segment_bytes;
+        let records = (1..).take_while(|n| fits(*n)).last().expect("some");
+        let keys = (0..records * MEMBERS_MAX as u64).map(|n| tombstone(1, n as u16, 1, 5, true));
+        let again = bytes_on_device(&packed(keys.collect()));
+        assert!(segment_bytes - again < segment_bytes / 8, "records={records} again={again}");
     }
 
     proptest::proptest! {

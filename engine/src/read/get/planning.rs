@@ -87,17 +87,19 @@ impl GetBatch {
             }
         }
         which.iter().for_each(|&item| self.discard_read(io, item));
-        if let Some(Piece::Header { header, bytes }) = read.pieces.first()
-            && self.headers[*header].users > 0
-        {
-            // Objects of other reads still need the header.
-            let pieces = [Piece::Header { header: *header, bytes: *bytes }].into();
-            self.waiting.push_front(PlannedRead {
-                bytes: *bytes,
-                parts: 1,
-                pieces,
-                ..read.clone()
-            });
+        for piece in &read.pieces {
+            if let Piece::Header { header, bytes } = piece
+                && self.headers[*header].users > 0
+            {
+                // Objects of other reads still need the header.
+                self.waiting.push_front(PlannedRead {
+                    offset: self.headers[*header].location.record,
+                    bytes: *bytes,
+                    parts: 1,
+                    pieces: [piece.clone()].into(),
+                    ..read.clone()
+                });
+            }
         }
         self.plan(io, &which);
     }

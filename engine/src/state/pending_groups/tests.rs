@@ -145,3 +145,27 @@ fn clear_during_commit_of_only_group_raises_generation() {
     group.abort();
     assert_eq!(clear(), Generation(3), "a namespace that has a row keeps it");
 }
+
+/// Each put of an attached group, and each lookup of an absent object, searches those of its page.
+#[test]
+fn attached_groups_that_wait_on_one_page_are_limited() {
+    let mut config = Config::default();
+    config.dram.bytes = crate::Size::mib(32);
+    config.index.max_objects = Some(10_000);
+    let limits = MachineLimits::of_this_machine().expect("facts");
+    let store = Store::open(config.validate(&limits).expect("valid")).expect("opened");
+    let put = |page, part| {
+        let object = [crate::PutSlice { key: key(page, part), pieces: &[b"bytes"] }];
+        let groups = [(key(page, 0), &object[..])];
+        let at_once = crate::api::request::Options::default().wait(std::time::Duration::ZERO);
+        store.put_attached(&groups, at_once).remove(0)
+    };
+    let waiting = Ok(crate::PutOutcome::Waiting);
+    for part in 1..=ATTACHED_OF_PAGE_MAX {
+        assert_eq!(put(1, part), waiting, "part={part}");
+    }
+    let refused = put(1, ATTACHED_OF_PAGE_MAX + 1).expect_err("too many");
+    assert!(refused.message.starts_with("too many attached groups wait"), "{refused:?}");
+    assert_eq!(put(1, 1), waiting, "again");
+    assert_eq!(put(2, 1), waiting, "on another page");
+}

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use pagelith_layouts::ids::{Generation, NamespaceId};
+use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::GroupKind;
 use pagelith_mutants::{self as mutant, Mutant};
@@ -96,15 +96,17 @@ pub(crate) fn publish(
         Err(error) => return Err(ReturnedGroup::new(error, data)),
     }
     // Reserved before any change, so that a refusal leaves the state as it was.
-    if !reserve_index_entries(core, objects) {
+    if !core.reserve_index_entries(objects) {
         return Ok(refuse(core, &data.members));
     }
-    if core.dram.frames.is_full() {
+    if !core.reserve_frame_number() {
+        shared.count_busy(core, data.members.iter().map(|m| &m.key));
         return Err(ReturnedGroup::new(too_many_frames(), data));
     }
-    if meets_existing {
-        remove_replaced(shared, core, &data.members, generation);
-    }
+    let replaced = match meets_existing {
+        true => remove_replaced(shared, core, &data.members, generation),
+        false => Vec::new(),
+    };
     let bytes = data.object_bytes();
     Arc::make_mut(&mut data).sequence = core.next_sequence();
     let mut frames = match insert_frame(core, &data, at, origin) {
@@ -114,6 +116,7 @@ pub(crate) fn publish(
     if meets_existing && let Some(ssd) = core.ssd.as_mut() {
         // What it replaces may be durable, so admission must not keep it off SSD.
         ssd.queue.push_frames(frames.iter().copied());
+        ssd.replaced.note(&frames, &replaced);
     }
     count_put(core, origin, data.namespace, (objects, bytes));
     follow_hints(shared, core, &data.members);
@@ -175,7 +178,8 @@ fn wait_for_base(
         return Ok(Published::without_frames(PutOutcome::Waiting));
     }
     let bytes = attached.members.iter().map(|m| m.extent.padded_bytes()).sum();
-    if let Err(error) = core.check_pending_capacity(shared.now(), None, bytes) {
+    let room = core.pending_groups.check_page(&attached.base);
+    if let Err(error) = room.and_then(|()| core.check_pending_capacity(shared.now(), None, bytes)) {
         shared.count_busy(core, attached.members.iter().map(|m| &m.key));
         return Err(ReturnedGroup { error, members: attached.members.into_vec() });
     }
@@ -199,10 +203,13 @@ fn attach(
         Err(error) => return Err(ReturnedGroup { error, members: members.into_vec() }),
     }
     // Each object takes an entry and a link. The evictions may remove the base.
-    if !reserve_index_entries(core, 2 * objects) || !core.is_base_present(name) {
+    let has_entries = core.reserve_index_entries(2 * objects);
+    let has_number = core.reserve_frame_number();
+    if !has_entries || !core.is_base_present(name) {
         return Ok(refuse(core, &members));
     }
-    if core.dram.frames.is_full() {
+    if !has_number {
+        shared.count_busy(core, members.iter().map(|m| &m.key));
         return Err(ReturnedGroup { error: too_many_frames(), members: members.into_vec() });
     }
     remove_replaced(shared, core, &members, generation);
@@ -401,14 +408,18 @@ fn changed_member(
 }
 
 /// Remove from the index the objects that the group replaces, with all objects of their frames and
-/// records. They are single objects, and attached objects whose base is absent.
+/// records. They are single objects, and attached objects whose base is absent. Returns the
+/// segments that have them.
 fn remove_replaced(
     shared: &Shared,
     core: &mut Core,
     members: &[FrameMember],
     generation: Generation,
-) {
+) -> Vec<SegmentId> {
+    let mut segments = Vec::new();
     for m in members {
+        let places = core.index.find(m.fingerprint).filter_map(|e| e.ssd);
+        segments.extend(places.map(|location| SegmentId(location.segment)));
         if let Some((frame, _)) = core.find_memory(&m.key, m.fingerprint, generation) {
             core.drop_frame(frame.id, true, Departure::Removed);
         }
@@ -425,22 +436,7 @@ fn remove_replaced(
             }
         }
     }
-}
-
-/// Evict until the index has space for `entries` more entries; false if nothing more can be
-/// evicted, or if the index is too small.
-fn reserve_index_entries(core: &mut Core, entries: u64) -> bool {
-    if entries > core.index.capacity() {
-        return false;
-    }
-    while core.index.len() + entries > core.index.capacity() {
-        // Everywhere: a frame that is also on SSD would otherwise keep its entries, and all of DRAM
-        // could be evicted without freeing one.
-        if !core.evict_one(true) {
-            return false;
-        }
-    }
-    true
+    segments
 }
 
 /// Make a frame visible. Returns it if it must be queued for SSD. Fails if no frame number is free.

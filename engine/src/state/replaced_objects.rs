@@ -1,0 +1,103 @@
+//! Durable objects that were replaced by a group which is not written yet.
+//!
+//! A group may adopt an object that was put before, alone. The index then leads to the group only,
+//! but until that is written only the old record has the object. A crash loses the object if a
+//! checkpoint or reclaim forgets the old record first, although a flush has reported the object as
+//! durable. So a checkpoint waits for the group, and reclaim prefers other segments.
+
+use std::collections::BTreeSet;
+
+use pagelith_layouts::ids::SegmentId;
+
+use crate::memory::frames::{FrameRef, FrameState, Frames};
+use crate::state::core::Core;
+
+/// Frames that replaced durable objects, each with the segment of such an object.
+#[derive(Debug, Default)]
+pub(crate) struct ReplacedObjects(Vec<(FrameRef, SegmentId)>);
+
+impl ReplacedObjects {
+    /// These frames replaced objects in these segments.
+    pub fn note(&mut self, frames: &[FrameRef], segments: &[SegmentId]) {
+        let pairs = frames.iter().flat_map(|frame| segments.iter().map(|id| (*frame, *id)));
+        self.0.extend(pairs);
+    }
+
+    /// The segments of objects whose replacements are not written yet.
+    fn segments(&mut self, frames: &Frames) -> BTreeSet<SegmentId> {
+        self.0.retain(|(replacement, _)| {
+            let found = frames.get(replacement.id).filter(|f| f.serial == replacement.serial);
+            found.is_some_and(|f| matches!(f.state, FrameState::Unwritten | FrameState::Writing))
+        });
+        self.0.iter().map(|(_, segment)| *segment).collect()
+    }
+}
+
+impl Core {
+    /// The segments of durable objects whose replacements are not written yet.
+    pub fn replaced_segments(&mut self) -> BTreeSet<SegmentId> {
+        let frames = &self.dram.frames;
+        self.ssd.as_mut().map(|ssd| ssd.replaced.segments(frames)).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::request::{Options, PutSlice};
+    use crate::server::tests::{key, object};
+    use crate::store::embedded::Store;
+    use crate::store::stepped_runtime::{SteppedRuntime, small_config};
+
+    const LEN: usize = 100_000;
+
+    fn put(store: &Store, page: u8, parts: &[&str]) {
+        let bytes = object(page, LEN);
+        let pieces = [bytes.as_slice()];
+        let group: Vec<_> =
+            parts.iter().map(|part| PutSlice { key: key(page, part), pieces: &pieces }).collect();
+        store.put_groups(&[&group], Options::default()).remove(0).expect("stored");
+    }
+
+    fn checkpoints(store: &Store) -> u64 {
+        store.stats().checkpoints
+    }
+
+    #[test]
+    fn checkpoint_waits_until_the_replacement_of_a_durable_object_is_written() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut config = small_config(dir.path());
+        config.ssd.checkpoint_segments = 1;
+        let runtime = SteppedRuntime::default();
+        let store = runtime.open(&config);
+        put(&store, 1, &["k"]);
+        store.flush(Options::default()).expect("flushed");
+        assert!(store.shared.lock().replaced_segments().is_empty());
+        put(&store, 1, &["k", "v"]);
+        assert_eq!(store.shared.lock().replaced_segments().len(), 1, "the segment of page 1");
+        store.flush(Options::default()).expect("flushed");
+        assert!(store.shared.lock().replaced_segments().is_empty(), "the group is written");
+
+        // As if the write of page 2 took long.
+        put(&store, 2, &["k"]);
+        store.flush(Options::default()).expect("flushed");
+        let delayed = {
+            let mut core = store.shared.lock();
+            let frames = core.dram.frames.iter();
+            let newest = frames.max_by_key(|(_, f)| f.serial).map(|(id, f)| (id, f.serial));
+            let (id, serial) = newest.expect("a frame");
+            core.dram.frames.get_mut(id).expect("a frame").state = FrameState::Writing;
+            let frame = FrameRef { id, serial };
+            core.ssd.as_mut().expect("a tier").replaced.note(&[frame], &[SegmentId(0)]);
+            frame
+        };
+        let before = checkpoints(&store);
+        (3..18).for_each(|page| put(&store, page, &["k"]));
+        runtime.until("a segment is sealed", || store.stats().segments_sealed > 0);
+        (0..1000).for_each(|_| runtime.step());
+        assert_eq!(checkpoints(&store), before, "none without page 2");
+        store.shared.lock().dram.frames.get_ref(delayed).expect("page 2").state =
+            FrameState::Evictable;
+        runtime.until("a checkpoint", || checkpoints(&store) > before);
+    }
+}
