@@ -191,6 +191,11 @@ impl Inspection {
         if let Head::Broken(error) = &segment.head {
             self.damage.push(format!("{error} {id} offset=0"));
         }
+        if let Footer::Broken { error, from, incarnation, .. } = &segment.footer
+            && *incarnation >= segment.identity.incarnation
+        {
+            self.damage.push(format!("{error} {id} offset={from}"));
+        }
         let mut count = |namespace, generation: u64, sequence: u64| {
             *counts.entry(namespace).or_default().entry(generation).or_default() += 1;
             row.objects += 1;

@@ -79,13 +79,21 @@ fn make(path: &Path) -> io::Result<OwnedFd> {
     Ok(dir)
 }
 
+/// Whether a name is one that [`TempDir::with_prefix`] gives: a user's directory may begin alike.
+fn is_own_name(prefix: &str, name: &str) -> bool {
+    let numbers = name.strip_prefix(prefix).and_then(|rest| rest.split_once('.'));
+    numbers.is_some_and(|(pid, time)| {
+        pid.parse::<u32>().is_ok() && u128::from_str_radix(time, 16).is_ok()
+    })
+}
+
 /// Remove directories of this user whose processes were killed: their locks are free. Errors are
 /// ignored.
 fn remove_stale(prefix: &str) {
     let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else { return };
     let own = rustix::process::geteuid().as_raw();
     for entry in entries.flatten() {
-        let named = entry.file_name().to_str().is_some_and(|name| name.starts_with(prefix));
+        let named = entry.file_name().to_str().is_some_and(|name| is_own_name(prefix, name));
         if named && entry.metadata().is_ok_and(|found| found.is_dir() && found.uid() == own) {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let dir = rustix::fs::open(entry.path(), flags, Mode::empty());
@@ -137,8 +145,12 @@ mod tests {
         );
         used.make_for(&[used.path().to_owned()]).unwrap();
         std::fs::create_dir(left.path()).unwrap();
+        let users =
+            std::env::temp_dir().join(format!("pagelith-test-used.kv.{}", std::process::id()));
+        std::fs::create_dir(&users).unwrap();
         std::fs::write(left.path().join("file"), "x").unwrap();
         remove_stale("pagelith-test-used.");
         assert!(used.path().exists() && !left.path().exists());
+        std::fs::remove_dir(&users).expect("the directory of a user is kept");
     }
 }

@@ -179,6 +179,21 @@ def run():
             self.assertEqual([second.right(keys, 4, layer) for layer in range(4)], [[True, True]] * 4)
             self.assertEqual(second.lookup(keys), [1])
 
+        def test_page_that_was_late_is_not_found_until_it_is_stored_again(self):
+            keys = sglang.keys(3)
+            self.filled(keys).close()
+            second = self.engine()
+            self.assertEqual(second.lookup(keys), [1, 2, 3])
+            second.linker._loading._timeout, usual = 0.0, second.linker._loading._timeout
+            self.assertEqual(second.load(keys, 4)[0], False)
+            # The store still has all pages.
+            self.assertEqual(second.lookup(keys), [])
+            second.linker._loading._timeout = usual
+            second.fill(keys, 0)
+            self.assertTrue(second.offload(keys, 0))
+            self.assertEqual(second.lookup(keys), [1, 2, 3])
+            self.assertEqual(second.load(keys, 4), (True, [True] * LAYERS))
+
         def test_rank_of_replicated_pools_reads_what_rank_0_wrote(self):
             with self.assertRaisesRegex(ValueError, "rank 0 of 2 writes the pages.*pagelith serve"):
                 self.engine(rank=(1, 2), replicated=True)

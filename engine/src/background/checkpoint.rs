@@ -1,6 +1,6 @@
 //! Takes a checkpoint of the index while the index is in use.
 //!
-//! The snapshot is fuzzy. It is correct for three reasons:
+//! The snapshot is fuzzy. It is correct for four reasons:
 //! - Its log position is the oldest segment that was not sealed when it began (`replay_from`). All
 //!   later changes are in segments that the next open replays.
 //! - A data sync follows the copy of the last entry. An object that was reinserted from an older
@@ -8,6 +8,8 @@
 //!   replay looks.
 //! - Of a record whose entries left the index during the copy, one member may have been copied and
 //!   another not. Such records are withdrawn at the end, with all their members.
+//! - A durable object that a group replaced is left out too. The sync waits until such groups are
+//!   written ([`crate::state::replaced_objects`]).
 
 use std::collections::HashSet;
 
@@ -30,6 +32,9 @@ struct Checkpoint {
     replay_from: SegmentOrder,
     cursor: u64,
     sync_requested: bool,
+    /// All entries are copied. The sync is requested once the replacements of durable objects up to
+    /// this serial are written.
+    replacement: Option<u64>,
     clean: bool,
     serial: u64,
     /// Damage up to this segment is left out of it, and noted nowhere else.
@@ -39,7 +44,13 @@ struct Checkpoint {
 impl Checkpoint {
     /// Whether entries that leave the index now are left out of the checkpoint.
     fn copies(&self) -> bool {
-        !self.sync_requested
+        !self.sync_requested && self.replacement.is_none()
+    }
+
+    /// Make durable what the replay will find.
+    fn request_sync(&mut self, cx: &mut LogContext) {
+        self.sync_requested = true;
+        cx.sync_for(SyncPurpose::Checkpoint(self.serial));
     }
 
     /// The tag of its operations: a failed checkpoint may leave some in flight.
@@ -116,6 +127,7 @@ impl Checkpointer {
                     replay_from,
                     cursor: 0,
                     sync_requested: false,
+                    replacement: None,
                     clean,
                     serial,
                     leaves_out: None,
@@ -165,16 +177,23 @@ impl Checkpointer {
         let shared = cx.shared.clone();
         let Some(c) = self.current.as_mut() else { return false };
         let mut core = shared.lock();
+        if let Some(serial) = c.replacement.filter(|_| !c.sync_requested) {
+            let writes = core.ssd.as_ref().is_some_and(|s| s.health.writes());
+            let is_unwritten = core.has_replacement_up_to(serial);
+            drop(core);
+            match (is_unwritten, writes) {
+                (false, _) => c.request_sync(cx),
+                (true, true) => return false,
+                // They are not written before the tier recovers.
+                (true, false) => self.keep_older(cx),
+            }
+            return true;
+        }
         let homes = core.index.home_slots();
         if !c.writer.wants_entries() || c.sync_requested {
             return false;
         }
         let to = (c.cursor + core.index.walk_piece()).min(homes);
-        // The sync must cover the replacements of durable objects: the checkpoint does not list
-        // those, and keeps the next open from reading their segments.
-        if to == homes && !core.replaced_segments().is_empty() {
-            return false;
-        }
         let Some(ssd) = core.ssd.as_ref() else { return false };
         // The purge goes first: entries that it has not reached must not be copied.
         if !ssd.purges.is_empty() {
@@ -221,13 +240,18 @@ impl Checkpointer {
             entries
                 .extend(left.into_iter().map(|(s, record)| CheckpointEntry::withdrawal(s, record)));
         }
+        // The checkpoint does not list the objects that were replaced so far, and keeps the next
+        // open from reading their segments. Those replaced after this are listed.
+        let replacement = if to == homes { core.newest_replacement() } else { None };
         drop(core);
         c.cursor = to;
         if let Err(fault) = entries.into_iter().try_for_each(|entry| c.writer.push(entry)) {
             self.failed(cx, &fault);
         } else if to == homes {
-            c.sync_requested = true;
-            cx.sync_for(SyncPurpose::Checkpoint(c.serial));
+            c.replacement = replacement;
+            if replacement.is_none() {
+                c.request_sync(cx);
+            }
         }
         true
     }

@@ -103,7 +103,7 @@ impl Flusher {
         shared.devices.release_late();
         let mut core = shared.lock();
         if !core.jobs.stopped {
-            core.expire(shared.now());
+            core.expire_step(shared.now());
             if let Some(ssd) = core.ssd.as_mut() {
                 ssd.tick_history.note(shared.now(), ssd.ticks.now());
             }

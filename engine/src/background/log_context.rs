@@ -182,6 +182,8 @@ impl LogContext {
         let spare = if tenant.evicts_own() { self.volume.geometry.segment_bytes } else { 0 };
         let Some(max) = tenant.ssd_max() else { return false };
         let exceeds = tenant.ssd_bytes + record.record_bytes() > max + spare;
+        // Objects that a flush has reported as durable stay so.
+        let exceeds = exceeds && !self.pending_records.is_replacement(&core, record.id);
         exceeds || self.pending_records.lacks_base(&core, record.id)
     }
 

@@ -94,6 +94,12 @@ impl PendingRecords {
         base.is_some_and(|base| core.base_place(base) == BasePlace::Nowhere)
     }
 
+    /// Whether a record is of a group that replaced durable objects.
+    pub fn is_replacement(&self, core: &Core, id: u64) -> bool {
+        let Some(PendingRecord::Frame(guard)) = self.pending.get(&id) else { return false };
+        core.ssd.as_ref().is_some_and(|ssd| ssd.replaced.contains(guard.frame))
+    }
+
     /// The record of a frame.
     pub fn add_frame(&mut self, guard: FrameGuard, memory: &Arc<ArenaMemory>) -> NewRecord {
         let id = self.next_id();

@@ -36,6 +36,7 @@ use crate::background::log_op::LogOp;
 use crate::memory::departed::Departure;
 use crate::memory::visibility::VisibilityFilter;
 use crate::state::read_view::CoreGuard;
+use crate::state::ssd_core::SsdCore;
 
 /// A victim is emptied only if at least one part in `GAIN_MIN` of it becomes free. With less, the
 /// device would write that much more than is put.
@@ -220,23 +221,31 @@ impl Reclaimer {
     /// Only very many removals lead here, or a crash at the moment at which reclaim holds the last
     /// segment.
     fn clear_blocked_namespaces(&mut self, cx: &mut LogContext) -> bool {
-        let mut blocked = std::mem::take(&mut self.blocked_namespaces);
         let max = cx.shared.config.namespaces_max() as usize;
-        blocked.retain(|namespace| cx.shared.lock().visibility.has_room(*namespace, max));
-        for &namespace in &blocked {
+        let mut any = false;
+        for namespace in std::mem::take(&mut self.blocked_namespaces) {
+            let mut core = cx.shared.lock();
+            if !core.visibility.has_room(namespace, max) {
+                tracing::error!(
+                    %namespace,
+                    namespaces_max = max,
+                    "no room is left for tombstones, and none for clearing their namespace; create the store with a larger namespaces_max"
+                );
+                continue;
+            }
+            let generation = core.clear(namespace);
+            core.counters.namespaces_forgotten += 1;
+            drop(core);
             tracing::error!(
                 %namespace,
                 "no room is left for tombstones, their namespace is cleared; raise ssd.bytes"
             );
-            let mut core = cx.shared.lock();
-            let generation = core.clear(namespace);
-            core.counters.namespaces_forgotten += 1;
-            drop(core);
             // No caller waits for it.
             cx.generations.raise(&mut cx.log, namespace, generation, 0);
+            any = true;
         }
         // The victims are tried again after their delay; by then the manifest has the generations.
-        !blocked.is_empty()
+        any
     }
 
     /// No segment is free, and the device can read none of the victims. Requests for space would
@@ -379,12 +388,18 @@ impl Reclaimer {
             self.defer(cx);
             return true;
         }
+        let segment = identity.segment;
         *step = Step::Syncing { reinserted: reinsertion.any };
+        if needed_for_replaced(cx, segment) {
+            self.defer(cx);
+            return true;
+        }
         // The sync is needed also when nothing was reinserted: newer records in other segments, to
         // which the index lost this segment's entries, may not be durable yet.
         if mutant::on(Mutant::FreeBeforeMoved) {
             self.sync_ended(cx, true);
         } else {
+            watch(cx, segment);
             cx.sync_for(SyncPurpose::Reclaim);
         }
         true
@@ -415,8 +430,14 @@ impl Reclaimer {
     /// The sync after the move ended.
     pub fn sync_ended(&mut self, cx: &mut LogContext, ok: bool) {
         let Some(r) = self.current.as_mut() else { return };
-        if !ok {
+        let replaced = cx.shared.lock().ssd.as_mut().is_some_and(|ssd| ssd.replaced.end_watch());
+        if !ok || needed_for_replaced(cx, r.identity.segment) {
             return self.defer(cx);
+        }
+        if replaced {
+            // The replacement may have been written after the sync began.
+            watch(cx, r.identity.segment);
+            return cx.sync_for(SyncPurpose::Reclaim);
         }
         if matches!(r.step, Step::Syncing { reinserted: false }) {
             // It wrote nothing, so the next reclaim may follow, whatever this one freed.
@@ -497,4 +518,17 @@ impl Reclaimer {
         self.deferred.insert(r.identity.segment, DeferredVictim { until, unreadable });
         cx.shared.lock().set_segment_state(r.identity.segment, SegmentState::Sealed);
     }
+}
+
+/// Whether a segment must not be freed yet: it has durable objects whose replacements are not
+/// written. If no segment is free, these may wait for this one.
+fn needed_for_replaced(cx: &LogContext, segment: SegmentId) -> bool {
+    let mut core = cx.shared.lock();
+    let any_free = |s: &SsdCore| s.segments.count(SegmentState::Free) > 0;
+    core.replaced_segments().contains(&segment) && core.ssd.as_ref().is_some_and(any_free)
+}
+
+/// Watch whether objects in this segment are replaced from now on.
+fn watch(cx: &LogContext, segment: SegmentId) {
+    cx.shared.lock().ssd.iter_mut().for_each(|ssd| ssd.replaced.watch(segment));
 }

@@ -165,6 +165,13 @@ impl Pins {
         });
     }
 
+    /// As [`Pins::expire`], at most once in a step of time: all leases are examined.
+    pub fn expire_step(&mut self, now: Mono) {
+        if now >= self.not_before {
+            self.expire(now);
+        }
+    }
+
     /// End expired leases before memory is needed, so that their objects do not outlast others: not
     /// at each call, because all leases are examined. Without leases it needs no time.
     pub fn expire_due(&mut self, now: impl FnOnce() -> Mono) {

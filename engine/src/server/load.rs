@@ -80,13 +80,16 @@ impl LinkLoad {
 
     /// A cancelled operation still runs: returns its bytes, which stay counted.
     pub fn detach_cancelled(&mut self, id: OpId) -> u64 {
-        self.ops.remove(&id).unwrap_or(0)
+        // Its number stays in use until its outcome has left.
+        self.ops.get_mut(&id).map(std::mem::take).unwrap_or(0)
     }
 
     /// A cancelled operation has ended.
     pub fn release_cancelled(&mut self, all: &LoadTotals, bytes: u64) {
-        self.in_progress -= bytes;
-        all.change(&self.client, bytes, 0);
+        if bytes > 0 {
+            self.in_progress -= bytes;
+            all.change(&self.client, bytes, 0);
+        }
     }
 
     /// The link took the outcome of `id`; `unsent` bytes of outcomes are not written yet.

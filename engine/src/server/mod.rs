@@ -21,6 +21,7 @@ mod bounds_test;
 mod call_context;
 #[cfg(test)]
 pub(crate) mod cancel_test;
+mod cancelled_ops;
 #[cfg(test)]
 mod cancelled_ops_test;
 mod client_resources;
@@ -60,12 +61,12 @@ use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::request::{self, RequestBody, RequestOptions, Verb};
 use pagelith_layouts::wire::{Frame, FrameKind};
-use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_transport::link::{Link, LinkEvent};
 use pagelith_transport::link_error::LinkError;
 use rustc_hash::FxHashMap;
 
 use self::call_context::CallContext;
+use self::cancelled_ops::CancelledOps;
 use self::client_resources::ClientResources;
 use self::commit::CommitOp;
 use self::durable::DurableOp;
@@ -106,9 +107,7 @@ pub struct Server {
     load: LinkLoad,
     /// Identity of the client's process within its key; flush reports are kept by this identity.
     process: String,
-    /// Cancelled removals and flushes, which still run to their end, with the bytes counted for
-    /// each.
-    cancelled: Vec<(DurableOp, u64)>,
+    cancelled: CancelledOps,
     /// Outcomes that did not fit into the link's queue.
     outbox: VecDeque<Frame>,
     /// Capacity in bytes of the link's queue while it is empty.
@@ -175,7 +174,7 @@ impl Server {
         Ok(Server {
             link,
             load,
-            cancelled: Vec::new(),
+            cancelled: CancelledOps::default(),
             outcome_capacity,
             ops: BTreeMap::new(),
             resources,
@@ -311,18 +310,7 @@ impl Server {
                 }
                 self.begin_op(frame.op, options, body, frame.body.len());
             }
-            FrameKind::Cancel => {
-                let op = self.ops.remove(&frame.op);
-                self.link.retract(frame.op);
-                // An operation that was answered before has its outcome in the queue.
-                if let Some(op) = op.filter(|_| !mutant::on(Mutant::CancelledWithoutOutcome)) {
-                    let outcome = op.cancelled_outcome();
-                    if let Op::Durable(durable) = op {
-                        self.cancelled.push((durable, self.load.detach_cancelled(frame.op)));
-                    }
-                    self.respond(frame.op, outcome);
-                }
-            }
+            FrameKind::Cancel => self.cancel(frame.op),
             // The link delivers only kinds that a client sends, and handles greetings and pings
             // itself.
             _ => {}

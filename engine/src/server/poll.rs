@@ -23,14 +23,7 @@ impl Server {
     /// outcome is sent before the next operation advances. At most one put is copied per call,
     /// which bounds how long other requests of the client wait.
     pub(crate) fn advance(&mut self) -> bool {
-        let shared = &self.ctx.session.io.shared;
-        self.cancelled.retain_mut(|(durable, bytes)| match durable.is_done() {
-            true => {
-                self.load.release_cancelled(&shared.bytes.served, *bytes);
-                false
-            }
-            false => true,
-        });
+        self.release_cancelled();
         let ids: Vec<OpId> = self.ops.keys().copied().collect();
         let (mut any, mut copied) = (false, false);
         for id in &ids {
@@ -68,7 +61,10 @@ impl Server {
     }
 
     fn complete(&mut self, ticket: Ticket, done: CompletedBatch) {
-        let Some(id) = self.ctx.batches.remove(&ticket) else { return };
+        let Some(id) = self.ctx.batches.remove(&ticket) else {
+            // Dropping the completion frees its memory.
+            return self.cancelled_batch_ended(ticket);
+        };
         match (self.ops.get_mut(&id), done) {
             (Some(Op::Get(get)), CompletedBatch::Get(done)) => get.done(id, ticket, done),
             (Some(Op::Put(put)), CompletedBatch::Put(done)) => {
@@ -78,7 +74,7 @@ impl Server {
                 commit.done(self.ctx.shared(), done)
             }
             (Some(Op::Exists(exists)), CompletedBatch::Exists(found)) => exists.done(found),
-            // The operation was cancelled; dropping the completion frees its memory.
+            // The operation has ended.
             _ => {}
         }
     }

@@ -401,12 +401,16 @@ impl PutOp {
         let has_limits = !core.tenants.is_empty() && self.open_group.is_none();
         let Some(first) = objects.first().filter(|_| has_limits) else { return false };
         let namespace = first.key.namespace();
+        let generation = core.generation(namespace);
+        let keys = || objects.iter().map(|o| shared.fingerprint(&o.key, generation));
+        // A group that is stored on SSD may be present: the store decides after it has read that.
+        if keys().any(|fingerprint| core.index.contains(fingerprint)) {
+            return false;
+        }
         let lengths = objects.iter().map(|object| object.length);
         let exceeds = core.exceeds_quota(namespace, lengths, core.ssd.is_some());
         if exceeds {
-            let generation = core.generation(namespace);
-            let keys = objects.iter().map(|o| shared.fingerprint(&o.key, generation));
-            publish::count_refused_put(core, namespace, keys, true);
+            publish::count_refused_put(core, namespace, keys(), true);
         }
         exceeds
     }

@@ -3,7 +3,8 @@
 //! A group may adopt an object that was put before, alone. The index then leads to the group only,
 //! but until that is written only the old record has the object. A crash loses the object if a
 //! checkpoint or reclaim forgets the old record first, although a flush has reported the object as
-//! durable. So a checkpoint waits for the group, and reclaim prefers other segments.
+//! durable. So a checkpoint waits for the groups that it cannot list, and reclaim takes other
+//! segments, unless no segment is free: then the group itself may wait for reclaim.
 
 use std::collections::BTreeSet;
 
@@ -14,30 +15,66 @@ use crate::state::core::Core;
 
 /// Frames that replaced durable objects, each with the segment of such an object.
 #[derive(Debug, Default)]
-pub(crate) struct ReplacedObjects(Vec<(FrameRef, SegmentId)>);
+pub(crate) struct ReplacedObjects {
+    unwritten: Vec<(FrameRef, SegmentId)>,
+    /// The segment that reclaim is about to free, and whether an object in it was replaced since.
+    watched: Option<(SegmentId, bool)>,
+}
 
 impl ReplacedObjects {
     /// These frames replaced objects in these segments.
     pub fn note(&mut self, frames: &[FrameRef], segments: &[SegmentId]) {
         let pairs = frames.iter().flat_map(|frame| segments.iter().map(|id| (*frame, *id)));
-        self.0.extend(pairs);
+        self.unwritten.extend(pairs);
+        if let Some((watched, replaced)) = &mut self.watched {
+            *replaced |= segments.contains(watched);
+        }
     }
 
-    /// The segments of objects whose replacements are not written yet.
-    fn segments(&mut self, frames: &Frames) -> BTreeSet<SegmentId> {
-        self.0.retain(|(replacement, _)| {
+    /// Whether this frame replaced a durable object.
+    pub fn contains(&self, frame: FrameRef) -> bool {
+        self.unwritten.iter().any(|(replacement, _)| *replacement == frame)
+    }
+
+    /// Watch a segment from now on.
+    pub fn watch(&mut self, segment: SegmentId) {
+        self.watched = Some((segment, false));
+    }
+
+    /// Watch no segment any more; returns whether an object in it was replaced meanwhile.
+    pub fn end_watch(&mut self) -> bool {
+        self.watched.take().is_some_and(|(_, replaced)| replaced)
+    }
+
+    /// The frames that are not written yet.
+    fn unwritten(&mut self, frames: &Frames) -> &[(FrameRef, SegmentId)] {
+        self.unwritten.retain(|(replacement, _)| {
             let found = frames.get(replacement.id).filter(|f| f.serial == replacement.serial);
             found.is_some_and(|f| matches!(f.state, FrameState::Unwritten | FrameState::Writing))
         });
-        self.0.iter().map(|(_, segment)| *segment).collect()
+        &self.unwritten
     }
 }
 
 impl Core {
+    fn unwritten_replacements(&mut self) -> &[(FrameRef, SegmentId)] {
+        let frames = &self.dram.frames;
+        self.ssd.as_mut().map(|ssd| ssd.replaced.unwritten(frames)).unwrap_or_default()
+    }
+
     /// The segments of durable objects whose replacements are not written yet.
     pub fn replaced_segments(&mut self) -> BTreeSet<SegmentId> {
-        let frames = &self.dram.frames;
-        self.ssd.as_mut().map(|ssd| ssd.replaced.segments(frames)).unwrap_or_default()
+        self.unwritten_replacements().iter().map(|(_, segment)| *segment).collect()
+    }
+
+    /// The serial of the newest replacement that is not written yet.
+    pub fn newest_replacement(&mut self) -> Option<u64> {
+        self.unwritten_replacements().iter().map(|(frame, _)| frame.serial).max()
+    }
+
+    /// Whether a replacement up to this serial is not written yet.
+    pub fn has_replacement_up_to(&mut self, serial: u64) -> bool {
+        self.unwritten_replacements().iter().any(|(frame, _)| frame.serial <= serial)
     }
 }
 

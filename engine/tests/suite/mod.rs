@@ -169,6 +169,7 @@ macro_rules! for_all_behaviours {
             tombstones::tombstones_survive_reclaim_under_recency,
             tombstones::tombstones_survive_several_crashes,
             tombstones::tombstones_are_not_undone_by_a_segment_without_a_head,
+            tombstones::lost_head_before_a_long_record_header_loses_no_object,
             pins::pin_holds_while_its_segment_is_reclaimed,
             pins::unpinned_object_can_be_evicted,
             pins::pin_holds_in_memory,

@@ -2,7 +2,7 @@
 
 use pagelith::config::SsdPolicy;
 use pagelith::layouts::key::ObjectKey;
-use pagelith::{Config, Options};
+use pagelith::{Config, Options, PutOutcome};
 
 use super::env::TestEnv;
 use super::helpers::*;
@@ -118,4 +118,27 @@ pub fn tombstones_are_not_undone_by_a_segment_without_a_head(world: &TestEnv) {
         assert_eq!(store.opened().from_checkpoint, checkpointed);
         assert_absent(&world, &store, key(7), LEN);
     }
+}
+
+/// The device acknowledged the head of a segment and lost it. The record after it, whose header is
+/// longer than a sector, proves that the segment was used.
+pub fn lost_head_before_a_long_record_header_loses_no_object(world: &TestEnv) {
+    if world.constant {
+        return; // The records could not be distinguished.
+    }
+    let config = world.cold_config();
+    let store = world.open(&config);
+    let part = |n: u64| (key_in(namespace("m"), 1, &format!("c{n}")), bytes(n, 100));
+    let group: Vec<_> = (0..40).map(part).collect();
+    assert_eq!(put_group(&store, &group), Ok(PutOutcome::Stored));
+    flush(&store);
+    store.abandon();
+    let Found { record, payload, .. } = find(world, group[0].0);
+    assert!(payload - record > 4096, "a long header");
+    assert_eq!(record % config.ssd.segment_bytes.expect("said").bytes(), 4096, "the first record");
+    world.write(0, "segments", record - 4096, &[0; 4096]);
+    let store = world.open(&config);
+    group.iter().for_each(|(key, bytes)| {
+        hit(&store, *key, bytes);
+    });
 }

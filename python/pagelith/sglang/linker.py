@@ -25,6 +25,7 @@ import pagelith
 from ..devices import BoundDevice, bound
 from ..identity import Identity, ModelError, admit
 from ..identity.sglang import ServedModel
+from ..missed import Missed
 from ..releases import Releases
 from ..replicas import of_sglang
 from ..settings import StoreSettings, milliseconds, number
@@ -100,12 +101,13 @@ class Linker(UnifiedCacheLinker):
         # By request, loads that were not started yet, with the pins of their objects.
         self._queued: dict[str, tuple[list[Pages], list[pagelith.Pin]]] = {}
         stream, timeout = DeviceStream(self._device), self.settings.get_timeout_ms / 1000
-        self._releases = Releases()
+        self._releases, self._missed = Releases(), Missed()
         self._loading = Loading(
-            self._store, stream, self.layer_done_counter, self._failures, timeout, self.settings.read_layers, self._releases
+            self._store, stream, self.layer_done_counter, self._failures, timeout, self.settings.read_layers, self._releases, self._missed
         )
         self._offloading = Offloading(
-            self._store, DeviceStream(self._device), self._failures, self.settings.put_wait_ms / 1000, self._each[0], self._templates_for_writes
+            self._store, DeviceStream(self._device), self._failures, self.settings.put_wait_ms / 1000, self._each[0], self._templates_for_writes,
+            self._missed,
         )
         self._loads: queue.Queue[Load | None] = queue.Queue()
         self._offloads: queue.Queue[Offload | None] = queue.Queue()
@@ -175,7 +177,7 @@ class Linker(UnifiedCacheLinker):
             return []
         names = self._current_names()
         anchor = names.keys[self._each[0].name]
-        pages = next([page_of(key) for key in transfer.keys] for transfer in transfers if text_of(transfer.name) == "kv")
+        hashes = next(list(transfer.keys) for transfer in transfers if text_of(transfer.name) == "kv")
         queries = []
         for transfer in wanted:
             key = names.keys[text_of(transfer.name)]
@@ -183,7 +185,14 @@ class Linker(UnifiedCacheLinker):
             if transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
                 queries.append(pagelith.PoolQuery.trailing_pages([key], max(1, len(transfer.keys))))
         timeout = self.settings.exists_timeout_ms / 1000
-        return list(self._store.exists_groups(pages, [anchor], queries, timeout=timeout).stops)
+        stops = list(self._store.exists_groups([page_of(one) for one in hashes], [anchor], queries, timeout=timeout).stops)
+        if not self._missed:
+            return stops
+        # SGLang computes nothing of a load that fails: the request ends with an error.
+        pools = [text_of(transfer.name) for transfer in wanted]
+        missed = (at for at, one in enumerate(hashes) if any((name, one) in self._missed for name in pools))
+        readable = next(missed, len(hashes))
+        return [stop for stop in stops if stop <= readable]
 
     # Loads.
 
@@ -196,7 +205,7 @@ class Linker(UnifiedCacheLinker):
             raise RuntimeError(f"pagelith: a load is queued already request={rid}")
         keys = self._names.keys
         pages = [
-            Pages(self._pools[name], keys[name].on_pages([page_of(key) for key in transfer.keys]), transfer.host_indices)
+            Pages(self._pools[name], list(transfer.keys), keys[name].on_pages([page_of(key) for key in transfer.keys]), transfer.host_indices)
             for transfer in wanted
             for name in [text_of(transfer.name)]
         ]
@@ -230,7 +239,10 @@ class Linker(UnifiedCacheLinker):
         for pages, _ in queued:
             for one in pages:
                 by_pool.setdefault(one.pool, []).append(one)
-        joined = [Pages(pool, [key for one in of for key in one.keys], torch.cat([one.indices for one in of])) for pool, of in by_pool.items()]
+        joined = [
+            Pages(pool, [name for one in of for name in one.hashes], [key for one in of for key in one.keys], torch.cat([one.indices for one in of]))
+            for pool, of in by_pool.items()
+        ]
         index: int = self.layer_done_counter.update_producer()
         # The events are recorded after the kernels that join the slots. A load also waits for the
         # running forward pass, which may still write to pages that SGLang has freed since.
@@ -254,6 +266,7 @@ class Linker(UnifiedCacheLinker):
             return False
         if self._placement.replicated and self._placement.tp[0] > 0:
             # Rank 0 stores the same bytes; SGLang combines the results of all ranks.
+            self._missed.stored([(text_of(one.name), key) for one in wanted for key in one.keys])
             self._offloading.results.put(True)
             return True
         offered = [

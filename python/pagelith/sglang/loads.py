@@ -4,12 +4,13 @@ read."""
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import pagelith
 
 from ..failures import Failures
+from ..missed import Missed
 from ..releases import Releases
 from .device_pools import DevicePool
 from .streams import DeviceStream
@@ -21,9 +22,10 @@ _IN_FLIGHT = 2
 
 
 class Pages(NamedTuple):
-    """Pages of a pool: their keys, and their slots on the device."""
+    """Pages of a pool: SGLang's hashes, their keys, and their slots on the device."""
 
     pool: DevicePool
+    hashes: list[str]
     keys: list[pagelith.Key]
     indices: Any
 
@@ -46,6 +48,7 @@ class _Missing(Exception):
 
 class _Read(NamedTuple):
     layers: range
+    names: list[Hashable]
     keys: list[pagelith.Key]
     batch: pagelith.Submitted | None
 
@@ -62,9 +65,10 @@ class Loading:
         timeout: float,
         read_layers: int,
         releases: Releases,
+        missed: Missed,
     ) -> None:
         self._store, self._stream, self._counter, self._failures = store, stream, counter, failures
-        self._timeout, self._read_layers, self._releases = timeout, read_layers, releases
+        self._timeout, self._read_layers, self._releases, self._missed = timeout, read_layers, releases, missed
         # Why it is not known whether a failed load still writes to its slots.
         self._stuck: Exception | None = None
 
@@ -112,16 +116,18 @@ class Loading:
         keys: list[pagelith.Key] = []
         into: list[Any] = []
         ranges: list[tuple[int, int] | None] = []
-        for (pool, of_pages, _), at in rows:
+        names: list[Hashable] = []
+        for (pool, hashes, of_pages, _), at in rows:
             part = pool.range_of(layers)
             if part is not None:
+                names += [(pool.name, one) for one in hashes]
                 keys += of_pages
                 into += pool.memory(at, self._stream.device, layers)
                 ranges += [None if part == (0, pool.bytes) else part] * len(of_pages)
         if not keys:
-            return _Read(layers, keys, None)
+            return _Read(layers, names, keys, None)
         left = max(0.0, deadline - time.monotonic())
-        return _Read(layers, keys, self._store.submit_get(keys, into, ranges=ranges, timeout=left, **how))
+        return _Read(layers, names, keys, self._store.submit_get(keys, into, ranges=ranges, timeout=left, **how))
 
     def _complete(self, load: Load, reads: "deque[_Read]") -> None:
         """Wait for the oldest read: its layers are verified and on the device."""
@@ -130,6 +136,7 @@ class Loading:
             outcomes = read.batch.result()
             self._failures.read(read.keys, outcomes, "load", found=True)
             if not all(outcomes):
+                self._missed.add(name for name, outcome in zip(read.names, outcomes, strict=True) if not outcome)
                 raise _Missing(f"objects={sum(not one for one in outcomes)}")
         reads.popleft()
         for layer in read.layers:

@@ -12,6 +12,7 @@ import pagelith
 
 from ..failures import Failures
 from ..identity import ModelError
+from ..missed import Missed
 from .device_pools import DevicePool
 from .pools import page_of
 from .streams import DeviceStream
@@ -53,8 +54,9 @@ class Offloading:
 
     def __init__(
         self, store: pagelith.Store, stream: DeviceStream, failures: Failures, wait: float, anchor: DevicePool,
-        templates: Callable[[], dict[str, pagelith.Key]],
+        templates: Callable[[], dict[str, pagelith.Key]], missed: Missed,
     ) -> None:  # fmt: skip
+        self._missed = missed
         self._store, self._stream, self._failures, self._wait = store, stream, failures, wait
         self._anchor, self._templates = anchor, templates
         self.results: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -92,6 +94,7 @@ class Offloading:
         for pool, pages in attached.items():
             with_page = {one: {pool: memory} for one, memory in pages.items() if (self._anchor, one) in stored}
             stored |= {(pool, one) for one in self._put(with_page, how, of=pool)}
+        self._missed.stored([(pool.name, one) for pool, one in stored])
         return [all((part.pool, one) in stored for part in offload.offered for one in part.hashes) for offload in offloads]
 
     def _put(self, pages: dict[str, dict[DevicePool, list[Any]]], how: dict[str, Any], of: DevicePool | None = None) -> list[str]:

@@ -10,8 +10,9 @@ from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 import pagelith
 
 from ..failures import Failures
+from ..missed import forget
 from .events import ChunkEvents
-from .hashes import forget, page_of
+from .hashes import page_of
 from .messages import Paged
 from .pools import Pools
 

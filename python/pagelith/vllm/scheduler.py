@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pagelith
 
-from .hashes import Missed, page_of
+from ..missed import Missed
+from .hashes import page_of
 from .hints import give, hints_of
 from .messages import Load, Named, Paged, Plan, Report, State, Step
 from .names import keys_of

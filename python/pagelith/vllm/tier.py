@@ -20,10 +20,11 @@ import pagelith
 
 from ..identity import Identity, admit
 from ..identity.vllm import MODEL_KEY
+from ..missed import Missed, forget
 from ..settings import PoolSettings, milliseconds, of_type, threads
 from ..threads import submit
 from .events import EVENTS_MAX, ChunkEvents
-from .hashes import Missed, forget, page_of
+from .hashes import page_of
 from .hints import Named, RequestHints, give
 from .prompts import Prompts
 

@@ -273,7 +273,10 @@ impl Repairer<'_> {
         sync(self)?;
         self.write_ends(rewrites.iter().filter(|(_, rewrite)| !rewrite.sealed))?;
         for (path, at, header) in zeroed {
-            self.files.write(&path, at, header)?;
+            // If the device refuses, the footer leads to a miss, and the next repair tries again.
+            if let Err(error) = self.files.write(&path, at, header) {
+                self.report.warn(format!("{error:#}"));
+            }
         }
         sync(self)?;
         self.write_ends(rewrites.iter().filter(|(_, rewrite)| rewrite.sealed))?;

@@ -236,3 +236,23 @@ fn refused_wipe_of_a_dropped_segment_is_a_warning() {
     );
     assert_eq!(incarnation(&f, OBJECT), 2, "the others are still dropped");
 }
+
+/// A device that refuses to write the header of one damaged record: the others are repaired.
+#[test]
+fn refused_header_of_a_damaged_record_stops_no_other_repair() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut f = Fixture::new(&[dir.path()]);
+    let records = f.segment(1, 1, 1, 3, true);
+    f.segment(2, 1, 2, 1, true);
+    records[..2].iter().for_each(|record| f.flip(1, record + 4096 + 5));
+    let (path, at) = f.location(1);
+    refuse_writes_at(Some((path, at + records[0])));
+    let report = repair(&f.dirs, DROP);
+    refuse_writes_at(None);
+    let report = report.unwrap();
+    assert!(report.warnings[0].starts_with("cannot write offset="), "{:?}", report.warnings);
+    assert!(report.after.wrong > 0, "the header is still wrong");
+    assert_eq!(incarnation(&f, 1), 1, "no segment is dropped");
+    let report = repair(&f.dirs, DROP).unwrap();
+    assert_eq!((report.after.wrong, incarnation(&f, 1)), (0, 1));
+}

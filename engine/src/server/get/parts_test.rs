@@ -91,6 +91,27 @@ fn load_that_has_begun_is_not_given_up_as_slow() {
     assert_eq!((stats.misses.get("slow"), stats.misses.get("absent")), (Some(&1), None));
 }
 
+/// Its batch still has memory, and its result must not reach the next operation of its number.
+#[test]
+fn cancelled_get_counts_until_its_batch_has_ended() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut pair = pair(dir.path());
+    ask(&mut pair, 1);
+    while pair.server.ctx.batches.is_empty() {
+        pair.server.poll();
+    }
+    let counted = |pair: &Pair| pair.store.shared.bytes.served.bytes();
+    let (id, bytes) = (*pair.server.ops.keys().next().expect("the get"), counted(&pair));
+    assert!(bytes > 0);
+    pair.server.cancel(id);
+    assert!(pair.server.ctx.batches.is_empty(), "no result reaches an operation");
+    assert_eq!((pair.server.cancelled.len(), counted(&pair)), (1, bytes));
+    while pair.server.cancelled.len() > 0 {
+        pair.server.poll();
+    }
+    assert_eq!(counted(&pair), 0);
+}
+
 #[test]
 fn request_of_another_store_is_loaded_though_loads_are_slow() {
     let dir = tempfile::tempdir().expect("a directory");

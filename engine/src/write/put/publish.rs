@@ -100,7 +100,9 @@ pub(crate) fn publish(
         return Ok(refuse(core, &data.members));
     }
     if !core.reserve_frame_number() {
-        shared.count_busy(core, data.members.iter().map(|m| &m.key));
+        if !fetched {
+            shared.count_busy(core, data.members.iter().map(|m| &m.key));
+        }
         return Err(ReturnedGroup::new(too_many_frames(), data));
     }
     let replaced = match meets_existing {
@@ -209,10 +211,12 @@ fn attach(
         return Ok(refuse(core, &members));
     }
     if !has_number {
-        shared.count_busy(core, members.iter().map(|m| &m.key));
+        if origin != PutOrigin::Fetched {
+            shared.count_busy(core, members.iter().map(|m| &m.key));
+        }
         return Err(ReturnedGroup { error: too_many_frames(), members: members.into_vec() });
     }
-    remove_replaced(shared, core, &members, generation);
+    let replaced = remove_replaced(shared, core, &members, generation);
     let bytes: u64 = members.iter().map(|m| m.extent.bytes).sum();
     let data = FrameData {
         namespace: base.namespace(),
@@ -229,6 +233,9 @@ fn attach(
         Ok(frame) => Vec::from_iter(frame),
         Err(()) => return Err(ReturnedGroup::new(too_many_frames(), data)),
     };
+    if let Some(ssd) = core.ssd.as_mut() {
+        ssd.replaced.note(&frames, &replaced);
+    }
     for m in &data.members {
         let linked = core.index.insert_link(m.fingerprint, name);
         debug_assert!(linked.is_ok(), "{linked:?}");
