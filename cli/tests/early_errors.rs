@@ -8,6 +8,7 @@ mod common;
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -162,9 +163,11 @@ fn directory_in_a_memory_file_system_is_reported_before_a_store_is_created() {
     assert_eq!(std::fs::read_dir(shm.path()).expect("listed").count(), 0);
 }
 
-/// A running replay whose store is in a temporary directory under `home`.
-fn replaying(home: &Path) -> Child {
-    let mut replay = command(&["replay", "--requests", "1000000"]);
+/// A running replay whose store is in a temporary directory under `home`. `hangup` is a flag
+/// of `env` for SIGHUP: these tests may run under `nohup` themselves.
+fn replaying(home: &Path, hangup: &str) -> Child {
+    let mut replay = without_settings(Command::new("env"));
+    replay.args([hangup, env!("CARGO_BIN_EXE_pagelith"), "replay", "--requests", "1000000"]);
     replay.env("TMPDIR", home).env("RUST_LOG", "info").stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = replay.spawn().expect("spawned");
     let mut stderr = BufReader::new(child.stderr.take().expect("stderr"));
@@ -179,22 +182,32 @@ fn replaying(home: &Path) -> Child {
     child
 }
 
-fn kill(child: &mut Child, signal: &str) {
-    let killed = Command::new("kill").args([signal, &child.id().to_string()]).status();
-    assert!(killed.expect("run").success());
-    assert!(!child.wait().expect("reaped").success());
+fn send(child: &Child, signal: &str) {
+    let sent = Command::new("kill").args([signal, &child.id().to_string()]).status();
+    assert!(sent.expect("run").success());
+}
+
+/// Send a signal; returns the one that ended the process.
+fn kill(mut child: Child, signal: &str) -> Option<i32> {
+    send(&child, signal);
+    child.wait().expect("reaped").signal()
 }
 
 #[test]
 fn temporary_files_are_removed_by_signals_or_at_the_next_start() {
     let home = tempfile::tempdir().expect("a directory");
     let left = || std::fs::read_dir(home.path()).expect("listed").count();
-    for signal in ["-TERM", "-INT", "-HUP"] {
-        kill(&mut replaying(home.path()), signal);
-        assert_eq!(left(), 0, "{signal}");
+    for (signal, number) in [("-TERM", 15), ("-INT", 2), ("-HUP", 1)] {
+        let ended_by = kill(replaying(home.path(), "--default-signal=HUP"), signal);
+        assert_eq!((ended_by, left()), (Some(number), 0), "{signal}");
     }
-    kill(&mut replaying(home.path()), "-KILL");
-    assert_eq!(left(), 1);
+    let ignoring = replaying(home.path(), "--ignore-signal=HUP");
+    send(&ignoring, "-HUP");
+    assert_eq!((kill(ignoring, "-TERM"), left()), (Some(15), 0), "as under nohup");
+    assert_eq!(
+        (kill(replaying(home.path(), "--default-signal=HUP"), "-KILL"), left()),
+        (Some(9), 1)
+    );
     let next =
         command(&["replay", "--requests", "10"]).env("TMPDIR", home.path()).output().expect("run");
     assert!(next.status.success() && left() == 0, "{next:?}");

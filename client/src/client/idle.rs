@@ -56,36 +56,14 @@ impl IdleConnections {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use std::sync::atomic::AtomicU64;
+mod tests {
     use std::sync::atomic::Ordering::Relaxed;
 
-    use pagelith_io::clock::Clock;
     use pagelith_io::sync::Arc;
-    use pagelith_transport::dial::{Dial, Dialing};
-    use pagelith_transport::link_error::LinkError;
 
-    use super::super::Client;
     use super::*;
-
-    /// A clock that the test moves, in seconds.
-    #[derive(Default)]
-    pub struct TestClock(pub AtomicU64);
-
-    impl Clock for TestClock {
-        fn now(&self) -> Mono {
-            Mono::default().after(Duration::from_secs(self.0.load(Relaxed)))
-        }
-    }
-
-    /// A store that cannot be reached.
-    pub struct Down;
-
-    impl Dial for Down {
-        fn begin(&self) -> Result<Box<dyn Dialing>, LinkError> {
-            Err(LinkError::HandshakeTimeout { limit_ms: 1 })
-        }
-    }
+    use crate::client::Client;
+    use crate::client::stand_ins::{Down, TestClock};
 
     #[test]
     fn connections_of_a_burst_are_dropped_after_idle_time() {

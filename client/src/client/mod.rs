@@ -26,6 +26,8 @@ mod put;
 mod rdma_memory;
 mod session;
 mod split_call;
+#[cfg(test)]
+mod stand_ins;
 mod unflushed_puts;
 mod view;
 

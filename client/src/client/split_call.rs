@@ -43,8 +43,8 @@ mod tests {
 
     use pagelith_io::sync::Arc;
 
-    use super::super::idle::tests::{Down, TestClock};
     use super::*;
+    use crate::client::stand_ins::{Down, TestClock};
 
     #[test]
     fn requests_of_one_call_share_its_number_and_deadline() {

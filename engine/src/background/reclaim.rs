@@ -216,7 +216,8 @@ impl Reclaimer {
 
     /// Every victim is deferred, no segment is free, and no room is left for the tombstones of some
     /// victims: nothing could ever be written again. Clear the tombstones' namespaces instead, if
-    /// the manifest has room for them: a cache may lose objects, but removed objects must not return.
+    /// the manifest has room for them: a cache may lose objects, but removed objects must not
+    /// return.
     ///
     /// Only very many removals lead here, or a crash at the moment at which reclaim holds the last
     /// segment.

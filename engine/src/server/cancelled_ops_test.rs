@@ -120,7 +120,7 @@ fn cancelled_flush_leaves_its_report_to_the_next() {
     env.flush(0, true);
     env.store.shared.lock().count_lost(namespace, 4);
     env.complete_a_flush();
-    while env.clients[0].0.cancelled.len() > 0 {
+    while !env.clients[0].0.cancelled.is_empty() {
         env.clients[0].0.poll();
     }
     for lost_objects in [7, 0] {

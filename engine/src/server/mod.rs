@@ -21,7 +21,7 @@ mod bounds_test;
 mod call_context;
 #[cfg(test)]
 pub(crate) mod cancel_test;
-mod cancelled_ops;
+mod cancelled_batches;
 #[cfg(test)]
 mod cancelled_ops_test;
 mod client_resources;
@@ -66,7 +66,7 @@ use pagelith_transport::link_error::LinkError;
 use rustc_hash::FxHashMap;
 
 use self::call_context::CallContext;
-use self::cancelled_ops::CancelledOps;
+use self::cancelled_batches::CancelledBatches;
 use self::client_resources::ClientResources;
 use self::commit::CommitOp;
 use self::durable::DurableOp;
@@ -107,7 +107,10 @@ pub struct Server {
     load: LinkLoad,
     /// Identity of the client's process within its key; flush reports are kept by this identity.
     process: String,
-    cancelled: CancelledOps,
+    /// Cancelled removals and flushes, which still run to their end, with the bytes counted for
+    /// each.
+    cancelled: Vec<(DurableOp, u64)>,
+    cancelled_batches: CancelledBatches,
     /// Outcomes that did not fit into the link's queue.
     outbox: VecDeque<Frame>,
     /// Capacity in bytes of the link's queue while it is empty.
@@ -174,7 +177,8 @@ impl Server {
         Ok(Server {
             link,
             load,
-            cancelled: CancelledOps::default(),
+            cancelled: Vec::new(),
+            cancelled_batches: CancelledBatches::default(),
             outcome_capacity,
             ops: BTreeMap::new(),
             resources,
@@ -294,6 +298,7 @@ impl Server {
                 self.invalidation_holds.release_all();
                 self.outbox.clear();
                 self.cancelled.clear();
+                self.cancelled_batches.clear();
                 self.load.release_all(&self.ctx.session.io.shared.bytes.served);
             }
         }
@@ -327,7 +332,8 @@ impl Server {
             );
             return;
         }
-        if self.ops.len() + self.cancelled.len() >= OPS_MAX {
+        let cancelled = self.cancelled.len() + self.cancelled_batches.len();
+        if self.ops.len() + cancelled >= OPS_MAX {
             let detail = format!("too many operations in progress on this link max={OPS_MAX}");
             self.respond(id, OpOutcome::failed(verb, Error::busy(detail)));
             return;

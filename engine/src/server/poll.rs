@@ -2,6 +2,7 @@
 
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::request::Verb;
+use pagelith_mutants::{self as mutant, Mutant};
 
 use super::op_outcome::OpOutcome;
 use super::{Op, Server};
@@ -23,7 +24,9 @@ impl Server {
     /// outcome is sent before the next operation advances. At most one put is copied per call,
     /// which bounds how long other requests of the client wait.
     pub(crate) fn advance(&mut self) -> bool {
-        self.release_cancelled();
+        let ended = self.cancelled.extract_if(.., |(durable, _)| durable.is_done());
+        let bytes = ended.map(|(_, bytes)| bytes).sum();
+        self.load.release_cancelled(&self.ctx.session.io.shared.bytes.served, bytes);
         let ids: Vec<OpId> = self.ops.keys().copied().collect();
         let (mut any, mut copied) = (false, false);
         for id in &ids {
@@ -60,10 +63,33 @@ impl Server {
         }
     }
 
+    /// Cancel an operation. Its memory is handed back, and its outcome is sent at once.
+    pub(super) fn cancel(&mut self, id: OpId) {
+        let op = self.ops.remove(&id);
+        self.link.retract(id);
+        // An operation that was answered before has its outcome in the queue.
+        let Some(op) = op.filter(|_| !mutant::on(Mutant::CancelledWithoutOutcome)) else { return };
+        let outcome = op.cancelled_outcome();
+        let of_op = self.ctx.batches.extract_if(|_, of| *of == id);
+        let tickets: Vec<Ticket> = of_op.map(|(ticket, _)| ticket).collect();
+        match op {
+            Op::Durable(durable) => {
+                self.cancelled.push((durable, self.load.detach_cancelled(id)));
+            }
+            _ if !tickets.is_empty() => {
+                self.cancelled_batches.add(tickets, self.load.detach_cancelled(id));
+            }
+            _ => {}
+        }
+        self.respond(id, outcome);
+    }
+
     fn complete(&mut self, ticket: Ticket, done: CompletedBatch) {
         let Some(id) = self.ctx.batches.remove(&ticket) else {
             // Dropping the completion frees its memory.
-            return self.cancelled_batch_ended(ticket);
+            let bytes = self.cancelled_batches.end(ticket);
+            let served = &self.ctx.session.io.shared.bytes.served;
+            return self.load.release_cancelled(served, bytes);
         };
         match (self.ops.get_mut(&id), done) {
             (Some(Op::Get(get)), CompletedBatch::Get(done)) => get.done(id, ticket, done),

@@ -6,12 +6,9 @@
 //! durable. So a checkpoint waits for the groups that it cannot list, and reclaim takes other
 //! segments, unless no segment is free: then the group itself may wait for reclaim.
 
-use std::collections::BTreeSet;
-
 use pagelith_layouts::ids::SegmentId;
 
 use crate::memory::frames::{FrameRef, FrameState, Frames};
-use crate::state::core::Core;
 
 /// Frames that replaced durable objects, each with the segment of such an object.
 #[derive(Debug, Default)]
@@ -47,34 +44,12 @@ impl ReplacedObjects {
     }
 
     /// The frames that are not written yet.
-    fn unwritten(&mut self, frames: &Frames) -> &[(FrameRef, SegmentId)] {
+    pub fn unwritten(&mut self, frames: &Frames) -> &[(FrameRef, SegmentId)] {
         self.unwritten.retain(|(replacement, _)| {
             let found = frames.get(replacement.id).filter(|f| f.serial == replacement.serial);
             found.is_some_and(|f| matches!(f.state, FrameState::Unwritten | FrameState::Writing))
         });
         &self.unwritten
-    }
-}
-
-impl Core {
-    fn unwritten_replacements(&mut self) -> &[(FrameRef, SegmentId)] {
-        let frames = &self.dram.frames;
-        self.ssd.as_mut().map(|ssd| ssd.replaced.unwritten(frames)).unwrap_or_default()
-    }
-
-    /// The segments of durable objects whose replacements are not written yet.
-    pub fn replaced_segments(&mut self) -> BTreeSet<SegmentId> {
-        self.unwritten_replacements().iter().map(|(_, segment)| *segment).collect()
-    }
-
-    /// The serial of the newest replacement that is not written yet.
-    pub fn newest_replacement(&mut self) -> Option<u64> {
-        self.unwritten_replacements().iter().map(|(frame, _)| frame.serial).max()
-    }
-
-    /// Whether a replacement up to this serial is not written yet.
-    pub fn has_replacement_up_to(&mut self, serial: u64) -> bool {
-        self.unwritten_replacements().iter().any(|(frame, _)| frame.serial <= serial)
     }
 }
 

@@ -1,10 +1,12 @@
 //! Counts the objects that would be lost if the store ended now.
 
-use pagelith_layouts::ids::{Generation, NamespaceId};
+use std::collections::BTreeSet;
+
+use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId};
 use pagelith_tiers::policy::FrameId;
 
 use crate::memory::departed::Departure;
-use crate::memory::frames::{Frame, FrameState};
+use crate::memory::frames::{Frame, FrameRef, FrameState};
 use crate::memory::index::{Entry, RecordPlace, SsdLocation};
 use crate::memory::visibility::VisibilityFilter;
 use crate::state::core::Core;
@@ -164,6 +166,28 @@ impl Core {
             ssd.unsynced.0 = ssd.unsynced.0.saturating_sub(objects);
             ssd.unsynced.1 = ssd.unsynced.1.saturating_sub(bytes);
         }
+    }
+}
+
+impl Core {
+    fn unwritten_replacements(&mut self) -> &[(FrameRef, SegmentId)] {
+        let frames = &self.dram.frames;
+        self.ssd.as_mut().map(|ssd| ssd.replaced.unwritten(frames)).unwrap_or_default()
+    }
+
+    /// The segments of durable objects whose replacements are not written yet.
+    pub fn replaced_segments(&mut self) -> BTreeSet<SegmentId> {
+        self.unwritten_replacements().iter().map(|(_, segment)| *segment).collect()
+    }
+
+    /// The serial of the newest replacement that is not written yet.
+    pub fn newest_replacement(&mut self) -> Option<u64> {
+        self.unwritten_replacements().iter().map(|(frame, _)| frame.serial).max()
+    }
+
+    /// Whether a replacement up to this serial is not written yet.
+    pub fn has_replacement_up_to(&mut self, serial: u64) -> bool {
+        self.unwritten_replacements().iter().any(|(frame, _)| frame.serial <= serial)
     }
 }
 

@@ -242,11 +242,11 @@ fn refused_wipe_of_a_dropped_segment_is_a_warning() {
 fn refused_header_of_a_damaged_record_stops_no_other_repair() {
     let dir = tempfile::tempdir().unwrap();
     let mut f = Fixture::new(&[dir.path()]);
-    let records = f.segment(1, 1, 1, 3, true);
+    let records = f.segment(1, 1, 1, 4, true);
     f.segment(2, 1, 2, 1, true);
-    records[..2].iter().for_each(|record| f.flip(1, record + 4096 + 5));
+    records[1..3].iter().for_each(|record| f.flip(1, record + 4096 + 5));
     let (path, at) = f.location(1);
-    refuse_writes_at(Some((path, at + records[0])));
+    refuse_writes_at(Some((path, at + records[1])));
     let report = repair(&f.dirs, DROP);
     refuse_writes_at(None);
     let report = report.unwrap();

@@ -105,8 +105,8 @@ fn cancelled_get_counts_until_its_batch_has_ended() {
     assert!(bytes > 0);
     pair.server.cancel(id);
     assert!(pair.server.ctx.batches.is_empty(), "no result reaches an operation");
-    assert_eq!((pair.server.cancelled.len(), counted(&pair)), (1, bytes));
-    while pair.server.cancelled.len() > 0 {
+    assert_eq!((pair.server.cancelled_batches.len(), counted(&pair)), (1, bytes));
+    while pair.server.cancelled_batches.len() > 0 {
         pair.server.poll();
     }
     assert_eq!(counted(&pair), 0);
