@@ -47,7 +47,10 @@ impl AttachedStats {
         let options = Options::within(TIMEOUT);
         let text = self.client.stats(options).map_err(|error| {
             let why = match error.kind {
-                ErrorKind::Denied => "the key has not the right `operate`: list it in `rights` of its entry in the server's key file",
+                ErrorKind::Denied => {
+                    "the key has not the right `operate`: list it in `rights` of its entry in the \
+                     server's key file"
+                }
                 _ => "the store process sent no statistics",
             };
             anyhow::Error::new(error).context(why)

@@ -230,7 +230,8 @@ impl Reclaimer {
                 tracing::error!(
                     %namespace,
                     namespaces_max = max,
-                    "no room is left for tombstones, and none for clearing their namespace; create the store with a larger namespaces_max"
+                    "no room is left for tombstones, and none for clearing their namespace; create \
+                     the store with a larger namespaces_max"
                 );
                 continue;
             }

@@ -53,6 +53,14 @@ fn ask(pair: &mut Pair, page: u8) {
     pair.caller.get(1, vec![wanted], RequestOptions::default(), deadline).expect("link capacity");
 }
 
+/// Ask for a page; its first batch has begun.
+fn begin(pair: &mut Pair, page: u8) {
+    ask(pair, page);
+    while pair.server.ctx.batches.is_empty() {
+        pair.server.poll();
+    }
+}
+
 fn outcome(pair: &mut Pair) -> GetOutcome {
     let Response::Get(mut got) = pair.reply() else { panic!("unexpected reply") };
     got.remove(0).outcome.expect("an outcome")
@@ -79,10 +87,7 @@ fn long_object_counts_once() {
 fn load_that_has_begun_is_not_given_up_as_slow() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut pair = pair(dir.path());
-    ask(&mut pair, 1);
-    while pair.server.ctx.batches.is_empty() {
-        pair.server.poll();
-    }
+    begin(&mut pair, 1);
     loads_are_slow(&pair);
     assert_eq!(outcome(&mut pair), HIT);
     ask(&mut pair, 1);
@@ -96,10 +101,7 @@ fn load_that_has_begun_is_not_given_up_as_slow() {
 fn cancelled_get_counts_until_its_batch_has_ended() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut pair = pair(dir.path());
-    ask(&mut pair, 1);
-    while pair.server.ctx.batches.is_empty() {
-        pair.server.poll();
-    }
+    begin(&mut pair, 1);
     let counted = |pair: &Pair| pair.store.shared.bytes.served.bytes();
     let (id, bytes) = (*pair.server.ops.keys().next().expect("the get"), counted(&pair));
     assert!(bytes > 0);
@@ -131,11 +133,8 @@ fn client_that_does_not_read_leaves_staging_memory_to_others() {
     let (mut server, caller) = Pair::connect(&store, &clock, address, Rights::all(), &[]);
     server.ctx.staging = slow.server.ctx.staging.pool().user();
     let mut other = Pair { store, server, caller, clock };
-    ask(&mut slow, 1);
     // From then on neither end of its link is polled.
-    while slow.server.ctx.batches.is_empty() {
-        slow.server.poll();
-    }
+    begin(&mut slow, 1);
     ask(&mut other, 1);
     assert_eq!(outcome(&mut other), HIT);
     assert_eq!(outcome(&mut slow), HIT);
