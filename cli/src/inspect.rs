@@ -4,19 +4,19 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use anyhow::bail;
 use clap::Args;
 use comfy_table::{Table, presets};
 use pagelith_layouts::align::{ALIGN, align_up};
 use pagelith_layouts::format;
 use pagelith_layouts::ids::{NamespaceId, SegmentId};
 use pagelith_layouts::manifest::Manifest;
+use pagelith_layouts::record::RecordKind;
 use pagelith_layouts::scan::ScanItem;
 use serde::Serialize;
 
 use crate::exit::RunStatus;
 use crate::on_disk::segment::{Footer, Head, Segment};
-use crate::on_disk::{LockMode, OnDisk, display_dirs};
+use crate::on_disk::{LockMode, OnDisk, dir_order, display_dirs};
 use crate::output::{log, out};
 use crate::verify::finding::Severity;
 use crate::verify::report::{manifest_findings, newer_format};
@@ -95,6 +95,7 @@ pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<RunStatus> {
         log!("the store is in use, and may change while it is read file={}", path.display());
     }
     disk.require_all_dirs()?;
+    dir_order::check(&disk)?;
     let (manifest, damage) = match disk.manifest() {
         Ok(found) => found,
         Err(damage) => {
@@ -106,10 +107,6 @@ pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<RunStatus> {
             return Ok(RunStatus::Problems);
         }
     };
-    let (has, given) = (manifest.superblock().dir_count, disk.dir_count());
-    if has != given {
-        bail!("the store has another number of directories has={has} given={given}");
-    }
     let mut inspection = Inspection::new(&disk, &manifest);
     let findings = manifest_findings(&disk, &damage);
     let wrong = findings.iter().filter(|f| f.severity == Severity::Wrong);
@@ -176,6 +173,10 @@ impl Inspection {
         for which in 0..2 {
             self.checkpoint_row(disk, manifest, which);
         }
+        let unreadable = disk.unreadable().into_iter().map(|((path, at), error)| {
+            format!("block cannot be read: {error} offset={at} file={}", path.display())
+        });
+        self.damage.extend(unreadable);
     }
 
     fn segment_row(
@@ -191,21 +192,23 @@ impl Inspection {
         if let Head::Broken(error) = &segment.head {
             self.damage.push(format!("{error} {id} offset=0"));
         }
-        if let Footer::Broken { error, from, incarnation, .. } = &segment.footer
-            && *incarnation >= segment.identity.incarnation
+        if let Footer::Broken { error, from, .. } = &segment.footer
+            && segment.has_damaged_footer()
         {
             self.damage.push(format!("{error} {id} offset={from}"));
         }
-        let mut count = |namespace, generation: u64, sequence: u64| {
-            *counts.entry(namespace).or_default().entry(generation).or_default() += 1;
-            row.objects += 1;
+        let mut count = |namespace, generation: u64, kind: u8, sequence: u64| {
+            if kind == RecordKind::Data as u8 {
+                *counts.entry(namespace).or_default().entry(generation).or_default() += 1;
+                row.objects += 1;
+            }
             row.min_sequence = Some(row.min_sequence.map_or(sequence, |least| least.min(sequence)));
             row.max_sequence = row.max_sequence.max(Some(sequence));
         };
         if let Footer::Sealed { facts, entries } = &segment.footer {
             let mut last = None;
             for e in entries {
-                count(e.key.namespace(), e.generation, e.sequence);
+                count(e.key.namespace(), e.generation, e.kind, e.sequence);
                 row.records += u64::from(last != Some(e.record_sector));
                 last = Some(e.record_sector);
             }
@@ -214,10 +217,10 @@ impl Inspection {
         }
         segment.scan(disk, &mut |found| {
             let ScanItem::Record { record, payload: Ok(()) } = found else { return };
-            let facts = record.facts();
+            let (facts, kind) = (record.facts(), record.facts().kind as u8);
             record
                 .members()
-                .for_each(|_| count(facts.namespace, facts.generation.0, facts.sequence.0));
+                .for_each(|_| count(facts.namespace, facts.generation.0, kind, facts.sequence.0));
             row.records += 1;
             row.bytes += align_up(record.record_bytes());
         })?;

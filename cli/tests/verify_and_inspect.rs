@@ -323,6 +323,26 @@ fn store_of_two_directories_needs_both() {
     let ran = pagelith(&["verify".as_ref(), a.as_os_str()]);
     assert_eq!(ran.code, Some(2));
     assert!(ran.stderr.contains("another number of directories has=2 given=1"), "{ran:?}");
+    for command in ["verify", "inspect"] {
+        let ran = pagelith(&[command.as_ref(), b.as_os_str(), a.as_os_str()]);
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{ran:?}");
+        assert!(ran.stderr.contains("which belongs in the"), "{ran:?}");
+    }
+}
+
+#[test]
+fn removals_are_not_counted_as_objects() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut f = Fixture::new(&[dir.path()]);
+    f.segment(1, 1, 1, 2, true);
+    f.removal(2, 2);
+    let report = verify(&f).json();
+    assert_eq!((&report["records"], &report["objects"]), (&3.into(), &4.into()), "{report}");
+    let inspected =
+        pagelith(&["inspect".as_ref(), "--json".as_ref(), f.dirs[0].as_os_str()]).json();
+    let removal = &inspected["segments"][2];
+    assert_eq!((&removal["records"], &removal["objects"]), (&1.into(), &0.into()), "{inspected}");
+    assert_eq!(inspected["namespaces"][0]["objects"], 4, "{inspected}");
 }
 
 #[test]

@@ -194,6 +194,23 @@ def run():
             self.assertEqual(second.lookup(keys), [1, 2, 3])
             self.assertEqual(second.load(keys, 4), (True, [True] * LAYERS))
 
+        def test_window_page_that_was_late_hides_no_longer_prefix(self):
+            keys = sglang.keys(6)
+            first = self.filled(keys[:3], window=True)
+            first.fill(keys, 0)
+            self.assertTrue(first.offload(keys, 0))
+            first.close()
+            second = self.engine(window=True)
+            self.assertEqual(second.lookup(keys), [3, 6])
+            second.linker._loading._timeout, usual = 0.0, second.linker._loading._timeout
+            self.assertEqual(second.load(keys[:3], 4)[0], False)
+            self.assertEqual(second.lookup(keys), [])
+            second.linker._loading._timeout = usual
+            second.fill(keys, 0)
+            # Stores the window's last two pages only.
+            self.assertTrue(second.offload(keys, 0))
+            self.assertEqual(second.lookup(keys), [6])
+
         def test_rank_of_replicated_pools_reads_what_rank_0_wrote(self):
             with self.assertRaisesRegex(ValueError, "rank 0 of 2 writes the pages.*pagelith serve"):
                 self.engine(rank=(1, 2), replicated=True)

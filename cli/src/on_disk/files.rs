@@ -53,6 +53,8 @@ impl Files {
         #[cfg(test)]
         tests::refuse(path, offset)?;
         let written = file.write_all_at(bytes, offset);
+        #[cfg(test)]
+        super::read::block_was_written(path, offset, bytes.len() as u64);
         written.with_context(|| format!("cannot write offset={offset} file={}", path.display()))
     }
 
@@ -117,6 +119,8 @@ impl Files {
     pub(crate) fn remove(&mut self, path: &Path) -> anyhow::Result<()> {
         #[cfg(test)]
         tests::step()?;
+        #[cfg(test)]
+        super::read::block_was_written(path, 0, u64::MAX);
         match std::fs::remove_file(path) {
             Ok(()) => {}
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),

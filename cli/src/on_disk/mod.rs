@@ -2,13 +2,16 @@
 //! through [`files`]). Unreadable parts are part of the result, so that a damaged store can be
 //! inspected.
 
+pub(crate) mod dir_order;
 pub(crate) mod files;
 pub(crate) mod locks;
+pub(crate) mod read;
 pub(crate) mod segment;
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -20,6 +23,7 @@ use pagelith_layouts::manifest::{self, BlockDamage, Manifest, Superblock};
 use pagelith_layouts::names;
 use pagelith_layouts::wire::printable::Printable;
 
+use self::read::{read_blocks, read_up_to};
 use crate::machine::{Access, FaultKind, open_store_file};
 
 /// Maximum bytes read of a manifest copy: twice the size for the largest configuration, so that a
@@ -44,6 +48,8 @@ pub(crate) struct OnDisk {
     segments: Vec<Option<File>>,
     /// Contents of the manifest copies, `None` if missing.
     pub(crate) copies: [Option<Vec<u8>>; 2],
+    /// The blocks that the device could not read so far: file, byte offset in it, and the error.
+    unreadable: RefCell<BTreeMap<(PathBuf, u64), String>>,
     /// A file that another process has locked, if any.
     pub(crate) locked: Option<PathBuf>,
     /// The locks of [`LockMode::Shared`].
@@ -59,6 +65,7 @@ impl OnDisk {
             dirs: dirs.to_vec(),
             segments: Vec::new(),
             copies: [None, None],
+            unreadable: RefCell::default(),
             locked: None,
             _locks: None,
         };
@@ -70,7 +77,7 @@ impl OnDisk {
             }
         }
         for copy in 0..2 {
-            disk.copies[copy] = read_if_exists(&disk.manifest_path(copy), MANIFEST_BYTES_MAX)?;
+            disk.copies[copy] = disk.read_manifest(&disk.manifest_path(copy))?;
         }
         for dir in dirs {
             disk.segments.push(open_if_exists(&dir.join(names::SEGMENTS))?);
@@ -205,20 +212,65 @@ impl OnDisk {
     ) -> anyhow::Result<()> {
         let (dir, start) =
             names::segment_location(segment, self.dir_count(), superblock.segment_bytes);
-        let read = match self.segments.get(dir).and_then(Option::as_ref) {
-            Some(file) => file.read_exact_at(buf, start + offset),
-            None => Err(io::Error::new(io::ErrorKind::NotFound, "the file is missing")),
-        };
-        read.with_context(|| {
+        self.read_slot(dir, start + offset, buf).with_context(|| {
             let (path, _) = self.segment_location(segment, superblock);
             format!("cannot read {segment} offset={offset} file={}", path.display())
         })
     }
 
-    /// Fill `buf` from a byte offset of a directory's segments file; false if that fails.
-    pub(crate) fn read_slot(&self, dir: usize, offset: u64, buf: &mut [u8]) -> bool {
+    /// As [`OnDisk::read_segment`], but blocks that the device cannot read decode as damaged. An
+    /// error if it can read none of several blocks: then it is likely to have failed.
+    pub(crate) fn read_segment_blocks(
+        &self,
+        segment: SegmentId,
+        superblock: &Superblock,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> anyhow::Result<()> {
+        let Err(error) = self.read_segment(segment, superblock, offset, buf) else { return Ok(()) };
+        let (dir, start) =
+            names::segment_location(segment, self.dir_count(), superblock.segment_bytes);
+        let Some(file) = self.segments.get(dir).and_then(Option::as_ref) else { return Err(error) };
+        let (path, _) = self.segment_location(segment, superblock);
+        let read = read_blocks(file, &path, start + offset, buf);
+        let all = read.unreadable.len() as u64 * ALIGN >= buf.len() as u64;
+        if read.bytes < buf.len() || (all && read.unreadable.len() > 1) {
+            return Err(error);
+        }
+        self.note_unreadable(&path, read.unreadable);
+        Ok(())
+    }
+
+    /// Fill `buf` from a byte offset of a directory's segments file.
+    pub(crate) fn read_slot(&self, dir: usize, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let file = self.segments.get(dir).and_then(Option::as_ref);
-        file.is_some_and(|file| file.read_exact_at(buf, offset).is_ok())
+        let missing = || io::Error::new(io::ErrorKind::NotFound, "the file is missing");
+        let path = self.dirs.get(dir).map(|d| d.join(names::SEGMENTS)).unwrap_or_default();
+        match read_up_to(file.ok_or_else(missing)?, &path, offset, buf)? {
+            read if read < buf.len() => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(()),
+        }
+    }
+
+    fn note_unreadable(&self, path: &Path, blocks: Vec<(u64, io::Error)>) {
+        let blocks = blocks.into_iter().map(|(at, e)| ((path.to_owned(), at), e.to_string()));
+        self.unreadable.borrow_mut().extend(blocks);
+    }
+
+    /// The blocks that the device could not read so far: file, byte offset in it, and the error.
+    pub(crate) fn unreadable(&self) -> BTreeMap<(PathBuf, u64), String> {
+        self.unreadable.borrow().clone()
+    }
+
+    /// A manifest copy, `None` if it is missing. A partial block at its end is dropped.
+    fn read_manifest(&self, path: &Path) -> anyhow::Result<Option<Vec<u8>>> {
+        let Some(file) = open_if_exists(path)? else { return Ok(None) };
+        let about = file.metadata().with_context(|| format!("cannot read file={}", path.display()));
+        let mut bytes = vec![0; align_down(about?.len().min(MANIFEST_BYTES_MAX)) as usize];
+        let read = read_blocks(&file, path, 0, &mut bytes);
+        bytes.truncate(align_down(read.bytes as u64) as usize);
+        self.note_unreadable(path, read.unreadable);
+        Ok(Some(bytes))
     }
 
     /// Length of each directory's segments file in bytes, 0 if it is missing.
@@ -256,10 +308,24 @@ impl OnDisk {
         let path = self.checkpoint_path(which);
         let Some(file) = open_if_exists(&path)? else { return Ok(None) };
         let mut block = vec![0; ALIGN as usize];
-        let read = read_up_to(&file, 0, &mut block);
-        let read =
-            read.with_context(|| format!("cannot read the checkpoint file={}", path.display()))?;
-        Ok(Some(CheckpointFile { head: checkpoint::decode_head(&block[..read], store), file }))
+        let read = read_blocks(&file, &path, 0, &mut block);
+        self.note_unreadable(&path, read.unreadable);
+        let head = checkpoint::decode_head(&block[..read.bytes], store);
+        Ok(Some(CheckpointFile { head, file }))
+    }
+
+    /// Read a chunk of a checkpoint into `buf`; returns the number of bytes read.
+    pub(crate) fn read_chunk(
+        &self,
+        which: usize,
+        checkpoint: &CheckpointFile,
+        index: u64,
+        buf: &mut [u8],
+    ) -> usize {
+        let path = self.checkpoint_path(which);
+        let read = read_blocks(&checkpoint.file, &path, checkpoint::chunk_offset(index), buf);
+        self.note_unreadable(&path, read.unreadable);
+        read.bytes
     }
 }
 
@@ -270,13 +336,6 @@ pub(crate) struct CheckpointFile {
     file: File,
 }
 
-impl CheckpointFile {
-    /// Read a chunk into `buf`; returns the number of bytes read.
-    pub(crate) fn read_chunk(&self, index: u64, buf: &mut [u8]) -> io::Result<usize> {
-        read_up_to(&self.file, checkpoint::chunk_offset(index), buf)
-    }
-}
-
 /// The existing files of the store. An error if there is none, or if its creation was not finished.
 pub(crate) fn files_of(dirs: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     let (mut files, mut absent) = (Vec::new(), None);
@@ -285,7 +344,11 @@ pub(crate) fn files_of(dirs: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
         absent = absent.or(names.is_none().then_some(dir));
         for name in names.unwrap_or_default().iter().filter(|n| names::is_store_file(n)) {
             if name == names::CREATING {
-                bail!("not a store: its creation was not finished dir={}", dir.display());
+                bail!(
+                    "not a store: its creation was not finished, the next open of the store starts \
+                     anew dir={}",
+                    dir.display()
+                );
             }
             files.push(dir.join(name));
         }
@@ -339,21 +402,5 @@ fn read_if_exists(path: &Path, bytes_max: u64) -> anyhow::Result<Option<Vec<u8>>
     let mut bytes = Vec::new();
     let read = file.take(bytes_max).read_to_end(&mut bytes);
     read.with_context(|| format!("cannot read file={}", path.display()))?;
-    // Drop a partial block at the end.
-    bytes.truncate(align_down(bytes.len() as u64) as usize);
     Ok(Some(bytes))
-}
-
-/// Fill `buf` from `offset`, up to the end of the file.
-fn read_up_to(file: &File, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-    let mut filled = 0;
-    while filled < buf.len() {
-        match file.read_at(&mut buf[filled..], offset + filled as u64) {
-            Ok(0) => break,
-            Ok(n) => filled += n,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(filled)
 }

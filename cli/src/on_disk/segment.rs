@@ -61,7 +61,8 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Read head and footer of a segment; `None` if it was never used.
+    /// Read head and footer of a segment; `None` if it was never used. An error if the device can
+    /// read neither.
     pub(crate) fn load(
         disk: &OnDisk,
         manifest: &Manifest,
@@ -72,6 +73,13 @@ impl Segment {
         };
         let identity = SegmentIdentity { store: manifest.store(), segment: id, incarnation };
         let superblock = *manifest.superblock();
+        let mut block = vec![0; ALIGN as usize];
+        let mut read = |at: u64| disk.read_segment(id, &superblock, at, &mut block);
+        if let Err(error) = read(0)
+            && read(superblock.segment_bytes - ALIGN).is_err()
+        {
+            return Err(error);
+        }
         let mut segment =
             Segment { identity, order, head: Head::Older, footer: Footer::None, superblock };
         segment.head = segment.read_head(disk)?;
@@ -81,7 +89,7 @@ impl Segment {
 
     fn read_head(&self, disk: &OnDisk) -> anyhow::Result<Head> {
         let mut block = vec![0; ALIGN as usize];
-        disk.read_segment(self.identity.segment, &self.superblock, 0, &mut block)?;
+        disk.read_segment_blocks(self.identity.segment, &self.superblock, 0, &mut block)?;
         let differs = |field, found: u64, expected: u64| {
             let (found, expected) = (found.to_string(), expected.to_string());
             Head::Broken(FormatError::Identity {
@@ -108,7 +116,7 @@ impl Segment {
     fn read_footer(&self, disk: &OnDisk) -> anyhow::Result<Footer> {
         let segment_bytes = self.superblock.segment_bytes;
         let mut bytes = vec![0; ALIGN as usize];
-        disk.read_segment(
+        disk.read_segment_blocks(
             self.identity.segment,
             &self.superblock,
             segment_bytes - ALIGN,
@@ -123,7 +131,7 @@ impl Segment {
         let claimed = footer::claimed_bytes(&bytes, segment_bytes).unwrap_or(ALIGN);
         let from = segment_bytes - claimed;
         bytes.resize(claimed as usize, 0);
-        disk.read_segment(self.identity.segment, &self.superblock, from, &mut bytes)?;
+        disk.read_segment_blocks(self.identity.segment, &self.superblock, from, &mut bytes)?;
         Ok(match footer::decode(&bytes, self.identity, segment_bytes) {
             Ok((facts, entries)) => Footer::Sealed { facts, entries },
             Err(_)
@@ -144,6 +152,11 @@ impl Segment {
     /// Whether the head matches the manifest.
     pub(crate) fn head_is_current(&self) -> bool {
         matches!(self.head, Head::Current)
+    }
+
+    /// Whether there is a damaged footer that is not known to be older.
+    pub(crate) fn has_damaged_footer(&self) -> bool {
+        matches!(&self.footer, Footer::Broken { incarnation, .. } if *incarnation >= self.identity.incarnation)
     }
 
     /// Whether an open of the store skips the segment because of its head: there is none, or an
@@ -169,7 +182,7 @@ impl Segment {
         };
         let mut scratch = vec![0; scan::SCRATCH_BYTES];
         let mut read = |offset: u64, buf: &mut [u8]| {
-            disk.read_segment(self.identity.segment, &self.superblock, offset, buf)
+            disk.read_segment_blocks(self.identity.segment, &self.superblock, offset, buf)
         };
         scan::scan(self.identity, end, &mut scratch, &mut read, found)
     }

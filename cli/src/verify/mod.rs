@@ -15,7 +15,7 @@ use clap::Args;
 
 use self::report::{VerifyReport, in_use};
 use crate::exit::RunStatus;
-use crate::on_disk::{LockMode, OnDisk};
+use crate::on_disk::{LockMode, OnDisk, dir_order};
 use crate::output::out;
 
 /// Read a whole store and report all damage; with --repair, drop what is damaged.
@@ -46,6 +46,7 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<RunStatus> {
         return Err(in_use(&disk, path));
     }
     disk.require_all_dirs()?;
+    dir_order::check(&disk)?;
     let (report, _) = VerifyReport::of(&disk)?;
     if args.json {
         out!("{}", serde_json::to_string(&report)?)?;

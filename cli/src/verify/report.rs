@@ -68,6 +68,14 @@ pub(crate) fn manifest_findings(disk: &OnDisk, damage: &[BlockDamage]) -> Vec<Fi
     findings
 }
 
+/// The blocks that the device cannot read. What they damage is reported by itself.
+fn unreadable_blocks(disk: &OnDisk) -> impl Iterator<Item = Finding> {
+    disk.unreadable().into_iter().map(|((path, at), error)| {
+        let cause = format!("block cannot be read: {error}");
+        Finding::new(Severity::Note, cause, path.display().to_string()).at(at)
+    })
+}
+
 impl VerifyReport {
     /// Read the whole store. Also returns its metadata, from which repair starts, unless no copy of
     /// the manifest is usable.
@@ -75,10 +83,6 @@ impl VerifyReport {
         let mut report = VerifyReport::default();
         let metadata = match disk.manifest() {
             Ok((manifest, damage)) => {
-                if manifest.superblock().dir_count != disk.dir_count() {
-                    let (has, given) = (manifest.superblock().dir_count, disk.dir_count());
-                    bail!("the store has another number of directories has={has} given={given}");
-                }
                 report.store = manifest.store().to_string();
                 report.findings = manifest_findings(disk, &damage);
                 let metadata = StoreMetadata::read(disk, manifest)?;
@@ -97,6 +101,7 @@ impl VerifyReport {
                 None
             }
         };
+        report.findings.extend(unreadable_blocks(disk));
         report.count_severities();
         Ok((report, metadata))
     }

@@ -103,7 +103,9 @@ impl Verifier<'_> {
 
     fn count(&mut self, record: &Record<'_>) {
         self.report.records += 1;
-        self.report.objects += record.member_count() as u64;
+        if record.facts().kind == RecordKind::Data {
+            self.report.objects += record.member_count() as u64;
+        }
         self.report.bytes += record.record_bytes();
     }
 
@@ -258,9 +260,8 @@ impl Verifier<'_> {
     /// Check the last blocks of a segment that is not sealed.
     fn missing_footer(&mut self, severity: Severity) {
         let records = self.report.records > 0;
-        let older = |incarnation| incarnation < self.segment.identity.incarnation;
         match &self.segment.footer {
-            Footer::Broken { error, from, incarnation, .. } if !older(*incarnation) => {
+            Footer::Broken { error, from, .. } if self.segment.has_damaged_footer() => {
                 let (error, from) = (error.clone(), *from);
                 self.add_finding(severity, error, from);
             }
@@ -278,7 +279,7 @@ impl Verifier<'_> {
     fn error_at(&self, offset: u64) -> anyhow::Result<FormatError> {
         let id = self.segment.identity.segment;
         let mut block = vec![0; ALIGN as usize];
-        self.context.disk.read_segment(id, self.context.superblock, offset, &mut block)?;
+        self.context.disk.read_segment_blocks(id, self.context.superblock, offset, &mut block)?;
         let none = FormatError::Magic { structure: "record header" };
         Ok(Record::decode(&block).err().unwrap_or(none))
     }

@@ -155,10 +155,10 @@ impl Checkpointer {
             }
             return due && self.current.is_some();
         }
-        // The index is being emptied: the checkpoint would list nothing, and keep the next open
-        // from reading segments that hold objects.
-        let off = cx.shared.lock().ssd.as_ref().is_none_or(|s| !s.health.reads());
-        if off && self.forget_partial(cx) {
+        // Groups that replace durable objects are not written now, and the checkpoint would not
+        // list these. If the tier is off, the index is being emptied, and it would list nothing.
+        let writes = cx.shared.lock().ssd.as_ref().is_some_and(|s| s.health.writes());
+        if !writes && self.forget_partial(cx) {
             return true;
         }
         let mut any = self.copy_entries(cx);
@@ -178,15 +178,11 @@ impl Checkpointer {
         let Some(c) = self.current.as_mut() else { return false };
         let mut core = shared.lock();
         if let Some(serial) = c.replacement.filter(|_| !c.sync_requested) {
-            let writes = core.ssd.as_ref().is_some_and(|s| s.health.writes());
-            let is_unwritten = core.has_replacement_up_to(serial);
-            drop(core);
-            match (is_unwritten, writes) {
-                (false, _) => c.request_sync(cx),
-                (true, true) => return false,
-                // They are not written before the tier recovers.
-                (true, false) => self.keep_older(cx),
+            if core.has_replacement_up_to(serial) {
+                return false;
             }
+            drop(core);
+            c.request_sync(cx);
             return true;
         }
         let homes = core.index.home_slots();
@@ -287,10 +283,10 @@ impl Checkpointer {
         }
     }
 
-    /// Give up a checkpoint that has not copied all entries, without counting a failure; true if
-    /// there was one.
+    /// Give up a checkpoint whose sync is not requested, without counting a failure; true if there
+    /// was one.
     fn forget_partial(&mut self, cx: &mut LogContext) -> bool {
-        let partial = self.current.as_ref().is_some_and(Checkpoint::copies);
+        let partial = self.current.as_ref().is_some_and(|c| !c.sync_requested);
         if partial {
             self.keep_older(cx);
             if let Some(ssd) = cx.shared.lock().ssd.as_mut() {

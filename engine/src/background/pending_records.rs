@@ -234,7 +234,8 @@ impl PendingRecords {
         core.end_write(held.frame);
     }
 
-    /// A sync covers these records: decide what waits for them, or for a base that has left.
+    /// A sync covers these records: count their objects, and those that waited for them as their
+    /// base.
     pub fn count_durable(&mut self, core: &mut Core, records: &[(u64, RecordLocation)]) {
         let mut bases = BTreeMap::new();
         for (id, _) in records {
@@ -298,7 +299,7 @@ impl PendingRecords {
         for w in moves {
             for ((fingerprint, location), from) in w.members.into_iter().zip(w.from) {
                 core.set_ssd_location(fingerprint, |e| e.ssd == Some(location), from);
-                if core.is_unread(from.record()) {
+                if core.is_offline(from.record()) {
                     // Its purge may have passed.
                     core.drop_ssd(fingerprint, from, None, Departure::Lost);
                     core.events.forgot();

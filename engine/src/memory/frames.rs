@@ -98,7 +98,7 @@ impl FrameData {
 /// | `Unwritten`, `Writing` | `Evictable` | it will not be written | `Core::end_write` |
 /// | `Evictable` | `Unwritten` | it must be written after all | `Core::requeue_frame` |
 /// | any | `Dead` | it is evicted, removed, cleared, replaced or damaged | `Core::drop_frame` |
-/// | `Dead` | | its last reader leaves, and its extents are freed | `Core::free_if_unread` |
+/// | `Dead` | | its last reader leaves, and its extents are freed | `Core::free_if_unused` |
 ///
 /// A frame is not written if admission refuses it, if the SSD tier takes no writes, or if its write
 /// was given up.

@@ -385,10 +385,10 @@ impl GetBatch {
     /// Verify the pieces of an object that were read, and take the next step.
     fn verify_item(&mut self, io: &mut SessionIo, i: usize) {
         let Some(header) = self.items[i].reading().map(|read| read.header) else { return };
-        let record = self.items[i].keeps_in_arena() || promote::is_on(&io.shared);
+        let record_contents = self.items[i].keeps_in_arena() || promote::is_on(&io.shared);
         // A pass over all bytes of the object precedes the insertion into the header cache.
         self.headers[header].prepare_caching(&io.shared, self.items[i].header_location());
-        let wants = GetWants { meta: io.wants_meta, record };
+        let wants = GetWants { meta: io.wants_meta, record_contents };
         match self.items[i].verify(&self.headers[header], wants) {
             NextStep::Wait => {}
             NextStep::ReadLongerHeader(bytes) => {

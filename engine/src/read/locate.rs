@@ -81,7 +81,7 @@ pub(crate) fn locate<'a>(
     let mut attempt = LocateAttempt::new(shared, &snapshot, which.len());
     attempt.locate_all(items, which, at);
     let LocateAttempt { located, requested, dropped_frames, .. } = attempt;
-    dropped_frames.into_iter().for_each(|frame| core.free_if_unread(frame));
+    dropped_frames.into_iter().for_each(|frame| core.free_if_unused(frame));
     record_locked(shared, &mut core, &requested, at, LastRequests::raise);
     located
 }
@@ -98,14 +98,14 @@ fn undo(shared: &Shared, item: &mut BatchItem, located: Located<'_>) {
 /// Leave a frame after a get; the last reader of a dropped frame frees it.
 pub(crate) fn leave_frame(shared: &Shared, entered: FrameReadGuard<'_>, frame: FrameId) {
     if entered.leave() {
-        shared.lock().free_if_unread(frame);
+        shared.lock().free_if_unused(frame);
     }
 }
 
 fn free_dropped(shared: &Shared, dropped_frames: &[FrameId]) {
     if !dropped_frames.is_empty() {
         let mut core = shared.lock();
-        dropped_frames.iter().for_each(|frame| core.free_if_unread(*frame));
+        dropped_frames.iter().for_each(|frame| core.free_if_unused(*frame));
     }
 }
 

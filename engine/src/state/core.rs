@@ -59,7 +59,8 @@ pub(crate) struct Core {
 
 impl VisibilityFilter for Core {
     fn is_hidden_at(&self, location: SsdLocation) -> bool {
-        self.ssd.is_some() && (self.is_unread(location.record()) || self.visibility.hides(location))
+        self.ssd.is_some()
+            && (self.is_offline(location.record()) || self.visibility.hides(location))
     }
 
     fn link(&self, fingerprint: u128) -> Option<u64> {
@@ -72,11 +73,11 @@ impl VisibilityFilter for Core {
 }
 
 impl Core {
-    /// Whether the segment of a record, or the whole tier, is no longer read.
-    pub fn is_unread(&self, (segment, _): RecordPlace) -> bool {
-        let is_unread =
+    /// Whether nothing is read from the segment of a record, or from the whole tier.
+    pub fn is_offline(&self, (segment, _): RecordPlace) -> bool {
+        let is_offline =
             |ssd: &SsdCore| !ssd.health.reads() || ssd.health.is_quarantined(SegmentId(segment));
-        self.ssd.as_ref().is_some_and(is_unread)
+        self.ssd.as_ref().is_some_and(is_offline)
     }
 
     /// The current generation of a namespace.

@@ -85,7 +85,7 @@ impl Core {
 
     /// Free a frame that was dropped and has no readers. Nothing happens if its number belongs to a
     /// live frame by now.
-    pub fn free_if_unread(&mut self, id: FrameId) {
+    pub fn free_if_unused(&mut self, id: FrameId) {
         if self.dram.frames.get(id).is_some_and(Frame::is_dead) && !self.dram.frames.has_readers(id)
         {
             let memory = (&mut self.dram.space, &mut self.tenants);
@@ -97,7 +97,7 @@ impl Core {
     pub fn release_frame(&mut self, frame: FrameRef) {
         let Some(f) = self.dram.frames.get_ref(frame) else { return };
         f.readers -= 1;
-        self.free_if_unread(frame.id);
+        self.free_if_unused(frame.id);
     }
 
     /// Evict one frame, with `everywhere` its objects on SSD too; false if no frame may be evicted

@@ -128,7 +128,7 @@ impl<'a> FrameReadGuard<'a> {
     }
 
     /// End the access. True if the frame was dropped meanwhile: the caller must then free it with
-    /// [`crate::state::core::Core::free_if_unread`].
+    /// [`crate::state::core::Core::free_if_unused`].
     pub fn leave(self) -> bool {
         self.0.leave()
     }

@@ -55,6 +55,8 @@ impl ReplacedObjects {
 
 #[cfg(test)]
 mod tests {
+    use pagelith_io::clock::Mono;
+
     use super::*;
     use crate::api::request::{Options, PutSlice};
     use crate::server::tests::{key, object};
@@ -75,6 +77,17 @@ mod tests {
         store.stats().checkpoints
     }
 
+    /// As if the newest frame replaced a durable object, and its write took long.
+    fn delay_newest_frame(store: &Store) -> FrameRef {
+        let mut core = store.shared.lock();
+        let newest = core.dram.frames.iter().max_by_key(|(_, f)| f.serial);
+        let (id, serial) = newest.map(|(id, f)| (id, f.serial)).expect("a frame");
+        core.dram.frames.get_mut(id).expect("a frame").state = FrameState::Writing;
+        let frame = FrameRef { id, serial };
+        core.ssd.as_mut().expect("a tier").replaced.note(&[frame], &[SegmentId(0)]);
+        frame
+    }
+
     #[test]
     fn checkpoint_waits_until_the_replacement_of_a_durable_object_is_written() {
         let dir = tempfile::tempdir().expect("a directory");
@@ -93,16 +106,7 @@ mod tests {
         // As if the write of page 2 took long.
         put(&store, 2, &["k"]);
         store.flush(Options::default()).expect("flushed");
-        let delayed = {
-            let mut core = store.shared.lock();
-            let frames = core.dram.frames.iter();
-            let newest = frames.max_by_key(|(_, f)| f.serial).map(|(id, f)| (id, f.serial));
-            let (id, serial) = newest.expect("a frame");
-            core.dram.frames.get_mut(id).expect("a frame").state = FrameState::Writing;
-            let frame = FrameRef { id, serial };
-            core.ssd.as_mut().expect("a tier").replaced.note(&[frame], &[SegmentId(0)]);
-            frame
-        };
+        let delayed = delay_newest_frame(&store);
         let before = checkpoints(&store);
         (3..18).for_each(|page| put(&store, page, &["k"]));
         runtime.until("a segment is sealed", || store.stats().segments_sealed > 0);
@@ -111,5 +115,28 @@ mod tests {
         store.shared.lock().dram.frames.get_ref(delayed).expect("page 2").state =
             FrameState::Evictable;
         runtime.until("a checkpoint", || checkpoints(&store) > before);
+    }
+
+    #[test]
+    fn checkpoint_is_given_up_if_the_replacement_of_a_durable_object_cannot_be_written() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut config = small_config(dir.path());
+        config.ssd.checkpoint_segments = 1;
+        let runtime = SteppedRuntime::default();
+        let store = runtime.open(&config);
+        put(&store, 1, &["k"]);
+        store.flush(Options::default()).expect("flushed");
+        let delayed = delay_newest_frame(&store);
+        (2..18).for_each(|page| put(&store, page, &["k"]));
+        runtime.until("a segment is sealed", || store.stats().segments_sealed > 0);
+        (0..1000).for_each(|_| runtime.step());
+        let before = checkpoints(&store);
+        {
+            let mut core = store.shared.lock();
+            assert!(core.ssd.as_mut().expect("a tier").health.stop_writing(Mono(u64::MAX)));
+            core.end_write(delayed);
+        }
+        (0..1000).for_each(|_| runtime.step());
+        assert_eq!(checkpoints(&store), before, "it would forget page 1");
     }
 }

@@ -32,7 +32,7 @@ impl Core {
         let Some(ssd) = self.ssd.as_mut() else { return };
         let records = ssd.undecided.remove_of_base(base);
         for (place, record) in records {
-            if self.is_unread(place) {
+            if self.is_offline(place) {
                 self.ssd.iter_mut().for_each(|ssd| ssd.undecided.insert(place, record));
             } else {
                 self.end_undecided(&record, &FlushReport::durable(record.objects, record.bytes));

@@ -109,7 +109,7 @@ impl Core {
                     synced.bytes += u64::from(length);
                 }
                 Some(entry) if self.is_written_again(&entry) => {}
-                Some(entry) if entry.ssd.is_some_and(|at| self.is_unread(at.record())) => {
+                Some(entry) if entry.ssd.is_some_and(|at| self.is_offline(at.record())) => {
                     synced.lost += 1;
                 }
                 Some(_) => hidden += 1,

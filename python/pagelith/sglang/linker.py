@@ -189,10 +189,22 @@ class Linker(UnifiedCacheLinker):
         if not self._missed:
             return stops
         # SGLang computes nothing of a load that fails: the request ends with an error.
-        pools = [text_of(transfer.name) for transfer in wanted]
-        missed = (at for at, one in enumerate(hashes) if any((name, one) in self._missed for name in pools))
-        readable = next(missed, len(hashes))
-        return [stop for stop in stops if stop <= readable]
+        trailing = {
+            text_of(one.name): max(1, len(one.keys)) for one in wanted if one.hit_policy == PoolHitPolicy.TRAILING_PAGES
+        }
+        others = [name for name in map(text_of, (one.name for one in wanted)) if name not in trailing]
+
+        def is_missed(at: int, name: str) -> bool:
+            return (name, hashes[at]) in self._missed
+
+        readable = next((at for at in range(len(hashes)) if any(is_missed(at, name) for name in others)), len(hashes))
+
+        def is_readable(stop: int) -> bool:
+            # A load reads only the last pages of these pools.
+            ends = ((at, name) for name, pages in trailing.items() for at in range(max(0, stop - pages), stop))
+            return stop <= readable and not any(is_missed(at, name) for at, name in ends)
+
+        return [stop for stop in stops if is_readable(stop)]
 
     # Loads.
 
@@ -300,6 +312,7 @@ class Linker(UnifiedCacheLinker):
         while not self._offloading.results.empty():
             self._offloading.results.get_nowait()
         self.layer_done_counter.reset()
+        self._missed.clear()
         # SGLang has flushed its cache.
         self._served.flushed()
 

@@ -39,7 +39,7 @@ pub(super) fn repair(
     options: RepairOptions,
     report: &mut Report,
 ) -> anyhow::Result<()> {
-    let (drops, rewrites) = plans(disk, &metadata, options, report);
+    let Plans { drops, wipes, rewrites } = plans(disk, &metadata, options, report);
     let mut repairer = Repairer { disk, files, report, manifest: metadata.manifest.clone() };
     repairer.sync_manifest_copies()?;
     repairer.hide_segments(&drops)?;
@@ -60,21 +60,28 @@ pub(super) fn repair(
             repairer.report.repairs.push(Repair::new("file has its length again", cause, path));
         }
     }
-    repairer.wipe_segments(&drops)?;
+    repairer.wipe_segments(&drops, &wipes)?;
     repairer.rewrite_segments(rewrites)
 }
 
 type Drops = BTreeMap<SegmentId, String>;
 
-/// The segments to drop, with reasons, and those to rewrite.
+/// The segments to drop, with reasons, those to wipe, and those to rewrite.
+#[derive(Default)]
+struct Plans {
+    drops: Drops,
+    wipes: BTreeSet<SegmentId>,
+    rewrites: BTreeMap<SegmentId, Rewrite>,
+}
+
 fn plans(
     disk: &OnDisk,
     metadata: &StoreMetadata,
     options: RepairOptions,
     report: &mut Report,
-) -> (Drops, BTreeMap<SegmentId, Rewrite>) {
+) -> Plans {
     let superblock = metadata.manifest.superblock();
-    let (mut drops, mut rewrites) = (Drops::new(), BTreeMap::new());
+    let Plans { mut drops, mut wipes, mut rewrites } = Plans::default();
     let used = |id: &SegmentId| metadata.manifest.segment(*id).is_some_and(|(i, _)| i.0 > 0);
     for (id, error) in metadata.unreadable.iter().filter(|(id, _)| used(id)) {
         drops.insert(*id, format!("{error:#}"));
@@ -98,28 +105,30 @@ fn plans(
         match plan(disk, superblock, segment, metadata.covered(segment), mark_end) {
             _ if drops.contains_key(&id) => {}
             RepairPlan::Keep => {}
+            RepairPlan::Wipe => _ = wipes.insert(id),
             RepairPlan::Rewrite(rewrite) => _ = rewrites.insert(id, rewrite),
             RepairPlan::Drop(reason) => _ = drops.insert(id, reason),
         }
     }
     let order = |id: SegmentId| order_of(&metadata.manifest, id);
     let Some(newest) = newest(&metadata.manifest, &drops) else {
-        return (drops, rewrites);
+        return Plans { drops, wipes, rewrites };
     };
     if options.keep {
         report.warn(format!(
             "the content of {newest} is unknown, and older objects are kept: {MAY_RETURN}"
         ));
-        return (drops, rewrites);
+        return Plans { drops, wipes, rewrites };
     }
     let reason = format!("removals in {newest} may be lost, and this segment is older");
     for id in (0..superblock.segment_count).map(SegmentId).filter(used) {
         if order(id) < order(newest) && !drops.contains_key(&id) {
             rewrites.remove(&id);
+            wipes.remove(&id);
             drops.insert(id, reason.clone());
         }
     }
-    (drops, rewrites)
+    Plans { drops, wipes, rewrites }
 }
 
 fn order_of(manifest: &Manifest, id: SegmentId) -> SegmentOrder {
@@ -138,12 +147,12 @@ pub(super) fn loss(
     metadata: &StoreMetadata,
     options: RepairOptions,
 ) -> (usize, usize, u64) {
-    let (drops, _) = plans(disk, metadata, options, &mut Report::default());
+    let drops = plans(disk, metadata, options, &mut Report::default()).drops;
     let (superblock, store) = (metadata.manifest.superblock(), metadata.manifest.store());
     let ids = (0..superblock.segment_count).map(SegmentId);
     let used =
         ids.filter(|id| metadata.manifest.segment(*id).is_some_and(|(i, _)| i.0 > 0)).count();
-    let objects = drops.keys().map(|id| survey(disk, superblock, store, *id).members).sum();
+    let objects = drops.keys().map(|id| survey(disk, superblock, store, *id).objects).sum();
     (drops.len(), used, objects)
 }
 
@@ -207,7 +216,7 @@ impl Repairer<'_> {
             self.manifest.set_segment(*id, next, order);
             let (path, _) = self.disk.segment_location(*id, self.manifest.superblock());
             let mut repair = Repair::new("segment is dropped", reason, &path).of(*id);
-            repair.objects = if seen.incarnation == known { seen.members } else { 0 };
+            repair.objects = if seen.incarnation == known { seen.objects } else { 0 };
             self.report.repairs.push(repair);
         }
         let after = self.manifest.copy();
@@ -235,17 +244,23 @@ impl Repairer<'_> {
         self.disk.segment_location(id, self.manifest.superblock())
     }
 
-    /// Zero head and footer of dropped segments. Their objects are hidden already, so a device that
-    /// refuses is only a warning.
-    fn wipe_segments(&mut self, drops: &Drops) -> anyhow::Result<()> {
+    /// Zero head and footer of segments dropped now, and before. Their objects are hidden already,
+    /// so a device that refuses is only a warning.
+    fn wipe_segments(&mut self, drops: &Drops, wipes: &BTreeSet<SegmentId>) -> anyhow::Result<()> {
         let bytes = self.manifest.superblock().segment_bytes;
         let mut touched = BTreeSet::new();
-        for id in drops.keys() {
+        for id in drops.keys().chain(wipes) {
             let (path, at) = self.location(*id);
+            let mut wiped = true;
             for offset in [at, at + bytes - ALIGN] {
                 if let Err(error) = self.files.zero(&path, offset, ALIGN) {
                     self.report.warn(format!("{error:#}"));
+                    wiped = false;
                 }
+            }
+            if wiped && wipes.contains(id) {
+                let repair = Repair::new("footer without records is wiped", "", &path);
+                self.report.repairs.push(repair.of(*id));
             }
             touched.insert(path);
         }

@@ -2,24 +2,17 @@
 //! and without removed objects, or that is refused. The next repair continues and has the same
 //! result.
 
-#[allow(dead_code, reason = "other tests use other parts")]
-#[path = "../../../tests/common/filled_store.rs"]
-mod filled_store;
-#[allow(dead_code, reason = "other tests use other parts")]
-#[path = "../../../tests/common/fixture.rs"]
-mod fixture;
-
 use std::path::Path;
 
-use pagelith_layouts::footer::{self, FooterFacts};
+use pagelith_layouts::footer::{self, FooterFacts, FooterTail};
 use pagelith_layouts::ids::{Incarnation, SegmentId, SegmentOrder, Sequence};
 use pagelith_layouts::manifest::{self, Manifest};
 use pagelith_layouts::record::RecordKind;
 use pagelith_layouts::segment::SegmentIdentity;
 
-use self::filled_store::{FilledStore, PAGES, SEGMENT_BYTES, is_present, key};
-use self::fixture::Fixture;
-use super::{RepairOptions, repair};
+use super::filled_store::{FilledStore, PAGES, SEGMENT_BYTES, is_present, key};
+use super::fixture::Fixture;
+use super::{RepairOptions, filled_store, fixture, repair};
 use crate::on_disk::files::{refuse_writes_at, stop_after};
 
 const DROP: RepairOptions = RepairOptions {
@@ -235,6 +228,25 @@ fn refused_wipe_of_a_dropped_segment_is_a_warning() {
         report.warnings[0].contains(&format!("cannot write offset={at} file={}", path.display()))
     );
     assert_eq!(incarnation(&f, OBJECT), 2, "the others are still dropped");
+}
+
+/// The damaged footer of a dropped segment has a larger incarnation than the segment, and the
+/// device refused its wipe.
+#[test]
+fn footer_that_a_repair_could_not_wipe_is_wiped_by_the_next() {
+    let dir = tempfile::tempdir().unwrap();
+    let f = lost_removal(dir.path());
+    let tail = fixture::SEGMENT_BYTES - FooterTail::BYTES as u64;
+    let fields = FooterTail::STRUCTURE.fields;
+    let incarnation_at = fields.iter().find(|f| f.name == "incarnation").unwrap().offset as u64;
+    f.write(REMOVAL, tail + incarnation_at, &(u64::MAX / 2).to_le_bytes());
+    let (path, at) = f.location(REMOVAL);
+    refuse_writes_at(Some((path, at + fixture::SEGMENT_BYTES - 4096)));
+    let report = repair(&f.dirs, DROP);
+    refuse_writes_at(None);
+    assert!(report.unwrap().after.wrong > 0, "the footer is still wrong");
+    assert_eq!(repair(&f.dirs, DROP).unwrap().after.wrong, 0);
+    assert_eq!(incarnation(&f, YOUNGER), 1, "the younger one is kept");
 }
 
 /// A device that refuses to write the header of one damaged record: the others are repaired.

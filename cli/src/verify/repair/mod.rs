@@ -8,7 +8,14 @@
 //!   continues ([`in_place`] defines the order). An intact store is not written.
 
 mod check_record;
-mod dir_order;
+#[cfg(test)]
+#[allow(dead_code, reason = "other tests use other parts")]
+#[path = "../../../tests/common/filled_store.rs"]
+mod filled_store;
+#[cfg(test)]
+#[allow(dead_code, reason = "other tests use other parts")]
+#[path = "../../../tests/common/fixture.rs"]
+mod fixture;
 mod in_place;
 #[cfg(test)]
 mod interrupted;
@@ -17,6 +24,8 @@ mod rebuild;
 mod report;
 mod segment;
 mod survey;
+#[cfg(test)]
+mod unreadable_blocks;
 
 use std::path::PathBuf;
 
@@ -29,7 +38,7 @@ use super::metadata::StoreMetadata;
 use super::report::{VerifyReport, in_use};
 use crate::exit::RunStatus;
 use crate::on_disk::files::Files;
-use crate::on_disk::{LockMode, OnDisk, files_of};
+use crate::on_disk::{LockMode, OnDisk, dir_order, files_of};
 use crate::output::{log, out};
 
 /// Maximum rounds of verify and repair. One suffices unless a repair reveals further damage.
@@ -56,6 +65,7 @@ fn repair(dirs: &[PathBuf], options: RepairOptions) -> anyhow::Result<Report> {
     let mut round = 0;
     loop {
         let disk = OnDisk::open(dirs, LockMode::Held)?;
+        dir_order::require_only_store_files(&disk)?;
         dir_order::check(&disk)?;
         let (verified, metadata) = VerifyReport::of(&disk)?;
         if round == 0 {

@@ -17,13 +17,12 @@ use pagelith_layouts::ids::{
 use pagelith_layouts::manifest::{self, Manifest, Superblock};
 use pagelith_layouts::names;
 
-use super::dir_order;
 use super::in_place::write_copy;
 use super::options::RepairOptions;
 use super::report::{MAY_RETURN, Repair, Report};
 use super::survey::survey;
 use crate::on_disk::files::Files;
-use crate::on_disk::{OnDisk, display_dirs};
+use crate::on_disk::{OnDisk, dir_order, display_dirs};
 
 /// Make the store usable again.
 pub(super) fn rebuild(
@@ -59,13 +58,6 @@ fn make_empty(
     was: Superblock,
     report: &mut Report,
 ) -> anyhow::Result<()> {
-    if was.dir_count != disk.dir_count() {
-        bail!(
-            "the store has another number of directories has={} given={}",
-            was.dir_count,
-            disk.dir_count()
-        );
-    }
     let superblock = Superblock { fingerprint_key: random::<FINGERPRINT_KEY_BYTES>()?, ..was };
     let manifest = Manifest::new(StoreId(random()?), superblock);
     let marker = disk.dirs()[0].join(names::CREATING);
@@ -170,7 +162,7 @@ fn rebuild_manifest(
                 let (path, _) = disk.segment_location(id, &superblock);
                 let cause = "neither head nor footer is intact, its log position is unknown";
                 let mut repair = Repair::new("segment is dropped", cause, &path).of(id);
-                repair.objects = seen.members;
+                repair.objects = seen.objects;
                 report.repairs.push(repair);
             }
         }

@@ -22,6 +22,8 @@ use crate::on_disk::segment::{Footer, Segment, is_damaged_header_of};
 pub(super) enum RepairPlan {
     /// No change: the next open handles the segment.
     Keep,
+    /// Zero its head and footer: it has no records. An earlier repair dropped it.
+    Wipe,
     /// Rewrite parts of it.
     Rewrite(Rewrite),
     /// Drop it, for this reason: its lost content is unknown.
@@ -62,6 +64,7 @@ pub(super) fn plan(
         _ => planner.unsealed(),
     };
     match decided {
+        Ok(()) if planner.rewrite.is_empty() && segment.has_damaged_footer() => RepairPlan::Wipe,
         Ok(()) if planner.rewrite.is_empty() => RepairPlan::Keep,
         Ok(()) => RepairPlan::Rewrite(planner.rewrite),
         Err(reason) => RepairPlan::Drop(reason),
@@ -137,6 +140,11 @@ impl Planner<'_> {
         });
         scanned.map_err(|e| format!("{e:#}"))?;
         let former_end = self.mark_end.max(self.claimed_end()).unwrap_or(0);
+        if let Some(at) = self.unreadable_after(end)
+            && former_end == 0
+        {
+            doubt.get_or_insert(format!("a block cannot be read, nor the footer offset={at}"));
+        }
         if former_end > end {
             doubt.get_or_insert(format!(
                 "records are missing and so is the footer offset={end} end={former_end}"
@@ -158,6 +166,16 @@ impl Planner<'_> {
             }
         }
         self.footer(&self.facts(&kept), &kept)
+    }
+
+    /// The first block after `end` that the device cannot read, except the last of the segment.
+    fn unreadable_after(&self, end: u64) -> Option<u64> {
+        let (path, start) =
+            self.disk.segment_location(self.segment.identity.segment, self.superblock);
+        let range = start + end..start + self.superblock.segment_bytes - ALIGN;
+        let unreadable = self.disk.unreadable().into_keys();
+        let mut here = unreadable.filter(|(p, at)| *p == path && range.contains(at));
+        here.next().map(|(_, at)| at - start)
     }
 
     /// Rewrite a damaged head. A head of another incarnation hides the whole segment at open,

@@ -9,7 +9,7 @@ use pagelith_layouts::ids::{
     Generation, Incarnation, NamespaceId, SegmentId, SegmentOrder, StoreId,
 };
 use pagelith_layouts::manifest::Superblock;
-use pagelith_layouts::record::Record;
+use pagelith_layouts::record::{Record, RecordKind};
 use pagelith_layouts::segment::SegmentIdentity;
 
 use crate::on_disk::OnDisk;
@@ -27,14 +27,14 @@ pub(super) struct Survey {
     pub(super) order: Option<SegmentOrder>,
     /// The highest generation of each namespace.
     pub(super) generations: BTreeMap<NamespaceId, Generation>,
-    /// Objects and removals in records of the highest incarnation.
-    pub(super) members: u64,
+    /// Objects in records of the highest incarnation.
+    pub(super) objects: u64,
 }
 
 impl Survey {
     fn note_incarnation(&mut self, incarnation: Incarnation, order: Option<SegmentOrder>) {
         if incarnation > self.incarnation {
-            (self.incarnation, self.order, self.members) = (incarnation, None, 0);
+            (self.incarnation, self.order, self.objects) = (incarnation, None, 0);
         }
         if incarnation == self.incarnation {
             self.order = self.order.or(order);
@@ -44,8 +44,9 @@ impl Survey {
     fn record(&mut self, record: &Record<'_>) {
         let facts = record.facts();
         self.note_incarnation(facts.identity.incarnation, None);
-        if facts.identity.incarnation == self.incarnation {
-            self.members += record.member_count() as u64;
+        let is_data = facts.kind == RecordKind::Data;
+        if facts.identity.incarnation == self.incarnation && is_data {
+            self.objects += record.member_count() as u64;
         }
         let known = self.generations.entry(facts.namespace).or_insert(Generation::FIRST);
         *known = (*known).max(facts.generation);
@@ -60,7 +61,8 @@ pub(super) fn survey(
     id: SegmentId,
 ) -> Survey {
     let mut found = Survey::default();
-    let read = |offset: u64, buf: &mut [u8]| disk.read_segment(id, superblock, offset, buf).is_ok();
+    let read =
+        |offset: u64, buf: &mut [u8]| disk.read_segment_blocks(id, superblock, offset, buf).is_ok();
     let mut block = vec![0; ALIGN as usize];
     let head = read(0, &mut block).then(|| RawHead::read(&block)).flatten();
     if let Some(head) = head.filter(|h| (h.store, h.segment) == (store, id)) {

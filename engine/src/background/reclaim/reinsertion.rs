@@ -239,7 +239,7 @@ pub(crate) fn record_reinserted(
         for frame in frames {
             core.requeue_frame(FrameId(frame));
         }
-    } else if core.is_unread((location.identity.segment.0, 0)) {
+    } else if core.is_offline((location.identity.segment.0, 0)) {
         return false;
     }
     for (fingerprint, old) in members.iter().filter(|_| whole) {

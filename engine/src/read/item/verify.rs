@@ -47,7 +47,7 @@ pub(crate) struct GetWants {
     /// Its [`ObjectMeta`].
     pub meta: bool,
     /// The record's contents, to keep the object in DRAM.
-    pub record: bool,
+    pub record_contents: bool,
 }
 
 impl BatchItem {
@@ -183,7 +183,7 @@ fn verify_read(
         Box::new(ObjectMeta { checksums: checksums.clone(), group })
     });
     let is_whole = object.want == (0..length);
-    let record = (wants.record && is_whole).then(|| {
+    let record = (wants.record_contents && is_whole).then(|| {
         let (member_count, location) = (record.member_count(), object.ssd_location());
         Box::new(VerifiedRecord { facts, member_count, checksums, location })
     });

@@ -443,6 +443,8 @@ fn remove_replaced(
             }
         }
     }
+    segments.sort_unstable();
+    segments.dedup();
     segments
 }
 

@@ -1,5 +1,5 @@
-//! Check that the directories belong to the store, in its order. Repair would take directories in
-//! the wrong order for a damaged store, so it refuses them as an engine does.
+//! Check that the directories belong to the store, in its order. Directories in the wrong order
+//! would look like a damaged store, so they are refused as an engine refuses them.
 
 use anyhow::bail;
 use pagelith_layouts::align::ALIGN;
@@ -8,20 +8,21 @@ use pagelith_layouts::manifest;
 use pagelith_layouts::names;
 use pagelith_layouts::segment::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 
-use crate::on_disk::segment::RawHead;
-use crate::on_disk::{OnDisk, list_if_exists};
+use super::segment::RawHead;
+use super::{OnDisk, list_if_exists};
 
-/// Check the directories by the names of their files and by the heads of their segments.
-pub(super) fn check(disk: &OnDisk) -> anyhow::Result<()> {
+/// Check the number of the directories, the names of their files, and the heads of their segments.
+pub(crate) fn check(disk: &OnDisk) -> anyhow::Result<()> {
+    if let Ok(found) = manifest::salvage(disk.manifest_bytes()) {
+        let (has, given) = (found.superblock.dir_count, disk.dir_count());
+        if has != given {
+            bail!("the store has another number of directories has={has} given={given}");
+        }
+    }
     let dirs = disk.dirs();
     let last = dirs.len() - 1;
     for (i, dir) in dirs.iter().enumerate() {
         let names = list_if_exists(dir)?.unwrap_or_default();
-        if let Some(other) =
-            names.iter().find(|name| !names::is_store_file(name) && dir.join(name).is_file())
-        {
-            bail!("directory holds other things than a store file={}", dir.join(other).display());
-        }
         let stray = |name: &&String| {
             let first =
                 name.as_str() == names::MANIFESTS[0] || names::CHECKPOINTS.contains(&name.as_str());
@@ -49,6 +50,18 @@ pub(super) fn check(disk: &OnDisk) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// An error if a directory holds a file that is not the store's, for a command that writes.
+pub(crate) fn require_only_store_files(disk: &OnDisk) -> anyhow::Result<()> {
+    for dir in disk.dirs() {
+        let names = list_if_exists(dir)?.unwrap_or_default();
+        let other = names.iter().find(|n| !names::is_store_file(n) && dir.join(n).is_file());
+        if let Some(other) = other {
+            bail!("directory holds other things than a store file={}", dir.join(other).display());
+        }
+    }
+    Ok(())
+}
+
 /// The segments of a directory: the number at the right position, the number at a wrong one, and
 /// one of the latter.
 fn heads(disk: &OnDisk, dir: usize) -> (u64, u64, Option<RawHead>) {
@@ -58,7 +71,7 @@ fn heads(disk: &OnDisk, dir: usize) -> (u64, u64, Option<RawHead>) {
     let mut block = vec![0; ALIGN as usize];
     let dirs = u64::from(disk.dir_count());
     for slot in 0.. {
-        if !disk.read_slot(dir, slot * bytes, &mut block) {
+        if disk.read_slot(dir, slot * bytes, &mut block).is_err() {
             break;
         }
         let Some(head) = RawHead::read(&block) else { continue };
@@ -82,12 +95,12 @@ fn segment_bytes(disk: &OnDisk) -> Option<u64> {
 }
 
 /// The first segment head near the beginning of a directory's segments file.
-pub(super) fn any_head(disk: &OnDisk) -> Option<RawHead> {
+pub(crate) fn any_head(disk: &OnDisk) -> Option<RawHead> {
     let mut block = vec![0; ALIGN as usize];
     for dir in 0..disk.dirs().len() {
         // Searches two segments of maximum length, since the first may have no head.
         for slot in 0..2 * SEGMENT_BYTES_MAX / SEGMENT_BYTES_MIN {
-            if !disk.read_slot(dir, slot * SEGMENT_BYTES_MIN, &mut block) {
+            if disk.read_slot(dir, slot * SEGMENT_BYTES_MIN, &mut block).is_err() {
                 break;
             }
             if let Some(head) = RawHead::read(&block) {
