@@ -222,7 +222,7 @@ impl Flusher {
                         self.frames_written(&mut frames);
                     }
                 }
-                Some(PendingRecord::Move(members)) => {
+                Some(PendingRecord::Reinserted(members)) => {
                     if record_reinserted(&mut self.cx, id, members, &location) {
                         self.reclaimer.record_written();
                     } else {

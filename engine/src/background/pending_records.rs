@@ -34,8 +34,8 @@ pub(crate) enum PendingRecord {
     /// A frame, guarded until its write ends.
     Frame(FrameGuard),
     /// A record that reclaim reinserts: fingerprint and old location of each member.
-    Move(Vec<(u128, SsdLocation)>),
-    /// Tombstones, and the job that waits for them; `None` if reclaim carries them forward.
+    Reinserted(Vec<(u128, SsdLocation)>),
+    /// Tombstones, and the job that waits for them; `None` if reclaim reinserts them.
     Tombstones(Option<u64>),
 }
 
@@ -68,7 +68,7 @@ impl PendingRecords {
     /// The members of a record that reclaim reinserts; none for other records.
     pub fn moved_members(&self, id: u64) -> &[(u128, SsdLocation)] {
         match self.pending.get(&id) {
-            Some(PendingRecord::Move(members)) => members,
+            Some(PendingRecord::Reinserted(members)) => members,
             Some(PendingRecord::Frame(_) | PendingRecord::Tombstones(_)) | None => &[],
         }
     }
@@ -77,7 +77,7 @@ impl PendingRecords {
     pub fn removal_of(&self, id: u64) -> Option<u64> {
         match self.pending.get(&id) {
             Some(PendingRecord::Tombstones(job)) => *job,
-            Some(PendingRecord::Frame(_) | PendingRecord::Move(_)) | None => None,
+            Some(PendingRecord::Frame(_) | PendingRecord::Reinserted(_)) | None => None,
         }
     }
 
@@ -215,7 +215,7 @@ impl PendingRecords {
                 (false, Some(job))
             }
             // The record stays at its old location; reclaim defers the victim.
-            Some(PendingRecord::Move(_) | PendingRecord::Tombstones(None)) => (true, None),
+            Some(PendingRecord::Reinserted(_) | PendingRecord::Tombstones(None)) => (true, None),
             None => (false, None),
         }
     }

@@ -31,7 +31,7 @@ pub struct NewRecord {
     pub base_group: GroupId,
     /// Chain depth.
     pub depth: u32,
-    /// Whether reclaim re-appends it.
+    /// Whether reclaim reinserts it.
     pub reinserted: bool,
     /// Key, length and block checksums of each member.
     pub members: Vec<RecordMember>,

@@ -138,7 +138,7 @@ impl Reinsertion {
             part.and_then(|part| decode_record(id, part, identity, survivor.offset))
         {
             self.ready.insert(number, record);
-            cx.pending_records.insert(id, PendingRecord::Move(survivor.members));
+            cx.pending_records.insert(id, PendingRecord::Reinserted(survivor.members));
             return;
         }
         let segment = identity.segment;

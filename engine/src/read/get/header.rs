@@ -61,7 +61,7 @@ pub(crate) enum HeaderBytes {
 
 impl HeaderBytes {
     /// The header's length by its own claim, if more than what was read.
-    pub fn longer_claim(&self) -> Option<u64> {
+    pub fn longer_claimed_bytes(&self) -> Option<u64> {
         match self {
             HeaderBytes::Read { part, .. } => {
                 Record::claimed_header_bytes(part.bytes()).filter(|n| *n > part.len() as u64)

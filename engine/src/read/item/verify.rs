@@ -108,7 +108,7 @@ impl BatchItem {
         else {
             return NextStep::Wait;
         };
-        if let Some(claimed) = bytes.longer_claim() {
+        if let Some(claimed) = bytes.longer_claimed_bytes() {
             return NextStep::ReadLongerHeader(claimed);
         }
         let parts = &mut destination.0;
