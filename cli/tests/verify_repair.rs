@@ -360,7 +360,7 @@ fn store_in_use_or_with_wrong_directories_is_not_repaired() {
     // Only one of two directories, while the manifest copy in it is damaged.
     flip(&swapped.manifest_path(0), 70);
     swapped.dirs.truncate(1);
-    refused(&swapped, "directory 0 is not the one it was");
+    refused(&swapped, "directory 1 is not the one it was");
     swapped.dirs = dirs;
     flip(&swapped.manifest_path(0), 70);
     assert!(files == contents(&swapped), "something was written");

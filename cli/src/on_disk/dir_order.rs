@@ -1,6 +1,8 @@
 //! Check that the directories belong to the store, in its order. Directories in the wrong order
 //! would look like a damaged store, so they are refused as an engine refuses them.
 
+use std::io;
+
 use anyhow::bail;
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::ids::StoreId;
@@ -31,7 +33,8 @@ pub(crate) fn check(disk: &OnDisk) -> anyhow::Result<()> {
         if let Some(name) = names.iter().find(stray) {
             let belongs = if *name == names::MANIFESTS[1] { "last" } else { "first" };
             bail!(
-                "directory {i} is not the one it was: it holds {name}, which belongs in the {belongs} dir={}",
+                "directory {} is not the one it was: it holds {name}, which belongs in the {belongs} dir={}",
+                i + 1,
                 dir.display()
             );
         }
@@ -40,7 +43,8 @@ pub(crate) fn check(disk: &OnDisk) -> anyhow::Result<()> {
         let (own, others, other) = heads(disk, i);
         if let Some(head) = other.filter(|_| others >= own) {
             bail!(
-                "directory {i} is not the one it was: it holds segment={} of store={} dir={}",
+                "directory {} is not the one it was: it holds segment={} of store={} dir={}",
+                i + 1,
                 head.segment.0,
                 head.store,
                 dir.display()
@@ -71,8 +75,10 @@ fn heads(disk: &OnDisk, dir: usize) -> (u64, u64, Option<RawHead>) {
     let mut block = vec![0; ALIGN as usize];
     let dirs = u64::from(disk.dir_count());
     for slot in 0.. {
-        if disk.read_slot(dir, slot * bytes, &mut block).is_err() {
-            break;
+        match disk.read_slot(dir, slot * bytes, &mut block) {
+            Ok(()) => {}
+            Err(error) if is_end(&error) => break,
+            Err(_) => continue,
         }
         let Some(head) = RawHead::read(&block) else { continue };
         let is_own = u64::from(head.segment.0) == slot * dirs + dir as u64
@@ -84,6 +90,11 @@ fn heads(disk: &OnDisk, dir: usize) -> (u64, u64, Option<RawHead>) {
         }
     }
     (own, others, other)
+}
+
+/// Whether a read failed because the file ends there, or is missing.
+fn is_end(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::NotFound)
 }
 
 /// Length of a segment, from the superblock or else from the first segment head.
@@ -100,8 +111,10 @@ pub(crate) fn any_head(disk: &OnDisk) -> Option<RawHead> {
     for dir in 0..disk.dirs().len() {
         // Searches two segments of maximum length, since the first may have no head.
         for slot in 0..2 * SEGMENT_BYTES_MAX / SEGMENT_BYTES_MIN {
-            if disk.read_slot(dir, slot * SEGMENT_BYTES_MIN, &mut block).is_err() {
-                break;
+            match disk.read_slot(dir, slot * SEGMENT_BYTES_MIN, &mut block) {
+                Ok(()) => {}
+                Err(error) if is_end(&error) => break,
+                Err(_) => continue,
             }
             if let Some(head) = RawHead::read(&block) {
                 return Some(head);

@@ -30,6 +30,9 @@ use crate::machine::{Access, FaultKind, open_store_file};
 /// huge file of that name cannot exhaust memory.
 const MANIFEST_BYTES_MAX: u64 = 256 << 20;
 
+/// Blocks in sequence of which a device can read none if it has failed: 1 MiB.
+const BLOCKS_OF_A_FAILED_DEVICE: usize = 256;
+
 /// Handling of a store's locks while it is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LockMode {
@@ -219,7 +222,7 @@ impl OnDisk {
     }
 
     /// As [`OnDisk::read_segment`], but blocks that the device cannot read decode as damaged. An
-    /// error if it can read none of several blocks: then it is likely to have failed.
+    /// error if it can read none of many blocks: then it has probably failed.
     pub(crate) fn read_segment_blocks(
         &self,
         segment: SegmentId,
@@ -234,7 +237,7 @@ impl OnDisk {
         let (path, _) = self.segment_location(segment, superblock);
         let read = read_blocks(file, &path, start + offset, buf);
         let all = read.unreadable.len() as u64 * ALIGN >= buf.len() as u64;
-        if read.bytes < buf.len() || (all && read.unreadable.len() > 1) {
+        if read.bytes < buf.len() || (all && read.unreadable.len() >= BLOCKS_OF_A_FAILED_DEVICE) {
             return Err(error);
         }
         self.note_unreadable(&path, read.unreadable);
@@ -260,6 +263,13 @@ impl OnDisk {
     /// The blocks that the device could not read so far: file, byte offset in it, and the error.
     pub(crate) fn unreadable(&self) -> BTreeMap<(PathBuf, u64), String> {
         self.unreadable.borrow().clone()
+    }
+
+    /// Byte offsets of a segment's blocks that the device could not read so far.
+    pub(crate) fn unreadable_in(&self, segment: SegmentId, superblock: &Superblock) -> Vec<u64> {
+        let (path, start) = self.segment_location(segment, superblock);
+        let range = (path.clone(), start)..(path, start + superblock.segment_bytes);
+        self.unreadable.borrow().range(range).map(|((_, at), _)| at - start).collect()
     }
 
     /// A manifest copy, `None` if it is missing. A partial block at its end is dropped.

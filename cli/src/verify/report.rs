@@ -68,11 +68,26 @@ pub(crate) fn manifest_findings(disk: &OnDisk, damage: &[BlockDamage]) -> Vec<Fi
     findings
 }
 
-/// The blocks that the device cannot read. What they damage is reported by itself.
-fn unreadable_blocks(disk: &OnDisk) -> impl Iterator<Item = Finding> {
-    disk.unreadable().into_iter().map(|((path, at), error)| {
+/// The blocks that the device cannot read. What they damage is reported by itself. But if a segment
+/// has no footer, they may have had any record, and an open forgets all older objects.
+fn unreadable_blocks(
+    disk: &OnDisk,
+    metadata: Option<&StoreMetadata>,
+) -> impl Iterator<Item = Finding> {
+    let needed: Vec<_> = metadata
+        .into_iter()
+        .flat_map(|m| m.segments.iter().map(|s| (m.manifest.superblock(), s)))
+        .filter(|(_, segment)| !segment.is_sealed() && !segment.head_hides())
+        .map(|(superblock, segment)| {
+            let (path, start) = disk.segment_location(segment.identity.segment, superblock);
+            (path, start..start + superblock.segment_bytes)
+        })
+        .collect();
+    disk.unreadable().into_iter().map(move |((path, at), error)| {
+        let is_needed = needed.iter().any(|(p, range)| *p == path && range.contains(&at));
+        let severity = if is_needed { Severity::Wrong } else { Severity::Note };
         let cause = format!("block cannot be read: {error}");
-        Finding::new(Severity::Note, cause, path.display().to_string()).at(at)
+        Finding::new(severity, cause, path.display().to_string()).at(at)
     })
 }
 
@@ -101,7 +116,7 @@ impl VerifyReport {
                 None
             }
         };
-        report.findings.extend(unreadable_blocks(disk));
+        report.findings.extend(unreadable_blocks(disk, metadata.as_ref()));
         report.count_severities();
         Ok((report, metadata))
     }

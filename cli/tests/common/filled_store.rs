@@ -95,6 +95,20 @@ impl FilledStore {
         filled
     }
 
+    /// A copy in other directories.
+    pub fn copy(&self) -> FilledStore {
+        let home = tempfile::tempdir().unwrap();
+        let dirs: Vec<_> =
+            (0..self.dirs.len()).map(|i| home.path().join(format!("d{i}"))).collect();
+        for (from, to) in self.dirs.iter().zip(&dirs) {
+            std::fs::create_dir(to).unwrap();
+            for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+                std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+            }
+        }
+        FilledStore { dirs, removed: self.removed.clone(), _home: home }
+    }
+
     pub fn config(&self) -> Config {
         let mut config = Config::default();
         config.namespaces_max = NAMESPACES_MAX;

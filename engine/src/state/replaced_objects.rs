@@ -19,10 +19,9 @@ pub(crate) struct ReplacedObjects {
 }
 
 impl ReplacedObjects {
-    /// These frames replaced objects in these segments.
-    pub fn note(&mut self, frames: &[FrameRef], segments: &[SegmentId]) {
-        let pairs = frames.iter().flat_map(|frame| segments.iter().map(|id| (*frame, *id)));
-        self.unwritten.extend(pairs);
+    /// This frame replaced objects in these segments.
+    pub fn note(&mut self, frame: FrameRef, segments: &[SegmentId]) {
+        self.unwritten.extend(segments.iter().map(|id| (frame, *id)));
         if let Some((watched, replaced)) = &mut self.watched {
             *replaced |= segments.contains(watched);
         }
@@ -43,13 +42,18 @@ impl ReplacedObjects {
         self.watched.take().is_some_and(|(_, replaced)| replaced)
     }
 
-    /// The frames that are not written yet.
-    pub fn unwritten(&mut self, frames: &Frames) -> &[(FrameRef, SegmentId)] {
+    /// The frames that are not written yet, as of the last [`ReplacedObjects::forget_written`].
+    pub fn unwritten(&self) -> &[(FrameRef, SegmentId)] {
+        &self.unwritten
+    }
+
+    /// Forget the frames that were written or given up. Not while the tier takes no writes: it gives
+    /// all frames up, and they are queued again once it does.
+    pub fn forget_written(&mut self, frames: &Frames) {
         self.unwritten.retain(|(replacement, _)| {
             let found = frames.get(replacement.id).filter(|f| f.serial == replacement.serial);
             found.is_some_and(|f| matches!(f.state, FrameState::Unwritten | FrameState::Writing))
         });
-        &self.unwritten
     }
 }
 
@@ -84,7 +88,7 @@ mod tests {
         let (id, serial) = newest.map(|(id, f)| (id, f.serial)).expect("a frame");
         core.dram.frames.get_mut(id).expect("a frame").state = FrameState::Writing;
         let frame = FrameRef { id, serial };
-        core.ssd.as_mut().expect("a tier").replaced.note(&[frame], &[SegmentId(0)]);
+        core.ssd.as_mut().expect("a tier").replaced.note(frame, &[SegmentId(0)]);
         frame
     }
 
@@ -138,5 +142,6 @@ mod tests {
         }
         (0..1000).for_each(|_| runtime.step());
         assert_eq!(checkpoints(&store), before, "it would forget page 1");
+        assert_eq!(store.shared.lock().replaced_segments().len(), 1, "once the tier is on");
     }
 }

@@ -171,8 +171,11 @@ impl Core {
 
 impl Core {
     fn unwritten_replacements(&mut self) -> &[(FrameRef, SegmentId)] {
-        let frames = &self.dram.frames;
-        self.ssd.as_mut().map(|ssd| ssd.replaced.unwritten(frames)).unwrap_or_default()
+        let Some(ssd) = self.ssd.as_mut() else { return &[] };
+        if ssd.health.writes() {
+            ssd.replaced.forget_written(&self.dram.frames);
+        }
+        ssd.replaced.unwritten()
     }
 
     /// The segments of durable objects whose replacements are not written yet.

@@ -13,7 +13,7 @@ use super::serial_queue::SerialQueue;
 use super::volume::VolumeError;
 
 fn misplaced(disk: &dyn Disk, dir: usize, found: String) -> VolumeError {
-    VolumeError::Misplaced { dir: disk.dir_name(dir), number: dir, found }
+    VolumeError::Misplaced { dir: disk.dir_name(dir), number: dir + 1, found }
 }
 
 /// Check file names: certain files exist only in the first or only in the last directory. Runs

@@ -79,7 +79,7 @@ pub enum VolumeError {
     Misplaced {
         /// The directory.
         dir: String,
-        /// Its number in the configuration, from 0.
+        /// Its number in the configuration, from 1.
         number: usize,
         /// The content that proves it.
         found: String,

@@ -81,10 +81,10 @@ fn plans(
     report: &mut Report,
 ) -> Plans {
     let superblock = metadata.manifest.superblock();
-    let Plans { mut drops, mut wipes, mut rewrites } = Plans::default();
+    let mut plans = Plans::default();
     let used = |id: &SegmentId| metadata.manifest.segment(*id).is_some_and(|(i, _)| i.0 > 0);
     for (id, error) in metadata.unreadable.iter().filter(|(id, _)| used(id)) {
-        drops.insert(*id, format!("{error:#}"));
+        plans.drops.insert(*id, format!("{error:#}"));
     }
     for (path, _, found) in &metadata.lengths {
         let id = |n: &u32| disk.segment_location(SegmentId(*n), superblock);
@@ -92,7 +92,7 @@ fn plans(
             let (file, at) = id(n);
             file == *path && at + superblock.segment_bytes > found.unwrap_or(0)
         });
-        drops.extend(
+        plans.drops.extend(
             ids.map(SegmentId).filter(used).map(|id| (id, "its file was cut short".to_owned())),
         );
     }
@@ -103,32 +103,32 @@ fn plans(
         let known = |end: u64| if end < superblock.segment_bytes { end } else { 0 };
         let mark_end = metadata.checkpoints.mark(segment).map(|m| known(m.data_end));
         match plan(disk, superblock, segment, metadata.covered(segment), mark_end) {
-            _ if drops.contains_key(&id) => {}
+            _ if plans.drops.contains_key(&id) => {}
             RepairPlan::Keep => {}
-            RepairPlan::Wipe => _ = wipes.insert(id),
-            RepairPlan::Rewrite(rewrite) => _ = rewrites.insert(id, rewrite),
-            RepairPlan::Drop(reason) => _ = drops.insert(id, reason),
+            RepairPlan::Wipe => _ = plans.wipes.insert(id),
+            RepairPlan::Rewrite(rewrite) => _ = plans.rewrites.insert(id, rewrite),
+            RepairPlan::Drop(reason) => _ = plans.drops.insert(id, reason),
         }
     }
     let order = |id: SegmentId| order_of(&metadata.manifest, id);
-    let Some(newest) = newest(&metadata.manifest, &drops) else {
-        return Plans { drops, wipes, rewrites };
+    let Some(newest) = newest(&metadata.manifest, &plans.drops) else {
+        return plans;
     };
     if options.keep {
         report.warn(format!(
             "the content of {newest} is unknown, and older objects are kept: {MAY_RETURN}"
         ));
-        return Plans { drops, wipes, rewrites };
+        return plans;
     }
     let reason = format!("removals in {newest} may be lost, and this segment is older");
     for id in (0..superblock.segment_count).map(SegmentId).filter(used) {
-        if order(id) < order(newest) && !drops.contains_key(&id) {
-            rewrites.remove(&id);
-            wipes.remove(&id);
-            drops.insert(id, reason.clone());
+        if order(id) < order(newest) && !plans.drops.contains_key(&id) {
+            plans.rewrites.remove(&id);
+            plans.wipes.remove(&id);
+            plans.drops.insert(id, reason.clone());
         }
     }
-    Plans { drops, wipes, rewrites }
+    plans
 }
 
 fn order_of(manifest: &Manifest, id: SegmentId) -> SegmentOrder {

@@ -31,6 +31,19 @@ pub(super) fn rebuild(
     options: RepairOptions,
     report: &mut Report,
 ) -> anyhow::Result<()> {
+    let manifests = [disk.manifest_path(0), disk.manifest_path(1)];
+    let unreadable = disk.unreadable();
+    let mut of_manifest = unreadable.iter().filter(|((path, _), _)| manifests.contains(path));
+    if let Some(((path, at), error)) = of_manifest.next()
+        && !options.keep
+    {
+        // The failure may pass, so nothing is deleted for it.
+        bail!(
+            "the manifest cannot be read: {error}; if that lasts, --repair=keep keeps the objects \
+             offset={at} file={}",
+            path.display()
+        );
+    }
     let saved = manifest::salvage(disk.manifest_bytes());
     if let Err(FormatError::Field { field: "store", value, .. }) = &saved {
         bail!("{value}: repair cannot tell which copy is right dir={}", display_dirs(disk.dirs()));
@@ -142,10 +155,6 @@ fn rebuild_manifest(
         Err(error) => reconstruct(disk, options, report, &error.to_string())?,
     };
     let superblock = known.superblock;
-    if superblock.dir_count != disk.dir_count() {
-        let (has, given) = (superblock.dir_count, disk.dir_count());
-        bail!("the store has another number of directories has={has} given={given}");
-    }
     for id in (0..superblock.segment_count).map(SegmentId) {
         let seen = survey(disk, &superblock, known.store, id);
         for (namespace, generation) in seen.generations {

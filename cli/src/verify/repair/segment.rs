@@ -5,6 +5,8 @@
 //! from an intact footer or header. If the lost content is unknown, it may have included removals,
 //! and all older objects are in doubt.
 
+use std::ops::Range;
+
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::footer::{self, FooterEntry, FooterFacts};
 use pagelith_layouts::ids::{Generation, GroupId, Sequence};
@@ -22,7 +24,8 @@ use crate::on_disk::segment::{Footer, Segment, is_damaged_header_of};
 pub(super) enum RepairPlan {
     /// No change: the next open handles the segment.
     Keep,
-    /// Zero its head and footer: it has no records. An earlier repair dropped it.
+    /// Zero its head and footer. It has no records: it was prepared, or an earlier repair dropped
+    /// it.
     Wipe,
     /// Rewrite parts of it.
     Rewrite(Rewrite),
@@ -37,7 +40,7 @@ pub(super) struct Rewrite {
     pub(super) sealed: bool,
     pub(super) head: Option<Vec<u8>>,
     /// Damaged records: the byte range in the segment, and the bytes that replace the header.
-    pub(super) records: Vec<(std::ops::Range<u64>, Vec<u8>)>,
+    pub(super) records: Vec<(Range<u64>, Vec<u8>)>,
     pub(super) footer: Option<Vec<u8>>,
     /// Dropped objects.
     pub(super) dropped: Vec<ObjectKey>,
@@ -60,11 +63,17 @@ pub(super) fn plan(
     let decided = match &segment.footer {
         Footer::Sealed { facts, entries } => planner.sealed(facts, entries),
         // The next open handles writes that no sync covered.
-        _ if !covered => return RepairPlan::Keep,
-        _ => planner.unsealed(),
+        _ if !covered && disk.unreadable_in(segment.identity.segment, superblock).is_empty() => {
+            return RepairPlan::Keep;
+        }
+        _ => planner.unsealed(covered),
     };
+    let has_remains = planner.rewrite.is_empty() && segment.has_damaged_footer();
     match decided {
-        Ok(()) if planner.rewrite.is_empty() && segment.has_damaged_footer() => RepairPlan::Wipe,
+        Ok(()) if has_remains && covered && segment.head_is_current() => {
+            RepairPlan::Drop("footer is damaged, and no record is left".into())
+        }
+        Ok(()) if has_remains => RepairPlan::Wipe,
         Ok(()) if planner.rewrite.is_empty() => RepairPlan::Keep,
         Ok(()) => RepairPlan::Rewrite(planner.rewrite),
         Err(reason) => RepairPlan::Drop(reason),
@@ -115,24 +124,26 @@ impl Planner<'_> {
         Ok(())
     }
 
-    fn unsealed(&mut self) -> Result<(), UnknownLoss> {
+    /// If the segment is not covered, writes may be missing that no sync covered, as after a crash.
+    fn unsealed(&mut self, covered: bool) -> Result<(), UnknownLoss> {
         let mut end = ALIGN;
         let mut doubt: Option<UnknownLoss> = None;
-        let mut found_all: Vec<(Vec<FooterEntry>, bool)> = Vec::new();
+        let mut found_all: Vec<(Vec<FooterEntry>, Range<u64>, bool)> = Vec::new();
         let (segment, disk, superblock) = (self.segment, self.disk, self.superblock);
         let scanned = segment.scan(disk, &mut |found| match found {
             ScanItem::Record { record, payload } => {
                 let offset = record.facts().offset;
-                if offset > end {
+                if offset > end && covered {
                     doubt.get_or_insert(format!(
                         "a record is missing and so is the footer offset={end}"
                     ));
                 }
                 end = offset + record.record_bytes();
-                found_all.push((footer::entries_of(&record).collect(), payload.is_ok()));
+                let entries = footer::entries_of(&record).collect();
+                found_all.push((entries, offset..end, payload.is_ok()));
             }
             ScanItem::Unrecognized { offset, error }
-                if is_damaged_header_of(disk, superblock, segment, offset, &error) =>
+                if covered && is_damaged_header_of(disk, superblock, segment, offset, &error) =>
             {
                 doubt.get_or_insert(format!("{error}, and the footer is damaged offset={offset}"));
             }
@@ -140,10 +151,18 @@ impl Planner<'_> {
         });
         scanned.map_err(|e| format!("{e:#}"))?;
         let former_end = self.mark_end.max(self.claimed_end()).unwrap_or(0);
-        if let Some(at) = self.unreadable_after(end)
-            && former_end == 0
+        let is_used = segment.head_is_current() || segment.has_damaged_footer();
+        let unreadable = disk.unreadable_in(segment.identity.segment, superblock);
+        let in_record = |at: &u64| found_all.iter().any(|(_, range, _)| range.contains(at));
+        // No record is in the first block, in the last one, or after the end by the footer.
+        let last = if former_end > 0 { former_end } else { superblock.segment_bytes - ALIGN };
+        let mut lost = unreadable.iter().filter(|at| (ALIGN..last).contains(at) && !in_record(at));
+        if let Some(at) = lost.next()
+            && (is_used || !found_all.is_empty())
         {
-            doubt.get_or_insert(format!("a block cannot be read, nor the footer offset={at}"));
+            doubt.get_or_insert(format!(
+                "a block cannot be read, and there is no footer offset={at}"
+            ));
         }
         if former_end > end {
             doubt.get_or_insert(format!(
@@ -158,24 +177,14 @@ impl Planner<'_> {
         }
         self.head()?;
         let mut kept = Vec::new();
-        for (entries, whole) in found_all {
+        for (entries, range, whole) in found_all {
             if whole {
                 kept.extend(entries);
-            } else {
+            } else if covered || unreadable.iter().any(|at| range.contains(at)) {
                 self.replace(&entries, &mut kept)?;
             }
         }
         self.footer(&self.facts(&kept), &kept)
-    }
-
-    /// The first block after `end` that the device cannot read, except the last of the segment.
-    fn unreadable_after(&self, end: u64) -> Option<u64> {
-        let (path, start) =
-            self.disk.segment_location(self.segment.identity.segment, self.superblock);
-        let range = start + end..start + self.superblock.segment_bytes - ALIGN;
-        let unreadable = self.disk.unreadable().into_keys();
-        let mut here = unreadable.filter(|(p, at)| *p == path && range.contains(at));
-        here.next().map(|(_, at)| at - start)
     }
 
     /// Rewrite a damaged head. A head of another incarnation hides the whole segment at open,

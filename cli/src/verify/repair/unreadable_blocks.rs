@@ -20,6 +20,7 @@ const DROP: RepairOptions = RepairOptions {
 };
 
 /// Repair a store in which the device cannot read this block. Returns the missing pages.
+#[track_caller]
 fn missing_after_repair(f: &FilledStore, file: std::path::PathBuf, offset: u64) -> Vec<u64> {
     fail_reads_of(vec![(file.clone(), offset)]);
     let report = repair(&f.dirs, DROP);
@@ -74,6 +75,50 @@ fn unreadable_block_of_a_record_loses_only_its_objects() {
         pages(&record.keys).into_iter().filter(|p| !f.removed.contains(p)).collect();
     let (file, at) = f.location(id);
     assert_eq!(missing_after_repair(&f, file, at + record.offset + ALIGN), lost);
+}
+
+/// The newest segment of a store that was killed has no footer. An open forgets everything if it
+/// cannot read a block of it.
+#[test]
+fn unreadable_block_of_the_newest_segment_loses_no_other_object() {
+    let f = FilledStore::new(1, false);
+    let id = *f.segments().last().unwrap();
+    let (file, at) = f.location(id);
+    for offset in [0, SEGMENT_BYTES - ALIGN] {
+        let copy = f.copy();
+        let file = copy.location(id).0;
+        assert_eq!(missing_after_repair(&copy, file, at + offset), [0; 0], "offset={offset}");
+    }
+    let records = f.records(id);
+    let record = records.iter().rfind(|r| r.kind == RecordKind::Data).unwrap();
+    let lost: Vec<u64> =
+        pages(&record.keys).into_iter().filter(|p| !f.removed.contains(p)).collect();
+    assert_eq!(missing_after_repair(&f, file, at + record.offset + ALIGN), lost);
+}
+
+#[test]
+fn unreadable_block_that_may_have_had_a_removal_brings_nothing_back() {
+    let f = FilledStore::new(1, false);
+    let id = *f.segments().last().unwrap();
+    let records = f.records(id);
+    let removal = records.iter().rfind(|r| r.kind == RecordKind::Tombstones).unwrap();
+    let (file, at) = f.location(id);
+    let missing = missing_after_repair(&f, file, at + removal.offset);
+    assert!(!missing.is_empty(), "older objects are dropped");
+}
+
+#[test]
+fn store_whose_manifest_cannot_be_read_is_not_deleted() {
+    let f = FilledStore::new(1, true);
+    for block in 0..2 {
+        fail_reads_of([0, 1].map(|copy| (f.manifest_path(copy), block * ALIGN)).into());
+        let refused = repair(&f.dirs, DROP).map(|report| report.repairs.len());
+        fail_reads_of(Vec::new());
+        let error = refused.unwrap_err().to_string();
+        assert!(error.starts_with("the manifest cannot be read: "), "{error}");
+        assert!(error.contains("if that lasts, --repair=keep"), "{error}");
+    }
+    assert_eq!(f.missing(), [0; 0]);
 }
 
 #[test]

@@ -111,14 +111,15 @@ pub(crate) fn publish(
     };
     let bytes = data.object_bytes();
     Arc::make_mut(&mut data).sequence = core.next_sequence();
-    let mut frames = match insert_frame(core, &data, at, origin) {
-        Ok(frame) => Vec::from_iter(frame),
+    let (frame, queued) = match insert_frame(core, &data, at, origin) {
+        Ok(inserted) => inserted,
         Err(()) => return Err(ReturnedGroup::new(too_many_frames(), data)),
     };
+    let mut frames = Vec::from_iter(queued.then_some(frame));
     if meets_existing && let Some(ssd) = core.ssd.as_mut() {
         // What it replaces may be durable, so admission must not keep it off SSD.
         ssd.queue.push_frames(frames.iter().copied());
-        ssd.replaced.note(&frames, &replaced);
+        ssd.replaced.note(frame, &replaced);
     }
     count_put(core, origin, data.namespace, (objects, bytes));
     follow_hints(shared, core, &data.members);
@@ -229,12 +230,13 @@ fn attach(
         members,
     };
     let data = Arc::new(data);
-    let frames = match insert_frame(core, &data, at, origin) {
-        Ok(frame) => Vec::from_iter(frame),
+    let (frame, queued) = match insert_frame(core, &data, at, origin) {
+        Ok(inserted) => inserted,
         Err(()) => return Err(ReturnedGroup::new(too_many_frames(), data)),
     };
+    let frames = Vec::from_iter(queued.then_some(frame));
     if let Some(ssd) = core.ssd.as_mut() {
-        ssd.replaced.note(&frames, &replaced);
+        ssd.replaced.note(frame, &replaced);
     }
     for m in &data.members {
         let linked = core.index.insert_link(m.fingerprint, name);
@@ -448,13 +450,14 @@ fn remove_replaced(
     segments
 }
 
-/// Make a frame visible. Returns it if it must be queued for SSD. Fails if no frame number is free.
+/// Make a frame visible. Returns it, and whether it must be queued for SSD. Fails if no frame number
+/// is free.
 fn insert_frame(
     core: &mut Core,
     data: &Arc<FrameData>,
     at: Recency,
     origin: PutOrigin,
-) -> std::result::Result<Option<FrameRef>, ()> {
+) -> std::result::Result<(FrameRef, bool), ()> {
     let ssd_writes = core.ssd.as_ref().is_some_and(|s| s.health.writes());
     let tenants = &mut core.tenants;
     let frame =
@@ -467,13 +470,13 @@ fn insert_frame(
     }
     if let Some(ssd) = core.ssd.as_mut().filter(|_| ssd_writes) {
         ssd.queue.note_unqueued(frame);
-        return Ok(Some(frame));
+        return Ok((frame, true));
     }
     if core.ssd.is_some() && origin != PutOrigin::Fetched {
         core.count_lost(data.namespace, data.members.len());
     }
     core.end_write(frame);
-    Ok(None)
+    Ok((frame, false))
 }
 
 /// Insert a frame's objects into the index, in which the caller has reserved space.
