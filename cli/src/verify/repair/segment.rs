@@ -60,23 +60,23 @@ pub(super) fn plan(
 ) -> RepairPlan {
     let rewrite = Rewrite { sealed: segment.is_sealed(), ..Rewrite::default() };
     let mut planner = Planner { disk, superblock, segment, mark_end, rewrite };
+    let unreadable = disk.unreadable_in(segment.identity.segment, superblock);
     let decided = match &segment.footer {
         Footer::Sealed { facts, entries } => planner.sealed(facts, entries),
-        // The next open handles writes that no sync covered.
-        _ if !covered && disk.unreadable_in(segment.identity.segment, superblock).is_empty() => {
-            return RepairPlan::Keep;
-        }
-        _ => planner.unsealed(covered),
+        _ if covered => planner.unsealed(&unreadable),
+        // The next open skips the segment, or handles writes that no sync covered.
+        _ if segment.head_hides() || unreadable.is_empty() => return RepairPlan::Keep,
+        _ => planner.uncovered(&unreadable),
     };
-    let has_remains = planner.rewrite.is_empty() && segment.has_damaged_footer();
+    let damaged_footer = segment.has_damaged_footer();
     match decided {
-        Ok(()) if has_remains && covered && segment.head_is_current() => {
+        Err(reason) => RepairPlan::Drop(reason),
+        Ok(()) if !planner.rewrite.is_empty() => RepairPlan::Rewrite(planner.rewrite),
+        Ok(()) if covered && damaged_footer && !segment.head_hides() => {
             RepairPlan::Drop("footer is damaged, and no record is left".into())
         }
-        Ok(()) if has_remains => RepairPlan::Wipe,
-        Ok(()) if planner.rewrite.is_empty() => RepairPlan::Keep,
-        Ok(()) => RepairPlan::Rewrite(planner.rewrite),
-        Err(reason) => RepairPlan::Drop(reason),
+        Ok(()) if damaged_footer || unreadable.contains(&0) => RepairPlan::Wipe,
+        Ok(()) => RepairPlan::Keep,
     }
 }
 
@@ -96,6 +96,26 @@ struct Planner<'a> {
 
 /// The reason why the lost content is unknown.
 type UnknownLoss = String;
+
+/// A record with an intact header, in a segment without footer.
+struct FoundRecord {
+    entries: Vec<FooterEntry>,
+    /// Its byte range in the segment.
+    range: Range<u64>,
+    /// Whether its payload is intact.
+    whole: bool,
+}
+
+impl FoundRecord {
+    fn new(record: &Record<'_>, whole: bool) -> FoundRecord {
+        let offset = record.facts().offset;
+        FoundRecord {
+            entries: footer::entries_of(record).collect(),
+            range: offset..offset + record.record_bytes(),
+            whole,
+        }
+    }
+}
 
 impl Planner<'_> {
     fn sealed(&mut self, facts: &FooterFacts, entries: &[FooterEntry]) -> Result<(), UnknownLoss> {
@@ -124,26 +144,24 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// If the segment is not covered, writes may be missing that no sync covered, as after a crash.
-    fn unsealed(&mut self, covered: bool) -> Result<(), UnknownLoss> {
+    fn unsealed(&mut self, unreadable: &[u64]) -> Result<(), UnknownLoss> {
         let mut end = ALIGN;
         let mut doubt: Option<UnknownLoss> = None;
-        let mut found_all: Vec<(Vec<FooterEntry>, Range<u64>, bool)> = Vec::new();
+        let mut found_all: Vec<FoundRecord> = Vec::new();
         let (segment, disk, superblock) = (self.segment, self.disk, self.superblock);
         let scanned = segment.scan(disk, &mut |found| match found {
             ScanItem::Record { record, payload } => {
-                let offset = record.facts().offset;
-                if offset > end && covered {
+                let found = FoundRecord::new(&record, payload.is_ok());
+                if found.range.start > end {
                     doubt.get_or_insert(format!(
                         "a record is missing and so is the footer offset={end}"
                     ));
                 }
-                end = offset + record.record_bytes();
-                let entries = footer::entries_of(&record).collect();
-                found_all.push((entries, offset..end, payload.is_ok()));
+                end = found.range.end;
+                found_all.push(found);
             }
             ScanItem::Unrecognized { offset, error }
-                if covered && is_damaged_header_of(disk, superblock, segment, offset, &error) =>
+                if is_damaged_header_of(disk, superblock, segment, offset, &error) =>
             {
                 doubt.get_or_insert(format!("{error}, and the footer is damaged offset={offset}"));
             }
@@ -151,23 +169,14 @@ impl Planner<'_> {
         });
         scanned.map_err(|e| format!("{e:#}"))?;
         let former_end = self.mark_end.max(self.claimed_end()).unwrap_or(0);
-        let is_used = segment.head_is_current() || segment.has_damaged_footer();
-        let unreadable = disk.unreadable_in(segment.identity.segment, superblock);
-        let in_record = |at: &u64| found_all.iter().any(|(_, range, _)| range.contains(at));
-        // No record is in the first block, in the last one, or after the end by the footer.
-        let last = if former_end > 0 { former_end } else { superblock.segment_bytes - ALIGN };
-        let mut lost = unreadable.iter().filter(|at| (ALIGN..last).contains(at) && !in_record(at));
-        if let Some(at) = lost.next()
-            && (is_used || !found_all.is_empty())
-        {
-            doubt.get_or_insert(format!(
-                "a block cannot be read, and there is no footer offset={at}"
-            ));
-        }
         if former_end > end {
             doubt.get_or_insert(format!(
                 "records are missing and so is the footer offset={end} end={former_end}"
             ));
+        }
+        let is_used = !segment.head_hides() || self.claimed_end().is_some();
+        if is_used || !found_all.is_empty() {
+            doubt = doubt.or(self.lost_block(unreadable, &found_all, former_end));
         }
         if found_all.is_empty() && doubt.is_none() {
             return Ok(());
@@ -177,14 +186,57 @@ impl Planner<'_> {
         }
         self.head()?;
         let mut kept = Vec::new();
-        for (entries, range, whole) in found_all {
-            if whole {
-                kept.extend(entries);
-            } else if covered || unreadable.iter().any(|at| range.contains(at)) {
-                self.replace(&entries, &mut kept)?;
+        for found in found_all {
+            if found.whole {
+                kept.extend(found.entries);
+            } else {
+                self.replace(&found.entries, &mut kept)?;
             }
         }
         self.footer(&self.facts(&kept), &kept)
+    }
+
+    /// A segment that the next open scans. It forgets everything older if it cannot read a block;
+    /// what a crash interrupted is not damage. It gets no footer, because that would say that all
+    /// older segments are durable.
+    fn uncovered(&mut self, unreadable: &[u64]) -> Result<(), UnknownLoss> {
+        let mut found_all: Vec<FoundRecord> = Vec::new();
+        let scanned = self.segment.scan(self.disk, &mut |found| {
+            if let ScanItem::Record { record, payload } = found {
+                found_all.push(FoundRecord::new(&record, payload.is_ok()));
+            }
+        });
+        scanned.map_err(|e| format!("{e:#}"))?;
+        let end = self.claimed_end().unwrap_or(0);
+        if let Some(doubt) = self.lost_block(unreadable, &found_all, end) {
+            return Err(doubt);
+        }
+        if found_all.is_empty() {
+            return Ok(());
+        }
+        self.head()?;
+        for found in found_all.iter().filter(|f| unreadable.iter().any(|at| f.range.contains(at))) {
+            self.replace(&found.entries, &mut Vec::new())?;
+        }
+        if unreadable.contains(&(self.superblock.segment_bytes - ALIGN)) {
+            self.rewrite.footer = Some(vec![0; ALIGN as usize]);
+        }
+        Ok(())
+    }
+
+    /// The doubt about a block that cannot be read and is in no record. `end` is the end of the
+    /// last record, or 0 if unknown.
+    fn lost_block(
+        &self,
+        unreadable: &[u64],
+        found_all: &[FoundRecord],
+        end: u64,
+    ) -> Option<UnknownLoss> {
+        // The first block and the last one are never of a record.
+        let end = if end > 0 { end } else { self.superblock.segment_bytes - ALIGN };
+        let in_record = |at: &u64| found_all.iter().any(|found| found.range.contains(at));
+        let mut lost = unreadable.iter().filter(|at| (ALIGN..end).contains(at) && !in_record(at));
+        lost.next().map(|at| format!("a block cannot be read, and there is no footer offset={at}"))
     }
 
     /// Rewrite a damaged head. A head of another incarnation hides the whole segment at open,

@@ -3,11 +3,14 @@
 
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::checkpoint::chunk_offset;
+use pagelith_layouts::ids::SegmentId;
+use pagelith_layouts::manifest;
 use pagelith_layouts::names;
 use pagelith_layouts::record::RecordKind;
 
 use super::filled_store::{FilledStore, SEGMENT_BYTES, pages};
-use super::{RepairOptions, VerifyReport, repair};
+use super::fixture::Fixture;
+use super::{RepairOptions, VerifyReport, fixture, repair};
 use crate::on_disk::read::fail_reads_of;
 use crate::on_disk::{LockMode, OnDisk};
 use crate::verify::finding::Severity;
@@ -94,6 +97,70 @@ fn unreadable_block_of_the_newest_segment_loses_no_other_object() {
     let lost: Vec<u64> =
         pages(&record.keys).into_iter().filter(|p| !f.removed.contains(p)).collect();
     assert_eq!(missing_after_repair(&f, file, at + record.offset + ALIGN), lost);
+}
+
+/// Repair a store in which the device cannot read these blocks of these segments. Returns the
+/// incarnation of segment 1, which is 1 unless it is dropped.
+#[track_caller]
+fn incarnation_after_repair(f: &Fixture, blocks: &[(u32, u64)]) -> u64 {
+    let blocks = blocks.iter().map(|(id, offset)| (f.location(*id), offset));
+    fail_reads_of(blocks.map(|((file, at), offset)| (file, at + offset)).collect());
+    let report = repair(&f.dirs, DROP);
+    fail_reads_of(Vec::new());
+    let report = report.unwrap();
+    assert!(!report.repairs.is_empty(), "{:?}", report.damage);
+    assert_eq!(report.after.wrong, 0, "{:?}", report.after.findings);
+    let copies = [0, 1].map(|copy| std::fs::read(f.manifest_path(copy)).unwrap());
+    let (manifest, _) = manifest::decode([&copies[0], &copies[1]]).unwrap();
+    manifest.segment(SegmentId(1)).unwrap().0.0
+}
+
+const END: u64 = fixture::SEGMENT_BYTES;
+
+#[test]
+fn unreadable_blocks_of_a_prepared_segment_drop_no_other() {
+    for blocks in [vec![0], vec![END - ALIGN], vec![END - 2 * ALIGN, END - ALIGN]] {
+        for covered in [true, false] {
+            let dir = tempfile::tempdir().unwrap();
+            let mut f = Fixture::new(&[dir.path()]);
+            f.segment(1, 1, 1, 2, true);
+            f.announce(3, 1, if covered { 2 } else { 9 });
+            f.segment(2, 1, 3, 2, true);
+            // Something else to repair.
+            f.flip(2, 50);
+            let unreadable: Vec<_> = blocks.iter().map(|at| (3, *at)).collect();
+            assert_eq!(incarnation_after_repair(&f, &unreadable), 1, "{blocks:?} {covered}");
+        }
+    }
+}
+
+#[test]
+fn unreadable_header_of_the_newest_segment_drops_no_older_one_with_a_torn_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut f = Fixture::new(&[dir.path()]);
+    f.segment(1, 1, 1, 2, true);
+    let records = f.segment(2, 1, 2, 3, false);
+    // A lost write that no sync covered.
+    f.write(2, records[1], &[0; 4096]);
+    f.segment(3, 1, 3, 1, false);
+    assert_eq!(incarnation_after_repair(&f, &[(3, 0)]), 1);
+}
+
+#[test]
+fn segment_whose_records_are_all_lost_drops_older_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut f = Fixture::new(&[dir.path()]);
+    f.segment(1, 1, 1, 2, true);
+    f.removal(2, 2);
+    f.segment(3, 1, 3, 1, true);
+    f.write(2, 0, &vec![0xa5; END as usize]);
+    assert_eq!(incarnation_after_repair(&f, &[]), 2, "it may have removed objects");
+
+    let dir = tempfile::tempdir().unwrap();
+    let mut f = Fixture::new(&[dir.path()]);
+    f.segment(1, 1, 1, 2, true);
+    f.segment(2, 1, 2, 1, false);
+    assert_eq!(incarnation_after_repair(&f, &[(2, 0), (2, ALIGN)]), 2, "it may have had a removal");
 }
 
 #[test]
