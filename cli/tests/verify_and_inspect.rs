@@ -6,8 +6,11 @@ mod common;
 use std::fs::File;
 use std::path::Path;
 
-use common::fixture::{Fixture, LENGTHS, SEGMENT_BYTES, flip};
+use common::fixture::{Fixture, LENGTHS, SEGMENT_BYTES, STORE, flip};
 use common::{ProgramOutput, pagelith};
+use pagelith_layouts::footer;
+use pagelith_layouts::ids::{Incarnation, SegmentId};
+use pagelith_layouts::segment::SegmentIdentity;
 use serde_json::Value;
 
 /// Two sealed segments (one in its second incarnation, with remains of the first after its end),
@@ -328,6 +331,23 @@ fn store_of_two_directories_needs_both() {
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{ran:?}");
         assert!(ran.stderr.contains("which belongs in the"), "{ran:?}");
     }
+}
+
+/// After a failed write a segment is sealed without the records of that write. Their sequences and
+/// end stay in the footer, because the device may have written them anyway.
+#[test]
+fn footer_after_a_failed_write_is_not_wrong() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut f = Fixture::new(&[dir.path()]);
+    f.segment(1, 1, 1, 2, true);
+    let (segment, incarnation) = (SegmentId(1), Incarnation(1));
+    let identity = SegmentIdentity { store: STORE, segment, incarnation };
+    let end = SEGMENT_BYTES;
+    let last = f.segment_bytes(1).split_off(end as usize - 4096);
+    let (facts, entries) = footer::decode(&last, identity, end).unwrap();
+    f.write(1, end - 4096, &footer::encode(&facts, &entries[..2]));
+    let ran = verify(&f);
+    assert_eq!((ran.code, &ran.json()["records"]), (Some(0), &1.into()), "{ran:?}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use pagelith_layouts::footer::{self, FooterEntry, FooterFacts, FooterTail};
 use pagelith_layouts::format::Structure;
 use pagelith_layouts::ids::{Incarnation, SegmentId, SegmentOrder, StoreId};
 use pagelith_layouts::manifest::{Manifest, Superblock};
-use pagelith_layouts::record::RecordHead;
+use pagelith_layouts::record::{Record, RecordHead};
 use pagelith_layouts::scan::{self, ScanItem};
 use pagelith_layouts::segment::{self, SegmentHead, SegmentIdentity};
 
@@ -57,6 +57,8 @@ pub(crate) struct Segment {
     pub(crate) order: SegmentOrder,
     pub(crate) head: Head,
     pub(crate) footer: Footer,
+    /// Whether an intact record of this incarnation is the first one.
+    has_first_record: bool,
     superblock: Superblock,
 }
 
@@ -80,10 +82,17 @@ impl Segment {
         {
             return Err(error);
         }
-        let mut segment =
-            Segment { identity, order, head: Head::Older, footer: Footer::None, superblock };
+        let mut segment = Segment {
+            identity,
+            order,
+            head: Head::Older,
+            footer: Footer::None,
+            has_first_record: false,
+            superblock,
+        };
         segment.head = segment.read_head(disk)?;
         segment.footer = segment.read_footer(disk)?;
+        segment.has_first_record = segment.read_first_record(disk);
         Ok(Some(segment))
     }
 
@@ -144,6 +153,21 @@ impl Segment {
         })
     }
 
+    fn read_first_record(&self, disk: &OnDisk) -> bool {
+        let mut header = vec![0; ALIGN as usize];
+        let read = |header: &mut [u8]| {
+            disk.read_segment(self.identity.segment, &self.superblock, ALIGN, header).is_ok()
+        };
+        if !read(&mut header) {
+            return false;
+        }
+        let claimed = Record::claimed_header_bytes(&header).unwrap_or(ALIGN);
+        header.resize(claimed as usize, 0);
+        ALIGN + claimed <= self.superblock.segment_bytes
+            && read(&mut header)
+            && Record::decode(&header).is_ok_and(|r| r.expect(self.identity, ALIGN).is_ok())
+    }
+
     fn is_footer_of(&self, incarnation: Incarnation, bytes: &[u8]) -> bool {
         let identity = SegmentIdentity { incarnation, ..self.identity };
         footer::decode(bytes, identity, self.superblock.segment_bytes).is_ok()
@@ -160,12 +184,13 @@ impl Segment {
     }
 
     /// Whether an open of the store skips the segment because of its head: there is none, or an
-    /// intact one of another incarnation.
+    /// intact one of another incarnation, and neither a footer nor a first record proves the use.
     pub(crate) fn head_hides(&self) -> bool {
-        matches!(
+        let headless = matches!(
             &self.head,
             Head::Older | Head::Broken(FormatError::Identity { field: "incarnation", .. })
-        )
+        );
+        headless && !matches!(self.footer, Footer::Sealed { .. }) && !self.has_first_record
     }
 
     /// Walk the segment's records, verifying headers and payloads.

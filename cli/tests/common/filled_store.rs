@@ -206,9 +206,7 @@ impl FilledStore {
     /// Records of a segment's current incarnation, without those of the cleared namespace.
     pub fn records(&self, id: SegmentId) -> Vec<RecordLocation> {
         let manifest = self.manifest();
-        let (path, at) = self.location(id);
-        let mut segment = vec![0; SEGMENT_BYTES as usize];
-        File::open(path).unwrap().read_exact_at(&mut segment, at).unwrap();
+        let segment = self.segment_content(id);
         let mut found = Vec::new();
         let mut offset = ALIGN;
         while offset < SEGMENT_BYTES {
@@ -234,6 +232,14 @@ impl FilledStore {
             offset += bytes;
         }
         found
+    }
+
+    /// The content of a segment.
+    pub fn segment_content(&self, id: SegmentId) -> Vec<u8> {
+        let (path, at) = self.location(id);
+        let mut segment = vec![0; SEGMENT_BYTES as usize];
+        File::open(path).unwrap().read_exact_at(&mut segment, at).unwrap();
+        segment
     }
 
     /// Overwrite bytes of a segment.

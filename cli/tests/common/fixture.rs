@@ -95,6 +95,14 @@ impl Fixture {
         File::options().write(true).open(path).unwrap().write_all_at(bytes, at + offset).unwrap();
     }
 
+    /// The content of a segment.
+    pub fn segment_bytes(&self, id: u32) -> Vec<u8> {
+        let (path, at) = self.location(id);
+        let mut bytes = vec![0; SEGMENT_BYTES as usize];
+        File::open(path).unwrap().read_exact_at(&mut bytes, at).unwrap();
+        bytes
+    }
+
     /// Flip one bit of a segment.
     pub fn flip(&self, id: u32, offset: u64) {
         let (path, at) = self.location(id);

@@ -5,10 +5,12 @@
 //!    from here on;
 //! 2. raise the incarnations of dropped segments, which only hides objects, also from checkpoints.
 //!    The newest is last: it is why the older ones are dropped, and a resumed repair must find it;
-//! 3. replace checkpoints that are damaged or have entries of a segment to be rewritten by empty
+//! 3. write heads and footers of segments without damaged records, whose content they do not
+//!    change, and which only a checkpoint may prove;
+//! 4. replace checkpoints that are damaged or have entries of a segment to be rewritten by empty
 //!    ones;
-//! 4. correct the lengths of files, and zero head and footer of dropped segments;
-//! 5. zero damaged payload, then write heads and footers of segments without an intact footer, then
+//! 5. correct the lengths of files, and zero head and footer of dropped segments;
+//! 6. zero damaged payload, then write heads and footers of segments without an intact footer, then
 //!    replace headers by tombstones, then write the other heads and footers. So at any moment a
 //!    resumed repair has the keys of a damaged record from its header or from the footer. A footer
 //!    that lists a dropped record leads to a miss.
@@ -43,6 +45,7 @@ pub(super) fn repair(
     let mut repairer = Repairer { disk, files, report, manifest: metadata.manifest.clone() };
     repairer.sync_manifest_copies()?;
     repairer.hide_segments(&drops)?;
+    repairer.write_ends(rewrites.iter().filter(|(_, rewrite)| rewrite.records.is_empty()))?;
     for which in 0..2 {
         let path = disk.checkpoint_path(which);
         let resized = metadata.lengths.iter().any(|(p, ..)| *p == path);

@@ -63,9 +63,12 @@ pub(super) fn plan(
     let unreadable = disk.unreadable_in(segment.identity.segment, superblock);
     let decided = match &segment.footer {
         Footer::Sealed { facts, entries } => planner.sealed(facts, entries),
-        _ if covered => planner.unsealed(&unreadable),
         // The next open skips the segment, or handles writes that no sync covered.
-        _ if segment.head_hides() || unreadable.is_empty() => return RepairPlan::Keep,
+        _ if !covered && (segment.head_hides() || unreadable.is_empty()) => {
+            return RepairPlan::Keep;
+        }
+        // A footer is written after a sync of the records.
+        _ if covered || planner.claimed_end().is_some() => planner.unsealed(&unreadable),
         _ => planner.uncovered(&unreadable),
     };
     let damaged_footer = segment.has_damaged_footer();
@@ -137,7 +140,14 @@ impl Planner<'_> {
                 }
             }
         }
-        let expected = self.facts(&kept);
+        let counted = self.facts(&kept);
+        // After a failed write the footer has no entries of the lost records, but still their facts.
+        let expected = FooterFacts {
+            min_sequence: facts.min_sequence.min(counted.min_sequence),
+            max_sequence: facts.max_sequence.max(counted.max_sequence),
+            data_end: facts.data_end.max(counted.data_end),
+            ..counted
+        };
         if *facts != expected || kept != entries {
             self.footer(&expected, &kept)?;
         }
@@ -201,14 +211,25 @@ impl Planner<'_> {
     /// older segments are durable.
     fn uncovered(&mut self, unreadable: &[u64]) -> Result<(), UnknownLoss> {
         let mut found_all: Vec<FoundRecord> = Vec::new();
-        let scanned = self.segment.scan(self.disk, &mut |found| {
-            if let ScanItem::Record { record, payload } = found {
-                found_all.push(FoundRecord::new(&record, payload.is_ok()));
+        let (mut end, mut is_missing) = (ALIGN, false);
+        let (segment, disk, superblock) = (self.segment, self.disk, self.superblock);
+        let scanned = segment.scan(disk, &mut |found| match found {
+            ScanItem::Record { record, payload } => {
+                let found = FoundRecord::new(&record, payload.is_ok());
+                is_missing |= found.range.start > end;
+                end = found.range.end;
+                found_all.push(found);
+            }
+            ScanItem::Unrecognized { offset, error } => {
+                is_missing |= is_damaged_header_of(disk, superblock, segment, offset, &error);
             }
         });
         scanned.map_err(|e| format!("{e:#}"))?;
-        let end = self.claimed_end().unwrap_or(0);
-        if let Some(doubt) = self.lost_block(unreadable, &found_all, end) {
+        let footer_is_lost = unreadable.contains(&(superblock.segment_bytes - ALIGN));
+        if footer_is_lost && (is_missing || found_all.is_empty()) {
+            return Err("a record is missing, and the footer cannot be read".into());
+        }
+        if let Some(doubt) = self.lost_block(unreadable, &found_all, 0) {
             return Err(doubt);
         }
         if found_all.is_empty() {
@@ -218,7 +239,7 @@ impl Planner<'_> {
         for found in found_all.iter().filter(|f| unreadable.iter().any(|at| f.range.contains(at))) {
             self.replace(&found.entries, &mut Vec::new())?;
         }
-        if unreadable.contains(&(self.superblock.segment_bytes - ALIGN)) {
+        if footer_is_lost {
             self.rewrite.footer = Some(vec![0; ALIGN as usize]);
         }
         Ok(())

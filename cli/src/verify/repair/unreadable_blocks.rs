@@ -1,6 +1,7 @@
 //! A block that the device cannot read loses at most the objects in it: the other blocks of the
 //! same file are verified, and a repair writes the block again.
 
+use pagelith::Options;
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::checkpoint::chunk_offset;
 use pagelith_layouts::ids::SegmentId;
@@ -8,7 +9,7 @@ use pagelith_layouts::manifest;
 use pagelith_layouts::names;
 use pagelith_layouts::record::RecordKind;
 
-use super::filled_store::{FilledStore, SEGMENT_BYTES, pages};
+use super::filled_store::{FilledStore, SEGMENT_BYTES, bytes, is_present, key, pages, put};
 use super::fixture::Fixture;
 use super::{RepairOptions, VerifyReport, fixture, repair};
 use crate::on_disk::read::fail_reads_of;
@@ -144,6 +145,50 @@ fn unreadable_header_of_the_newest_segment_drops_no_older_one_with_a_torn_end() 
     f.write(2, records[1], &[0; 4096]);
     f.segment(3, 1, 3, 1, false);
     assert_eq!(incarnation_after_repair(&f, &[(3, 0)]), 1);
+}
+
+#[test]
+fn unreadable_footer_of_the_newest_sealed_segment_loses_no_object() {
+    let f = FilledStore::new(1, false);
+    let store = f.open();
+    // Until the footer will have several blocks.
+    let more = (0..).find(|page| {
+        put(&store, "more", *page, 0);
+        store.flush(Options::default()).unwrap();
+        f.records(*f.segments().last().unwrap()).len() > 11
+    });
+    store.abandon();
+    let newest = *f.segments().last().unwrap();
+    // Seals it.
+    f.open().abandon();
+    let (file, at) = f.location(newest);
+    let sealed = f.segment_content(newest);
+    let block = at + SEGMENT_BYTES - 2 * ALIGN;
+    fail_reads_of(vec![(file, block)]);
+    let report = repair(&f.dirs, DROP);
+    fail_reads_of(Vec::new());
+    assert_eq!(report.unwrap().after.wrong, 0);
+    assert!(f.segment_content(newest) == sealed, "header, records and footer are as before");
+    assert_eq!(f.missing(), [0; 0]);
+    let store = f.open();
+    for page in 0..=more.unwrap() {
+        assert!(is_present(&store, &key("more", page, 0), &bytes(page, 0, 0)), "page={page}");
+    }
+}
+
+#[test]
+fn segment_whose_header_is_lost_is_used_as_an_open_uses_it() {
+    for (sealed, wrong) in [(true, 1), (false, 0)] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut f = Fixture::new(&[dir.path()]);
+        f.segment(1, 1, 1, 2, true);
+        f.segment(2, 1, 2, 2, sealed);
+        let before = f.segment_bytes(2);
+        f.write(2, 0, &[0; ALIGN as usize]);
+        let report = repair(&f.dirs, DROP).unwrap();
+        assert_eq!((report.repairs.len(), report.after.wrong), (wrong, 0), "{:?}", report.damage);
+        assert_eq!(f.segment_bytes(2) == before, sealed, "an open writes the footer");
+    }
 }
 
 #[test]
