@@ -198,7 +198,7 @@ impl Verifier<'_> {
         let objects = entries.iter().filter(|e| e.kind == RecordKind::Data as u8);
         let least = objects.map(|e| e.sequence).min().unwrap_or(u64::MAX);
         let most = entries.iter().map(|e| e.sequence).max().unwrap_or(0);
-        // After a failed write the footer has no entries of the lost records, but still their facts.
+        // After a failed write the footer has no entries of the lost records, but their facts.
         let (end, max) = (end.unwrap_or(ALIGN), facts.max_sequence.0);
         let claims = [
             ("order", facts.order.0, self.segment.order.0, facts.order == self.segment.order),

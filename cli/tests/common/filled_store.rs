@@ -83,10 +83,10 @@ impl FilledStore {
                 filled.removed.push(old);
             }
             if page % 20 == 19 {
-                store.flush(Options::default()).unwrap();
+                flush(&store);
             }
         }
-        store.flush(Options::default()).unwrap();
+        flush(&store);
         if close {
             _ = store.close().unwrap()
         } else {
@@ -268,6 +268,10 @@ pub fn put(store: &Store, model: &str, page: u64, round: u64) {
     let pieces = objects.each_ref().map(|b| [b.as_slice()]);
     let group = [0, 1].map(|part| PutSlice { key: key(model, page, part), pieces: &pieces[part] });
     store.put_groups(&[&group], Options::default()).remove(0).unwrap();
+}
+
+pub fn flush(store: &Store) {
+    store.flush(Options::default()).unwrap();
 }
 
 /// Whether an object is present. Asserts that it has the content `expected`.

@@ -47,8 +47,8 @@ impl ReplacedObjects {
         &self.unwritten
     }
 
-    /// Forget the frames that were written or given up. Not while the tier takes no writes: it gives
-    /// all frames up, and they are queued again once it does.
+    /// Forget the frames that were written or given up. Not while the tier takes no writes: it
+    /// gives all frames up, and they are queued again once it does.
     pub fn forget_written(&mut self, frames: &Frames) {
         self.unwritten.retain(|(replacement, _)| {
             let found = frames.get(replacement.id).filter(|f| f.serial == replacement.serial);

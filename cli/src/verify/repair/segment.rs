@@ -141,7 +141,7 @@ impl Planner<'_> {
             }
         }
         let counted = self.facts(&kept);
-        // After a failed write the footer has no entries of the lost records, but still their facts.
+        // After a failed write the footer has no entries of the lost records, but their facts.
         let expected = FooterFacts {
             min_sequence: facts.min_sequence.min(counted.min_sequence),
             max_sequence: facts.max_sequence.max(counted.max_sequence),

@@ -1,7 +1,6 @@
 //! A block that the device cannot read loses at most the objects in it: the other blocks of the
 //! same file are verified, and a repair writes the block again.
 
-use pagelith::Options;
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::checkpoint::chunk_offset;
 use pagelith_layouts::ids::SegmentId;
@@ -9,7 +8,7 @@ use pagelith_layouts::manifest;
 use pagelith_layouts::names;
 use pagelith_layouts::record::RecordKind;
 
-use super::filled_store::{FilledStore, SEGMENT_BYTES, bytes, is_present, key, pages, put};
+use super::filled_store::{FilledStore, SEGMENT_BYTES, bytes, flush, is_present, key, pages, put};
 use super::fixture::Fixture;
 use super::{RepairOptions, VerifyReport, fixture, repair};
 use crate::on_disk::read::fail_reads_of;
@@ -154,7 +153,7 @@ fn unreadable_footer_of_the_newest_sealed_segment_loses_no_object() {
     // Until the footer will have several blocks.
     let more = (0..).find(|page| {
         put(&store, "more", *page, 0);
-        store.flush(Options::default()).unwrap();
+        flush(&store);
         f.records(*f.segments().last().unwrap()).len() > 11
     });
     store.abandon();

@@ -450,8 +450,8 @@ fn remove_replaced(
     segments
 }
 
-/// Make a frame visible. Returns it, and whether it must be queued for SSD. Fails if no frame number
-/// is free.
+/// Make a frame visible. Returns it, and whether it must be queued for SSD. Fails if no frame
+/// number is free.
 fn insert_frame(
     core: &mut Core,
     data: &Arc<FrameData>,
