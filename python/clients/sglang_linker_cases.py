@@ -126,6 +126,9 @@ class Cases(unittest.TestCase):
         (pin,) = model.linker._queued["request"][1]
         self.assertEqual((pin.objects, pin.held), (4, True))
         self.assertTrue(model.linker.cancel_queued_load("request"))
+        # By a thread of its own.
+        while model.linker._releases.waiting():
+            pass
         self.assertFalse(pin.held)
         self.assertFalse(model.linker.cancel_queued_load("request"))
         self.assertEqual(model.linker.start_layer_wise_loading(), -1)
@@ -276,6 +279,8 @@ class DeviceCases(Cases):
             futures[0].add_done_callback(lambda _: late.append(model.linker._device.handle.late_copies))
             driver.change("hang=0")
             self.assertFalse(model.linker.finish_layer_wise_loading(index))
+            # A future wakes who waits for it before it calls back.
+            model.linker._loads.join()
         self.assertEqual(late, [0])
         self.assertRegex(" ".join(logs.output), "waiting for the device to end copies")
         # The page is there, and the next load has it.
