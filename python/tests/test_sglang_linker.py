@@ -194,6 +194,16 @@ def run():
             self.assertEqual(second.lookup(keys), [1, 2, 3])
             self.assertEqual(second.load(keys, 4), (True, [True] * LAYERS))
 
+        def test_reset_forgets_pages_that_were_late(self):
+            keys = sglang.keys(3)
+            self.filled(keys).close()
+            second = self.engine()
+            second.linker._loading._timeout = 0.0
+            self.assertEqual(second.load(keys, 4)[0], False)
+            self.assertEqual(second.lookup(keys), [])
+            second.linker.reset()
+            self.assertEqual(second.lookup(keys), [1, 2, 3])
+
         def test_window_page_that_was_late_hides_no_longer_prefix(self):
             keys = sglang.keys(6)
             first = self.filled(keys[:3], window=True)

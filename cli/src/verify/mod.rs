@@ -21,9 +21,9 @@ use crate::output::out;
 /// Read a whole store and report all damage; with --repair, drop what is damaged.
 ///
 /// Exit status: 0 if nothing is wrong (or nothing is any more), 1 if something is, 2 if there is no
-/// store to verify (or it is in use, or of a newer format). A write that a crash cut short before a
-/// flush covered it is reported as a torn tail and is not wrong; neither are remains of a segment's
-/// earlier incarnations.
+/// store to verify (or it is in use, of a newer format, or its directories are in another order). A
+/// write that a crash cut short before a flush covered it is reported as a torn tail and is not
+/// wrong; neither are remains of a segment's earlier incarnations.
 #[derive(Args, Debug)]
 #[command(after_help = "Example: pagelith verify /mnt/nvme/kv")]
 pub(crate) struct VerifyArgs {

@@ -92,13 +92,43 @@ mod tests {
         frame
     }
 
-    #[test]
-    fn checkpoint_waits_until_the_replacement_of_a_durable_object_is_written() {
-        let dir = tempfile::tempdir().expect("a directory");
+    fn open(dir: &tempfile::TempDir) -> (SteppedRuntime, Store) {
         let mut config = small_config(dir.path());
         config.ssd.checkpoint_segments = 1;
         let runtime = SteppedRuntime::default();
         let store = runtime.open(&config);
+        (runtime, store)
+    }
+
+    #[test]
+    fn replaced_objects_of_one_segment_are_noted_once() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (_runtime, store) = open(&dir);
+        put(&store, 1, &["k"]);
+        put(&store, 1, &["v"]);
+        store.flush(Options::default()).expect("flushed");
+        put(&store, 1, &["k", "v"]);
+        let core = store.shared.lock();
+        assert_eq!(core.ssd.as_ref().expect("a tier").replaced.unwritten().len(), 1);
+    }
+
+    #[test]
+    fn durable_object_replaced_while_the_tier_takes_no_writes_is_noted() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (_runtime, store) = open(&dir);
+        put(&store, 1, &["k"]);
+        store.flush(Options::default()).expect("flushed");
+        let mut core = store.shared.lock();
+        assert!(core.ssd.as_mut().expect("a tier").health.stop_writing(Mono(u64::MAX)));
+        drop(core);
+        put(&store, 1, &["k", "v"]);
+        assert_eq!(store.shared.lock().replaced_segments().len(), 1);
+    }
+
+    #[test]
+    fn checkpoint_waits_until_the_replacement_of_a_durable_object_is_written() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (runtime, store) = open(&dir);
         put(&store, 1, &["k"]);
         store.flush(Options::default()).expect("flushed");
         assert!(store.shared.lock().replaced_segments().is_empty());
@@ -124,10 +154,7 @@ mod tests {
     #[test]
     fn checkpoint_is_given_up_if_the_replacement_of_a_durable_object_cannot_be_written() {
         let dir = tempfile::tempdir().expect("a directory");
-        let mut config = small_config(dir.path());
-        config.ssd.checkpoint_segments = 1;
-        let runtime = SteppedRuntime::default();
-        let store = runtime.open(&config);
+        let (runtime, store) = open(&dir);
         put(&store, 1, &["k"]);
         store.flush(Options::default()).expect("flushed");
         let delayed = delay_newest_frame(&store);

@@ -177,7 +177,7 @@ fn unreadable_footer_of_the_newest_sealed_segment_loses_no_object() {
 
 #[test]
 fn segment_whose_header_is_lost_is_used_as_an_open_uses_it() {
-    for (sealed, wrong) in [(true, 1), (false, 0)] {
+    for (sealed, repairs) in [(true, 1), (false, 0)] {
         let dir = tempfile::tempdir().unwrap();
         let mut f = Fixture::new(&[dir.path()]);
         f.segment(1, 1, 1, 2, true);
@@ -185,7 +185,7 @@ fn segment_whose_header_is_lost_is_used_as_an_open_uses_it() {
         let before = f.segment_bytes(2);
         f.write(2, 0, &[0; ALIGN as usize]);
         let report = repair(&f.dirs, DROP).unwrap();
-        assert_eq!((report.repairs.len(), report.after.wrong), (wrong, 0), "{:?}", report.damage);
+        assert_eq!((report.repairs.len(), report.after.wrong), (repairs, 0), "{:?}", report.damage);
         assert_eq!(f.segment_bytes(2) == before, sealed, "an open writes the footer");
     }
 }
