@@ -208,6 +208,16 @@ fn segment_whose_records_are_all_lost_drops_older_ones() {
 }
 
 #[test]
+fn lost_removal_of_the_newest_segment_whose_footer_is_unreadable_drops_older_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut f = Fixture::new(&[dir.path()]);
+    f.segment(1, 1, 1, 2, true);
+    f.removal(2, 2);
+    f.flip(2, ALIGN + 200);
+    assert_eq!(incarnation_after_repair(&f, &[(2, END - ALIGN)]), 2);
+}
+
+#[test]
 fn unreadable_block_that_may_have_had_a_removal_brings_nothing_back() {
     let f = FilledStore::new(1, false);
     let id = *f.segments().last().unwrap();
